@@ -34,7 +34,7 @@ void cache_free(struct cache *c)
 	free(c);
 }
 
-/* Experts that fit in tier 0 when every class gets the same share of its experts. */
+/* How many experts fit in tier 0 when every class gets the same share of its experts. */
 static double experts_that_fit(const struct cache *c)
 {
 	double wanted = 0, bytes = 0;
@@ -54,8 +54,9 @@ static double default_half_life(const struct cache *c, const struct cache_config
 	return MAX(CACHE_HALF_LIFE_SLOTS * experts_that_fit(c), tokens);
 }
 
-/* A little more than a token. 0 in a cache that holds less than a token's experts: all would be
- * recent, so the one unused for longest would leave, which is the one needed next. */
+/* How many accesses an expert counts as recent: a little more than a token. 0 in a cache that holds
+ * less than a token's experts. There all would be recent, so the one that was not used for longest
+ * would be evicted, and that is the one needed next. */
 static uint64_t recency_window(const struct cache *c, const struct cache_config *cfg)
 {
 	if (cfg->as_published || experts_that_fit(c) < (double)cfg->token_accesses)

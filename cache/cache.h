@@ -89,7 +89,7 @@
 /* The fewest prefill slots that cache_choose_prefill_slots gives. */
 #define CACHE_PREFILL_SLOTS_MIN 2
 
-/* 1 / the part of a token's experts that the smallest tier 0 holds. */
+/* The smallest tier 0 holds one in so many of the experts that a token uses. */
 #define CACHE_FLOOR_PART 4
 
 /* ---- types ---- */
@@ -228,16 +228,19 @@ void cache_free(struct cache *c);
 /* The smallest tier 0 in which the `top_k` experts of every layer fit together, prefill slots
  * included; 0 when the numbers in *config overflow. tier_bytes is not looked at. */
 uint64_t cache_working_set_bytes(const struct cache_config *config, int top_k);
-/* The smallest tier 0 that a run is given, prefill slots included: a part of the working set, and
- * two layers of it. Below the working set a token finds little of what the one before it used; only
- * lfu keeps the experts that are used most. */
+/* The smallest tier 0 that a run accepts, prefill slots included, 0 as above: room for one in
+ * CACHE_FLOOR_PART of the working set, and at least for top_k experts of two layers. In such a
+ * cache a token finds few of the experts of the token before it; lfu alone keeps those that are
+ * used most.
+ */
 uint64_t cache_floor_bytes(const struct cache_config *config, int top_k);
 /* Bytes in which every expert of the model fits, prefill slots included; 0 as above. */
 uint64_t cache_everything_bytes(const struct cache_config *config);
 
-/* How many prefill slots a run takes for the budget in *config: at least CACHE_PREFILL_SLOTS_MIN,
- * see cache_classes.c, fewer when the working set (or else the floor) would not fit beside them.
- * The simulator asks the same, so a budget means the same to both. */
+/* How many prefill slots a run takes for the budget in *config: PREFILL_* of cache_classes.c, fewer
+ * when the working set would not fit beside them (the floor, if the budget holds no working set),
+ * but at least CACHE_PREFILL_SLOTS_MIN. The simulator calls it too, so a budget means the same to
+ * both. */
 int cache_choose_prefill_slots(const struct cache_config *config, int top_k);
 
 /* ---- compute side: every call that takes a plan flushes first ---- */

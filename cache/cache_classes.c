@@ -107,6 +107,7 @@ static bool arena_holds(
 	return need <= bytes / slab;
 }
 
+/* The smallest tier 0 with room for n_each experts of every layer beside the prefill slots. */
 static uint64_t bytes_for(const struct cache_config *cfg, uint64_t n_each)
 {
 	if (cache_config_check(cfg, NULL))
@@ -135,6 +136,7 @@ uint64_t cache_floor_bytes(const struct cache_config *cfg, int top_k)
 	for (int l = 0; l < cfg->n_layers; l++)
 		n_moe += cfg->expert_bytes[l] > 0;
 	uint64_t k = (uint64_t)MAX(1, MIN(top_k, cfg->n_experts));
+	/* of each layer; slots are shared by the layers */
 	uint64_t each = MAX(k / CACHE_FLOOR_PART, n_moe ? (2 * k + n_moe - 1) / n_moe : 1);
 	return bytes_for(cfg, MIN(MAX(each, (uint64_t)1), k));
 }
@@ -153,12 +155,13 @@ int cache_choose_prefill_slots(const struct cache_config *cfg, int top_k)
 	uint64_t fits = c.tier_bytes[0] / largest;
 	uint64_t few = MIN(fits / PREFILL_FEW_PART, (uint64_t)PREFILL_FEW),
 			 many = MIN(fits / PREFILL_MANY_PART, (uint64_t)c.n_experts / 2);
-	const int n = (int)MAX(MAX(few, many), (uint64_t)CACHE_PREFILL_SLOTS_MIN);
+	const int most = (int)MAX(MAX(few, many), (uint64_t)CACHE_PREFILL_SLOTS_MIN);
 	c.n_prefill_slots = CACHE_PREFILL_SLOTS_MIN;
-	const bool holds_token = cache_working_set_bytes(&c, top_k) <= c.tier_bytes[0];
-	for (c.n_prefill_slots = n; c.n_prefill_slots > CACHE_PREFILL_SLOTS_MIN; c.n_prefill_slots--)
-		if ((holds_token ? cache_working_set_bytes(&c, top_k) : cache_floor_bytes(&c, top_k)) <=
-			c.tier_bytes[0])
-			break;
+	uint64_t (*needed)(const struct cache_config *, int) =
+		cache_working_set_bytes(&c, top_k) <= c.tier_bytes[0] ? cache_working_set_bytes
+															  : cache_floor_bytes;
+	c.n_prefill_slots = most;
+	while (c.n_prefill_slots > CACHE_PREFILL_SLOTS_MIN && needed(&c, top_k) > c.tier_bytes[0])
+		c.n_prefill_slots--;
 	return c.n_prefill_slots;
 }

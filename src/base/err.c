@@ -22,9 +22,9 @@ static unsigned character_at(const unsigned char *p, uint32_t *c)
 	return n;
 }
 
-/* Does a terminal act on the character, or order what follows by it? The control characters of
- * both ranges, line and paragraph separators, and the bidirectional marks, embeddings, overrides
- * and isolates. */
+/* Whether a terminal acts on the character or orders text by it: the control characters of both
+ * ranges, line and paragraph separators, and bidirectional marks, embeddings, overrides, isolates.
+ */
 static bool acts_on_terminal(uint32_t c)
 {
 	return c < ' ' || (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||

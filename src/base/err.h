@@ -55,13 +55,14 @@ int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf
 /* Sets the second line. Returns e->code. */
 int err_hint(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* What stands in a file, or in its name, as it may be printed: control characters (U+0000 to 001F,
- * 007F to 009F), line separators, bidirectional controls and bytes that are not UTF-8 become '?',
- * in place. Everything that this program prints of foreign text in a line of its own goes through
- * here; err_set and log.h call it. */
+/* Makes foreign text, such as a file's name or a string in it, safe to print on a terminal. Control
+ * characters (U+0000 to 001F, 007F to 009F), line separators, bidirectional controls and bytes that
+ * are not UTF-8 become '?', in place. err_set and log.h call it; whoever prints such text in
+ * another way calls it or ERR_PLAIN. */
 void err_plain(char *text);
 
-/* The same of a copy in out[0..n), which is returned; what does not fit is cut. */
+/* The same of a copy in out[0..n), which is returned; what does not fit is cut. ERR_PLAIN's copy is
+ * valid to the end of the block that it stands in. */
 const char *err_plain_copy(const char *text, char *out, size_t n);
 #define ERR_PLAIN(text) err_plain_copy(text, (char[ERR_TEXT_MAX]){0}, ERR_TEXT_MAX)
 

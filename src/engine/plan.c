@@ -146,41 +146,40 @@ static int stream_from_host(
 	return plan_tiers(p, o->cache_bytes != ENGINE_CACHE_AUTO, e);
 }
 
-/* What would make room on the card: a shorter context, or a file with smaller resident weights.
- * `least`: bytes that experts need at least. */
+/* Hints at what would make room on the card: a shorter context, a file with smaller resident
+ * weights, or both. `least`: bytes that experts and their staging buffers need at least. */
 static void hint_smaller(const struct model_config *c, const struct plan *p,
 	const struct model_weights *w, size_t least, struct err *e)
 {
 	const size_t fixed = p->workspace + least, usable = usable_bytes(p);
-	const struct weight *m = &w->layers[0].attn_out;
-	const double value_bytes = (double)m->row_bytes / (double)m->n_in;
 	const size_t kv_least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP * p->sessions);
-	const size_t small = (size_t)((double)p->resident * SMALL_VALUE_BYTES / value_bytes);
-	char recipe[100] = "";
-	if (value_bytes > SMALL_VALUE_BYTES && small + fixed + p->kv <= usable)
-		snprintf(recipe, sizeof recipe,
-			", or a file of --recipe iq2-s or q2-s (about %.1f GB of weights in place of %.1f)",
-			gigabytes(small), gigabytes(p->resident));
-	if (p->context > CONTEXT_STEP && p->resident + fixed + kv_least <= usable)
-		err_hint(
-			e, "-c %u would fit%s", fitting_context(c, p, usable - p->resident - fixed), recipe);
-	else if (value_bytes < SMALL_VALUE_BYTES || small + fixed + kv_least > usable)
+	const struct weight *m = &w->layers[0].attn_out; /* what type most resident matrices have */
+	const double value_bytes = (double)m->row_bytes / (double)m->n_in;
+	const bool can_shrink = value_bytes > SMALL_VALUE_BYTES;
+	const size_t small =
+		can_shrink ? (size_t)((double)p->resident * SMALL_VALUE_BYTES / value_bytes) : p->resident;
+	const bool small_fits = can_shrink && small + fixed + p->kv <= usable;
+	char weights[80];
+	snprintf(weights, sizeof weights, "about %.1f GB of weights in place of %.1f", gigabytes(small),
+		gigabytes(p->resident));
+	if (p->context > CONTEXT_STEP && p->resident + fixed + kv_least <= usable) {
+		uint32_t n = fitting_context(c, p, usable - p->resident - fixed);
+		if (small_fits)
+			err_hint(e, "-c %u would fit, or a file of --recipe iq2-s or q2-s (%s)", n, weights);
+		else
+			err_hint(e, "-c %u would fit", n);
+	} else if (!can_shrink || small + fixed + kv_least > usable) {
 		err_hint(e, "this model needs a card with more memory: at least %.1f GB free",
-			gigabytes(MIN(p->resident, value_bytes < SMALL_VALUE_BYTES ? SIZE_MAX : small) + fixed +
-					  kv_least + CARD_RESERVE + p->scratch));
-	else if (small + fixed + p->kv <= usable)
-		err_hint(e,
-			"a file of --recipe iq2-s or q2-s would fit: about %.1f GB of weights in place of %.1f",
-			gigabytes(small), gigabytes(p->resident));
-	else
-		err_hint(e,
-			"a file of --recipe iq2-s or q2-s (about %.1f GB of weights in place of %.1f) would "
-			"fit with -c %u",
-			gigabytes(small), gigabytes(p->resident),
+			gigabytes(small + fixed + kv_least + CARD_RESERVE + p->scratch));
+	} else if (small_fits) {
+		err_hint(e, "a file of --recipe iq2-s or q2-s would fit: %s", weights);
+	} else {
+		err_hint(e, "a file of --recipe iq2-s or q2-s (%s) would fit with -c %u", weights,
 			fitting_context(c, p, usable - small - fixed));
+	}
 }
 
-/* The same on a card. */
+/* --cache-gb and --ram-gb with a number or auto, on a card. */
 static int stream_to_card(const struct model_config *c, const struct engine_options *o,
 	const struct model_weights *w, struct plan *p, struct err *e)
 {
@@ -201,8 +200,8 @@ static int stream_to_card(const struct model_config *c, const struct engine_opti
 	if (!given && left < p->tiers.floor_bytes) {
 		rc = err_set(e, ERR_MEMORY,
 			"%.2f GB of the card are free: %.2f for weights, %.2f for the caches of %u tokens, "
-			"%.2f "
-			"for workspace and %.2f left free leave %.2f for experts, at least %.2f are needed",
+			"%.2f for workspace and %.2f left free leave %.2f for experts, at least %.2f are "
+			"needed",
 			gigabytes(p->available), gigabytes(p->resident), gigabytes(p->kv),
 			p->context * p->sessions, gigabytes(p->workspace + staging),
 			gigabytes(p->scratch + CARD_RESERVE), gigabytes(left), gigabytes(p->tiers.floor_bytes));
@@ -318,7 +317,8 @@ static int plan_check(const struct model_config *c, const struct plan *p,
 	return e ? e->code : ERR_MEMORY;
 }
 
-static int make_plan(const struct model_config *c, const struct engine_options *o,
+/* plan_make on a host with this much memory. */
+static int plan_with_host(const struct model_config *c, const struct engine_options *o,
 	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
 	size_t host_available, struct plan *p, struct err *e)
 {
@@ -388,10 +388,11 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
 	struct err *e)
 {
-	return make_plan(c, o, file, w, resident, b, mem_available_bytes(), p, e);
+	return plan_with_host(c, o, file, w, resident, b, mem_available_bytes(), p, e);
 }
 
-/* A backend that only says what it has. */
+/* A backend of a card that is only described. Planning calls free_bytes, and takes a backend with
+ * copier_open for a card. */
 struct planned_card {
 	struct backend base;
 	size_t bytes;
@@ -417,7 +418,7 @@ int plan_for_machine(const struct model_config *c, const struct engine_options *
 		.name = "the card", .free_bytes = planned_free_bytes, .copier_open = planned_copier_open};
 	struct planned_card card = {
 		.base = {.ops = &ops, .scratch_bytes = PLANNED_SCRATCH}, .bytes = machine->card_bytes};
-	int rc = make_plan(c, o, file, w, resident, &card.base, machine->host_bytes, p, e);
+	int rc = plan_with_host(c, o, file, w, resident, &card.base, machine->host_bytes, p, e);
 	p->loader.file = NULL;
 	p->loader.backend = NULL;
 	return rc;

@@ -23,7 +23,7 @@ struct plan {
 	size_t available;      /* to the backend; 0: unknown */
 	size_t host_available; /* on a card: to be pinned; 0: unknown */
 	size_t resident, kv, workspace;
-	size_t embed_row;             /* of the embedding, uploaded for each token of a step */
+	size_t embed_row;             /* on a card: of the embedding, uploaded for a token; else 0 */
 	size_t ram_copies;            /* --ram-gb auto: part of the second tier for inclusive copies */
 	size_t scratch;               /* on a card: what ops take for themselves */
 	size_t experts;               /* all experts when they are copied to the card, else 0 */
@@ -37,13 +37,13 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
 	struct err *e);
 
-/* A machine that is not there: bytes that its card and its host have free. */
+/* A machine that is only described: bytes that its card and its host have free. */
 struct plan_machine {
 	size_t card_bytes, host_bytes;
 };
 
-/* The plan that plan_make would make on such a machine; the same errors. Of `file` headers and
- * sizes count, its data are not read. The fields of p->loader that borrow are not set. */
+/* The plan that plan_make would make on such a machine; the same errors. Reads the headers of
+ * `file` and no data. p->loader.file and .backend are NULL. */
 int plan_for_machine(const struct model_config *c, const struct engine_options *o,
 	const struct gguf *file, const struct model_weights *w, size_t resident,
 	const struct plan_machine *machine, struct plan *p, struct err *e);

@@ -84,7 +84,7 @@ struct gguf_file {
 	char *path;
 	uint64_t size;        /* bytes of the file */
 	uint64_t data_offset; /* end of header and padding */
-	uint32_t alignment;   /* general.alignment of this file, or 32 if it is padded to that */
+	uint32_t alignment;   /* of its tensors: general.alignment, or 32 if it is padded to that */
 	struct file_map map;  /* zeroed when the bytes came from gguf_parse */
 };
 

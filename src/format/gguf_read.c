@@ -397,14 +397,15 @@ static int parse_header(struct gguf_cursor *c, uint64_t *n_tensors, uint64_t *n_
 	return 0;
 }
 
-/* Whether a file was padded to GGUF_DEFAULT_ALIGNMENT although its key says more: llama-quantize
- * copies the key of its source and does not follow it. Offsets tell, or, if all are multiples of
- * both, the size: such a file ends where the data ends when it begins early. */
+/* Whether a file is padded to GGUF_DEFAULT_ALIGNMENT although its general.alignment is larger:
+ * llama-quantize copies the key of its source and pads to the default. Either an offset is no
+ * multiple of the key's alignment. Or all are, and the size decides: behind padding to the key's
+ * alignment the data would end beyond the file, behind default padding exactly at its end. */
 static bool is_padded_to_default(const struct gguf_cursor *c, const struct gguf_file *file,
 	const struct gguf_tensor *t, uint64_t n)
 {
-	const uint64_t early = num_align_up(c->pos, GGUF_DEFAULT_ALIGNMENT);
-	uint64_t end = 0, data_end;
+	const uint64_t data = num_align_up(c->pos, GGUF_DEFAULT_ALIGNMENT);
+	uint64_t end = 0, data_end; /* an offset into the data; into the file, padded */
 	bool misaligned = false;
 	if (file->alignment <= GGUF_DEFAULT_ALIGNMENT)
 		return false;
@@ -416,9 +417,9 @@ static bool is_padded_to_default(const struct gguf_cursor *c, const struct gguf_
 		misaligned |= t[i].offset % file->alignment != 0;
 		end = MAX(end, tensor_end);
 	}
-	data_end = early + num_align_up(end, GGUF_DEFAULT_ALIGNMENT);
+	data_end = data + num_align_up(end, GGUF_DEFAULT_ALIGNMENT);
 	if (misaligned)
-		return data_end >= c->size; /* beyond the end: locate_tensor says so */
+		return data_end >= c->size; /* greater: locate_tensor refuses it, with a clearer sentence */
 	return num_align_up(c->pos, file->alignment) + end > c->size && data_end == c->size;
 }
 

@@ -575,15 +575,15 @@ int gguf_writer_sync(struct gguf_writer *w, struct err *e)
 	return 0;
 }
 
-/* The rename has been done: a folder that cannot be flushed is no failure, but a power cut may
- * bring back its old state. */
+/* Flushes the folder of `path`, after the rename. A failure is only warned of: the file is
+ * complete, but a power cut may take its name back. File systems that cannot flush folders say
+ * EINVAL or EROFS. */
 static void sync_directory(const char *path)
 {
 	const char *slash = strrchr(path, '/');
 	char *dir =
 		slash ? mem_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : mem_strdup(".");
 	int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	/* some file systems cannot sync a directory */
 	if (fd >= 0 && fsync(fd) < 0 && errno != EINVAL && errno != EROFS)
 		log_warn("%s: cannot be flushed to disk (%m); %s is complete", dir, path);
 	if (fd >= 0)

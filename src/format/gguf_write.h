@@ -77,8 +77,8 @@ struct gguf_write_part gguf_writer_part(const struct gguf_writer *w, size_t part
 void gguf_writer_place(
 	const struct gguf_writer *w, size_t id, size_t *part, uint64_t *offset, uint64_t *bytes);
 
-/* The header of a part, as create writes it; valid for the life of the writer. With an extension
- * to file_bytes that nobody fills it makes a file that can be opened and planned for. */
+/* The header of a part, after plan, as create writes it; valid for the life of the writer. A file
+ * of this header and a hole up to file_bytes can be opened, and memory planned for it. */
 const void *gguf_writer_header(const struct gguf_writer *w, size_t part, size_t *bytes);
 
 /* Final path of a part for output `path`; the caller frees it. */
@@ -86,8 +86,9 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 
 /* ---- write ---- */
 
-/* To be called before create. ERR_INPUT when a file stands where a part would go, finished model or
- * not, or a .partial that this writer did not make; nothing with force (out_file.h). */
+/* Whether create and commit may write here; to be called before create. ERR_INPUT when a file
+ * stands at the final name of a part, or a .partial that is no unfinished model of this program.
+ * With force always 0 (out_file.h). */
 int gguf_writer_check_output(
 	const struct gguf_writer *w, const char *path, bool force, struct err *e);
 

@@ -56,14 +56,14 @@ struct workspace {
 	size_t device_bytes, shared_bytes;
 };
 
-/* Device and shared bytes of a workspace for max_rows. embed_row_bytes: weights_embed_row_upload.
- */
+/* Device and shared bytes of a workspace for max_rows. embed_row_bytes: of a row of the token
+ * embedding, 0 where the backend reads the mapped table itself. */
 size_t workspace_bytes(
 	const struct model_config *c, bool with_mtp, size_t embed_row_bytes, uint32_t max_rows);
 
-/* Where the embedding rows of a step of n rows begin in ws.step, in bytes. */
+/* The byte of ws.step at which the embedding rows of a step of n rows begin. */
 size_t workspace_step_embed(uint32_t n);
-/* The bytes of that step's upload; of n = max_rows: of ws.step. */
+/* Bytes that a step of n rows uploads to ws.step, which is as large as max_rows needs. */
 size_t workspace_step_bytes(const struct workspace *ws, uint32_t n);
 
 /* ERR_MEMORY when the backend lacks the memory; workspace_fini is allowed then. */

@@ -13,8 +13,8 @@
 
 static const int8_t fp4_values[16] = {FP4_VALUES};
 
-/* dst[0..n) = d * (digit of weight i - 1), for the first digits of n bytes; the next digits follow,
- * n_digits in all. Returns the place behind them. */
+/* Unpacks n_digits base-3 digits of each of n bytes: n first digits, then n second ones, and so on;
+ * dst[i] = d * (digit - 1). Returns the end of what was written, n * n_digits floats. */
 static float *put_digits(float *dst, const uint8_t *q, int n, int n_digits, float d)
 {
 	for (int power = 1; n_digits--; power *= 3)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The numbers of MXFP4 and NVFP4 (blocks.h): FP4 E2M1 values as integers, twice their size, and the
- * scales of a byte, halved to make up for it. Plain C that CUDA code may include too.
+ * The numbers of MXFP4 and NVFP4: FP4 E2M1 values times two, so that they are integers, and the
+ * one-byte scales halved to make up for it. Scales are returned as the bits of a float; the float
+ * is fp4_scale_e8m0(e), fp4_scale_ue4m3(e) in the formulas of blocks.h. Plain C that CUDA code may
+ * include too.
  */
 #ifndef GLM_QUANT_FP4_H
 #define GLM_QUANT_FP4_H

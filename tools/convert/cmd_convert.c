@@ -100,8 +100,9 @@ static void raise_file_limit(void)
 	}
 }
 
-/* No packed tensors: a file that llama-quantize may be given. It copies general.alignment and pads
- * to 32 all the same, so the key must say 32 for others than us to read what it writes. */
+/* No tensor is quantised: the file may be given to llama-quantize. That program copies
+ * general.alignment and pads to 32 whatever it says, so the key has to say 32 if others are to read
+ * the output. */
 static bool plan_is_plain(const struct convert_plan *plan)
 {
 	for (size_t i = 0; i < plan->n_tensors; i++)
@@ -295,7 +296,9 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			.above_min = true, .value = "G",
 			.help = "largest file of a split output, in 10^9 bytes", .fallback = "one file"},
 		{"force", 0, ARG_FLAG, .flag = &o->force,
-			.help = "replace OUT.gguf if it exists, finished or not this program's"},
+			.help =
+				"replace OUT.gguf if it exists, and a .partial or .journal beside it that is not "
+				"this program's"},
 		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
 	};
 	const struct arg positional[] = {

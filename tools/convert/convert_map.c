@@ -19,11 +19,13 @@
 
 #define NAME_BYTES 256
 
-/* The exceptions of the recipes for small cards, where other matrices are Q4_K. By what each costs
- * alone (tests/bench/RESULTS.md): the projection to the latents and the head need more bits than
- * the rest, attn_k_b does not, whose rows of 192 fit no super-block. Indexers are not seen by short
- * texts and are small; the embedding takes no memory of the card. */
-static const struct convert_types small = {
+/* The exceptions of the recipes for small cards, whose resident matrices are Q4_K otherwise. Chosen
+ * by what each alone costs in KL divergence (tests/bench/RESULTS.md):
+ * - the projection to the latents and the head need more bits than the rest;
+ * - attn_k_b does not, but its rows of 192 values are no super-blocks;
+ * - indexers keep Q8_0: they are small, and the short texts of that test do not use them;
+ * - so does the embedding, which takes no memory of the card. */
+static const struct convert_types small_exceptions = {
 	5, {{"token_embd.weight", DTYPE_Q8_0}, {"output.weight", DTYPE_Q5_K},
 		   {"blk.*.attn_kv_a_mqa.weight", DTYPE_Q6_K}, {"blk.*.attn_k_b.weight", DTYPE_Q4_0},
 		   {"blk.*.indexer.*", DTYPE_Q8_0}}};
@@ -35,8 +37,8 @@ static const struct convert_recipe recipes[] = {
 	{"q4", DTYPE_Q4_K, DTYPE_Q8_0, NULL},
 	{"q2", DTYPE_Q2_K, DTYPE_Q8_0, NULL},
 	{"iq2", DTYPE_IQ2_XXS, DTYPE_Q8_0, NULL},
-	{"q2-s", DTYPE_Q2_K, DTYPE_Q4_K, &small},
-	{"iq2-s", DTYPE_IQ2_XXS, DTYPE_Q4_K, &small},
+	{"q2-s", DTYPE_Q2_K, DTYPE_Q4_K, &small_exceptions},
+	{"iq2-s", DTYPE_IQ2_XXS, DTYPE_Q4_K, &small_exceptions},
 };
 
 int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e)
@@ -140,8 +142,8 @@ int convert_types_parse(
 	return 0;
 }
 
-/* The recipe's type, or that of the first rule that names the tensor: the caller's, then the
- * recipe's own. */
+/* The type of the first rule that matches the tensor, --types before the exceptions of the recipe,
+ * else `recipe`. */
 static enum dtype wanted_type(
 	const struct plan_builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
 {

@@ -54,14 +54,15 @@ struct convert_recipe {
 	const char *name;
 	enum dtype expert; /* routed experts */
 	enum dtype dense;  /* other matrices; norms, router, biases and indexer.proj are always F32 */
-	const struct convert_types *exceptions; /* NULL: none; static */
+	const struct convert_types *exceptions; /* to both, after those of --types; static, or NULL */
 };
 
 #define CONVERT_RECIPES "f32, bf16, q8, q4, q2, iq2, q2-s or iq2-s"
 /* One of CONVERT_RECIPES; ERR_USAGE for other names. */
 int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e);
 
-/* The names of the recipes, and of the types that `can` takes, for struct arg. */
+/* Words of a struct arg: the names of the recipes (static), and of the types for which `can` is
+ * true (stored in *w, which the struct arg borrows). */
 const struct arg_word *convert_recipe_words(void);
 struct convert_type_words {
 	struct arg_word word[DTYPE_LIMIT + 1];

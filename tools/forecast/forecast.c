@@ -12,7 +12,8 @@
 
 #include <stdlib.h>
 
-/* A synthetic trace that has other layers than the model: all of its experts get the mean size. */
+/* Fits a synthetic trace, which may have other layers than the model: each expert gets the mean
+ * slot size of the model. Sets read_share and part. */
 static int scale_layers(struct forecast *f, const char *path, const struct extent_table *t,
 	uint32_t n_mtp, uint32_t n_used, struct err *e)
 {
@@ -40,8 +41,8 @@ static int scale_layers(struct forecast *f, const char *path, const struct exten
 	return 0;
 }
 
-/* The sizes of the live cache's slots in place of those of the bare experts, once the trace is
- * known to be of this model. */
+/* Checks that the trace is of this model, then replaces the sizes of experts by those of the live
+ * cache's slots. Sets read_share. */
 static int fit_sizes(struct forecast *f, const char *path, const struct gguf *file,
 	const struct extent_table *t, uint32_t n_used, struct err *e)
 {
@@ -98,7 +99,8 @@ int forecast_open(struct forecast *f, const char *trace, const struct gguf *file
 	lo.file = file;
 	f->part = 1;
 	enum log_level level = log_level();
-	log_set_level(MIN(level, LOG_WARN)); /* a run says how it reads */
+	log_set_level(
+		MIN(level, LOG_WARN)); /* opening a reader logs how it reads: only a run's matter */
 	if (!rc && !f->trace.n_accesses)
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no decode step", trace);
 	if (rc || (rc = loader_open_reader(&lo, &r, e)) ||
@@ -141,7 +143,8 @@ int forecast_measure(const struct common_opts *c, const struct gguf *file, uint3
 	return rc;
 }
 
-/* Between the rates of one expert and of top_k at a time. */
+/* Bytes a second at so many misses in a layer: linear between the rates of one expert and of top_k
+ * at a time. */
 static double demand_rate(
 	const struct forecast *f, const struct forecast_machine *m, double misses_per_layer)
 {
@@ -162,7 +165,7 @@ static int replay(const struct forecast *f, const struct forecast_point *p, int 
 	return sim_run(&f->trace, &u, r, e);
 }
 
-/* r: counted with the lookahead of the point. */
+/* Sets the times of *p on a card; r: the replay with the lookahead of *p. */
 static int card_times(const struct forecast *f, const struct forecast_machine *m,
 	const struct sim_result *r, struct forecast_point *p, struct err *e)
 {
@@ -182,6 +185,7 @@ static int card_times(const struct forecast *f, const struct forecast_machine *m
 	return 0;
 }
 
+/* The same on the CPU; s: the counts of `tokens` tokens. */
 static void cpu_times(const struct forecast *f, const struct forecast_machine *m,
 	const struct cache_stats *s, double tokens, struct forecast_point *p)
 {

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a cache of a given size would make of the routing in a trace, and how fast tokens would then
- * come: the one model of speed in the tree, for `plan`, `tune`, `inspect --trace` and `trace
- * simulate`. The counts are those of the simulator, which is the code of the live cache.
+ * Hits and tokens per second that a trace's routing would give with a cache of a given size: the
+ * one model of speed in the tree, for `plan`, `tune`, `inspect --trace` and `trace simulate`. The
+ * counts are the simulator's, which runs the code of the live cache.
  *
  * Times of a token, from bytes a token and rates:
  *
  *   on the CPU   computing + missed bytes / demand rate + bytes between tiers / copy rate
- *                + what prefetching reads beyond the time that computing leaves it.
+ *                + the time of prefetch reads that computing does not hide.
  *                The demand rate depends on how many experts a layer misses at once.
  *   on a card    with lookahead: the longest of computing, drive and link, and FORECAST_EXPOSED of
- *                the two others; without it their sum. Drive bytes are those of a run without
- *                lookahead, since predicted experts are read only while the drive rests. The link
- *                carries them and what lookahead promotes.
+ *                the two others; without it the sum of the three. Drive bytes are those of a run
+ *                without lookahead, since predicted experts are read only while the drive is idle.
+ *                The link carries them and what a run with lookahead promotes.
  *
  * FORECAST_EXPOSED is fitted to three runs on an H200 whose experts all lay in host memory. For the
  * nine runs of tests/bench/RESULTS.md the model says 12 % less to 17 % more tok/s than were
@@ -52,9 +52,13 @@ static inline struct forecast_machine forecast_machine_of(
 		.compute_ms = compute_ms};
 }
 
-/* Measures the three rates of the drive. */
+/* Measures the three rates of the drive, by reading experts of `file`, the model of c->model:
+ * `repeats` times `seconds` for each rate, of which the median counts. Sets `direct` too. */
 int forecast_measure(const struct common_opts *c, const struct gguf *file, uint32_t top_k,
 	double seconds, int repeats, struct forecast_machine *m, struct err *e);
+
+/* floor_bytes and everything_bytes of a model, for which no trace is needed. */
+int forecast_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e);
 
 /* A trace as this model's cache sees it. Zero-initialise; forecast_fini releases. */
 struct forecast {
@@ -75,7 +79,8 @@ int forecast_open(struct forecast *f, const char *trace, const struct gguf *file
 	const struct loader_options *o, uint32_t n_mtp, struct err *e);
 void forecast_fini(struct forecast *f);
 
-/* One setting. Zero-initialise, fill the first lines, forecast_run fills the rest. */
+/* One setting and its result. Zero-initialise, fill the fields down to `window`; forecast_run fills
+ * the others. */
 struct forecast_point {
 	uint64_t cache_bytes, ram_bytes;
 	const char *policy;
@@ -86,12 +91,10 @@ struct forecast_point {
 	double missed, prefetched; /* bytes a token from the drive: demanded; read ahead */
 	double useful, wasted;     /* share of the prefetched experts */
 	double ms, tok_s;          /* 0 when the machine is unknown */
-	double drive_ms, link_ms;  /* of it, on a card */
+	double drive_ms, link_ms;  /* a token, on a card: how long each is busy */
 };
 
-/* Floor and everything of a model, before there is a trace. */
-int forecast_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e);
-
+/* Replays the trace with the setting of *p. Errors of sim_run. */
 int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	struct forecast_point *p, struct err *e);
 

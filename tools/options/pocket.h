@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The small model that ships with the program, used when no -m is given. */
+/* What ships with the program: the small model that is used without -m, and a routing trace. */
 #ifndef GLM_TOOLS_POCKET_H
 #define GLM_TOOLS_POCKET_H
 
@@ -14,9 +14,10 @@ const char *pocket_or(const char *model, struct err *e);
 #define POCKET_MODEL_HELP "GGUF to open; of a split file the first part"
 #define POCKET_FALLBACK   "the pocket model that ships with the program"
 
-/* The path of the routing trace that ships with the program: 12 of the 75 layers of a synthetic
- * trace of GLM-5.2's shape (tests/data/NOTICE.md). `trace` itself unless it is NULL or
- * POCKET_TRACE. NULL with a sentence: it is not there. */
+/* `trace` itself unless it is NULL or POCKET_TRACE, else the path of the shipped routing trace:
+ * $GLMSTREAM_ROUTING, then beside the program. It has 12 of the 75 layers of a synthetic trace of
+ * GLM-5.2's shape (tests/data/NOTICE.md). NULL with a sentence in *e when there is none. Static
+ * storage, or `trace`. */
 #define POCKET_TRACE "shipped"
 const char *pocket_trace_or(const char *trace, struct err *e);
 

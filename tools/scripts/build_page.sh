@@ -42,7 +42,7 @@ fi
 
 rm -rf "$out"
 mkdir -p "$out"
-pack() { # name
+pack() { # name type
 	gzip -9n "$out/$1"
 	add "$1" "$2" 1 "$1.gz"
 }
@@ -74,8 +74,8 @@ add favicon.ico image/x-icon 0 favicon.ico
 	echo
 	cat "$katex/katex.min.js"
 	echo
-	# written for Node: each file assigns module.exports
-	# and version 9, which Debian keeps, advertises version 10 in the console
+	# highlight.js is written for Node: each file assigns module.exports; and version 9, which
+	# Debian keeps, advertises version 10 in the console
 	printf '(function (module, console) {\n'
 	cat "$hljs/highlight.js"
 	printf '\n})({}, { log() {}, error() {} });\n'

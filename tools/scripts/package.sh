@@ -28,7 +28,7 @@ export SOURCE_DATE_EPOCH
 stage=$build/stage-$what
 rm -rf "$stage"
 
-# Program, model, manual, completions and unit as `make install` puts them, and the licences.
+# Puts into the stage what `make install` installs; makes the folder of licences, $doc.
 put_files() { # prefix
 	tools/scripts/install.sh install "$build" "$1" "$stage" >/dev/null
 	doc=$stage$1/share/doc/glmstream
@@ -69,7 +69,7 @@ field() { # a text as the continuation of a field
 	sed 's/[ \t]*$//; s/^$/./; s/^/ /'
 }
 
-# Everything below `stage` gets the date of the commit.
+# Gives every file of the stage the date of the commit.
 date_files() {
 	find "$stage" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 }
