@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Every schema becomes one rule, found again by its address, so that a reference to a schema that
- * is being compiled is a call of its rule. Schemas wait in a list (struct waiting), so that the
+ * is being compiled is a call of its rule. Schemas wait in a list (struct schema_part), so that the
  * compiler does not recurse, however they nest.
  *
  * The compile_* functions write what the keywords of one type allow between two states of the
@@ -14,7 +14,7 @@
 #include "src/text/json_text.h"
 #include "src/text/schema/number_range.h"
 #include "src/text/schema/pattern.h"
-#include "src/text/schema/schema_build.h"
+#include "src/text/schema/schema_compiler.h"
 #include "src/text/schema/schema_keywords.h"
 
 #include <math.h>
@@ -27,8 +27,6 @@
 #define SCHEMAS_MAX 20000  /* parts of one schema */
 #define LENGTH_MAX  100000 /* of minLength, maxLength */
 #define ITEMS_MAX   10000
-#define MEMBERS_MAX 2000 /* properties of one object */
-#define KEY_MAX     1000 /* bytes of a property's name */
 #define LISTED_MAX  5000 /* values of an enum */
 #define ONE_OF_MAX  64
 
@@ -37,32 +35,7 @@ struct schema {
 	struct grammar grammar;
 };
 
-/* A schema that was met, and its rule. */
-struct waiting {
-	const json_t *schema; /* borrowed, of the document or of compiler.made */
-	char *path;           /* "properties.a.items", for errors */
-	uint32_t rule;
-	bool raw; /* strings without quotes: SCHEMA_ARGUMENT, outside arrays and objects */
-};
-
-struct compiler {
-	struct schema_build build;
-	struct grammar *g;
-	const json_t *root;
-	struct waiting *list; /* [n_list] all schemas met; compiled up to `next` */
-	size_t n_list, next;
-	uint32_t *table; /* [slots] 1 + number in list */
-	size_t slots;
-	json_t *made;    /* an array: schemas that were merged, kept until the end */
-	int merges_left; /* see schema_merge */
-	struct err *e;
-	bool failed;
-};
-
-static void schema_refuse(struct compiler *c, const struct waiting *w, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
-
-static void schema_refuse(struct compiler *c, const struct waiting *w, const char *fmt, ...)
+void schema_refuse(struct schema_compiler *c, const struct schema_part *w, const char *fmt, ...)
 {
 	char text[ERR_TEXT_MAX];
 	va_list ap;
@@ -74,8 +47,7 @@ static void schema_refuse(struct compiler *c, const struct waiting *w, const cha
 	c->failed = true;
 }
 
-/* Refuses the schema for an error that c->e already holds. */
-static void refuse_part(struct compiler *c, const struct waiting *w)
+void schema_refuse_part(struct schema_compiler *c, const struct schema_part *w)
 {
 	if (!c->failed && *w->path)
 		err_prefix(c->e, "%s", w->path);
@@ -84,11 +56,11 @@ static void refuse_part(struct compiler *c, const struct waiting *w)
 
 /* ---- rules of schemas ---- */
 
-static size_t schema_slot(const struct compiler *c, const json_t *s, bool raw)
+static size_t schema_slot(const struct schema_compiler *c, const json_t *s, bool raw)
 {
 	size_t at = (((uintptr_t)s >> 4) * 2 + raw) * 0x9e3779b97f4a7c15u % c->slots;
 	while (c->table[at]) {
-		const struct waiting *w = &c->list[c->table[at] - 1];
+		const struct schema_part *w = &c->list[c->table[at] - 1];
 		if (w->schema == s && w->raw == raw)
 			break;
 		at = (at + 1) % c->slots;
@@ -96,13 +68,11 @@ static size_t schema_slot(const struct compiler *c, const json_t *s, bool raw)
 	return at;
 }
 
-/* The rule of a schema `s`, which is compiled later if it is new. part: its place below w, for
- * errors. 0 when it was refused. */
-static uint32_t rule_of(
-	struct compiler *c, const struct waiting *w, const char *part, const json_t *s, bool raw)
+uint32_t schema_rule(struct schema_compiler *c, const struct schema_part *w, const char *part,
+	const json_t *s, bool raw)
 {
 	if (!(s = schema_resolve(c->root, s, c->e))) {
-		refuse_part(c, w);
+		schema_refuse_part(c, w);
 		return 0;
 	}
 	if (2 * c->n_list >= c->slots) {
@@ -123,12 +93,12 @@ static uint32_t rule_of(
 									   : mem_printf("%s%s%s", w->path, *w->path ? "." : "", part);
 	if ((c->n_list & (c->n_list - 1)) == 0)
 		c->list = mem_grow(c->list, 2 * c->n_list + 2, sizeof *c->list);
-	c->list[c->n_list] = (struct waiting){s, path, grammar_rule(c->g), raw};
+	c->list[c->n_list] = (struct schema_part){s, path, grammar_rule(c->g), raw};
 	c->table[at] = (uint32_t)++c->n_list;
 	return c->list[c->n_list - 1].rule;
 }
 
-static uint32_t step_space(struct compiler *c, uint32_t from)
+uint32_t schema_space(struct schema_compiler *c, uint32_t from)
 {
 	uint32_t to = grammar_state(c->g);
 	build_space(&c->build, from, to);
@@ -136,8 +106,8 @@ static uint32_t step_space(struct compiler *c, uint32_t from)
 }
 
 /* A whole number of 0 to `most`; *out stays as it is without the keyword. False: refused. */
-static bool count_of(
-	struct compiler *c, const struct waiting *w, const char *key, size_t most, size_t *out)
+static bool count_of(struct schema_compiler *c, const struct schema_part *w, const char *key,
+	size_t most, size_t *out)
 {
 	const json_t *v = json_object_get(w->schema, key);
 	double x = json_number_value(v);
@@ -154,9 +124,7 @@ static bool count_of(
 
 /* ---- strings ---- */
 
-/* *n: the strings that the keywords of w's schema allow. False: any string, or c->failed. The
- * caller frees *n in any case. */
-static bool string_texts(struct compiler *c, const struct waiting *w, struct char_nfa *n)
+bool schema_string_texts(struct schema_compiler *c, const struct schema_part *w, struct char_nfa *n)
 {
 	const json_t *s = w->schema, *pattern = json_object_get(s, "pattern"),
 				 *format = json_object_get(s, "format");
@@ -184,7 +152,7 @@ static bool string_texts(struct compiler *c, const struct waiting *w, struct cha
 		if (i ? pattern_format(json_string_value(v), &part, c->e)
 			  : pattern_compile(json_string_value(v), json_string_length(v), &part, c->e)) {
 			char_nfa_free(&part);
-			refuse_part(c, w);
+			schema_refuse_part(c, w);
 			return false;
 		}
 		if (any) {
@@ -202,11 +170,12 @@ static bool string_texts(struct compiler *c, const struct waiting *w, struct cha
 	return !any;
 }
 
-static void compile_string(struct compiler *c, const struct waiting *w, uint32_t from, uint32_t to)
+static void compile_string(
+	struct schema_compiler *c, const struct schema_part *w, uint32_t from, uint32_t to)
 {
 	struct grammar *g = c->g;
 	struct char_nfa n;
-	bool bound = string_texts(c, w, &n);
+	bool bound = schema_string_texts(c, w, &n);
 	if (!w->raw) {
 		from = grammar_text(g, from, "\"", 1);
 		uint32_t end = grammar_state(g);
@@ -241,7 +210,8 @@ static double bound_value(const json_t *v, bool max)
 }
 
 /* "exclusiveMinimum" is a number, or (draft 4) true beside "minimum". */
-static void bound_of(struct compiler *c, const struct waiting *w, bool max, struct number_range *r)
+static void bound_of(
+	struct schema_compiler *c, const struct schema_part *w, bool max, struct number_range *r)
 {
 	const json_t *v = json_object_get(w->schema, max ? "maximum" : "minimum"),
 				 *x = json_object_get(w->schema, max ? "exclusiveMaximum" : "exclusiveMinimum");
@@ -267,7 +237,7 @@ static void bound_of(struct compiler *c, const struct waiting *w, bool max, stru
 }
 
 static void compile_number(
-	struct compiler *c, const struct waiting *w, bool whole, uint32_t from, uint32_t to)
+	struct schema_compiler *c, const struct schema_part *w, bool whole, uint32_t from, uint32_t to)
 {
 	const json_t *multiple = json_object_get(w->schema, "multipleOf");
 	struct number_range r = {.whole = whole};
@@ -293,7 +263,8 @@ static void compile_number(
 
 /* ---- arrays ---- */
 
-static void compile_array(struct compiler *c, const struct waiting *w, uint32_t from, uint32_t to)
+static void compile_array(
+	struct schema_compiler *c, const struct schema_part *w, uint32_t from, uint32_t to)
 {
 	struct grammar *g = c->g;
 	const json_t *prefix = json_object_get(w->schema, "prefixItems"),
@@ -326,8 +297,8 @@ static void compile_array(struct compiler *c, const struct waiting *w, uint32_t 
 		return;
 	}
 	uint32_t rest =
-		items ? rule_of(c, w, "items", items, false) : build_common(&c->build, RULE_VALUE);
-	uint32_t open = grammar_text(g, from, "[", 1), entry = step_space(c, open),
+		items ? schema_rule(c, w, "items", items, false) : build_common(&c->build, RULE_VALUE);
+	uint32_t open = grammar_text(g, from, "[", 1), entry = schema_space(c, open),
 			 close = grammar_state(g), behind = 0;
 	grammar_bytes(g, close, to, ']', ']');
 	if (!min)
@@ -335,13 +306,14 @@ static void compile_array(struct compiler *c, const struct waiting *w, uint32_t 
 	for (size_t i = 0; i < chain && !c->failed && !g->too_large; i++) {
 		char part[48];
 		snprintf(part, sizeof part, "prefixItems.%zu", i);
-		uint32_t rule = i < n_prefix ? rule_of(c, w, part, json_array_get(prefix, i), false) : rest;
+		uint32_t rule =
+			i < n_prefix ? schema_rule(c, w, part, json_array_get(prefix, i), false) : rest;
 		behind = grammar_state(g);
 		grammar_call(g, entry, behind, rule);
 		if (i + 1 >= min)
 			build_space(&c->build, behind, close);
 		if (i + 1 < max)
-			entry = step_space(c, grammar_text(g, behind, ",", 1));
+			entry = schema_space(c, grammar_text(g, behind, ",", 1));
 	}
 	if (max == SIZE_MAX) {
 		behind = grammar_state(g);
@@ -351,253 +323,11 @@ static void compile_array(struct compiler *c, const struct waiting *w, uint32_t 
 	}
 }
 
-/* ---- objects ---- */
-
-static int by_text(const void *a, const void *b)
-{
-	return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* *n: the keys that "propertyNames" allows. False: any, or c->failed. The caller frees *n in any
- * case. */
-static bool allowed_keys(struct compiler *c, const struct waiting *w, struct char_nfa *n)
-{
-	const json_t *names = json_object_get(w->schema, "propertyNames");
-	struct char_nfa part;
-	size_t i;
-	json_t *v;
-	char_nfa_init(n);
-	if (!names || json_is_true(names))
-		return false;
-	if (!(names = schema_resolve(c->root, names, c->e))) {
-		refuse_part(c, w);
-		return false;
-	}
-	if (json_is_false(names))
-		return true;
-	if (!json_is_object(names) || schema_unknown_keyword(names) ||
-		json_object_get(names, "anyOf") || json_object_get(names, "$ref") ||
-		json_object_get(names, "oneOf") || json_object_get(names, "allOf")) {
-		schema_refuse(
-			c, w, "propertyNames: only enum, const, pattern, format and lengths are supported");
-		return false;
-	}
-	const json_t *values = json_object_get(names, "enum"),
-				 *constant = json_object_get(names, "const");
-	bool bound = string_texts(c, &(struct waiting){names, w->path, 0, false}, n);
-	if (!bound)
-		char_nfa_length(n, 0, SIZE_MAX);
-	for (int k = 0; k < 2; k++) {
-		if (!(k ? constant : values))
-			continue;
-		char_nfa_init(&part);
-		json_array_foreach(k ? NULL : values, i, v)
-		{
-			if (json_is_string(v))
-				char_nfa_text(&part, json_string_value(v), json_string_length(v));
-		}
-		if (k && json_is_string(constant))
-			char_nfa_text(&part, json_string_value(constant), json_string_length(constant));
-		char_nfa_intersect(n, &part);
-	}
-	return !c->failed;
-}
-
-/* "propertyNames" holds for named properties too. */
-static void check_named_keys(struct compiler *c, const struct waiting *w, const json_t *properties)
-{
-	struct char_nfa allowed;
-	const char *key;
-	json_t *v;
-	bool bound = allowed_keys(c, w, &allowed);
-	json_object_foreach((json_t *)properties, key, v)
-	{
-		if (strlen(key) > KEY_MAX)
-			schema_refuse(c, w, "properties: a name is longer than %d bytes", KEY_MAX);
-		if (!c->failed && bound && !char_nfa_matches(&allowed, key, strlen(key)))
-			schema_refuse(c, w, "propertyNames: the property \"%.60s\" is not among them", key);
-	}
-	char_nfa_free(&allowed);
-}
-
-/* *n: the keys that the schema does not name; only those of propertyNames and of the one pattern of
- * patternProperties where they are given. False: c->failed. The caller frees *n in any case. */
-static bool other_keys(struct compiler *c, const struct waiting *w, const json_t *properties,
-	const char *pattern, struct char_nfa *n)
-{
-	const char **list = NEW_ARRAY(const char *, json_object_size(properties) + 1), *key;
-	size_t count = 0;
-	json_t *v;
-	json_object_foreach((json_t *)properties, key, v)
-	{
-		list[count++] = key;
-	}
-	qsort(list, count, sizeof *list, by_text);
-	char_nfa_except(n, list, count);
-	free(list);
-	struct char_nfa part;
-	if (pattern) {
-		if (pattern_compile(pattern, strlen(pattern), &part, c->e)) {
-			char_nfa_free(&part);
-			refuse_part(c, w);
-			return false;
-		}
-		json_object_foreach((json_t *)properties, key, v)
-		{
-			if (!c->failed && char_nfa_matches(&part, key, strlen(key)))
-				schema_refuse(c, w,
-					"patternProperties: the pattern also matches the property \"%.60s\"", key);
-		}
-		char_nfa_intersect(n, &part);
-	}
-	if (allowed_keys(c, w, &part))
-		char_nfa_intersect(n, &part);
-	else
-		char_nfa_free(&part);
-	return !c->failed;
-}
-
-/* *rule: of values under keys that are not named; *pattern: the one of patternProperties that those
- * keys match, or NULL. False: no such keys may come, or c->failed. */
-static bool other_values(
-	struct compiler *c, const struct waiting *w, const char **pattern, uint32_t *rule)
-{
-	json_t *patterns = json_object_get(w->schema, "patternProperties"),
-		   *more = json_object_get(w->schema, "additionalProperties"), *v;
-	const char *key;
-	*pattern = NULL;
-	if (json_object_size(patterns) > 1) {
-		schema_refuse(c, w, "patternProperties: only one pattern is supported");
-		return false;
-	}
-	json_object_foreach(patterns, key, v)
-	{
-		*pattern = key;
-		*rule = rule_of(c, w, "patternProperties", v, false);
-		return !c->failed;
-	}
-	if (json_is_false(more))
-		return false;
-	*rule = more && !json_is_true(more) ? rule_of(c, w, "additionalProperties", more, false)
-										: build_common(&c->build, RULE_VALUE);
-	return !c->failed;
-}
-
-static bool is_required(const struct waiting *w, const char *key)
-{
-	size_t i;
-	json_t *v;
-	json_array_foreach(json_object_get(w->schema, "required"), i, v)
-	{
-		if (json_is_string(v) && !strcmp(json_string_value(v), key))
-			return true;
-	}
-	return false;
-}
-
-/* Behind `from` (a comma and space, or the opening brace and space): "key": value. */
-static uint32_t member(struct compiler *c, uint32_t from, const char *key, uint32_t rule)
-{
-	uint32_t value = step_space(c, grammar_text(c->g, build_key(&c->build, key, from), ":", 1)),
-			 behind = grammar_state(c->g);
-	grammar_call(c->g, value, behind, rule);
-	return behind;
-}
-
-/* "properties" with what "required" adds: a key that the schema does not describe has a value by
- * additionalProperties. Of c->made; NULL: refused. */
-static json_t *named_properties(struct compiler *c, const struct waiting *w)
-{
-	json_t *properties = json_object_get(w->schema, "properties"), *v,
-		   *required = json_object_get(w->schema, "required"),
-		   *more = json_object_get(w->schema, "additionalProperties");
-	size_t i;
-	if ((properties && !json_is_object(properties)) || json_object_size(properties) > MEMBERS_MAX) {
-		schema_refuse(c, w, "properties: expected an object with at most %d members", MEMBERS_MAX);
-		return NULL;
-	}
-	if ((required && !json_is_array(required)) || json_array_size(required) > MEMBERS_MAX) {
-		schema_refuse(c, w, "required: expected an array of at most %d names", MEMBERS_MAX);
-		return NULL;
-	}
-	json_t *all = properties ? json_copy(properties) : json_object();
-	json_array_append_new(c->made, all);
-	json_array_foreach(required, i, v)
-	{
-		const char *name = json_string_value(v);
-		if (name && json_object_get(all, name))
-			continue;
-		if (!name)
-			schema_refuse(c, w, "required: expected names, found %s", json_text_type(v));
-		else if (json_object_get(w->schema, "patternProperties"))
-			schema_refuse(c, w, "required: \"%.60s\" is not among the properties", name);
-		else
-			json_object_set_new(all, name, more ? json_incref(more) : json_true());
-	}
-	return c->failed ? NULL : all;
-}
-
-/* Two rows of states, one of each before each property: in `none` no member is written yet, in
- * `some` there is one, so that a comma comes before the next. */
-static void compile_object(struct compiler *c, const struct waiting *w, uint32_t from, uint32_t to)
-{
-	struct grammar *g = c->g;
-	const char *key, *pattern;
-	json_t *all = named_properties(c, w), *v;
-	if (!all)
-		return;
-	check_named_keys(c, w, all);
-	uint32_t open = grammar_text(g, from, "{", 1), none = step_space(c, open),
-			 some = grammar_state(g), close = grammar_state(g), rule = 0;
-	bool may_be_empty = true;
-	grammar_bytes(g, close, to, '}', '}');
-	json_object_foreach(all, key, v)
-	{
-		char part[160];
-		snprintf(part, sizeof part, "properties.%.120s", key);
-		rule = rule_of(c, w, part, v, false);
-		uint32_t next_none = grammar_state(g), next_some = grammar_state(g);
-		if (c->failed || g->too_large)
-			return;
-		if (may_be_empty)
-			grammar_empty(g, member(c, none, key, rule), next_some);
-		uint32_t comma = step_space(c, grammar_text(g, some, ",", 1));
-		grammar_empty(g, member(c, comma, key, rule), next_some);
-		if (is_required(w, key)) {
-			may_be_empty = false;
-		} else {
-			grammar_empty(g, none, next_none);
-			grammar_empty(g, some, next_some);
-		}
-		none = next_none;
-		some = next_some;
-	}
-	if (other_values(c, w, &pattern, &rule)) {
-		struct char_nfa keys;
-		uint32_t key_rule = grammar_rule(g);
-		uint32_t start = g->rules[key_rule].start, end = g->rules[key_rule].final;
-		if (other_keys(c, w, all, pattern, &keys)) {
-			uint32_t quote = grammar_text(g, start, "\"", 1), last = grammar_state(g);
-			build_chars(&c->build, &keys, false, quote, last);
-			grammar_bytes(g, last, end, '"', '"');
-		}
-		char_nfa_free(&keys);
-		uint32_t entry = step_space(c, grammar_text(g, some, ",", 1)), colon = grammar_state(g);
-		grammar_call(g, entry, colon, key_rule);
-		if (may_be_empty)
-			grammar_call(g, none, colon, key_rule);
-		grammar_call(g, step_space(c, grammar_text(g, colon, ":", 1)), some, rule);
-	}
-	build_space(&c->build, some, close);
-	if (may_be_empty)
-		grammar_empty(g, none, close);
-}
-
 /* ---- any schema ---- */
 
 /* enum and const: their values, as far as `types` allows them. */
-static void compile_listed(
-	struct compiler *c, const struct waiting *w, unsigned types, uint32_t from, uint32_t to)
+static void compile_listed(struct schema_compiler *c, const struct schema_part *w, unsigned types,
+	uint32_t from, uint32_t to)
 {
 	static const char *const beside[] = {"type", "enum", "const", "format"};
 	const json_t *values = json_object_get(w->schema, "enum"),
@@ -637,7 +367,8 @@ static void compile_listed(
 
 /* A copy of s in which OpenAPI's discriminator is required: it decides which alternative of oneOf
  * is meant. The caller owns it. */
-static json_t *with_discriminator(struct compiler *c, const json_t *s, const json_t *discriminator)
+static json_t *with_discriminator(
+	struct schema_compiler *c, const json_t *s, const json_t *discriminator)
 {
 	const json_t *name = json_object_get(discriminator, "propertyName");
 	struct err e;
@@ -655,8 +386,8 @@ static json_t *with_discriminator(struct compiler *c, const json_t *s, const jso
 	return out;
 }
 
-static void compile_alternatives(
-	struct compiler *c, const struct waiting *w, const char *keyword, uint32_t from, uint32_t to)
+static void compile_alternatives(struct schema_compiler *c, const struct schema_part *w,
+	const char *keyword, uint32_t from, uint32_t to)
 {
 	const json_t *list = json_object_get(w->schema, keyword);
 	bool one = !strcmp(keyword, "oneOf");
@@ -684,7 +415,7 @@ static void compile_alternatives(
 			part = both;
 		}
 		if (!part) {
-			refuse_part(c, w);
+			schema_refuse_part(c, w);
 			return;
 		}
 		json_array_append_new(parts, part);
@@ -705,12 +436,12 @@ static void compile_alternatives(
 		if (w->raw && (all & SCHEMA_STRING) &&
 			!(schema_possible_types(c->root, part) & (SCHEMA_STRING | SCHEMA_NULL)))
 			continue;
-		grammar_call(c->g, from, to, rule_of(c, w, name, part, w->raw));
+		grammar_call(c->g, from, to, schema_rule(c, w, name, part, w->raw));
 	}
 }
 
 /* w->schema becomes what $ref with others beside it, and allOf, come to. False: refused. */
-static bool merge_parts(struct compiler *c, struct waiting *w)
+static bool merge_parts(struct schema_compiler *c, struct schema_part *w)
 {
 	if (!json_object_get(w->schema, "$ref") && !json_object_get(w->schema, "allOf"))
 		return true;
@@ -718,7 +449,7 @@ static bool merge_parts(struct compiler *c, struct waiting *w)
 		   *merged = schema_merge(c->root, w->schema, nothing, &c->merges_left, c->e);
 	json_decref(nothing);
 	if (!merged) {
-		refuse_part(c, w);
+		schema_refuse_part(c, w);
 		return false;
 	}
 	json_array_append_new(c->made, merged);
@@ -726,9 +457,12 @@ static bool merge_parts(struct compiler *c, struct waiting *w)
 	return true;
 }
 
-static void compile_one(struct compiler *c, struct waiting w)
+/* Writes the rule of one schema of the list. */
+static void compile_one(struct schema_compiler *c, struct schema_part w)
 {
 	uint32_t from = c->g->rules[w.rule].start, to = c->g->rules[w.rule].final;
+	if (!merge_parts(c, &w))
+		return;
 	if (json_is_boolean(w.schema)) {
 		if (json_is_true(w.schema))
 			grammar_call(c->g, from, to, build_common(&c->build, RULE_VALUE));
@@ -737,13 +471,6 @@ static void compile_one(struct compiler *c, struct waiting w)
 	if (!json_is_object(w.schema)) {
 		schema_refuse(c, &w, "expected a schema (an object, true or false), found %s",
 			json_text_type(w.schema));
-		return;
-	}
-	if (!merge_parts(c, &w))
-		return;
-	if (json_is_boolean(w.schema)) {
-		if (json_is_true(w.schema))
-			grammar_call(c->g, from, to, build_common(&c->build, RULE_VALUE));
 		return;
 	}
 	const char *unknown = schema_unknown_keyword(w.schema);
@@ -792,7 +519,7 @@ static void compile_one(struct compiler *c, struct waiting w)
 	if (types & SCHEMA_ARRAY)
 		compile_array(c, &w, from, to);
 	if (types & SCHEMA_OBJECT)
-		compile_object(c, &w, from, to);
+		schema_compile_object(c, &w, from, to);
 }
 
 int schema_compile(const json_t *root, const json_t *part, enum schema_form form,
@@ -800,14 +527,15 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 {
 	struct schema *s = NEW(struct schema);
 	struct err own;
-	struct compiler c = {.g = &s->grammar, .build.g = &s->grammar, .root = root, .e = e ? e : &own};
-	struct waiting top = {.path = (char *)""};
+	struct schema_compiler c = {
+		.g = &s->grammar, .build.g = &s->grammar, .root = root, .e = e ? e : &own};
+	struct schema_part top = {.path = (char *)""};
 	c.merges_left = SCHEMA_MERGES_MAX;
 	atomic_init(&s->holders, 1);
 	*out = NULL;
 	c.made = json_array();
 	uint32_t rule = grammar_rule(c.g), start = c.g->rules[rule].start, end = c.g->rules[rule].final;
-	uint32_t value = part ? rule_of(&c, &top, "", part, form == SCHEMA_ARGUMENT)
+	uint32_t value = part ? schema_rule(&c, &top, "", part, form == SCHEMA_ARGUMENT)
 						  : build_common(&c.build, RULE_OBJECT);
 	uint32_t begin = grammar_state(c.g);
 	if (form == SCHEMA_ARGUMENT)

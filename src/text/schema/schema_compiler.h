@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Inside the schema compiler: what its files share. schema.c has the list of schemas, strings,
+ * numbers, arrays and alternatives; schema_object.c has objects.
+ */
+#ifndef GLM_TEXT_SCHEMA_COMPILER_H
+#define GLM_TEXT_SCHEMA_COMPILER_H
+
+#include "src/text/schema/schema_build.h"
+
+/* A schema that was met, and its rule. */
+struct schema_part {
+	const json_t *schema; /* borrowed, of the document or of compiler.made */
+	char *path;           /* "properties.a.items", for errors */
+	uint32_t rule;
+	bool raw; /* strings without quotes: SCHEMA_ARGUMENT, outside arrays and objects */
+};
+
+struct schema_compiler {
+	struct schema_build build;
+	struct grammar *g;
+	const json_t *root;
+	struct schema_part *list; /* [n_list] all schemas met; compiled up to `next` */
+	size_t n_list, next;
+	uint32_t *table; /* [slots] 1 + number in list */
+	size_t slots;
+	json_t *made;    /* an array: schemas that were merged, kept until the end */
+	int merges_left; /* see schema_merge */
+	struct err *e;
+	bool failed;
+};
+
+/* The first refusal counts: it names the place of w and sets c->failed. */
+void schema_refuse(struct schema_compiler *c, const struct schema_part *w, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Refuses the schema for an error that c->e already holds. */
+void schema_refuse_part(struct schema_compiler *c, const struct schema_part *w);
+
+/* The rule of a schema `s`, which is compiled later if it is new. part: its place below w, for
+ * errors. 0 when it was refused. */
+uint32_t schema_rule(struct schema_compiler *c, const struct schema_part *w, const char *part,
+	const json_t *s, bool raw);
+/* White space that may stand at `from`; returns the state behind it. */
+uint32_t schema_space(struct schema_compiler *c, uint32_t from);
+/* *n: the strings that the keywords of w's schema allow. False: any string, or c->failed. The
+ * caller frees *n in any case. */
+bool schema_string_texts(
+	struct schema_compiler *c, const struct schema_part *w, struct char_nfa *n);
+
+/* The objects that w's schema allows, between two states. */
+void schema_compile_object(
+	struct schema_compiler *c, const struct schema_part *w, uint32_t from, uint32_t to);
+
+#endif
