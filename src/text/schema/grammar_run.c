@@ -21,7 +21,8 @@
 #define STORED_MAX    2000000
 #define STACKS_KEPT   250000
 #define STACKS_MAX    500000
-#define POSITIONS_MAX 2048 /* of one set; further ones are dropped */
+#define SPENT_MAX     4000000 /* positions looked at for one mask or token */
+#define POSITIONS_MAX 2048    /* of one set; further ones are dropped */
 #define MASKS_MAX     64
 #define UNKNOWN       (-1)
 #define DEAD          (-2) /* no set: the grammar does not allow the byte */
@@ -60,7 +61,8 @@ struct grammar_run {
 	size_t n_stored;     /* positions of all sets */
 	uint32_t *set_table; /* [set_slots] 1 + number */
 	size_t set_slots;
-	int32_t now; /* the present set */
+	int32_t now;  /* the present set */
+	size_t spent; /* positions looked at, of SPENT_MAX */
 	/* the set that is being made: what was met, and of that what has a byte to take */
 	struct grammar_position *seen, *work; /* [SEEN_MAX], [POSITIONS_MAX] */
 	size_t n_seen, n_work;
@@ -333,6 +335,8 @@ static int32_t set_step(struct grammar_run *r, int32_t from, uint8_t byte)
 {
 	const struct grammar *g = r->g;
 	const struct position_set *s = r->sets[from];
+	if (r->spent > SPENT_MAX)
+		return DEAD; /* not remembered: the next mask may find out */
 	closure_begin(r);
 	for (uint32_t i = 0; i < s->n_positions; i++) {
 		struct grammar_position p = s->positions[i];
@@ -343,6 +347,7 @@ static int32_t set_step(struct grammar_run *r, int32_t from, uint8_t byte)
 		}
 	}
 	closure_spread(r);
+	r->spent += s->n_positions + r->n_seen;
 	int32_t to = r->n_work || r->accepts ? set_intern(r) : DEAD;
 	return r->sets[from]->next[byte] = to;
 }
@@ -444,6 +449,7 @@ void grammar_run_free(struct grammar_run *r)
 static int32_t walk(struct grammar_run *r, const char *bytes, size_t n)
 {
 	int32_t at = r->now;
+	r->spent = 0;
 	for (size_t i = 0; i < n && at >= 0; i++)
 		at = step(r, at, (uint8_t)bytes[i]);
 	return at;
@@ -492,6 +498,7 @@ const uint64_t *grammar_run_mask(struct grammar_run *r)
 	}
 	int32_t *at = NEW_ARRAY(int32_t, x->longest + 1);
 	at[0] = r->now;
+	r->spent = 0;
 	for (size_t i = 0; i < x->n_nodes;) {
 		const struct trie_node *node = &x->nodes[i];
 		int32_t to = step(r, at[node->depth], node->byte);

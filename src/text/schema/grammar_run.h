@@ -11,7 +11,8 @@
  * walk over the trie of the vocabulary and is kept with its set.
  *
  * A run belongs to one answer and one thread; grammar and tokens are shared and constant. Memory of
- * a run is bounded: some kB to a few MB in practice, about 70 MB for a schema made to cost much.
+ * a run is bounded: some kB to a few MB in practice, about 70 MB for a schema made to cost much. So
+ * is the time of a mask (some 100 ms): of what such a schema allows, only a part may come then.
  */
 #ifndef GLM_TEXT_GRAMMAR_RUN_H
 #define GLM_TEXT_GRAMMAR_RUN_H
