@@ -82,7 +82,7 @@ static void write_details(struct json_write *w, const struct model_facts *f)
 	json_write_close(w, '}');
 }
 
-/* The one model of this server; the brace stays open. */
+/* Opens the object of the one model and writes what all lists show; the caller closes it. */
 static void write_model_head(struct json_write *w, struct server *s)
 {
 	const struct gguf *file = engine_gguf(s->engine);
@@ -152,11 +152,15 @@ void handle_ollama_version(struct server *s, struct exchange *x, const char *res
 	exchange_reply(x, 200, JSON_TYPE, &body);
 }
 
-static int check_show(const struct request_model *model, const char *body, size_t len,
-	struct buf *out, struct request_error *e)
+#define SHORT_BODY 4096 /* bytes: of requests that say next to nothing */
+
+/* The body of /api/show: {"model": NAME} */
+static int check_show(
+	const struct request_model *model, const char *body, size_t len, struct request_error *e)
 {
-	(void)out;
 	struct err err = {0};
+	if (len > SHORT_BODY)
+		return request_refuse(e, 400, NULL, NULL, "the body has more than %d bytes", SHORT_BODY);
 	json_t *v = json_text_parse(body, len, true, &err);
 	const char *name = json_string_value(json_object_get(v, "model"));
 	if (!name)
@@ -185,7 +189,7 @@ void handle_ollama_show(struct server *s, struct exchange *x, const char *rest)
 	char when[40], parameters[120];
 	const struct model_config *c = engine_config(s->engine);
 	struct model_facts facts = model_facts_of(engine_gguf(s->engine));
-	if (check_show(&s->model, text, len, NULL, &e)) {
+	if (check_show(&s->model, text, len, &e)) {
 		respond_refusal(x, &api_ollama_chat, &e);
 		return;
 	}
@@ -217,12 +221,12 @@ void handle_ollama_show(struct server *s, struct exchange *x, const char *rest)
 	exchange_reply(x, 200, JSON_TYPE, &body);
 }
 
-/* ollama's clients load a model by asking for nothing. */
+/* Whether the body's `key` is absent or empty: ollama's clients load a model that way. */
 static bool asks_nothing(const struct exchange *x, const char *key)
 {
 	size_t len;
 	const char *text = exchange_body(x, &len);
-	if (len > 4096)
+	if (len > SHORT_BODY)
 		return false;
 	json_t *v = json_text_parse(text, len, true, NULL);
 	const json_t *what = json_object_get(v, key);

@@ -90,7 +90,8 @@ def test_ollama(s):
     for path, body, words in (
             ("/api/embed", {"input": "x"}, "embeddings"), ("/api/embeddings", {"prompt": "x"}, "embeddings"),
             ("/api/pull", {"model": "x"}, "one model"), ("/api/push", {}, "one model"), ("/api/create", {}, "one model"),
-            ("/api/show", {}, "model"), ("/api/chat", {"messages": "x"}, "messages"), ("/api/chat", {"messages": [1]}, "["),
+            ("/api/show", {}, "model"), ("/api/show", {"model": "pocket", "x": [1] * 3000}, "more than"),
+            ("/api/chat", {"messages": "x"}, "messages"), ("/api/chat", {"messages": [1]}, "["),
             ("/api/chat", {**ask, "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "text only"),
             ("/api/generate", {"prompt": "x", "images": ["aGk="]}, "text only"),
             ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"), ("/api/generate", {"prompt": 1}, "prompt"),
