@@ -13,8 +13,7 @@
 
 struct mailbox {
 	atomic_int holders;
-	pthread_mutex_t
-		lock; /* guards the list; taken by one put or take at a time, never with another lock */
+	pthread_mutex_t lock; /* guards the list; no other lock is taken under it */
 	pthread_cond_t more;
 	struct job_event *first, **last;
 };
@@ -58,7 +57,8 @@ void mailbox_drop(struct mailbox *m)
 	free(m);
 }
 
-/* A client that reads slowly finds one long piece instead of a thousand short ones. */
+/* Appends v to the last event that waits, if both are pieces of the same text: a client that reads
+ * slowly finds one long piece instead of a thousand short ones. */
 static bool events_join(struct job_event *old, struct job_event *v)
 {
 	if (old->kind != v->kind || old->index != v->index || old->n_rows || v->n_rows)

@@ -59,10 +59,11 @@ struct job_event {
 
 void job_event_free(struct job_event *v); /* NULL is fine */
 
-/* Events of one request on their way from the compute thread to the connection. */
+/* Events of one request on their way from the compute thread to the connection; any thread. It has
+ * no limit of its own: pieces of text are joined, and max_new bounds the rest. */
 struct mailbox;
 
-struct mailbox *mailbox_new(void);
+struct mailbox *mailbox_new(void); /* held once by the caller */
 void mailbox_hold(struct mailbox *m);
 void mailbox_drop(struct mailbox *m);
 void mailbox_put(struct mailbox *m,
@@ -100,18 +101,18 @@ struct job {
 	struct job *next; /* in the scheduler's queue, guarded by its lock */
 	struct output *output;
 	struct sampler sampler;
-	struct token_ids generated; /* everything sampled but the stop token */
-	uint32_t cached;            /* prompt tokens that were not computed */
-	bool cut_in_call;           /* it ended inside a call */
-	uint64_t started_ns, first_token_ns, ended_ns;
+	struct token_ids generated;                    /* everything sampled but the stop token */
+	uint32_t cached;                               /* prompt tokens that were not computed */
+	bool cut_in_call;                              /* it ended inside a call */
+	uint64_t started_ns, first_token_ns, ended_ns; /* clock_ns(); 0: not yet */
 };
 
 /* Begins the answer (compute thread): output and sampler. What the output gives out goes to the
  * mailbox. */
 void job_begin(struct job *j, const struct tokenizer *t);
 void job_progress(struct job *j, uint32_t done, uint32_t total);
-/* The last event: gives out what was held back, says how it ended. Then only job_drop may follow.
- */
+/* The last event: one of both, once. job_end gives out what was held back and says how the answer
+ * ended. Then only job_drop may follow. */
 void job_end(struct job *j, enum job_finish finish);
 void job_fail(struct job *j, const struct err *e);
 

@@ -45,7 +45,7 @@ struct output_options {
 	/* ends of the answer beside the model's own */
 	int32_t *stop_ids; /* [n_stop_ids] owned; end it as the model's stop tokens do */
 	size_t n_stop_ids;
-	uint32_t min_new; /* before so many tokens none of these may come; UINT32_MAX: never */
+	uint32_t min_new; /* neither of these nor the model's own before so many tokens */
 	char **stops;     /* [n_stops] none of them empty */
 	size_t n_stops;
 	bool logprobs;

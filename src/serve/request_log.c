@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Lines; and the names that were written already, a bounded list. */
+/* The only state is a bounded list of the names that were logged. */
 #include "src/serve/request_log.h"
 
 #include "src/base/log.h"
@@ -13,8 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-#define NAMES_MAX 64  /* more different names are not written: they are somebody's noise */
-#define NAME_MAX_ 100 /* bytes of a name that are looked at */
+#define NAMES_MAX  64  /* further names are not logged: a client could send any number */
+#define NAME_BYTES 100 /* of a name that are compared and logged */
 
 struct request_log {
 	pthread_mutex_t lock; /* guards the names */
@@ -41,7 +41,7 @@ void request_log_free(struct request_log *l)
 
 void request_log_model(struct request_log *l, const char *asked, const char *served)
 {
-	size_t len = strnlen(asked, NAME_MAX_);
+	size_t len = strnlen(asked, NAME_BYTES);
 	bool fresh = true;
 	pthread_mutex_lock(&l->lock);
 	for (size_t i = 0; i < l->n_names && fresh; i++)

@@ -18,23 +18,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SAME_CONVERSATION                                                                          \
-	3 /* tokens: the opening of the answer, which may differ when a conversation goes on */
-#define FOLLOW_LEAST 128 /* so many tokens that another is just reading are worth waiting for */
-#define COPY_LEAST   16  /* fewer tokens are computed, not copied */
+/* All in tokens. The opening of an answer may differ when a conversation goes on. */
+#define SAME_CONVERSATION 3
+#define FOLLOW_LEAST      128 /* that another session is reading: worth waiting for */
+#define COPY_LEAST        16  /* fewer are computed, not copied */
 
 /* Owned by the compute thread. */
 struct slot {
 	struct session *session;
 	struct job *job; /* NULL: idle */
 	enum scheduler_state state;
-	uint32_t prompt; /* tokens of the prompt of the last job */
-	struct slot
-		*leader; /* reads `common` tokens that this job begins with too; NULL: none is waited for */
-	uint64_t serial,
-		leader_serial; /* of the job here and of the job that is waited for: counts all jobs */
+	uint32_t prompt;     /* tokens of the prompt of the last job */
+	struct slot *leader; /* reads `common` tokens that this job begins with too; NULL: none */
 	uint32_t common;
-	uint64_t last_used; /* jobs that had ended when it became idle; 0: never used */
+	uint64_t serial;        /* of the job: counts all jobs */
+	uint64_t leader_serial; /* of the leader's job when this one began to wait */
+	uint64_t last_used;     /* jobs that had ended when it became idle; 0: never used */
 };
 
 struct scheduler {
@@ -110,8 +109,8 @@ static void slot_fail(struct scheduler *s, struct slot *slot, const struct err *
 
 /* ---- the beginning of jobs ---- */
 
-/* See scheduler.h. At least one slot is idle. *start: how many tokens of the prompt need not be
- * computed. */
+/* The idle slot for a prompt, by the rule in scheduler.h; there must be one. *start: tokens at the
+ * beginning of the prompt that its session holds, all but the last token at most. */
 static struct slot *slot_choose(
 	struct scheduler *s, const struct token_ids *prompt, uint32_t *start)
 {
@@ -152,7 +151,8 @@ static struct slot *slot_choose(
 	return oldest;
 }
 
-/* Looks on disk for more than `start` tokens, which stand in the session. */
+/* Reads more of the prompt's rows from disk than the `start` tokens that the session holds, if
+ * there are any. Returns how many it holds then. */
 static uint32_t slot_restore_prefix(
 	struct scheduler *s, struct slot *slot, const struct token_ids *prompt, uint32_t start)
 {
@@ -188,8 +188,8 @@ static void slot_find_leader(struct scheduler *s, struct slot *slot, uint32_t st
 	}
 }
 
-/* Is this slot still waiting? If the other has read what is common (or has gone), its rows are
- * taken over. */
+/* Whether this slot still waits for its leader. When the leader has read what is common, or its job
+ * has ended, its rows are copied and the wait is over. */
 static bool slot_follows(struct scheduler *s, struct slot *slot)
 {
 	struct slot *x = slot->leader;
@@ -403,7 +403,7 @@ static void prefill_step(struct scheduler *s)
 	}
 }
 
-#define JOB_ENDS_MAX 128
+#define JOB_ENDS_MAX 128 /* stop tokens of the model and 64 of a request */
 
 static bool token_allowed(void *user, int32_t id)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What holds the parts of the server together. */
+/* Opens the parts of the server in the order of their use, closes them in the reverse order, and
+ * gives http.h what it calls. */
 #if HAVE_HTTP
 #include "src/serve/server_internal.h"
 

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * `glmstream serve`: an engine behind HTTP. What is served where:
+ * `glmstream serve`: an engine behind HTTP. What is served where (routes/routes.c has the table):
  *
  *   POST /v1/chat/completions  /v1/completions  /v1/responses    OpenAI (api/openai/)
+ *   GET, DELETE /v1/responses/ID                                 responses that were kept
  *   POST /v1/messages  /v1/messages/count_tokens                 Anthropic (api/anthropic/)
+ *   POST /api/chat  /api/generate  /api/show                     ollama (api/ollama/)
+ *   GET  /api/tags  /api/ps  /api/version                        ollama
+ *   POST /completion  /tokenize  /detokenize  /apply-template    llama.cpp (api/llamacpp/)
+ *   GET  /props  /slots                                          llama.cpp
  *   GET  /v1/models  /v1/models/NAME                             either; Anthropic's form with an
  *                                                                anthropic-version header
  *   GET  /health                                                 {"status": "ok" | "failing" |
@@ -13,9 +18,9 @@
  *                                                                stream (live.h)
  *   GET  /                                                       the page (page.h)
  *
- * routes.c has the table. Paths count without a "/" at the end, and those of /v1 without it too.
+ * Paths count without a "/" at the end, and those of /v1 without it too.
  *
- * With an API key, everything but / and /health needs it.
+ * With an API key, everything but /health and the page with its files needs it.
  *
  * Threads: one computes (scheduler.h), one per connection (http.h), one watchdog. The caller's
  * thread only opens and closes.

@@ -28,9 +28,9 @@ struct server {
 /* What a path holds for a method. */
 struct server_route {
 	const char *method, *path;              /* the path as /metrics counts it */
-	enum { ROUTE_EXACT, ROUTE_BELOW } kind; /* BELOW: the path goes on behind it */
+	enum { ROUTE_EXACT, ROUTE_BELOW } kind; /* BELOW: the path, and more behind it */
 	bool open;                              /* no key is needed */
-	const struct api *words;                /* whose form refusals have; NULL: the client's */
+	const struct api *words;                /* writes refusals; NULL: by the client's headers */
 	/* rest: of the path, behind a ROUTE_BELOW, else "" */
 	void (*handle)(struct server *s, struct exchange *x, const char *rest);
 	const char *refusal; /* instead of handle: why this is not done here */

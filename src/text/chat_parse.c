@@ -106,7 +106,8 @@ static void call_note(struct chat_parse *p, enum tag tag)
 	buf_puts(&p->call, tag_text[tag]);
 }
 
-/* The call broke the rules: what was read of it is answer text, or it stays a partial call. */
+/* The call broke the rules: what was read of it becomes answer text, unless CALL_BEGIN was
+ * reported; then it stays a partial call. */
 static void call_give_up(struct chat_parse *p)
 {
 	p->state = ANSWER;
@@ -153,7 +154,7 @@ static void report_arguments(struct chat_parse *p)
 	p->reported = json->len;
 }
 
-/* The name is complete. */
+/* The name is complete: its tool decides the types of arguments, and CALL_BEGIN is reported. */
 static void call_named(struct chat_parse *p)
 {
 	struct buf name = {0};
@@ -297,8 +298,7 @@ static void on_tag(struct chat_parse *p, enum tag tag)
 }
 
 /* Reads the unfinished call again, this time with values that end at their first </arg_value> and
- * that <tool_call> and
- * </tool_call> break. */
+ * that <tool_call> and </tool_call> break. */
 static void call_again(struct chat_parse *p)
 {
 	struct buf bytes = p->call;

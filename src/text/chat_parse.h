@@ -79,15 +79,15 @@ struct chat_parse_tag; /* a tag inside the call being read */
 /* All fields private but the first two. */
 struct chat_parse {
 	struct buf raw;  /* all bytes so far */
-	bool live_calls; /* see above; set it behind chat_parse_init */
+	bool live_calls; /* see above; set it after chat_parse_init */
 	const struct tokenizer *tokenizer;
 	int32_t tag_id[8];
 	const json_t *tools;
 	chat_event_fn *on_event;
 	void *user;
 	int state;
-	bool strict,
-		written; /* strict: reading a broken call again; written: the answer has more than blanks */
+	bool strict;               /* a broken call is being read again */
+	bool written;              /* the answer has more than blanks */
 	struct utf8_stream stream; /* of the event text in `delta` */
 	struct buf delta;
 	char held[16]; /* text input: the beginning of what may be a tag */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The APIs: each is a parser of request bodies and a writer of answers, in the folder of who
- * defined it (openai/, anthropic/, ollama/,
- * llamacpp/). They know JSON and event formats; not sockets, not the
- * scheduler.
+ * defined it (openai/, anthropic/, ollama/, llamacpp/). They know JSON and event formats; not
+ * sockets, not the scheduler. All run on the connection's thread.
  *
  * Writers append to `out`. A stream is: begin, any number of event (also for JOB_END of each
  * answer) and ping, then end; or broken in place of end. A whole answer is one call of whole, when
@@ -19,9 +18,9 @@
 #include <time.h>
 
 struct api {
-	const char *name;
-	const char *call_prefix;
-	const char *stream_type; /* NULL: text/event-stream */
+	const char *name;        /* its path */
+	const char *call_prefix; /* of the ids of calls: "call_" */
+	const char *stream_type; /* of the body of a stream; NULL: text/event-stream */
 	/* r->model and r->body are set; fills in the rest. 0, or -1 with a refusal. */
 	int (*parse)(struct request *r, struct request_error *e);
 	void (*begin)(struct reply *r, struct buf *out);
@@ -66,12 +65,13 @@ int api_detokenize(const struct request_model *model, const char *body, size_t l
 int api_apply_template(const struct request_model *model, const char *body, size_t len,
 	struct buf *out, struct request_error *e);
 
-/* Pieces that APIs share. */
+/* ---- pieces that APIs share ---- */
+
 struct json_write;
 void api_openai_error(const struct request_error *e, struct buf *out);
 void api_openai_broken(struct reply *r, const struct request_error *e, struct buf *out);
-void api_comment_ping(
-	struct reply *r, struct buf *out); /* ": reading the prompt, 512 of 3000 tokens" */
+/* ": reading the prompt, 512 of 3000 tokens", a comment of an event stream. */
+void api_comment_ping(struct reply *r, struct buf *out);
 void api_sse_data(struct buf *out, const struct buf *json); /* "data: {...}\n\n" */
 /* Closes the object and sends it as "event: TYPE\ndata: {...}\n\n"; frees it. */
 void api_sse_event(struct json_write *w, const char *type, struct buf *out);

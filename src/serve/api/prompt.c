@@ -56,8 +56,8 @@ static int put_segments(const struct chat_prompt *p, size_t from, size_t to,
 	return chat_prompt_ids(&part, t, out, e);
 }
 
-/* The tokens of message m behind its <think>, if they are known. `out` holds everything before
- * them. */
+/* Appends the tokens of message m behind its <think>, if the store has them; *out holds everything
+ * before them. False: it does not, and *out is as it was. */
 static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning,
 	const struct tokenizer *tokenizer, struct turn_store *turns, struct token_ids *out)
 {

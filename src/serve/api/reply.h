@@ -63,9 +63,8 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 	const char *call_prefix, struct request_error *e);
 
 /* The next event, already entered into its answer (*answer), or NULL after timeout_ms. The caller
- * frees it. The call that JOB_CALL, JOB_ARGUMENTS and JOB_CALL_END speak of
- * is the answer's last. Progress is entered and then handed out
- * too. */
+ * frees it. The call that JOB_CALL, JOB_ARGUMENTS and JOB_CALL_END speak of is the answer's last.
+ */
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
 
 /* Nanoseconds of an answer that has ended: waiting for a session, reading, writing, all. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The page, what machines watch, and the list of models. */
+/* The page, health and metrics, the list of models, token counts, and responses that were kept.
+ * Each answers its exchange once: exchange_reply takes the body. */
 #if HAVE_HTTP
 #include "src/serve/server_internal.h"
 
@@ -202,7 +203,7 @@ void handle_events(struct server *s, struct exchange *x, const char *rest)
 	exchange_stream(x, "text/event-stream; charset=utf-8", next_state, free, w);
 }
 
-/* The page's files and the icon: the same bytes until the program is another one. */
+/* keep: the Cache-Control. */
 static void reply_page_file(struct exchange *x, const struct page_file *f, const char *keep)
 {
 	struct buf body = {0};

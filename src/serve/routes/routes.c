@@ -114,7 +114,7 @@ static void path_simplify(const char *path, char out[ROUTE_PATH_MAX])
 	out[n] = 0;
 }
 
-/* What stands behind the route's path, or NULL: it is another's. */
+/* The rest of `path` behind the route's path ("" when they are equal); NULL: no match. */
 static const char *path_match(const struct server_route *r, const char *path)
 {
 	size_t n = strlen(r->path);
@@ -123,7 +123,7 @@ static const char *path_match(const struct server_route *r, const char *path)
 	return !strncmp(path, r->path, n) && path[n] ? path + n : NULL;
 }
 
-/* The path itself, and with /v1 before it, where nothing is at the path itself. */
+/* out: the path without superfluous "/"; with /v1 before it where only that is a route. */
 static void path_resolve(const char *path, char out[ROUTE_PATH_MAX])
 {
 	path_simplify(path, out);
@@ -159,7 +159,7 @@ const struct server_route *route_find(
 				memcpy(rest, tail, strlen(tail) + 1);
 			return r;
 		}
-		if (tail)
+		if (tail) /* bits of `methods`: GET, POST, DELETE */
 			there |= *r->method == 'G' ? 1 : *r->method == 'P' ? 2 : 4;
 	}
 	*allow = methods[there];
