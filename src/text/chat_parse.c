@@ -358,7 +358,8 @@ void chat_parse_token(struct chat_parse *p, int32_t id)
 			goto out;
 		}
 	}
-	if (s.len)
+	/* Roles and the like come where the model's own end is banned (ignore_eos): no text of it. */
+	if (s.len && !tokenizer_is_control(p->tokenizer, id))
 		on_bytes(p, s.data, s.len);
 out:
 	if (p->state <= ANSWER)

@@ -22,7 +22,8 @@
  * tool only.
  *
  * Reasoning ends at the first </think>. A <think> is a tag only where nothing but blanks was
- * written before; elsewhere it, and every other stray tag, is text.
+ * written before; elsewhere it, and every other stray tag, is text. Other control tokens (roles,
+ * where the model's own end is banned) have no text.
  *
  * Event texts are valid UTF-8, never cut inside a character; broken bytes appear as U+FFFD. `raw`
  * keeps every byte as it came.

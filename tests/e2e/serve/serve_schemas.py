@@ -190,6 +190,7 @@ def test_sampling(s):
     for more in ({"ignore_eos": True}, {"min_tokens": 40}):
         data = s.post(CHAT, {**body, **more})[1]
         check(data["usage"]["completion_tokens"] == 40 and data["choices"][0]["finish_reason"] == "length", "goes on:", more, data)
+        check("<|" not in data["choices"][0]["message"]["content"], "control tokens are no text:", data)
     for more in ({"frequency_penalty": 2}, {"presence_penalty": 2}, {"repetition_penalty": 5}, {"repeat_penalty": 5}):
         base = s.post(CHAT, {**body, "logit_bias": {str(tokens[2]): 20}, "max_tokens": 30})[1]["choices"][0]["message"]["content"]
         data = s.post(CHAT, {**body, "logit_bias": {str(tokens[2]): 20}, "max_tokens": 30, **more})[1]["choices"][0]["message"]["content"]
