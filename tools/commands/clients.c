@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* `glmstream help clients`, and the manual's section of the same words. */
+/* `glmstream help clients`, and the manual's section with the same text. */
 #include "src/base/num.h"
 #include "tools/commands/manual.h"
 
@@ -100,38 +100,21 @@ int clients_print(void)
 	return 0;
 }
 
-/* Text in which nothing is a request of the man macros. */
-static void put_roff(const char *text)
-{
-	bool begins = true;
-	for (; *text; text++) {
-		if (begins && (*text == '.' || *text == '\''))
-			fputs("\\&", stdout);
-		begins = *text == '\n';
-		if (*text == '\\')
-			fputs("\\e", stdout);
-		else if (*text == '-')
-			fputs("\\-", stdout);
-		else
-			putchar(*text);
-	}
-}
-
 void clients_print_man(void)
 {
 	fputs(".SH CLIENTS\n", stdout);
-	put_roff(intro);
+	manual_put_text(intro);
 	putchar('\n');
 	for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
 		fputs(".PP\n", stdout);
-		put_roff(clients[i].name);
+		manual_put_text(clients[i].name);
 		fputs(":\n.RS 4\n.nf\n", stdout);
-		put_roff(clients[i].lines);
+		manual_put_text(clients[i].lines);
 		fputs(".fi\n.RE\n", stdout);
 	}
 	for (size_t i = 0; i < ARRAY_LEN(notes); i++) {
 		fputs(".PP\n", stdout);
-		put_roff(notes[i]);
+		manual_put_text(notes[i]);
 		putchar('\n');
 	}
 }

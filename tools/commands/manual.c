@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The tables are met by asking every command for its help while report_parse hands them over
- * instead of printing them. */
+/* The tables come from the commands themselves: each is run with --help while report_describe makes
+ * report_parse hand its table over instead of printing it. */
 #include "tools/commands/manual.h"
 
 #include "src/base/num.h"
@@ -67,9 +67,7 @@ int manual_visit(const struct manual_visitor *v, struct err *e)
 
 /* ---- the manual page ---- */
 
-/* Text for roff: no line begins with a control character, backslashes and dashes are what they look
- * like. */
-static void put(const char *text)
+void manual_put_text(const char *text)
 {
 	bool at_line = true;
 	for (const char *p = text; *p; p++) {
@@ -92,25 +90,25 @@ static void put_option(const struct arg *a)
 		printf("\\fB\\-%c\\fR%s", a->letter, a->name ? ", " : "");
 	if (a->name) {
 		fputs("\\fB", stdout);
-		put("--");
-		put(a->name);
+		manual_put_text("--");
+		manual_put_text(a->name);
 		fputs("\\fR", stdout);
 	}
 	if (a->kind == ARG_CHOICE && !a->value) {
 		for (const struct arg_word *w = a->words; w->word; w++) {
 			fputs(w == a->words ? " " : "|", stdout);
-			put(w->word);
+			manual_put_text(w->word);
 		}
 	} else if (a->kind != ARG_FLAG) {
 		fputs(" \\fI", stdout);
-		put(a->value ? a->value : "N");
+		manual_put_text(a->value ? a->value : "N");
 		fputs("\\fR", stdout);
 	}
 	putchar('\n');
-	put(a->help);
+	manual_put_text(a->help);
 	if (a->fallback) {
 		fputs(" (default: ", stdout);
-		put(a->fallback);
+		manual_put_text(a->fallback);
 		putchar(')');
 	}
 	fputs(".\n", stdout);
@@ -119,7 +117,7 @@ static void put_option(const struct arg *a)
 static void put_example(const char *text)
 {
 	fputs(".PP\n.EX\n", stdout);
-	put(text);
+	manual_put_text(text);
 	fputs("\n.EE\n", stdout);
 }
 
@@ -144,19 +142,19 @@ static void put_command(void *user, const char *name, const struct command *c, c
 {
 	(void)user;
 	fputs(".SS ", stdout);
-	put(name);
+	manual_put_text(name);
 	putchar('\n');
 	if (!strcmp(name, "trace record")) {
-		put("The same as glmstream run --trace FILE, with the options of run.\n");
+		manual_put_text("The same as glmstream run --trace FILE, with the options of run.\n");
 		put_example("glmstream trace record run.trace -p 'Define river.'");
 		return;
 	}
 	fputs(".B ", stdout);
-	put(a->command);
+	manual_put_text(a->command);
 	fputs("\n", stdout);
-	put(a->usage ? a->usage : "");
+	manual_put_text(a->usage ? a->usage : "");
 	fputs("\n.PP\n", stdout);
-	put(a->about ? a->about : c->help);
+	manual_put_text(a->about ? a->about : c->help);
 	putchar('\n');
 	put_groups(a, false);
 	for (size_t g = 0; g < a->n_groups; g++)
@@ -201,15 +199,15 @@ static void put_chat(void)
 		stdout);
 	for (size_t i = 0; chat_command(i, text); i++) {
 		printf(".TP\n\\fB");
-		put(text[0]);
+		manual_put_text(text[0]);
 		fputs("\\fR", stdout);
 		if (*text[1]) {
 			fputs(" \\fI", stdout);
-			put(text[1]);
+			manual_put_text(text[1]);
 			fputs("\\fR", stdout);
 		}
 		putchar('\n');
-		put(text[2]);
+		manual_put_text(text[2]);
 		fputs(".\n", stdout);
 	}
 }
@@ -250,7 +248,9 @@ static const char topics[] =
 	"copies of promoted experts, which can then be demoted without copying. It takes at most what\n"
 	"the host has less 8 GB, or less a tenth if that is more.\n"
 	".SH FILES THAT ARE WRITTEN\n"
-	"A file that exists is replaced only if this program wrote it and it is of the same kind: a\n"
+	"A file that exists is replaced only if it is empty, or this program wrote it and it is of "
+	"the\n"
+	"same kind: a\n"
 	"session over a session, a trace over a trace, a plot over a plot. Finished models and files\n"
 	"without a mark (logits) are not replaced. \\fB\\-\\-force\\fR replaces any file; in the chat\n"
 	"\\fB/save!\\fR does. Files appear whole: until one is complete the older one stays as it is.\n"

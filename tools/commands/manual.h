@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* What the option tables of the commands are turned into besides help: the manual page and the
- * completion of shells. One source, so none of them can say what the parser does not know.
- * Everything is written to stdout. */
+/* The manual page and the completion of shells, made from the option tables of the commands, so
+ * that none of them can say what the parser does not know. Everything is written to stdout. */
 #ifndef GLM_TOOLS_MANUAL_H
 #define GLM_TOOLS_MANUAL_H
 
 #include "src/base/args.h"
 #include "tools/commands/commands.h"
 
-/* Shows `each` the table of a command, and of every part of a command that has parts: `name` is
+/* `each` gets the table of a command, or of every part of a command that has parts: `name` is
  * "convert" or "trace show". */
 struct manual_visitor {
 	void (*each)(void *user, const char *name, const struct command *c, const struct args *a);
@@ -20,6 +19,9 @@ int manual_visit(const struct manual_visitor *v, struct err *e);
 
 /* glmstream(1) in the man macros. */
 int manual_print(struct err *e);
+/* Plain text for roff: no line begins with a control character, backslashes and dashes are what
+ * they look like. */
+void manual_put_text(const char *text);
 
 /* ---- clients.c: the lines that programs need to use the server ---- */
 int clients_print(void);      /* `glmstream help clients` */
