@@ -49,6 +49,14 @@ static int no_memory_for_tables(const struct loader *l, struct err *e)
 	return err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
 }
 
+int loader_refuse_budget(uint64_t bytes, uint64_t floor_bytes, struct err *e)
+{
+	return err_set(e, ERR_MEMORY,
+		"a cache of %.4f GB is too small for two layers' experts and a quarter of a token's: the "
+		"smallest that works is %.4f GB",
+		(double)bytes / 1e9, (double)((floor_bytes + 99999) / 100000) * 1e-4);
+}
+
 /* The cache's configuration for these budgets; *bytes is its expert_bytes, to be freed by the
  * caller. */
 static int configure(const struct loader_options *o, const struct extent_table *t,
@@ -76,10 +84,7 @@ static int configure(const struct loader_options *o, const struct extent_table *
 			e, ERR_USAGE, "there is no policy \"%s\", expected lru, lfu or sieve", o->policy);
 	uint64_t floor_bytes = cache_floor_bytes(c, o->n_used);
 	if (o->tier_bytes[0] < floor_bytes)
-		return err_set(e, ERR_MEMORY,
-			"a cache of %.4f GB is too small for two layers' experts and a quarter of a token's: "
-			"the smallest that works is %.4f GB",
-			(double)o->tier_bytes[0] / 1e9, (double)(floor_bytes + 99999) / 1e5 * 1e-4);
+		return loader_refuse_budget(o->tier_bytes[0], floor_bytes, e);
 	c->n_prefill_slots = cache_choose_prefill_slots(c, o->n_used);
 	return 0;
 }

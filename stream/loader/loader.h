@@ -90,6 +90,8 @@ struct loader_plan {
 /* Computes the plan without taking memory. ERR_MEMORY, with the smallest budget that works in the
  * sentence, when the first tier is below the floor. The files are opened and closed again. */
 int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e);
+/* Sets and returns that error. The sentence rounds the floor up, so that its number works. */
+int loader_refuse_budget(uint64_t bytes, uint64_t floor_bytes, struct err *e);
 
 /* The reader that loader_open opens: the files of the model in order, replicas behind them. For
  * measuring. */

@@ -355,6 +355,9 @@ static void test_loader_refusals(void **state)
 	o.tier_bytes[0] = full.floor_bytes - 1;
 	assert_int_equal(loader_plan(&o, &plan, &e), ERR_MEMORY);
 	assert_non_null(strstr(e.text, "too small"));
+	/* the number that is named works: it is rounded up */
+	assert_int_equal(loader_refuse_budget(0, 1340001, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.text, "0.0014 GB"));
 	o.tier_bytes[0] = full.floor_bytes;
 	assert_int_equal(loader_plan(&o, &plan, &e), 0);
 	o.policy = "belady";

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads no weights unless it is asked to measure the drive. */
+/* The part of `glmstream inspect` that forecasts from a trace. Reads no weights, except to measure
+ * the drive. */
 #include "tools/trace/inspect_forecast.h"
 
 #include "src/base/mem.h"
@@ -65,10 +66,7 @@ static int find_budgets(struct inspect_forecast *f, struct err *e)
 	f->points = NEW_ARRAY(struct forecast_point, (size_t)n + 1);
 	for (int i = 0; i < n && !rc; i++) {
 		if (budgets[i] < plan->floor_bytes)
-			rc = err_set(e, ERR_MEMORY,
-				"a cache of %.4f GB is too small for two layers' experts and a quarter of a "
-				"token's: the smallest that works is %.4f GB",
-				(double)budgets[i] / 1e9, (double)plan->floor_bytes / 1e9);
+			rc = loader_refuse_budget(budgets[i], plan->floor_bytes, e);
 		f->points[f->n_points++] =
 			(struct forecast_point){.cache_bytes = MIN(budgets[i], plan->everything_bytes),
 				.ram_bytes = f->ram_bytes,

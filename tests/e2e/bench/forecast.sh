@@ -66,6 +66,9 @@ run inspect "$POCKET" --cache-gb 0.004
 error_is_one_sentence 2 "--trace"
 run inspect "$POCKET" --trace "$work/all" --cache-gb 0.001
 error_is_one_sentence 4 "smallest that works"
+least=$(sed -n 's/.*smallest that works is \([0-9.]*\) GB.*/\1/p' "$work/err")
+run inspect "$POCKET" --trace "$work/all" --cache-gb "$least"
+exits 0
 run inspect "$POCKET" --trace "$work/all" --policy belady
 error_is_one_sentence 2 belady
 run inspect "$POCKET" --trace "$work/all" --gpu-ms 4
