@@ -155,6 +155,7 @@ static void write_header(struct trace_writer *w, const struct trace_model *m)
 	write_frame(w);
 }
 
+/* Opens w->partial, or a device or pipe at w->path itself. */
 static int open_file(struct trace_writer *w, struct err *e)
 {
 	struct stat st;
@@ -218,10 +219,14 @@ int trace_writer_close(struct trace_writer *w, struct err *e)
 	write_frame(w);
 	if (close(w->fd) && !w->failed.code)
 		err_errno(&w->failed, errno, "%.400s: cannot close the trace", w->path);
-	if (!w->failed.code && w->partial &&
-		!out_file_may_replace(w->path, &out_trace, w->force, &w->failed) &&
-		rename(w->partial, w->path))
-		err_errno(&w->failed, errno, "%.400s: cannot be renamed to %.400s", w->partial, w->path);
+	if (!w->failed.code && w->partial) {
+		/* another file may have appeared there since open; the trace is whole all the same */
+		if (out_file_may_replace(w->path, &out_trace, w->force, &w->failed))
+			err_hint(&w->failed, "the trace is complete in %.400s", w->partial);
+		else if (rename(w->partial, w->path))
+			err_errno(
+				&w->failed, errno, "%.400s: cannot be renamed to %.400s", w->partial, w->path);
+	}
 	int code = w->failed.code;
 	if (code && e)
 		*e = w->failed;

@@ -265,6 +265,23 @@ static void test_older_files(void **state)
 	assert_non_null(w);
 	assert_int_equal(trace_writer_close(w, &e), 0);
 	assert_int_equal(access(partial, F_OK), -1);
+
+	/* another file appears while the trace is written: both stay, and the error names the trace */
+	w = trace_writer_open(path, false, &model, &e);
+	record(w, 5, 40);
+	f = fopen(path, "w");
+	fputs("my notes", f);
+	fclose(f);
+	assert_int_equal(trace_writer_close(w, &e), ERR_INPUT);
+	assert_non_null(strstr(e.hint, partial));
+	uint8_t *notes = slurp(path, &n_now);
+	assert_true(n_now == 8 && !memcmp(notes, "my notes", 8));
+	free(notes);
+	struct trace t = {0};
+	assert_int_equal(trace_open(partial, &t, &e), 0);
+	trace_fini(&t);
+	unlink(path);
+	unlink(partial);
 }
 
 /* Any flipped bit that changes the content is noticed: an error, or at least an end that comes too

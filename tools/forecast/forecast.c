@@ -130,7 +130,7 @@ void forecast_fini(struct forecast *f)
 int forecast_measure(const struct common_opts *c, const struct gguf *file, uint32_t top_k,
 	double seconds, int repeats, struct forecast_machine *m, struct err *e)
 {
-	struct measure_disk d;
+	struct measure_disk d = {0};
 	int rc = measure_disk(c, file, 1, seconds, repeats, &d, e);
 	m->one_bytes_s = d.bytes_s.median;
 	if (!rc)
