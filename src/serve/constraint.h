@@ -38,7 +38,7 @@
 
 enum tool_choice { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED };
 
-/* The value of an argument of a strict tool. Owned strings, a held schema. */
+/* The value of an argument of a strict tool. Strings and schema are owned. */
 struct constraint_argument {
 	char *tool, *key;
 	struct schema *schema; /* of SCHEMA_ARGUMENT */

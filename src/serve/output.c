@@ -47,11 +47,11 @@ void output_options_fini(struct output_options *o)
 		free(o->stops[i]);
 	free(o->stops);
 	free(o->choice_name);
-	schema_drop(o->answer);
+	schema_free(o->answer);
 	for (size_t i = 0; i < o->n_strict; i++) {
 		free(o->strict[i].tool);
 		free(o->strict[i].key);
-		schema_drop(o->strict[i].schema);
+		schema_free(o->strict[i].schema);
 	}
 	free(o->strict);
 	free(o->stop_ids);

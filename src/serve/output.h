@@ -38,7 +38,7 @@ struct output_options {
 	enum tool_choice choice;
 	char *choice_name;                  /* TOOL_CHOICE_REQUIRED: this tool; NULL: any */
 	bool one_call;                      /* the answer ends with its first call */
-	struct schema *answer;              /* held; the answer follows it; NULL: any text */
+	struct schema *answer;              /* owned; the answer follows it; NULL: any text */
 	struct constraint_argument *strict; /* [n_strict] owned; arguments that follow schemas */
 	size_t n_strict;
 	const struct token_trie *tokens; /* borrowed; with answer or strict */

@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		json_decref(value);
 	}
 	grammar_run_free(r);
-	schema_drop(s);
+	schema_free(s);
 	json_decref(v);
 	return 0;
 }

@@ -157,7 +157,7 @@ static void test_texts(void **state)
 		for (size_t k = 0; k < ARRAY_LEN(c->bad) && c->bad[k]; k++)
 			if (passes(s, c->bad[k]))
 				fail_msg("%s should not take %s", c->schema, c->bad[k]);
-		schema_drop(s);
+		schema_free(s);
 	}
 }
 
@@ -302,7 +302,7 @@ static void test_random_walks(void **state)
 		json_decref(v);
 		buf_free(&text);
 		grammar_run_free(r);
-		schema_drop(s);
+		schema_free(s);
 	}
 }
 
@@ -332,7 +332,7 @@ static void test_masks(void **state)
 			}
 		}
 		grammar_run_free(r);
-		schema_drop(s);
+		schema_free(s);
 	}
 	token_trie_free(tokens);
 }
@@ -430,7 +430,7 @@ static void test_cost(void **state)
 	assert_true(us[1] < us[0] + 5000);
 	free(logits);
 	buf_free(&text);
-	schema_drop(s);
+	schema_free(s);
 	token_trie_free(tokens);
 }
 

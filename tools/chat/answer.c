@@ -67,7 +67,7 @@ int answer_close(struct answer *a, int rc, struct err *e)
 	chat_view_fini(&a->view);
 	conversation_fini(&a->talk);
 	token_ids_free(&a->prompt);
-	schema_drop(a->schema);
+	schema_free(a->schema);
 	token_trie_free(a->tokens);
 	prefix_store_close(a->store);
 	free(a->session_path);

@@ -31,7 +31,7 @@ static int answer_schema(
 	struct request *r, const json_t *schema, const char *param, struct request_error *e)
 {
 	struct err err = {0};
-	schema_drop(r->output.answer);
+	schema_free(r->output.answer);
 	r->output.answer = NULL;
 	r->output.tokens = r->model->tokens;
 	if (schema_compile(schema, schema, SCHEMA_JSON, &r->output.answer, &err))
@@ -103,7 +103,7 @@ static int strict_argument(struct request *r, const char *tool, const json_t *pa
 	for (size_t i = 0; i < o->n_strict; i++)
 		states += schema_grammar(o->strict[i].schema)->n_states;
 	if (states > STRICT_STATES_MAX) {
-		schema_drop(a.schema);
+		schema_free(a.schema);
 		return request_refuse(e, 400, "invalid_schema", "tools",
 			"tools: the schemas of strict tools are too large together: more than %d states",
 			STRICT_STATES_MAX);

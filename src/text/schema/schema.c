@@ -19,7 +19,6 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +30,6 @@
 #define ONE_OF_MAX  64
 
 struct schema {
-	atomic_int holders;
 	struct grammar grammar;
 };
 
@@ -531,7 +529,6 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 		.g = &s->grammar, .build.g = &s->grammar, .root = root, .e = e ? e : &own};
 	struct schema_part top = {.path = (char *)""};
 	c.merges_left = SCHEMA_MERGES_MAX;
-	atomic_init(&s->holders, 1);
 	*out = NULL;
 	c.made = json_array();
 	uint32_t rule = grammar_rule(c.g), start = c.g->rules[rule].start, end = c.g->rules[rule].final;
@@ -556,24 +553,16 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 	json_decref(c.made);
 	schema_build_fini(&c.build);
 	if (rc)
-		schema_drop(s);
+		schema_free(s);
 	else
 		*out = s;
 	return rc;
 }
 
-struct schema *schema_hold(struct schema *s)
+void schema_free(struct schema *s)
 {
 	if (s)
-		atomic_fetch_add(&s->holders, 1);
-	return s;
-}
-
-void schema_drop(struct schema *s)
-{
-	if (!s || atomic_fetch_sub(&s->holders, 1) != 1)
-		return;
-	grammar_free(&s->grammar);
+		grammar_free(&s->grammar);
 	free(s);
 }
 

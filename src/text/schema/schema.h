@@ -40,12 +40,10 @@ enum schema_form {
 
 /* root: the document that "$ref" refers to; part: what is compiled, root or inside it; NULL: any
  * JSON object. Both are borrowed for the call. 0, or ERR_INPUT with a sentence that says where, and
- * *out NULL. The caller holds *out: schema_drop. e may be NULL. */
+ * *out NULL. The caller owns *out. e may be NULL. */
 int schema_compile(const json_t *root, const json_t *part, enum schema_form form,
 	struct schema **out, struct err *e);
-/* One more holder, of any thread; returns s. NULL is fine. */
-struct schema *schema_hold(struct schema *s);
-void schema_drop(struct schema *s); /* NULL is fine */
+void schema_free(struct schema *s); /* NULL is fine */
 /* Finished and constant; lives as long as s. */
 const struct grammar *schema_grammar(const struct schema *s);
 
