@@ -73,6 +73,14 @@ static void check_named_keys(
 	const char *key;
 	json_t *v;
 	bool bound = allowed_keys(c, w, &allowed);
+	if (bound &&
+		allowed.n_states > 4 * KEY_MAX) { /* each comparison costs as much as it has states */
+		struct char_nfa part;
+		char_nfa_length(&part, 0, KEY_MAX);
+		char_nfa_intersect(&allowed, &part);
+		if (allowed.too_large)
+			schema_refuse(c, w, "propertyNames: too many states");
+	}
 	json_object_foreach((json_t *)properties, key, v)
 	{
 		if (strlen(key) > KEY_MAX)
