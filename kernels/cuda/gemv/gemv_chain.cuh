@@ -35,10 +35,10 @@
  * Compute capability 9.0. Bytes moved: every packed row once; x of each step once per block from
  * the L2 cache.
  *
- * Tried: bulk copies of row pieces without a producer warp, a third chunk in the ring, 96 or 112
- * registers: slower (044f56b). A ring stage moved to registers before x is there: the layer slower
- * (664708c). A form without a producer warp for two rows and for Q4_K: no gain (10.88 against
- * 10.90 ms a token of a Q4_K model).
+ * Tried. In a form without a producer warp, whose warps each copied through a ring of two chunks:
+ * bulk copies of row pieces, a third chunk, 96 or 112 registers: slower (044f56b); that form for
+ * two rows and for Q4_K: no gain (10.88 against 10.90 ms a token of a Q4_K model). In this form: a
+ * ring stage moved to registers before x is there: the layer slower (664708c).
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_CHAIN_CUH
 #define GLM_KERNELS_CUDA_GEMV_CHAIN_CUH
