@@ -138,6 +138,8 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	int rc = parse_serve_options(&o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
+	if (o.api_key && !*o.api_key) /* a script's variable that is not set opens no server */
+		return err_set(e, ERR_USAGE, "--api-key: the key is empty");
 	if (!o.api_key)
 		o.api_key = getenv("GLMSTREAM_API_KEY");
 	if (o.api_key && !*o.api_key)

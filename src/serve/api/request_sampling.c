@@ -57,12 +57,12 @@ int request_known(const struct request *r, const char *const *members, struct re
 		if (is_listed(key, members) || is_listed(key, members_shared) || is_off(key, v))
 			continue;
 		if (!strcmp(key, "grammar") || !strcmp(key, "guided_grammar") ||
-			!strcmp(key, "guided_regex")) {
+			!strcmp(key, "guided_regex") || !strcmp(key, "guided_choice")) {
 			if (json_is_null(v) || (json_is_string(v) && !json_string_length(v)))
 				continue;
 			return request_refuse(e, 400, "unsupported_parameter", key,
 				"%s is not supported by this server: answers follow a JSON schema instead "
-				"(response_format), whose strings may have a pattern",
+				"(response_format of /v1/chat/completions), whose strings may have a pattern",
 				key);
 		}
 		if (request_unsupported(r->body, key, e))

@@ -80,6 +80,8 @@ hints '-m FILE' pull glm-5.2
 hints 'inspect FILE' show glm-5.2
 hints '--recipe' quantize a.gguf b.gguf
 if has_command serve; then
+	run serve --api-key ''
+	error_is_one_sentence 2 'key is empty'
 	hints '--sessions' serve -np 4
 	hints '-c N' serve --ctx-size 4096
 	hints 'did you mean serve' server

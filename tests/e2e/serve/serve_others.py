@@ -64,6 +64,10 @@ def test_ollama(s):
     for options in ({"typical_p": 0.5}, {"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"unheard_of": 1}):
         status, data = s.post("/api/chat", {**ask, "options": options})
         check(status == 400 and list(options)[0] in data["error"], "refused:", options, data)
+    for path, more in (("/api/chat", {}), ("/api/generate", {"prompt": "x", "messages": None})):
+        for member in ({"temperature": 0}, {"min_p": 0.1}, {"unheard_of": 1}):
+            status, data = s.post(path, {**ask, **more, **member})
+            check(status == 400 and list(member)[0] in data["error"] and "options" in data["error"], "outside of options:", member, data)
     # generate
     g = s.post("/api/generate", {**ask, "messages": None, "prompt": "Define river.", "stream": False})[1]
     check(g["response"] == text and g.get("thinking") == thinking, "generate", g)

@@ -132,6 +132,27 @@ static int take_message(json_t *out, const json_t *m, struct request_error *e)
 	return json_array_append_new(out, copy);
 }
 
+/* `own`: members of this path beside those that both have. */
+static int refuse_unknown(const struct request *r, const char *const *own, struct request_error *e)
+{
+	static const char *const both[] = {"model", "stream", "format", "options", "think",
+		"keep_alive", "logprobs", "top_logprobs", NULL};
+	const char *key;
+	json_t *v;
+	json_object_foreach(r->body, key, v)
+	{
+		bool known = !is_given(v) || json_is_false(v);
+		for (size_t i = 0; both[i] && !known; i++)
+			known = !strcmp(both[i], key);
+		for (size_t i = 0; own[i] && !known; i++)
+			known = !strcmp(own[i], key);
+		if (!known)
+			return request_refuse(e, 400, "unsupported_parameter", key,
+				"%.60s is not supported here: settings of sampling belong into \"options\"", key);
+	}
+	return 0;
+}
+
 /* What both paths have. */
 static int take_common(struct request *r, json_t *to, struct request_error *e)
 {
@@ -159,8 +180,9 @@ static int chat_parse_request(struct request *r, struct request_error *e)
 {
 	json_t *messages = json_object_get(r->body, "messages"), *m,
 		   *tools = json_object_get(r->body, "tools"), *to = json_object(), *list = json_array();
+	static const char *const own[] = {"messages", "tools", NULL};
 	size_t i;
-	int rc = take_common(r, to, e);
+	int rc = refuse_unknown(r, own, e) || take_common(r, to, e) ? -1 : 0;
 	if (!rc && !json_is_array(messages))
 		rc = request_refuse(e, 400, NULL, "messages", "messages: expected an array, found %s",
 			json_text_type(messages));
@@ -182,10 +204,12 @@ static int chat_parse_request(struct request *r, struct request_error *e)
 static int generate_parse_request(struct request *r, struct request_error *e)
 {
 	static const char *const unsupported[] = {"suffix", "template", "context"};
+	static const char *const own[] = {
+		"prompt", "system", "raw", "images", "suffix", "template", "context", NULL};
 	const char *system = NULL;
 	bool raw = false;
 	json_t *prompt = json_object_get(r->body, "prompt"), *to = json_object();
-	int rc = take_common(r, to, e) || refuse_images(r->body, e) ||
+	int rc = refuse_unknown(r, own, e) || take_common(r, to, e) || refuse_images(r->body, e) ||
 					 request_string(r->body, "system", &system, e) ||
 					 request_bool(r->body, "raw", &raw, e)
 				 ? -1
