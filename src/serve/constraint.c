@@ -23,9 +23,15 @@ enum state {
 	ANSWER, /* a text by the answer's schema; at its start a call may open as well */
 };
 
+static int name_order(const void *a, const void *b)
+{
+	return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
 /* What may be written next; takes the array, borrows the texts. */
 static void set_names(struct constraint *f, const char **names, size_t n)
 {
+	qsort(names, n, sizeof *names, name_order);
 	free(f->names);
 	f->names = names;
 	f->n_names = n;
@@ -86,38 +92,66 @@ void constraint_fini(struct constraint *f)
 
 /* ---- what may come ---- */
 
-/* Whether so_far + text begins one of the names. */
-static bool begins_name(const struct constraint *f, const char *text, size_t n)
+/* names[from..to) begin with so_far. */
+struct name_range {
+	size_t from, to;
+};
+
+static struct name_range names_begun(const struct constraint *f)
 {
-	for (size_t i = 0; i < f->n_names; i++) {
-		size_t len = strlen(f->names[i]);
-		if (len >= f->so_far.len + n && !memcmp(f->names[i], buf_str(&f->so_far), f->so_far.len) &&
-			!memcmp(f->names[i] + f->so_far.len, text, n))
-			return true;
+	const char *so_far = buf_str(&f->so_far);
+	struct name_range r = {0, f->n_names};
+	for (size_t high = f->n_names; r.from < high;) {
+		size_t mid = (r.from + high) / 2;
+		if (strncmp(f->names[mid], so_far, f->so_far.len) < 0)
+			r.from = mid + 1;
+		else
+			high = mid;
+	}
+	for (size_t low = r.from; low < r.to;) {
+		size_t mid = (low + r.to) / 2;
+		if (strncmp(f->names[mid], so_far, f->so_far.len) <= 0)
+			low = mid + 1;
+		else
+			r.to = mid;
+	}
+	return r;
+}
+
+/* Whether so_far + text begins one of the names of the range. Every token of the vocabulary comes
+ * by here: the names are searched, not gone through. */
+static bool begins_name(const struct constraint *f, struct name_range r, const char *text, size_t n)
+{
+	while (r.from < r.to) {
+		size_t mid = (r.from + r.to) / 2;
+		int c = strncmp(f->names[mid] + f->so_far.len, text, n);
+		if (!c)
+			return !memchr(text, 0, n);
+		*(c < 0 ? &r.from : &r.to) = c < 0 ? mid + 1 : mid;
 	}
 	return false;
 }
 
+static const char **find_name(const struct constraint *f, const char *name)
+{
+	return f->n_names ? bsearch(&name, f->names, f->n_names, sizeof *f->names, name_order) : NULL;
+}
+
 static bool is_name(const struct constraint *f)
 {
-	for (size_t i = 0; i < f->n_names; i++)
-		if (strlen(f->names[i]) == f->so_far.len &&
-			!memcmp(f->names[i], buf_str(&f->so_far), f->so_far.len))
-			return true;
-	return false;
+	return find_name(f, buf_str(&f->so_far));
 }
 
 /* Every required key of the tool has been used. */
 static bool all_required(const struct constraint *f)
 {
-	size_t i, k;
+	size_t i;
 	json_t *r;
 	json_array_foreach(f->required, i, r)
 	{
 		/* a key that is still among the names was not used */
-		for (k = 0; k < f->n_names; k++)
-			if (json_is_string(r) && !strcmp(f->names[k], json_string_value(r)))
-				return false;
+		if (json_is_string(r) && find_name(f, json_string_value(r)))
+			return false;
 	}
 	return true;
 }
@@ -150,11 +184,16 @@ static void call_chosen(const struct constraint *f, bool *keys, bool *end)
 struct state_facts {
 	bool name_done; /* so_far is a whole name */
 	bool keys, end; /* behind the name a key may come, the call may end */
+	struct name_range begun;
 };
 
 static struct state_facts facts_of(const struct constraint *f)
 {
-	struct state_facts k = {is_name(f), true, true};
+	struct state_facts k = {.keys = true, .end = true};
+	if (f->state != NAME && f->state != KEY)
+		return k;
+	k.name_done = is_name(f);
+	k.begun = names_begun(f);
 	if (f->state == NAME && k.name_done)
 		call_chosen(f, &k.keys, &k.end);
 	return k;
@@ -197,11 +236,12 @@ static bool token_allowed(const struct constraint *f, int32_t id, struct state_f
 	case NAME:
 		if (added)
 			return k.name_done && ((id == f->key && k.keys) || (id == f->end_call && k.end));
-		return s.len && begins_name(f, s.data, s.len);
+		return s.len && begins_name(f, k.begun, s.data, s.len);
 	case KEY:
 		if (!f->properties)
 			return added ? id == f->end_key && !f->empty : s.len > 0;
-		return added ? id == f->end_key && k.name_done : s.len && begins_name(f, s.data, s.len);
+		return added ? id == f->end_key && k.name_done
+					 : s.len && begins_name(f, k.begun, s.data, s.len);
 	case AFTER_KEY:
 		return id == f->value;
 	case VALUE:
@@ -310,11 +350,11 @@ static void argument_choose(struct constraint *f)
 /* The key in so_far cannot come again. */
 static void use_key(struct constraint *f)
 {
-	for (size_t i = 0; i < f->n_names; i++)
-		if (!strcmp(f->names[i], buf_str(&f->so_far))) {
-			f->names[i] = f->names[--f->n_names];
-			break;
-		}
+	const char **used = find_name(f, buf_str(&f->so_far));
+	if (used) {
+		f->n_names--;
+		memmove(used, used + 1, (size_t)(f->names + f->n_names - used) * sizeof *used);
+	}
 	buf_clear(&f->so_far);
 }
 

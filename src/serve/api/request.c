@@ -341,10 +341,21 @@ int request_tools(struct request *r, const json_t *tools, struct request_error *
 	{
 		const json_t *name = json_object_get(chat_tool_function(tool), "name");
 		size_t n = json_string_length(name);
-		if (!n || n > 256 || strlen(json_string_value(name)) != n)
+		if (!n || n > REQUEST_NAME_MAX || strlen(json_string_value(name)) != n)
 			return request_refuse(e, 400, NULL, "tools",
-				"tools[%zu]: expected a name of 1 to 256 bytes, found %zu", i, n);
+				"tools[%zu]: expected a name of 1 to %d bytes, found %zu", i, REQUEST_NAME_MAX, n);
 		const json_t *f = chat_tool_function(tool);
+		const json_t *properties = json_object_get(json_object_get(f, "parameters"), "properties");
+		const char *key;
+		size_t key_len;
+		json_t *v;
+		json_object_keylen_foreach((json_t *)properties, key, key_len, v)
+		{
+			if (key_len > REQUEST_NAME_MAX)
+				return request_refuse(e, 400, NULL, "tools",
+					"tools[%zu]: the name of a property has %zu bytes, expected at most %d", i,
+					key_len, REQUEST_NAME_MAX);
+		}
 		if ((json_is_true(json_object_get(f, "strict")) ||
 				json_is_true(json_object_get(tool, "strict"))) &&
 			request_strict_tool(r, json_string_value(name), json_object_get(f, "parameters"), e))

@@ -27,6 +27,7 @@
 #define REQUEST_STOPS_MAX   16
 #define REQUEST_STOP_BYTES  1024
 #define REQUEST_TOOLS_MAX   256
+#define REQUEST_NAME_MAX    256 /* bytes of a tool's name, and of its properties' */
 
 /* What requests are parsed and answered against; constant while the server runs (turns guards
  * itself). */
@@ -74,6 +75,7 @@ struct request {
 	bool store;       /* responses: keep the answer */
 	bool think_asked; /* the client said something about reasoning */
 	size_t body_bytes;
+	uint64_t schema_ns;      /* processor time that its schemas took */
 	struct budget_part part; /* what the request holds, until `shared` does */
 	/* Set with the first job: owns prompts and output from then on. NULL: the request does. */
 	struct job_shared *shared;

@@ -2,6 +2,7 @@
 /* Answers and arguments that follow a JSON schema. */
 #include "src/serve/api/request.h"
 
+#include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
@@ -11,6 +12,18 @@
 
 #define STRICT_MAX        2000                     /* arguments of all strict tools */
 #define STRICT_STATES_MAX (2 * GRAMMAR_STATES_MAX) /* of their grammars together */
+
+/* A request has few schemas or many: together they may take so much of the processor. */
+static int compile_counted(struct request *r, const json_t *root, const json_t *part,
+	enum schema_form form, struct schema **out, struct err *err)
+{
+	if (r->schema_ns > SCHEMA_COMPILE_NS)
+		return err_set(err, ERR_INPUT, "the schemas of the request take too long to compile");
+	uint64_t start = clock_thread_ns();
+	int rc = schema_compile(root, part, form, out, err);
+	r->schema_ns += clock_thread_ns() - start;
+	return rc;
+}
 
 /* A schema's error as a refusal that says which member it is in. */
 static int refuse_schema(struct request_error *e, const char *param, const struct err *err)
@@ -34,7 +47,7 @@ static int answer_schema(
 	schema_free(r->output.answer);
 	r->output.answer = NULL;
 	r->output.tokens = r->model->tokens;
-	if (schema_compile(schema, schema, SCHEMA_JSON, &r->output.answer, &err))
+	if (compile_counted(r, schema, schema, SCHEMA_JSON, &r->output.answer, &err))
 		return refuse_schema(e, param, &err);
 	return refuse_min_tokens(r, param, e);
 }
@@ -94,7 +107,7 @@ static int strict_argument(struct request *r, const char *tool, const json_t *pa
 	if (o->n_strict == STRICT_MAX)
 		return request_refuse(e, 400, NULL, "tools",
 			"tools: strict tools have more than %d arguments together", STRICT_MAX);
-	if (schema_compile(parameters, part, SCHEMA_ARGUMENT, &a.schema, &err)) {
+	if (compile_counted(r, parameters, part, SCHEMA_ARGUMENT, &a.schema, &err)) {
 		refuse_schema(e, where, &err);
 		snprintf(e->param, sizeof e->param, "tools");
 		return -1;

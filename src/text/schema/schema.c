@@ -9,6 +9,7 @@
  */
 #include "src/text/schema/schema.h"
 
+#include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
@@ -540,9 +541,14 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 	else
 		build_space(&c.build, start, begin); /* models put a line feed behind their reasoning */
 	grammar_call(c.g, begin, end, value);
+	uint64_t until = clock_thread_ns() + SCHEMA_COMPILE_NS;
 	while (!c.failed && c.next < c.n_list) {
 		if (c.g->too_large)
 			break; /* grammar_finish says so */
+		if (clock_thread_ns() > until) {
+			schema_refuse(&c, &c.list[c.next], "the schema takes too long to compile");
+			break;
+		}
 		compile_one(&c, c.list[c.next++]);
 	}
 	int rc = c.failed ? ERR_INPUT : grammar_finish(c.g, rule, c.e);

@@ -31,6 +31,10 @@
 
 struct schema;
 
+/* Processor time after which compiling ends with a refusal; one part of a schema takes at most some
+ * tenths of a second more. */
+#define SCHEMA_COMPILE_NS 2000000000ull
+
 enum schema_form {
 	SCHEMA_JSON, /* the text is JSON */
 	/* The text is the value of a tool's argument as GLM writes it: strings stand there without

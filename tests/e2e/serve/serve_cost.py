@@ -111,14 +111,68 @@ def test_trees(s):
     print(f"12 requests of {len(body) / 1e6:.2f} MB: {sorted(seen)}, at most {memory(s)} MB of memory")
 
 
+def long_names(kilobytes):
+    properties = {f"{i:03d}" + "k" * (kilobytes << 10): {"type": "string"} for i in range(256)}
+    return {"messages": user("x"), "enable_thinking": False, "tool_choice": "required", "max_tokens": 40,
+            "temperature": 0, "tools": [function("f", defer_loading=True, parameters={
+                "type": "object", "properties": properties, "required": [next(iter(properties))]})]}
+
+
+def schema(value):
+    return {"messages": user("x"), "enable_thinking": False, "max_tokens": 200, "temperature": 1, "seed": 3,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
+
+
+def schemas():
+    """Schemas whose masks or whose compilation would take long without a limit."""
+    yield "many places", schema({"type": "string", "pattern": "^.*[a-m].{900}$"})
+    yield "many sets", schema({"type": "string", "pattern": "^[a-z ]*[aeiou ][a-z ]{400}$"})
+    yield "many alternatives", schema({"anyOf": [{"type": "string", "pattern": f"^[a-z]*{c}[a-z ]{{30,300}}$"}
+                                                 for c in "abcdefghijklmnopqrstuvwxyz"]})
+    yield "long enum", schema({"enum": ["a" * 60 + str(i) for i in range(5000)]})
+    yield "references", schema({"$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "array", "items": {
+        "$ref": f"#/$defs/d{i + 1}"}}]} for i in range(60)} | {"d60": {"type": "integer"}}, "$ref": "#/$defs/d0"})
+    yield "products", schema({"type": "object", "properties": {
+        f"p{i}": {"type": "string", "pattern": "^(a|b)*a(a|b){100}$", "minLength": 101, "maxLength": 102}
+        for i in range(1500)}})
+    yield "long names", long_names(20)
+    yield "names", {**long_names(0), "max_tokens": 400}
+
+
+def test_schemas(s, other):
+    for name, body in schemas():
+        other.slowest, start = 0, time.monotonic()
+        status, data = s.post(CHAT, body)
+        took = time.monotonic() - start
+        check(status in (200, 400), name, status, data)
+        if status == 400:
+            check(any(word in str(data) for word in ("too much time", "too long", "too large", "too many states", "a property has")), name, data)
+        check(SAN or other.slowest < 10, name, "another client waited", other.slowest)
+        print(f"{name}: {status} {data['error']['message'][:60] if status == 400 else ''} after {took:.2f} s, another client's slowest answer {other.slowest:.2f} s")
+
+
+def test_stop_in_mask():
+    with Server("-t", "1", "-c", "2048", "--sessions", "2") as s:
+        body = next(schemas())[1]
+        t = threading.Thread(target=lambda: s.post(CHAT, body))
+        t.start()
+        time.sleep(0.3)
+        start = time.monotonic()
+        s.stop()
+        check(SAN or time.monotonic() - start < 7, "SIGTERM took", time.monotonic() - start)
+        t.join()
+
+
 def main():
     options = ["-t", "1", "-c", "2048", "--sessions", "2"]
     with Server(*options, address_bytes=None if SAN else 1 << 30) as s:
         with Other(s) as other:
             test_references(s)
             test_trees(s)
-        check(SAN or other.slowest < 5, "another client's slowest answer took", other.slowest)
+            test_schemas(s, other)
+        check(SAN or other.slowest < 10, "another client's slowest answer took", other.slowest)
         print(f"another client: {other.count} answers, the slowest took {other.slowest:.2f} s")
+    test_stop_in_mask()
     finish()
 
 
