@@ -36,7 +36,8 @@
 #define HEADER_CROWD_NS (3 * SECOND)
 #define IDLE_NS         (60 * SECOND)
 #define BODY_NS         (60 * SECOND)
-#define BODY_BYTES_S    (64u << 10) /* a second more for each so many bytes */
+#define BODY_BYTES_S    (64u << 10)  /* a second more for each so many bytes */
+#define REFUSED_NS      (5 * SECOND) /* for the whole body of a refused request */
 #define SEND_NS         (60 * SECOND)
 #define HEADER_BYTES    (32u << 10)
 #define DRAIN_FACTOR                                                                               \
@@ -82,6 +83,7 @@ struct exchange {
 	size_t received;
 	struct http_refusal refusal; /* status 0: none */
 	bool drop;                   /* the body is not wanted */
+	bool close;                  /* the connection ends with the response */
 	struct {
 		char *name, *value;
 	} headers[4];
@@ -222,11 +224,27 @@ static bool same_word(const char *s, size_t n, const char *word)
 	return word && strlen(word) == n && !strncasecmp(s, word, n);
 }
 
+/* An address in digits: no name server can make it another machine's. */
+static bool is_address(const char *s, size_t n)
+{
+	char text[64];
+	struct in6_addr a;
+	bool six = *s == '[' && n > 2;
+	if (n >= sizeof text)
+		return false;
+	snprintf(text, sizeof text, "%.*s", (int)(six ? n - 2 : n), six ? s + 1 : s);
+	return inet_pton(six ? AF_INET6 : AF_INET, text, &a) == 1;
+}
+
 /* Whether "name:port" names this machine. */
 static bool is_own_host(const struct http *h, const char *s)
 {
 	size_t n = *s == '[' ? strcspn(s, "]") + 1 : strcspn(s, ":");
 	n = MIN(n, strlen(s));
+	if (s[n] && s[n] != ':')
+		return false;
+	if (!h->loopback && is_address(s, n))
+		return true;
 	return same_word(s, n, "localhost") || same_word(s, n, "127.0.0.1") ||
 		   same_word(s, n, "[::1]") || same_word(s, n, h->options.host) ||
 		   same_word(s, n, h->options.allow_host);
@@ -249,6 +267,39 @@ static void exchange_refuse(
 	x->drop = true;
 }
 
+struct framing {
+	unsigned hosts, lengths, encodings;
+	bool odd; /* a name that is no name */
+};
+
+static enum MHD_Result count_header(
+	void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+	struct framing *f = cls;
+	(void)kind;
+	(void)value;
+	f->hosts += !strcasecmp(name, "Host");
+	f->lengths += !strcasecmp(name, "Content-Length");
+	f->encodings += !strcasecmp(name, "Transfer-Encoding");
+	f->odd = f->odd || !*name || strpbrk(name, " \t\r\n");
+	return MHD_YES;
+}
+
+/* A proxy in front may read a request with two lengths another way than we do, and then others'
+ * requests. The connection ends with the refusal. NULL: nothing is wrong. */
+static const char *framing_fault(const struct exchange *x, const char *version)
+{
+	struct framing f = {0};
+	MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, count_header, &f);
+	return f.hosts > 1                                ? "the request has more than one Host"
+		   : !f.hosts && !strcmp(version, "HTTP/1.1") ? "the request has no Host"
+		   : f.lengths > 1            ? "the request has more than one Content-Length"
+		   : f.encodings > 1          ? "the request has more than one Transfer-Encoding"
+		   : f.lengths && f.encodings ? "the request has both Content-Length and Transfer-Encoding"
+		   : f.odd                    ? "a header has a blank in its name"
+									  : NULL;
+}
+
 static void exchange_check(struct exchange *x)
 {
 	const struct http *h = x->http;
@@ -256,7 +307,7 @@ static void exchange_check(struct exchange *x)
 	bool open = false;
 	unsigned status =
 		h->calls.lookup(h->calls.user, x->method, x->path, &open, &x->route, &x->allow);
-	if (h->loopback && host && !is_own_host(h, host))
+	if ((h->loopback || !h->options.api_key) && host && !is_own_host(h, host))
 		exchange_refuse(x, 403, "host_not_allowed",
 			"the Host header does not name this machine; --allow-host NAME allows another name");
 	else if (origin && !origin_allowed(x, origin))
@@ -324,6 +375,8 @@ static enum MHD_Result response_queue(
 			MHD_add_response_header(response, "Access-Control-Max-Age", "600");
 		}
 	}
+	if (x->close)
+		MHD_add_response_header(response, "Connection", "close");
 	x->status = status;
 	enum MHD_Result rc = MHD_queue_response(x->mhd, status, response);
 	MHD_destroy_response(response);
@@ -379,7 +432,6 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 {
 	struct http *h = cls;
 	struct exchange *x = *con_cls;
-	(void)version;
 	if (!x) {
 		x = *con_cls = NEW(struct exchange);
 		*x = (struct exchange){
@@ -387,6 +439,12 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 		x->method = mem_strdup(method);
 		x->path = mem_strdup(url);
 		atomic_fetch_add(&h->exchanges, 1);
+		const char *fault = framing_fault(x, version);
+		if (fault) {
+			exchange_refuse(x, 400, "bad_request", fault);
+			x->close = true;
+			return answer_refusal(x);
+		}
 		exchange_check(x);
 		const char *length = exchange_header(x, "Content-Length");
 		unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
@@ -397,7 +455,7 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 			(n > (unsigned long long)h->options.max_body_bytes * DRAIN_FACTOR ||
 				exchange_header(x, "Expect")))
 			return answer_refusal(x);
-		set_deadline(h, x->connection, BODY_NS, true);
+		set_deadline(h, x->connection, x->refusal.status ? REFUSED_NS : BODY_NS, true);
 		return MHD_YES;
 	}
 	if (*upload_size) {
@@ -405,6 +463,8 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 		*upload_size = 0;
 		if (x->received > h->options.max_body_bytes * DRAIN_FACTOR)
 			return MHD_NO;
+		if (x->refusal.status) /* neither more time nor a place in the crowd */
+			return MHD_YES;
 		pthread_mutex_lock(&h->lock);
 		x->connection->deadline_ns =
 			x->connection->since_ns + BODY_NS + x->received / BODY_BYTES_S * SECOND;

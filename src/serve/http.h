@@ -3,14 +3,17 @@
  * HTTP/1.1 over libmicrohttpd, one thread for each connection. Everything that keeps strangers from
  * hurting others is here:
  *
- * - who: the API key (constant-time comparison); on a loopback address the Host header must name
- * this machine (a page of another site cannot reach the server through a name it controls); a
- * request that a foreign web page sends (Origin) is refused unless its origin is allowed, and only
- * allowed origins get CORS headers;
+ * - who: the API key (constant-time comparison); on a loopback address, and on any without a key,
+ * the Host header must name this machine, elsewhere also by an address in digits (a page of another
+ * site cannot reach the server through a name it controls); a request that a foreign web page sends
+ * (Origin) is refused unless its origin is allowed, and only allowed origins get CORS headers;
+ * - how: one Host, one Content-Length or one Transfer-Encoding; anything else is refused and the
+ * connection closed, since a proxy in front may read it another way;
  * - how much: connections, header bytes (32 KiB), body bytes of one request and of all together;
  * - how long: headers must be complete 15 s after a connection or a request begins (3 s while three
  * quarters of the connections are taken), a body after 60 s and 1 s more for each 64 KiB; an idle
- * connection is kept 60 s; a client that does not take what is sent to it for 60 s is cut off.
+ * connection is kept 60 s; a request that is refused has 5 s for its body; a client that does not
+ * take what is sent to it for 60 s is cut off.
  *
  * What to answer is the caller's (struct http_calls); the calls come from the connections' threads.
  */
