@@ -29,4 +29,26 @@ static inline uint64_t hash_u64(uint64_t seed, uint64_t word)
 	return XXH64(&word, sizeof word, seed);
 }
 
+/* hash_bytes(HASH_START, ...) of bytes that come piece by piece; its value can be asked for between
+ * the pieces. */
+struct hash_stream {
+	XXH64_state_t state;
+};
+
+static inline void hash_stream_begin(struct hash_stream *h)
+{
+	XXH64_reset(&h->state, HASH_START);
+}
+
+static inline void hash_stream_add(struct hash_stream *h, const void *p, size_t n)
+{
+	if (n)
+		XXH64_update(&h->state, p, n);
+}
+
+static inline uint64_t hash_stream_value(const struct hash_stream *h)
+{
+	return XXH64_digest(&h->state);
+}
+
 #endif

@@ -107,8 +107,7 @@ static void turn_spell(const struct stored_turn *t, struct buf *key)
 	if (t->n_calls) {
 		buf_puts(key, t->call_ids);
 	} else {
-		uint64_t before = hash_bytes(HASH_START, t->before, t->n_before * sizeof *t->before);
-		buf_printf(key, "%zu %016llx", t->n_before, (unsigned long long)before);
+		buf_printf(key, "%zu %016llx", t->n_before, (unsigned long long)t->before);
 	}
 }
 

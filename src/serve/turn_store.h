@@ -31,7 +31,7 @@ struct stored_turn {
 	const struct chat_call *calls;
 	size_t n_calls;
 	const char *call_ids; /* the ids of the calls, each followed by a line feed; "" without calls */
-	const int32_t *before; /* without calls: [n_before] the tokens before the turn */
+	uint64_t before;      /* without calls: hash_bytes of the n_before tokens before the turn */
 	size_t n_before;
 	struct chat_text reasoning; /* get: as the client has it; data NULL or empty: it has none */
 };

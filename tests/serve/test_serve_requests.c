@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Request bodies of the four APIs against the pocket's tokenizer: what they come down to, and what
  * is refused. */
+#include "src/base/clock.h"
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/format/gguf.h"
@@ -384,7 +386,7 @@ static void test_known_turns(void **state)
 	token_ids_free(&one);
 	struct stored_turn turn = {.content = {(char *)"lake", 4},
 		.call_ids = "",
-		.before = r.prompts[0].data,
+		.before = hash_bytes(HASH_START, r.prompts[0].data, r.prompts[0].n * sizeof(int32_t)),
 		.n_before = r.prompts[0].n,
 		.reasoning = {(char *)"r", 1}};
 	turn_store_put(model.turns, &turn, ids, n, 2);
@@ -444,8 +446,7 @@ static void test_turn_store(void **state)
 		char text[16];
 		snprintf(text, sizeof text, "turn %d", i);
 		ids[0] = i;
-		struct stored_turn t = {
-			.content = {text, strlen(text)}, .call_ids = "", .before = ids, .n_before = 0};
+		struct stored_turn t = {.content = {text, strlen(text)}, .call_ids = "", .n_before = 0};
 		turn_store_put(s, &t, ids, 256, 0);
 		t.content = (struct chat_text){(char *)"turn 0", 6}; /* kept alive by use */
 		out.n = 0;
@@ -453,14 +454,46 @@ static void test_turn_store(void **state)
 		assert_int_equal(out.n, 256);
 		assert_int_equal(out.data[0], 0);
 	}
-	struct stored_turn t = {
-		.content = {(char *)"turn 1", 6}, .call_ids = "", .before = ids, .n_before = 0};
+	struct stored_turn t = {.content = {(char *)"turn 1", 6}, .call_ids = "", .n_before = 0};
 	assert_false(turn_store_get(s, &t, true, &out));
 	t.content.data = (char *)"turn 499";
 	t.content.len = 8;
 	assert_true(turn_store_get(s, &t, true, &out));
 	token_ids_free(&out);
 	turn_store_free(s);
+}
+
+/* Processor time of a conversation of n turns, in nanoseconds. */
+static uint64_t turns_cost(const struct request_model *m, size_t n)
+{
+	struct buf body = {0};
+	struct request r;
+	struct request_error e = {0};
+	buf_puts(&body, "{\"messages\":[");
+	for (size_t i = 0; i < n; i++)
+		buf_puts(&body, "{\"role\":\"assistant\",\"content\":\"\"},"
+						"{\"role\":\"user\",\"content\":\"\"},");
+	buf_puts(&body, "{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":1}");
+	uint64_t start = clock_thread_ns();
+	if (api_parse(&api_chat, m, buf_str(&body), body.len, &r, &e))
+		fail_msg("%s", e.message);
+	uint64_t took = clock_thread_ns() - start;
+	request_fini(&r);
+	buf_free(&body);
+	return took;
+}
+
+/* Six times as many turns take about six times as long, not 36 times. */
+static void test_many_turns(void **state)
+{
+	(void)state;
+	struct request_model m = model;
+	m.context = 1 << 20;
+	turns_cost(&m, 1000);
+	uint64_t few = turns_cost(&m, 8000), many = turns_cost(&m, 48000);
+	print_message(
+		"8000 turns: %.3f s, 48000 turns: %.3f s\n", (double)few / 1e9, (double)many / 1e9);
+	assert_true(many < 14 * few);
 }
 
 int main(void)
@@ -471,6 +504,7 @@ int main(void)
 		cmocka_unit_test(test_serve_requests_refused),
 		cmocka_unit_test(test_known_turns),
 		cmocka_unit_test(test_turn_store),
+		cmocka_unit_test(test_many_turns),
 	};
 	return cmocka_run_group_tests(tests, serve_requests_setup, serve_requests_teardown);
 }

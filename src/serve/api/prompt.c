@@ -6,6 +6,7 @@
  */
 #include "src/serve/api/prompt.h"
 
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -57,8 +58,8 @@ static int put_segments(const struct chat_prompt *p, size_t from, size_t to,
 }
 
 /* Appends the tokens of message m behind its <think>, if the store has them; *out holds everything
- * before them. False: it does not, and *out is as it was. */
-static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning,
+ * before them, `before` is their hash. False: it does not, and *out is as it was. */
+static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning, uint64_t before,
 	const struct tokenizer *tokenizer, struct turn_store *turns, struct token_ids *out)
 {
 	const struct chat_message *msg = &t->chat.messages[m];
@@ -66,7 +67,7 @@ static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning
 		.calls = msg->calls,
 		.n_calls = msg->n_calls,
 		.call_ids = m < t->n_call_ids ? buf_str(&t->call_ids[m]) : "",
-		.before = out->data,
+		.before = before,
 		.n_before = out->n,
 		.reasoning = msg->reasoning};
 	size_t n = out->n;
@@ -92,6 +93,9 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 	int rc = chat_render(c, &p, e);
 	size_t after_user = 0, m = 0, from = 0;
 	*built = (struct prompt_built){.too_long = p.too_long};
+	struct hash_stream before; /* of the first `hashed` tokens: turns are many, so it goes on */
+	size_t hashed = 0;
+	hash_stream_begin(&before);
 	for (size_t i = 0; i < c->n_messages; i++)
 		if (c->messages[i].role == CHAT_USER)
 			after_user = i + 1;
@@ -114,7 +118,10 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 		/* an answer that was not begun was not kept */
 		bool thinks = goes_on && chat_starts_in_reasoning(c);
 		bool with_reasoning = c->options.clear_thinking == CHAT_OFF || m >= after_user;
-		if (!thinks && put_known(t, m, with_reasoning, tokenizer, turns, out)) {
+		hash_stream_add(&before, out->data + hashed, (out->n - hashed) * sizeof *out->data);
+		hashed = out->n;
+		if (!thinks &&
+			put_known(t, m, with_reasoning, hash_stream_value(&before), tokenizer, turns, out)) {
 			from = end;
 			built->replayed++;
 		}

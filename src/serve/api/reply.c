@@ -2,6 +2,7 @@
 /* Jobs out, events in. */
 #include "src/serve/api/reply.h"
 
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
@@ -103,7 +104,7 @@ static void remember(struct reply *r, struct reply_answer *a)
 		.calls = calls,
 		.n_calls = a->n_calls,
 		.call_ids = buf_str(&call_ids),
-		.before = j->prompt.data,
+		.before = hash_bytes(HASH_START, j->prompt.data, from * sizeof *j->prompt.data),
 		.n_before = from,
 		.reasoning = {thought.data, thought.len}};
 	if (good)
