@@ -174,13 +174,15 @@ int run_opts_set(struct run_opts *o, const char *name, const char *value, struct
 		const struct arg *a = &g.args[i];
 		if (strcmp(a->name, name) && !(name[0] && name[0] == a->letter && !name[1]))
 			continue;
-		int rc = args_set(a, a->name, value, e);
+		int rc = args_set(a, name, value, e);
 		if (!rc && a->given)
 			*a->given = true;
 		return rc;
 	}
-	return err_set(
-		e, ERR_USAGE, "/set knows no \"%.40s\"; it knows temp, top-p, top-k, min-p, seed, n", name);
+	return err_set(e, ERR_USAGE,
+		"/set knows no \"%.40s\"; it knows temp, top-p, top-k, min-p, repeat-penalty, "
+		"presence-penalty, frequency-penalty, seed, n",
+		name);
 }
 
 const char *run_opts_set_name(size_t i)

@@ -323,6 +323,7 @@ def commands():
         (b"/set temp 0.5", b"temp 0.5,"),
         (b"/set --top-k 7", b"top-k 7,"),
         (b"/set temp x", b"is not a number"),
+        (b"/set n -1", b"glmstream: n: -1"),
         (b"/set temp", b"usage: /set NAME VALUE"),
         (b"/set wit 3", b"/set knows no \"wit\""),
         (b"/system You are brief.", b"system message set"),
