@@ -73,7 +73,7 @@ static void compare(struct char_nfa *n, const struct decimal *b, bool at_most, b
 {
 	struct ends e = ends_make(n);
 	size_t whole = strlen(b->whole), places = strlen(b->fraction);
-	uint32_t any = n->start, tight = n->start, loose[DIGITS_MAX + 8];
+	uint32_t any = n->start, tight = any, loose[DIGITS_MAX + 8];
 	for (size_t i = 0; i <= whole; i++) /* i digits are read, the number is decided */
 		loose[i] = i == whole ? e.whole_end : char_nfa_state(n);
 	for (size_t i = 1; i < whole; i++)
