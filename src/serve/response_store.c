@@ -85,6 +85,11 @@ static struct kept_response *kept_find(struct response_store *s, const char *id)
 	return NULL;
 }
 
+static bool is_full(const struct response_store *s)
+{
+	return s->stats.responses > RESPONSE_STORE_MAX || s->stats.bytes > RESPONSE_STORE_BYTES;
+}
+
 /* Takes the bytes. */
 static struct kept_response *kept_add(
 	struct response_store *s, const char *id, char *bytes, size_t n_response, size_t n_items)
@@ -95,10 +100,9 @@ static struct kept_response *kept_add(
 	k->n_response = n_response;
 	k->n_items = n_items;
 	kept_link(s, k);
-	while (s->stats.responses > RESPONSE_STORE_MAX || s->stats.bytes > RESPONSE_STORE_BYTES) {
-		struct kept_response *old = s->oldest;
-		if (old == k) /* larger than all */
-			break;
+	/* not this one, if it is larger than all */
+	for (struct kept_response *old = s->oldest, *newer; old != k && is_full(s); old = newer) {
+		newer = old->newer;
 		kept_unlink(s, old);
 		kept_free(old);
 		s->stats.forgotten++;
@@ -258,9 +262,8 @@ void response_store_close(struct response_store *s)
 {
 	if (!s)
 		return;
-	while (s->oldest) {
-		struct kept_response *k = s->oldest;
-		kept_unlink(s, k);
+	for (struct kept_response *k = s->oldest, *newer; k; k = newer) {
+		newer = k->newer;
 		kept_free(k);
 	}
 	if (s->fd >= 0)

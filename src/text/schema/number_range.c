@@ -92,7 +92,7 @@ static void compare(struct char_nfa *n, const struct decimal *b, bool at_most, b
 		char_nfa_empty(n, more, e.whole_end);
 	}
 	for (size_t i = 0; i < whole; i++) {
-		int d = b->whole[i];
+		int d = (unsigned char)b->whole[i];
 		digits_edge(n, tight, loose[i + 1], at_most ? '0' : d + 1, at_most ? d - 1 : '9');
 		uint32_t next = char_nfa_state(n);
 		char_nfa_edge(n, tight, next, (uint32_t)d, (uint32_t)d);
@@ -104,7 +104,7 @@ static void compare(struct char_nfa *n, const struct decimal *b, bool at_most, b
 	char_nfa_edge(n, tight, next, '.', '.');
 	tight = next;
 	for (size_t i = 0; i < places; i++) {
-		int d = b->fraction[i];
+		int d = (unsigned char)b->fraction[i];
 		digits_edge(n, tight, e.fraction, at_most ? '0' : d + 1, at_most ? d - 1 : '9');
 		next = char_nfa_state(n);
 		char_nfa_edge(n, tight, next, (uint32_t)d, (uint32_t)d);
