@@ -38,7 +38,7 @@
 #include "src/base/buf.h"
 #include "src/engine/engine.h"
 #include "src/serve/metrics.h"
-#include "src/serve/scheduler.h"
+#include "src/serve/compute/scheduler.h"
 
 #include <stdbool.h>
 

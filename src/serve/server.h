@@ -31,7 +31,7 @@
 #include "src/base/err.h"
 #include "src/engine/engine.h"
 #include "src/engine/sampler.h"
-#include "src/serve/http.h"
+#include "src/serve/http/http.h"
 
 struct server;
 

@@ -6,9 +6,9 @@
 
 #include "src/serve/api/api.h"
 #include "src/serve/metrics.h"
-#include "src/serve/request_log.h"
-#include "src/serve/respond.h"
-#include "src/serve/scheduler.h"
+#include "src/serve/http/request_log.h"
+#include "src/serve/http/respond.h"
+#include "src/serve/compute/scheduler.h"
 #include "src/serve/server.h"
 
 #define JSON_TYPE "application/json"

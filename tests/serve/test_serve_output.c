@@ -7,7 +7,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/format/gguf.h"
-#include "src/serve/output.h"
+#include "src/serve/compute/output.h"
 #include "src/text/json_text.h"
 
 #include <math.h>

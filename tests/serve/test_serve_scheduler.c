@@ -6,7 +6,7 @@
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/serve/scheduler.h"
+#include "src/serve/compute/scheduler.h"
 #include "tests/support/engine_help.h"
 
 #include <stdarg.h>

@@ -5,7 +5,7 @@
 #define GLM_TOOLS_ANSWER_H
 
 #include "src/engine/prefix_store.h"
-#include "src/serve/constraint.h"
+#include "src/serve/compute/constraint.h"
 #include "tools/chat/chat_view.h"
 #include "tools/chat/conversation.h"
 #include "tools/options/run_opts.h"

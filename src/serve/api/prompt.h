@@ -4,7 +4,7 @@
 #ifndef GLM_SERVE_PROMPT_H
 #define GLM_SERVE_PROMPT_H
 
-#include "src/serve/turn_store.h"
+#include "src/serve/compute/turn_store.h"
 #include "src/text/chat.h"
 
 /* A conversation with the ids of its tool calls. Zero-initialise. */

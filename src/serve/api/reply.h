@@ -6,9 +6,9 @@
 #ifndef GLM_SERVE_REPLY_H
 #define GLM_SERVE_REPLY_H
 
-#include "src/serve/job.h"
+#include "src/serve/compute/job.h"
 #include "src/serve/api/request.h"
-#include "src/serve/scheduler.h"
+#include "src/serve/compute/scheduler.h"
 
 struct reply_call {
 	char id[40];                /* made by us; how a client names the call when it answers */

@@ -12,11 +12,11 @@
 
 #include "src/base/err.h"
 #include "src/engine/sampler.h"
-#include "src/serve/job.h"
-#include "src/serve/output.h"
+#include "src/serve/compute/job.h"
+#include "src/serve/compute/output.h"
 #include "src/serve/api/prompt.h"
 #include "src/serve/response_store.h"
-#include "src/serve/turn_store.h"
+#include "src/serve/compute/turn_store.h"
 #include "src/text/tokenizer.h"
 
 #include <jansson.h>

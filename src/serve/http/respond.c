@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The connection's side of an answer. */
 #if HAVE_HTTP
-#include "src/serve/respond.h"
+#include "src/serve/http/respond.h"
 
 #include "src/base/clock.h"
 #include "src/base/mem.h"

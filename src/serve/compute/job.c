@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Jobs, events, and the mailbox between the two threads. */
-#include "src/serve/job.h"
+#include "src/serve/compute/job.h"
 
 #include "src/base/clock.h"
 #include "src/base/cond.h"

@@ -12,7 +12,7 @@
 #ifndef GLM_SERVE_REQUEST_LOG_H
 #define GLM_SERVE_REQUEST_LOG_H
 
-#include "src/serve/http.h"
+#include "src/serve/http/http.h"
 
 struct request_log;
 

@@ -7,7 +7,7 @@
 #ifndef GLM_SERVE_OUTPUT_H
 #define GLM_SERVE_OUTPUT_H
 
-#include "src/serve/constraint.h"
+#include "src/serve/compute/constraint.h"
 #include "src/text/tokenizer.h"
 
 #include <jansson.h>

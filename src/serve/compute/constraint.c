@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* A state machine over the tag tokens of calls. Names and keys are matched byte by byte, answers
  * and values with a schema by its grammar. */
-#include "src/serve/constraint.h"
+#include "src/serve/compute/constraint.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

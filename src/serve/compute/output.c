@@ -4,7 +4,7 @@
  * might begin a stop string is held back. Tokens with probabilities wait in `rows` until text that
  * they wrote is given out: each remembers how many bytes of text there were before it.
  */
-#include "src/serve/output.h"
+#include "src/serve/compute/output.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -5,9 +5,9 @@
 #define GLM_SERVE_RESPOND_H
 
 #include "src/serve/api/api.h"
-#include "src/serve/http.h"
-#include "src/serve/request_log.h"
-#include "src/serve/scheduler.h"
+#include "src/serve/http/http.h"
+#include "src/serve/http/request_log.h"
+#include "src/serve/compute/scheduler.h"
 
 /* Answers x by the rules of `api`. A client that leaves ends its jobs; a stream that has nothing to
  * say gets a sign of life every few seconds. */

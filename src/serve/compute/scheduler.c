@@ -4,7 +4,7 @@
  * snapshot. The lock guards the queue, the flags and the published snapshot; it is never held while
  * computing.
  */
-#include "src/serve/scheduler.h"
+#include "src/serve/compute/scheduler.h"
 
 #include "src/base/clock.h"
 #include "src/base/cond.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A hash table of turns, keyed by bytes that spell the turn out, in a list by last use. */
-#include "src/serve/turn_store.h"
+#include "src/serve/compute/turn_store.h"
 
 #include "src/base/buf.h"
 #include "src/base/hash.h"

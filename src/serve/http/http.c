@@ -6,7 +6,7 @@
  * only under the lock under which its connection leaves the list.
  */
 #if HAVE_HTTP
-#include "src/serve/http.h"
+#include "src/serve/http/http.h"
 
 #include "src/base/clock.h"
 #include "src/base/cond.h"

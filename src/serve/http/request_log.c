@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The only state is a bounded list of the names that were logged. */
-#include "src/serve/request_log.h"
+#include "src/serve/http/request_log.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"

@@ -14,7 +14,7 @@
 #include "src/base/err.h"
 #include "src/engine/sampler.h"
 #include "src/serve/budget.h"
-#include "src/serve/output.h"
+#include "src/serve/compute/output.h"
 #include "src/text/vocab.h"
 
 #include <stdatomic.h>

@@ -20,7 +20,7 @@
 #include "src/base/err.h"
 #include "src/engine/engine.h"
 #include "src/engine/prefix_store.h"
-#include "src/serve/job.h"
+#include "src/serve/compute/job.h"
 #include "src/serve/metrics.h"
 
 #include <stdbool.h>
