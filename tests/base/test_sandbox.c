@@ -81,8 +81,10 @@ static void test_files(void **state)
 	(void)state;
 	static const char *const folders[] = {"readable", "writable", "other"};
 	for (size_t i = 0; i < ARRAY_LEN(folders); i++) {
+		char *file = mem_printf("%s/f", temp_dir_path(folders[i]));
 		assert_int_equal(mkdir(temp_dir_path(folders[i]), 0700), 0);
-		assert_true(can_open(mem_printf("%s/f", temp_dir_path(folders[i])), O_WRONLY | O_CREAT));
+		assert_true(can_open(file, O_WRONLY | O_CREAT));
+		free(file);
 	}
 	int rc = in_child(files_case);
 	if (rc == NO_LANDLOCK)

@@ -119,9 +119,12 @@ def test_tools(s):
     call = message["tool_calls"][0]
     check(call["function"]["name"] == "get_weather" and json.loads(call["function"]["arguments"]) == {"city": "Paris"},
           "the right call", call)
-    events = [v["choices"][0] for _, v in s.stream(CHAT, {**GREEDY, "messages": user("What is the weather in Paris?"),
-                                                          "tools": tools}) if v != "[DONE]"]
-    calls = [c for e in events for c in e["delta"].get("tool_calls", [])]
+    for _ in range(5):  # pieces that are written while a machine under load sends nothing come together
+        events = [v["choices"][0] for _, v in s.stream(CHAT, {**GREEDY, "tools": tools, "messages": user(
+            "What is the weather in Paris?")}) if v != "[DONE]"]
+        calls = [c for e in events for c in e["delta"].get("tool_calls", [])]
+        if len(calls) > 3:
+            break
     check(calls[0]["index"] == 0 and calls[0]["id"] and calls[0]["function"] == {"name": "get_weather", "arguments": ""}
           and not any("id" in c or "name" in c["function"] or c["index"] for c in calls[1:]) and
           "".join(c["function"]["arguments"] for c in calls) == call["function"]["arguments"] and
