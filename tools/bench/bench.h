@@ -128,6 +128,12 @@ struct backend_usage;
 void bench_usage(struct bench *b, const char *section, const struct backend_usage *from,
 	const struct backend_usage *to, double n);
 
+/* Decoding so many answers at once, for each of rows[n_rows] <= BENCH_ROWS_MAX, against what a step
+ * must read. Opens its own engine; prints the head line; see bench_replay for `backend`. */
+#define BENCH_ROWS_MAX 64
+int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *rows, int n_rows,
+	uint32_t n_prompt, uint32_t n_new, char *backend, struct err *e);
+
 /* Decoding with streamed experts (c->cache_bytes > 0), without lookahead and with 1, 2 and
  * c->lookahead layers, held against the time that computing alone or reading alone takes. Opens its
  * own engines, one after the other. */

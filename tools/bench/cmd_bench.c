@@ -40,6 +40,9 @@ struct bench_opts {
 	const char *prompts;
 	uint64_t sizes[TRACE_LIST_MAX]; /* [n_sizes] of --prompt */
 	int n_sizes;
+	const char *rows;
+	uint64_t row_counts[TRACE_LIST_MAX]; /* [n_row_counts] of --rows */
+	int n_row_counts;
 	uint32_t n_prompt, n_new, repeats;
 	float seconds, most_seconds;
 	bool csv, json, new_given;
@@ -69,7 +72,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	int rc = 0;
 	const bool replay = o->parts == PART_DECODE && (o->routing || o->confine);
 	const bool streamed = o->parts == PART_PREFILL && o->common.cache_bytes;
-	if (!replay && !streamed && (o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
+	if (!replay && !streamed && !o->rows && (o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
 		if ((rc = common_opts_open(&o->common, &g, e)))
 			return rc;
 		snprintf(what, sizeof what, "%s", engine_backend_name(g));
@@ -89,6 +92,11 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 			.seconds = o->most_seconds,
 			.backend = what};
 		rc = bench_replay(b, &o->common, &r, e);
+		goto done;
+	}
+	if (o->rows) {
+		rc = bench_rows(
+			b, &o->common, o->row_counts, o->n_row_counts, o->n_prompt, o->n_new, what, e);
 		goto done;
 	}
 	if (streamed) {
@@ -142,6 +150,17 @@ static int parse_prompts(struct bench_opts *o, struct err *e)
 	return rc;
 }
 
+static int parse_rows(struct bench_opts *o, struct err *e)
+{
+	const struct arg one = {.kind = ARG_UINT64, .min = 1, .max = BENCH_ROWS_MAX};
+	if (!o->rows)
+		return 0;
+	if (o->parts != PART_DECODE || o->routing || o->confine)
+		return err_set(
+			e, ERR_USAGE, "--rows belongs to bench decode without --routing and --resident");
+	return trace_list_parse(o->rows, &one, "--rows", o->row_counts, &o->n_row_counts, e);
+}
+
 int cmd_bench(int argc, char **argv, struct err *e)
 {
 	const uint64_t start_ns = clock_ns();
@@ -164,6 +183,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.fallback = "256, with --routing 1"},
 		{NULL, 'n', ARG_UINT, .u32 = &o.n_new, .given = &o.new_given, .min = 1, .max = INT32_MAX,
 			.value = "N", .help = "tokens decoded", .fallback = "32, with --routing 768"},
+		{"rows", 0, ARG_STRING, .string = &o.rows, .value = "LIST",
+			.help = "decode: so many answers at once, 1 to 64 each (1,2,4,8)",
+			.fallback = "one answer"},
 		{"file", 'f', ARG_STRING, .string = &o.read.path, .value = "FILE",
 			.help = "file that bench read reads, text that bench session computes",
 			.fallback = "random bytes made for it, in --dir; random tokens"},
@@ -232,7 +254,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
-	if ((rc = parse_prompts(&o, e)))
+	if ((rc = parse_prompts(&o, e)) || (rc = parse_rows(&o, e)))
 		return rc;
 	if ((o.routing || o.confine) && o.parts != PART_DECODE)
 		return err_set(e, ERR_USAGE, "--routing and --resident belong to bench decode");

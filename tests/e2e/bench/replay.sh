@@ -77,6 +77,15 @@ else
 	skip_part "the drive's bandwidth during the run: no O_DIRECT in $work"
 fi
 
+# several answers at once; one row of 6 MoE layers uses 24 distinct experts
+run $bench --rows 1,3 -p 4 -n 4 --mb 16 --json
+exits 0
+check "answers at once" figures 'named("distinct experts of all layers, 1") == 24 < named("distinct experts of all layers, 3") <= 72 and named("3 answers, 4 tokens after 4") > 0'
+run $bench --rows 65
+error_is_one_sentence 2 "65"
+run $bench --rows 2 --routing $trace
+error_is_one_sentence 2 "\-\-rows"
+
 run $bench --cache-gb 0.006 --routing "$work/missing"
 error_is_one_sentence 3 'missing'
 run $bench --cache-gb 0.006 --routing "$work/shape.json"
