@@ -111,8 +111,9 @@ TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/%.o)
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_AUX := $(filter-out $(TEST_SRC) tests/fuzz/%,$(wildcard tests/*/*.c))
 TESTS    := $(addprefix $(BUILD)/tests/,$(notdir $(TEST_SRC:.c=)))
-REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/tests/fuzz/replay_%, \
-            $(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c tests/fuzz/*/fuzz_*.c)
+FUZZERS  := $(patsubst fuzz_%.c,%,$(notdir $(FUZZ_SRC)))
+REPLAYS  := $(addprefix $(BUILD)/tests/fuzz/replay_,$(FUZZERS))
 C_FILES   = $(sort $(shell find src cache stream kernels tools tests \
             -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'))
 
@@ -134,10 +135,17 @@ $(foreach t,$(TEST_SRC),$(eval $(BUILD)/tests/$(notdir $(t:.c=)): $(t:%.c=$(BUIL
 $(TESTS): $(TEST_AUX:%.c=$(BUILD)/%.o)
 $(BUILD)/tests/test_replayed_routing: $(BUILD)/tools/bench/replayed_routing.o
 $(TESTS): private LIBS += -lcmocka
-$(REPLAYS): $(BUILD)/tests/fuzz/replay_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o
+# tests/fuzz/FOLDER/fuzz_NAME.c becomes $(BUILD)/tests/fuzz/replay_NAME; targets may use tools
+$(foreach f,$(FUZZ_SRC),$(eval $(BUILD)/tests/fuzz/replay_$(patsubst fuzz_%.c,%,$(notdir $f)): \
+  $(f:%.c=$(BUILD)/%.o)))
+$(REPLAYS): $(BUILD)/tests/fuzz/replay.o $(BUILD)/tests/fuzz/fixture.o $(BUILD)/libtools.a
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 	$(call say,LD,$@)
-	$(Q)$(CC) $(C_ALL) $(LOCAL) -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
+	$(Q)$(CC) $(C_ALL) $(LOCAL) -o $@ $(filter %.o %/libtools.a,$^) $(LIB) $(LIBS)
+
+$(BUILD)/libtools.a: $(filter-out %/main.o,$(TOOL_OBJ))
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/%.o: %.c $(BUILD)/.flags
 	$(call say,CC,$<)
@@ -153,14 +161,21 @@ $(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(BUILD)/page/files.inc \
 
 $(OMP_SRC:%.c=$(BUILD)/%.o) $(BUILD)/glmstream: private LOCAL = $(OPENMP)
 
-# fuzzing: the whole library compiled by clang, instrumented, in its own tree
+# fuzzing: library and tools compiled by clang, instrumented, in their own tree
 FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined \
            -fno-sanitize-recover=all -Wno-unknown-pragmas
 FUZZ_CPP = $(CPP_ALL) -UHAVE_CUDA -DHAVE_CUDA=0
 FUZZ_LIBS = $(filter-out $(CUDA_LIBS),$(LIBS))
-build/fuzz/fuzz_%: tests/fuzz/fuzz_%.c $(LIB_SRC:%.c=build/fuzz/%.o)
+$(foreach f,$(FUZZ_SRC),$(eval build/fuzz/$(basename $(notdir $f)): $(f:%.c=build/fuzz/%.o)))
+$(FUZZERS:%=build/fuzz/fuzz_%): build/fuzz/tests/fuzz/fixture.o build/fuzz/libfuzzed.a
 	$(call say,LD,$@)
-	$(Q)$(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer $(FUZZ_CPP) -o $@ $^ $(FUZZ_LIBS)
+	$(Q)$(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer $(FUZZ_CPP) -o $@ $(filter %.o,$^) \
+	  $(filter %.a,$^) $(FUZZ_LIBS)
+
+FUZZ_OBJ = $(filter-out %/main.o,$(patsubst %.c,build/fuzz/%.o,$(LIB_SRC) $(TOOL_SRC)))
+build/fuzz/libfuzzed.a: $(FUZZ_OBJ)
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 build/fuzz/%.o: %.c $(BUILD)/.flags
 	$(call say,CLANG,$<)
@@ -225,10 +240,14 @@ format: ## rewrite the sources in the house style
 format-check: ## say where the sources leave the house style
 	@clang-format --dry-run --Werror $(C_FILES)
 
-fuzz: build/fuzz/fuzz_$(T) ## fuzz one parser: T=NAME of tests/fuzz/fuzz_NAME.c (gguf), SECONDS=60
-	@mkdir -p build/fuzz/corpus/$(T) tests/fuzz/corpus/$(T)
-	$< -max_total_time=$(SECONDS) -timeout=10 -artifact_prefix=build/fuzz/$(T)- \
-	  build/fuzz/corpus/$(T) tests/fuzz/corpus/$(T)
+fuzz: build/fuzz/fuzz_$(T) ## fuzz one parser: T=NAME of tests/fuzz (gguf), SECONDS=60
+	@tests/fuzz/fuzz.py run $(SECONDS) $(T)
+
+fuzz-all: $(FUZZERS:%=build/fuzz/fuzz_%) ## fuzz every parser for SECONDS=60, as many as cores
+	@tests/fuzz/fuzz.py run $(SECONDS) $(FUZZERS)
+
+fuzz-merge: $(FUZZERS:%=build/fuzz/fuzz_%) ## minimise what was found into tests/fuzz/corpus
+	@tests/fuzz/fuzz.py merge $(FUZZERS)
 
 bench: all ## measure this machine: disk, copies, ops, prefill, decode
 	@$(BUILD)/glmstream bench all $(ARGS)
@@ -246,7 +265,7 @@ help: ## this list
 FORCE:
 .DEFAULT_GOAL := all
 .PHONY: all run test tests deps deps-bundle config install deb tarball uninstall pocket lint \
-        format format-check fuzz bench clean help FORCE
+        format format-check fuzz fuzz-all fuzz-merge bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)

@@ -43,7 +43,9 @@ list_units() {
 	done
 	for f in "$build"/tests/fuzz/replay_*; do
 		n=${f##*/replay_}
-		[ -x "$f" ] && [ -f "tests/fuzz/fuzz_$n.c" ] && echo "replay_$n $f tests/fuzz/corpus/$n"
+		# shellcheck disable=SC2046 # a folder and a pack, or one of them
+		[ -x "$f" ] && [ -n "$(find tests/fuzz -name "fuzz_$n.c")" ] &&
+			echo "replay_$n" "$f" $(compgen -G "tests/fuzz/corpus/$n*" | grep -E "/$n(\.pack)?\$")
 	done
 	for f in tests/e2e/*/*.sh; do
 		n=${f##*/}

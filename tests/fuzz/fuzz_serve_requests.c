@@ -6,9 +6,9 @@
  * whatever of the request they repeat.
  */
 #include "src/base/log.h"
-#include "src/format/gguf.h"
 #include "src/serve/api/api.h"
 #include "src/text/json_text.h"
+#include "tests/fuzz/fixture.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -144,12 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static struct request_model model;
 	if (!model.tokenizer) {
-		static struct gguf *file;
-		struct tokenizer *t;
-		if (gguf_open("tools/pocket/pocket.gguf", &file, NULL) ||
-			tokenizer_from_gguf(file, &t, NULL))
-			return 0;
-		model = (struct request_model){.tokenizer = t,
+		model = (struct request_model){.tokenizer = fixture_tokenizer(),
 			.name = "pocket",
 			.longest = 128,
 			.context = 2048,

@@ -3,11 +3,16 @@
  * Feeds saved inputs to a fuzz target, without clang or libFuzzer: replay_NAME FILE_OR_FOLDER ... A
  * folder means every file in it, in name order. Besides each file as it is, its prefixes are tried
  * (all of a short file, else about 200), so that a seed of a valid file also tests what its
- * truncation does. A crash names the file that was being fed.
+ * truncation does. FILE.pack holds many inputs that a fuzzer found (fuzz.py): each is a length of
+ * four bytes, little-endian, and that many bytes; they are fed as they are. A crash names the file
+ * that was being fed.
  */
+#include "src/base/num.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +37,29 @@ static void feed(const uint8_t *data, size_t size)
 		memcpy(copy, data, size);
 	LLVMFuzzerTestOneInput(copy, size);
 	free(copy);
+}
+
+static size_t n_fed; /* inputs */
+
+/* Every input of a pack; false when its lengths make no sense. */
+static bool feed_pack(const char *path, const uint8_t *data, size_t size)
+{
+	size_t at = 0;
+	for (unsigned number = 0; at < size; number++) {
+		if (size - at < 4 || load_u32(data + at) > size - at - 4)
+			return false;
+		snprintf(current, sizeof current, "input %u of %s", number, path);
+		feed(data + at + 4, load_u32(data + at));
+		at += 4 + load_u32(data + at);
+		n_fed++;
+	}
+	return true;
+}
+
+static bool is_pack(const char *path)
+{
+	size_t n = strlen(path);
+	return n > 5 && !strcmp(path + n - 5, ".pack");
 }
 
 /* 0, or 1 after a message when the file cannot be read. */
@@ -62,11 +90,19 @@ static int feed_file(const char *path)
 		free(data);
 		return 1;
 	}
+	if (is_pack(path)) {
+		bool whole = feed_pack(path, data, size);
+		free(data);
+		if (!whole)
+			fprintf(stderr, "replay: %s: is damaged\n", path);
+		return !whole;
+	}
 	size_t step = size / N_PREFIXES + 1;
 	for (size_t n = 0; n < size; n += step)
 		feed(data, n);
 	feed(data, size);
 	free(data);
+	n_fed++;
 	return 0;
 }
 
@@ -93,13 +129,11 @@ int main(int argc, char **argv)
 	sigaction(SIGBUS, &act, NULL);
 	sigaction(SIGFPE, &act, NULL);
 #endif
-	size_t n_files = 0;
 	for (int i = 1; i < argc; i++) {
 		struct stat st;
 		if (stat(argv[i], &st) == 0 && !S_ISDIR(st.st_mode)) {
 			if (feed_file(argv[i]))
 				return 1;
-			n_files++;
 			continue;
 		}
 		struct dirent **list;
@@ -113,15 +147,14 @@ int main(int argc, char **argv)
 			snprintf(path, sizeof path, "%s/%s", argv[i], list[k]->d_name);
 			if (feed_file(path))
 				return 1;
-			n_files++;
 			free(list[k]);
 		}
 		free(list);
 	}
-	if (!n_files) {
+	if (!n_fed) {
 		puts("no saved inputs");
 		return 77;
 	}
-	printf("%zu inputs and their prefixes replayed\n", n_files);
+	printf("%zu inputs replayed\n", n_fed);
 	return 0;
 }
