@@ -5,14 +5,11 @@
 V          ?= 0
 SAN        ?=
 PREFIX     ?= /usr/local
-T          ?= gguf
-SECONDS    ?= 60
 POCKET_SRC ?= ../shared/pocket2
 # the best mix under 30 MB by KL to the bf16 model: tools/pocket/README.md
 POCKET_TYPES ?= $(subst $(space),$(comma),$(strip blk.7.*_exps*=IQ2_XXS \
   blk.[3456].*down_exps*=Q3_K blk.[456].*_exps*=Q3_K *_exps*=Q2_K token_embd*=Q6_K output.*=Q4_K \
   *attn_k_b*=Q4_0 blk.7.*=Q4_K *attn_o*=Q4_K *attn_q_b*=Q4_K *=Q5_K))
-FUZZ_CC    ?= clang
 
 comma := ,
 space := $(subst ,, )
@@ -111,9 +108,7 @@ TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/%.o)
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_AUX := $(filter-out $(TEST_SRC) tests/fuzz/%,$(wildcard tests/*/*.c))
 TESTS    := $(addprefix $(BUILD)/tests/,$(notdir $(TEST_SRC:.c=)))
-FUZZ_SRC := $(wildcard tests/fuzz/fuzz_*.c tests/fuzz/*/fuzz_*.c)
-FUZZERS  := $(patsubst fuzz_%.c,%,$(notdir $(FUZZ_SRC)))
-REPLAYS  := $(addprefix $(BUILD)/tests/fuzz/replay_,$(FUZZERS))
+include tests/fuzz/fuzz.mk
 C_FILES   = $(sort $(shell find src cache stream kernels tools tests \
             -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'))
 
@@ -135,17 +130,9 @@ $(foreach t,$(TEST_SRC),$(eval $(BUILD)/tests/$(notdir $(t:.c=)): $(t:%.c=$(BUIL
 $(TESTS): $(TEST_AUX:%.c=$(BUILD)/%.o)
 $(BUILD)/tests/test_replayed_routing: $(BUILD)/tools/bench/replayed_routing.o
 $(TESTS): private LIBS += -lcmocka
-# tests/fuzz/FOLDER/fuzz_NAME.c becomes $(BUILD)/tests/fuzz/replay_NAME; targets may use tools
-$(foreach f,$(FUZZ_SRC),$(eval $(BUILD)/tests/fuzz/replay_$(patsubst fuzz_%.c,%,$(notdir $f)): \
-  $(f:%.c=$(BUILD)/%.o)))
-$(REPLAYS): $(BUILD)/tests/fuzz/replay.o $(BUILD)/tests/fuzz/fixture.o $(BUILD)/libtools.a
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 	$(call say,LD,$@)
 	$(Q)$(CC) $(C_ALL) $(LOCAL) -o $@ $(filter %.o %/libtools.a,$^) $(LIB) $(LIBS)
-
-$(BUILD)/libtools.a: $(filter-out %/main.o,$(TOOL_OBJ))
-	$(call say,AR,$@)
-	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/%.o: %.c $(BUILD)/.flags
 	$(call say,CC,$<)
@@ -160,27 +147,6 @@ $(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(BUILD)/page/files.inc \
   src/serve/page/page.html
 
 $(OMP_SRC:%.c=$(BUILD)/%.o) $(BUILD)/glmstream: private LOCAL = $(OPENMP)
-
-# fuzzing: library and tools compiled by clang, instrumented, in their own tree
-FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined \
-           -fno-sanitize-recover=all -Wno-unknown-pragmas
-FUZZ_CPP = $(CPP_ALL) -UHAVE_CUDA -DHAVE_CUDA=0
-FUZZ_LIBS = $(filter-out $(CUDA_LIBS),$(LIBS))
-$(foreach f,$(FUZZ_SRC),$(eval build/fuzz/$(basename $(notdir $f)): $(f:%.c=build/fuzz/%.o)))
-$(FUZZERS:%=build/fuzz/fuzz_%): build/fuzz/tests/fuzz/fixture.o build/fuzz/libfuzzed.a
-	$(call say,LD,$@)
-	$(Q)$(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer $(FUZZ_CPP) -o $@ $(filter %.o,$^) \
-	  $(filter %.a,$^) $(FUZZ_LIBS)
-
-FUZZ_OBJ = $(filter-out %/main.o,$(patsubst %.c,build/fuzz/%.o,$(LIB_SRC) $(TOOL_SRC)))
-build/fuzz/libfuzzed.a: $(FUZZ_OBJ)
-	$(call say,AR,$@)
-	$(Q)rm -f $@ && ar rcs $@ $^
-
-build/fuzz/%.o: %.c $(BUILD)/.flags
-	$(call say,CLANG,$<)
-	$(Q)mkdir -p $(@D) && $(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer-no-link $(call isa,$<) \
-	  $(FUZZ_CPP) -MMD -MP -c $< -o $@
 
 # stamps, rewritten only when what they hold has changed
 $(BUILD)/.flags: new = $(CC) $(C_ALL) $(CPP_ALL) $(call has,CUDA,$(NVCC) $(NV_ALL))
@@ -240,15 +206,6 @@ format: ## rewrite the sources in the house style
 format-check: ## say where the sources leave the house style
 	@clang-format --dry-run --Werror $(C_FILES)
 
-fuzz: build/fuzz/fuzz_$(T) ## fuzz one parser: T=NAME of tests/fuzz (gguf), SECONDS=60
-	@tests/fuzz/fuzz.py run $(SECONDS) $(T)
-
-fuzz-all: $(FUZZERS:%=build/fuzz/fuzz_%) ## fuzz every parser for SECONDS=60, as many as cores
-	@tests/fuzz/fuzz.py run $(SECONDS) $(FUZZERS)
-
-fuzz-merge: $(FUZZERS:%=build/fuzz/fuzz_%) ## minimise what was found into tests/fuzz/corpus
-	@tests/fuzz/fuzz.py merge $(FUZZERS)
-
 bench: all ## measure this machine: disk, copies, ops, prefill, decode
 	@$(BUILD)/glmstream bench all $(ARGS)
 
@@ -256,7 +213,7 @@ clean: ## remove build/
 	rm -rf build
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile tests/fuzz/fuzz.mk | expand -t 16
 	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread'
 	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP WITH_PAGE=auto|0|1'
 	@echo '           DEPS=folder WERROR=1 V=1'
@@ -265,7 +222,7 @@ help: ## this list
 FORCE:
 .DEFAULT_GOAL := all
 .PHONY: all run test tests deps deps-bundle config install deb tarball uninstall pocket lint \
-        format format-check fuzz fuzz-all fuzz-merge bench clean help FORCE
+        format format-check bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)

@@ -19,4 +19,7 @@ const char *fixture_write(const char *name, const void *data, size_t n);
 const struct gguf *fixture_pocket(void); /* tools/pocket/pocket.gguf, open */
 const struct tokenizer *fixture_tokenizer(void);
 
+/* A built-in one of single bytes, a few joins and two added tokens. */
+const struct tokenizer *fixture_small_tokenizer(void);
+
 #endif

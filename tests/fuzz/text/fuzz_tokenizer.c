@@ -9,58 +9,12 @@
 #include "src/text/hf_tokenizer.h"
 #include "src/text/tokenizer.h"
 #include "src/text/utf8.h"
+#include "tests/fuzz/fixture.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-/* The bytes in GPT-2 order of value, a few joins, two added tokens. */
-static struct tokenizer *built_in(void)
-{
-	static const char *const joins[] = {
-		"aa", "aaa", "ab", "ba", "he", "ll", "hell", "  ", "\n\n", " a", "\xc3\xa9", "12", "123"};
-	static const char *const merges[] = {"a a", "aa a", "a b", "b a", "h e", "l l", "he ll",
-		"\xc4\xa0 \xc4\xa0", "\xc4\x8a \xc4\x8a", "\xc4\xa0 a", "\xc3\x83 \xc2\xa9", "1 2", "12 3"};
-	enum { N_JOINS = sizeof joins / sizeof *joins };
-	struct buf text[256 + N_JOINS] = {{0}};
-	struct text_span tokens[256 + N_JOINS + 2], merge[N_JOINS];
-	uint8_t types[256 + N_JOINS + 2];
-	memset(types, TOKEN_NORMAL, sizeof types);
-	for (int i = 0; i < 256 + N_JOINS; i++) {
-		char byte = (char)i;
-		if (i < 256)
-			vocab_spell(&byte, 1, &text[i]);
-		else
-			vocab_spell(joins[i - 256], strlen(joins[i - 256]), &text[i]);
-		tokens[i] = (struct text_span){text[i].data, text[i].len};
-	}
-	for (int i = 0; i < N_JOINS; i++)
-		merge[i] = (struct text_span){merges[i], strlen(merges[i])};
-	tokens[256 + N_JOINS] = (struct text_span){"<|user|>", 8};
-	tokens[257 + N_JOINS] = (struct text_span){"<|user", 6};
-	types[256 + N_JOINS] = TOKEN_CONTROL;
-	types[257 + N_JOINS] = TOKEN_USER;
-	struct hf_tokenizer hf = {
-		.n_tokens = 258 + N_JOINS,
-		.tokens = tokens,
-		.types = types,
-		.n_merges = N_JOINS,
-		.merges = merge,
-		.pattern =
-			(char *)"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
-					"?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-					"\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-		.ignore_merges = false,
-	};
-	struct tokenizer *t;
-	struct err e = {0};
-	if (tokenizer_from_hf(&hf, &t, &e))
-		bug("%s", e.text);
-	for (int i = 0; i < 256 + N_JOINS; i++)
-		buf_free(&text[i]);
-	return t;
-}
 
 static void check_text(const struct tokenizer *t, const char *text, size_t n)
 {
@@ -103,9 +57,7 @@ static void check_text(const struct tokenizer *t, const char *text, size_t n)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static struct tokenizer *small;
-	if (!small)
-		small = built_in();
+	const struct tokenizer *small = fixture_small_tokenizer();
 	const uint8_t *zero = size ? memchr(data, 0, size) : NULL;
 	if (!zero) {
 		check_text(small, (const char *)data, size);
