@@ -21,6 +21,7 @@ enum budget_answer budget_hold(struct budget_part *p, size_t bytes)
 		return BUDGET_TAKEN;
 	if (bytes <= p->bytes) {
 		atomic_fetch_sub(&b->held, p->bytes - bytes);
+		client_give(p->client, CLIENT_MEMORY, p->bytes - bytes);
 		p->bytes = bytes;
 		return BUDGET_TAKEN;
 	}
@@ -29,12 +30,18 @@ enum budget_answer budget_hold(struct budget_part *p, size_t bytes)
 		atomic_fetch_add(&b->refused, 1);
 		return BUDGET_TOO_LARGE;
 	}
-	do {
+	if (more > b->limit - held) {
+		atomic_fetch_add(&b->refused, 1);
+		return BUDGET_FULL;
+	}
+	if (!client_take(p->client, CLIENT_MEMORY, more, held, b->limit))
+		return BUDGET_SHARE;
+	while (!atomic_compare_exchange_weak(&b->held, &held, held + more))
 		if (more > b->limit - held) {
+			client_give(p->client, CLIENT_MEMORY, more);
 			atomic_fetch_add(&b->refused, 1);
 			return BUDGET_FULL;
 		}
-	} while (!atomic_compare_exchange_weak(&b->held, &held, held + more));
 	p->bytes = bytes;
 	size_t peak = atomic_load(&b->peak);
 	while (peak < held + more && !atomic_compare_exchange_weak(&b->peak, &peak, held + more))
@@ -44,6 +51,9 @@ enum budget_answer budget_hold(struct budget_part *p, size_t bytes)
 
 void budget_release(struct budget_part *p)
 {
+	client_give(p->client, CLIENT_MEMORY, p->bytes);
+	client_drop(p->client);
+	p->client = NULL;
 	if (!p->budget)
 		return;
 	atomic_fetch_sub(&p->budget->held, p->bytes);

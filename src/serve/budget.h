@@ -7,6 +7,8 @@
 #ifndef GLM_SERVE_BUDGET_H
 #define GLM_SERVE_BUDGET_H
 
+#include "src/serve/client_share.h"
+
 #include <stdatomic.h>
 #include <stddef.h>
 
@@ -16,18 +18,20 @@ struct budget {
 	size_t limit; /* of all together; constant. One request may hold half of it. */
 };
 
-/* What one request holds. Zero-initialise; budget NULL: nothing is counted. */
+/* What one request holds, and for whom. budget NULL: nothing is counted. client: held, may be NULL.
+ */
 struct budget_part {
 	struct budget *budget;
+	struct client *client;
 	size_t bytes;
 };
 
-/* BUDGET_FULL: there is room once others have ended. */
-enum budget_answer { BUDGET_TAKEN, BUDGET_FULL, BUDGET_TOO_LARGE };
+/* BUDGET_FULL: there is room once others have ended. BUDGET_SHARE: once this client's own have. */
+enum budget_answer { BUDGET_TAKEN, BUDGET_FULL, BUDGET_SHARE, BUDGET_TOO_LARGE };
 
 /* The part holds `bytes` from now on, more or fewer than before; on a refusal it is unchanged. */
 enum budget_answer budget_hold(struct budget_part *p, size_t bytes);
-void budget_release(struct budget_part *p);
+void budget_release(struct budget_part *p); /* lets the client go as well */
 size_t budget_most(const struct budget *b); /* of one request */
 
 #endif

@@ -199,6 +199,22 @@ static void put_counter(struct buf *out, const char *name, const char *help, uin
 	buf_printf(out, "glmstream_%s_total %llu\n", name, (unsigned long long)value);
 }
 
+static void put_clients(struct buf *out, const struct client_stats *s)
+{
+	static const char *const names[CLIENT_N_HOLDINGS] = {[CLIENT_CONNECTIONS] = "connections",
+		[CLIENT_PLACES] = "places",
+		[CLIENT_MEMORY] = "memory",
+		[CLIENT_BODIES] = "bodies"};
+	put_gauge(
+		out, "clients", "Clients (addresses or keys) with a connection or a request", s->clients);
+	put_head(out, "client_refused", "_total",
+		"What was refused because its client held its share of it", "counter");
+	for (int i = 0; i < CLIENT_N_HOLDINGS; i++)
+		if (names[i])
+			buf_printf(out, "glmstream_client_refused_total{what=\"%s\"} %llu\n", names[i],
+				(unsigned long long)s->refused[i]);
+}
+
 static void put_experts(struct buf *out, const struct metrics_gauges *g)
 {
 	const struct {
@@ -271,6 +287,7 @@ void metrics_text(struct metrics *m, const struct metrics_gauges *g, struct buf 
 		put_head(out, counter_texts[i].name, "_total", counter_texts[i].help, "counter");
 		buf_printf(out, "glmstream_%s_total %.6f\n", counter_texts[i].name, (double)v / 1e9);
 	}
+	put_clients(out, &g->clients);
 	put_experts(out, g);
 	pthread_mutex_lock(&m->lock);
 	put_head(out, "responses", "_total", "Responses by path and status", "counter");

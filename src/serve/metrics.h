@@ -8,6 +8,7 @@
 #define GLM_SERVE_METRICS_H
 
 #include "src/base/buf.h"
+#include "src/serve/client_share.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -64,6 +65,7 @@ struct metrics_gauges {
 	uint64_t kept_responses, kept_bytes, kept_forgotten;             /* response_store.h */
 	uint64_t request_bytes, request_bytes_peak, request_bytes_limit; /* budget.h */
 	uint64_t requests_over_budget;
+	struct client_stats clients;
 	uint64_t cache_bytes[2], resident_bytes, kv_bytes;
 	double uptime_s;
 	const char *version, *model, *backend; /* escaped by metrics_text */

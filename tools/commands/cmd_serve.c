@@ -4,6 +4,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/serve/http/identity.h"
 #include "src/serve/server.h"
 #include "src/text/utf8.h"
 #include "tools/commands/commands.h"
@@ -22,8 +23,8 @@
 
 struct serve_opts {
 	struct common_opts common;
-	const char *host, *api_key, *allow_host, *cors, *name;
-	uint32_t port, sessions, queue, connections, max_body_mb;
+	const char *host, *api_key, *allow_host, *cors, *name, *trusted_proxy;
+	uint32_t port, sessions, queue, connections, max_body_mb, client_share;
 	bool strict_model;
 	struct prefix_opts prefix;
 	struct sandbox_opts sandbox;
@@ -38,7 +39,8 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 		{"port", 0, ARG_UINT, .u32 = &o->port, .max = 65535, .value = "N",
 			.help = "0: any that is free; the first line on stdout says which", .fallback = "8080"},
 		{"api-key", 0, ARG_STRING, .string = &o->api_key, .value = "KEY",
-			.help = "what clients must send (Authorization: Bearer KEY, or x-api-key)",
+			.help = "what clients must send (Authorization: Bearer KEY, or x-api-key); several, "
+					"separated by commas: each is a client of its own for --client-share",
 			.fallback = "the environment's GLMSTREAM_API_KEY, else none"},
 		{"sessions", 0, ARG_UINT, .u32 = &o->sessions, .min = 1, .max = 64, .value = "N",
 			.help = "timelines kept at the same time; up to 8 of them write in one step; each has "
@@ -59,9 +61,17 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 			.help = "let web pages of this origin (or *) use the API",
 			.fallback = "only the server's own page"},
 		{"max-connections", 0, ARG_UINT, .u32 = &o->connections, .min = 4, .max = 4096,
-			.value = "N", .help = "open connections; more wait", .fallback = "512"},
+			.value = "N", .help = "open connections; more are refused (503)", .fallback = "512"},
 		{"max-body-mb", 0, ARG_UINT, .u32 = &o->max_body_mb, .min = 1, .max = 1024, .value = "N",
 			.help = "largest request, in 10^6 bytes", .fallback = "32"},
+		{"client-share", 0, ARG_UINT, .u32 = &o->client_share, .min = 1, .max = 100, .value = "N",
+			.help = "percent that one client (key or address) may hold of what the others leave of "
+					"connections, queue and memory (429)",
+			.fallback = "75; 100 when only this machine can connect and there are neither several "
+						"keys nor a trusted proxy"},
+		{"trusted-proxy", 0, ARG_STRING, .string = &o->trusted_proxy, .value = "ADDRESS",
+			.help = "a reverse proxy: the last address in its X-Forwarded-For is the client",
+			.fallback = "none: all that a proxy passes on is one client's"},
 	};
 	struct arg_group groups[] = {common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)},
 		prefix_opts_group(&o->prefix), sandbox_opts_group(&o->sandbox)};
@@ -144,6 +154,9 @@ int cmd_serve(int argc, char **argv, struct err *e)
 		o.api_key = getenv("GLMSTREAM_API_KEY");
 	if (o.api_key && !*o.api_key)
 		o.api_key = NULL;
+	if (o.trusted_proxy && !identity_is_address(o.trusted_proxy))
+		return err_set(
+			e, ERR_USAGE, "--trusted-proxy %s: expected an address in digits", o.trusted_proxy);
 	if ((rc = prefix_opts_check(&o.prefix, e)))
 		return rc;
 	const char *path = pocket_or(o.common.model, e);
@@ -168,8 +181,10 @@ int cmd_serve(int argc, char **argv, struct err *e)
 		.http = {.host = o.host,
 			.port = (uint16_t)o.port,
 			.api_key = o.api_key,
+			.client_share = o.client_share,
 			.allow_host = o.allow_host,
 			.cors = o.cors,
+			.trusted_proxy = o.trusted_proxy,
 			.max_connections = o.connections,
 			.max_body_bytes = (size_t)o.max_body_mb * 1000000},
 		.sessions = o.sessions,

@@ -320,7 +320,21 @@ static const char topics[] =
 	"and\n"
 	"their own tokens used, tool calls included. \\fB\\-\\-session\\-dir\\fR keeps long prompts "
 	"for the\n"
-	"next start.\n";
+	"next start.\n"
+	".PP\n"
+	"One client can't keep the others out: it may hold \\fB\\-\\-client\\-share\\fR percent of "
+	"what "
+	"the\n"
+	"others leave of connections, places in the queue and memory; more is refused (429). Sessions\n"
+	"that become free go to the clients in turn. A client is an address (an IPv6 one by its first\n"
+	"64 bits), or a key where \\fB\\-\\-api\\-key\\fR has several, separated by commas. Behind a "
+	"reverse\n"
+	"proxy all come from one address: give each user a key, or name the proxy with\n"
+	"\\fB\\-\\-trusted\\-proxy\\fR, whose X-Forwarded-For then says who asks. Of that header only "
+	"the "
+	"last\n"
+	"address is believed, which the proxy has to append (nginx: proxy_set_header X-Forwarded-For\n"
+	"$proxy_add_x_forwarded_for; Caddy does so by itself).\n";
 
 static const char tail[] =
 	".SH EXIT STATUS\n"

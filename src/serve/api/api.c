@@ -40,7 +40,7 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 		.n = 1,
 		.created = (int64_t)time(NULL),
 		.body_bytes = len,
-		.part.budget = model->budget};
+		.part = {.budget = model->budget, .client = client_hold(model->client)}};
 	size_t values = count_values(body, len);
 	if (values > VALUES_MAX)
 		return request_refuse(e, 400, NULL, NULL, "the body has more than %d values", VALUES_MAX);

@@ -21,7 +21,8 @@ static struct job *make_job(struct reply *r, uint32_t index)
 	return j;
 }
 
-static int refuse_answer(enum scheduler_answer answer, unsigned retry_s, struct request_error *e)
+static int refuse_answer(enum scheduler_answer answer, const struct client *client,
+	unsigned retry_s, struct request_error *e)
 {
 	switch (answer) {
 	case SCHEDULER_TAKEN:
@@ -31,6 +32,13 @@ static int refuse_answer(enum scheduler_answer answer, unsigned retry_s, struct 
 			"too many requests are waiting; try again in %u s", retry_s);
 		e->retry_s = retry_s;
 		return -1;
+	case SCHEDULER_SHARE:
+		request_refuse(e, 429, "client_share", NULL,
+			"too many requests of this client are waiting: one client may take %u %% of the places "
+			"that others leave; try again in %u s",
+			client_percent(client), retry_s);
+		e->retry_s = retry_s;
+		return -1;
 	default:
 		request_refuse(e, 503, "shutting_down", NULL, "the server is shutting down");
 		e->retry_s = 5;
@@ -38,10 +46,10 @@ static int refuse_answer(enum scheduler_answer answer, unsigned retry_s, struct 
 	}
 }
 
-int reply_possible(struct scheduler *s, struct request_error *e)
+int reply_possible(struct scheduler *s, struct client *client, struct request_error *e)
 {
 	unsigned retry_s = 1;
-	return refuse_answer(scheduler_ask(s, &retry_s), retry_s, e);
+	return refuse_answer(scheduler_ask(s, client, &retry_s), client, retry_s, e);
 }
 
 int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
@@ -57,7 +65,8 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 		jobs[i] = r->answers[i].job = make_job(r, i);
 	}
 	unsigned retry_s = 1;
-	return refuse_answer(scheduler_submit(s, jobs, r->n_answers, &retry_s), retry_s, e);
+	return refuse_answer(
+		scheduler_submit(s, jobs, r->n_answers, &retry_s), request->model->client, retry_s, e);
 }
 
 /* The next request may bring this answer back: its tokens are remembered before the client sees its

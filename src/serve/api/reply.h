@@ -53,9 +53,9 @@ struct reply {
 		progress_total; /* the latest, over all answers; total 0: nothing has begun */
 };
 
-/* Whether one more answer would be taken now: asked before a body is parsed. 0, or -1 as
- * reply_begin. */
-int reply_possible(struct scheduler *s, struct request_error *e);
+/* Whether one more answer to this client would be taken now: asked before a body is parsed. 0, or
+ * -1 as reply_begin. */
+int reply_possible(struct scheduler *s, struct client *client, struct request_error *e);
 
 /* Makes the jobs and submits them. On a refusal (queue full: 429, ending: 503) -1 with *e; the
  * reply must be ended all the same. */

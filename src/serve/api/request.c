@@ -43,6 +43,13 @@ int request_hold(struct request *r, size_t bytes, struct request_error *e)
 	switch (budget_hold(&r->part, bytes)) {
 	case BUDGET_TAKEN:
 		return 0;
+	case BUDGET_SHARE:
+		request_refuse(e, 429, "client_share", NULL,
+			"the requests of this client hold too much memory: one client may hold %u %% of what "
+			"others leave; try again in %d s",
+			client_percent(r->part.client), MEMORY_RETRY_S);
+		e->retry_s = MEMORY_RETRY_S;
+		return -1;
 	case BUDGET_TOO_LARGE:
 		return request_refuse(e, 413, "request_too_large", NULL,
 			"the request needs up to %zu MiB of memory, more than the %zu MiB that one may take",

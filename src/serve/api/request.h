@@ -30,7 +30,7 @@
 #define REQUEST_NAME_MAX    256 /* bytes of a tool's name, and of its properties' */
 
 /* What requests are parsed and answered against; constant while the server runs (turns guards
- * itself). */
+ * itself), but that a request may have a copy with its client. */
 struct request_model {
 	const struct tokenizer *tokenizer;
 	const char *name;
@@ -43,6 +43,7 @@ struct request_model {
 	struct turn_store *turns;         /* NULL: none */
 	const struct token_trie *tokens;  /* for schemas */
 	struct budget *budget;            /* NULL: memory is not counted */
+	struct client *client;            /* who asks; borrowed; NULL: nobody in particular */
 	struct response_store *responses; /* NULL: none */
 };
 

@@ -142,6 +142,7 @@ void job_share(struct job *j, struct job_shared *shared, size_t prompt)
 	j->shared = shared;
 	j->prompt = shared->prompts[prompt];
 	j->options = shared->output;
+	j->client = shared->part.client;
 }
 
 void job_hold(struct job *j)

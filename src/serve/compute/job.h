@@ -95,6 +95,7 @@ struct job {
 	struct sampler_options sampling;
 	struct output_options options;
 	uint64_t submitted_ns;
+	struct client *client; /* whose it is; `shared` holds it; NULL: nobody's */
 	/* set by the connection when nobody waits for the answer any more */
 	atomic_bool cancel;
 	/* compute */

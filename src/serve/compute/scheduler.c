@@ -68,6 +68,7 @@ static void slot_release(struct scheduler *s, struct slot *slot)
 	slot->job = NULL;
 	slot->state = SCHEDULER_IDLE;
 	slot->last_used = ++s->n_ended;
+	client_end_answer(j->client);
 	pthread_mutex_lock(&s->lock);
 	s->job_seconds = s->job_seconds > 0 ? 0.9 * s->job_seconds + 0.1 * seconds : seconds;
 	pthread_mutex_unlock(&s->lock);
@@ -222,6 +223,7 @@ static void slot_begin_job(struct scheduler *s, struct job *j)
 	start = slot_restore_prefix(s, slot, &j->prompt, start);
 	slot->job = j;
 	slot->serial = ++s->n_jobs;
+	client_begin_answer(j->client, slot->serial);
 	slot->state = SCHEDULER_READING;
 	slot->prompt = (uint32_t)j->prompt.n;
 	j->cached = start;
@@ -234,21 +236,28 @@ static void slot_begin_job(struct scheduler *s, struct job *j)
 	metrics_observe(s->metrics, METRICS_QUEUED, j->started_ns - j->submitted_ns);
 }
 
-/* Takes the first job of the queue, or one that was cancelled while waiting. Lock held. */
+/* Takes the job whose client is next; or one that was cancelled while waiting. Lock held. */
 static struct job *queue_pop(struct scheduler *s, bool cancelled_only)
 {
-	for (struct job **at = &s->first; *at; at = &(*at)->next) {
-		struct job *j = *at;
-		if (cancelled_only && !atomic_load(&j->cancel))
+	struct job **best = NULL;
+	uint64_t lowest = UINT64_MAX;
+	for (struct job **at = &s->first; *at && lowest; at = &(*at)->next) {
+		uint64_t rank = cancelled_only ? 0 : client_rank((*at)->client);
+		if (rank >= lowest || (cancelled_only && !atomic_load(&(*at)->cancel)))
 			continue;
-		*at = j->next;
-		if (!*at)
-			s->last = at;
-		j->next = NULL;
-		s->waiting--;
-		return j;
+		best = at;
+		lowest = rank;
 	}
-	return NULL;
+	if (!best)
+		return NULL;
+	struct job *j = *best;
+	*best = j->next;
+	if (!*best)
+		s->last = best;
+	j->next = NULL;
+	s->waiting--;
+	client_give(j->client, CLIENT_PLACES, 1);
+	return j;
 }
 
 static struct slot *slot_find_idle(struct scheduler *s)
@@ -606,23 +615,34 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	return 0;
 }
 
-/* Lock held. */
-static enum scheduler_answer queue_answer(struct scheduler *s, uint32_t n, unsigned *retry_s)
+/* take: the places are the client's from now on. Lock held. */
+static enum scheduler_answer queue_answer(
+	struct scheduler *s, struct client *client, uint32_t n, bool take, unsigned *retry_s)
 {
 	if (s->stopping)
 		return SCHEDULER_ENDING;
-	if (s->waiting + n <= s->queue_limit + (s->n_slots - MIN(s->snapshot.active, s->n_slots)))
+	uint32_t idle = s->n_slots - MIN(s->snapshot.active, s->n_slots), limit = s->queue_limit + idle;
+	enum scheduler_answer answer = SCHEDULER_FULL;
+	if (s->waiting + n <= idle) { /* it does not really wait */
+		if (take)
+			client_count(client, CLIENT_PLACES, n);
 		return SCHEDULER_TAKEN;
+	}
+	if (s->waiting + n <= limit) {
+		if ((take ? client_take : client_may_take)(client, CLIENT_PLACES, n, s->waiting, limit))
+			return SCHEDULER_TAKEN;
+		answer = SCHEDULER_SHARE;
+	}
 	double estimate = s->job_seconds * (double)(s->waiting + 1) / (double)s->n_slots;
 	*retry_s = estimate < 1 ? 1 : estimate > 60 ? 60 : (unsigned)estimate;
 	metrics_add(s->metrics, METRICS_REFUSED, n);
-	return SCHEDULER_FULL;
+	return answer;
 }
 
-enum scheduler_answer scheduler_ask(struct scheduler *s, unsigned *retry_s)
+enum scheduler_answer scheduler_ask(struct scheduler *s, struct client *client, unsigned *retry_s)
 {
 	pthread_mutex_lock(&s->lock);
-	enum scheduler_answer answer = queue_answer(s, 1, retry_s);
+	enum scheduler_answer answer = queue_answer(s, client, 1, false, retry_s);
 	pthread_mutex_unlock(&s->lock);
 	return answer;
 }
@@ -631,7 +651,7 @@ enum scheduler_answer scheduler_submit(
 	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s)
 {
 	pthread_mutex_lock(&s->lock);
-	enum scheduler_answer answer = queue_answer(s, n, retry_s);
+	enum scheduler_answer answer = queue_answer(s, jobs[0]->client, n, true, retry_s);
 	if (answer == SCHEDULER_TAKEN) {
 		for (uint32_t i = 0; i < n; i++) {
 			job_hold(jobs[i]);

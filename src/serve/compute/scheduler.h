@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The one thread that computes. Jobs wait in a bounded queue, first come first served, until a
- * session is free; the jobs that have one take turns: a step either reads prompts (a chunk shared
- * by all sessions that still read) or writes (one token of up to SCHEDULER_ROWS sessions). Reading
- * and writing get the same time while both want it. An answer's tokens do not depend on who else is
- * served.
+ * The one thread that computes. Jobs wait in a bounded queue until a session is free: clients get
+ * them in turn (client_rank), the jobs of one client in their order. The jobs that have a session
+ * take turns: a step either reads prompts (a chunk shared by all sessions that still read) or
+ * writes (one token of up to SCHEDULER_ROWS sessions). Reading and writing get the same time while
+ * both want it. An answer's tokens do not depend on who else is served.
  *
  * A session keeps its timeline when its job ends. A new job gets the idle session whose
  * conversation it goes on with; else the one that was idle longest, into which the longest common
@@ -42,15 +42,16 @@ struct scheduler_options {
 int scheduler_open(struct engine *g, const struct scheduler_options *o, struct metrics *metrics,
 	struct scheduler **out, struct err *e);
 
-enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_ENDING };
+/* SHARE: there is room, but not for one more of this client (client_share.h). */
+enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_SHARE, SCHEDULER_ENDING };
 
-/* Queues all n jobs or none; holds each it takes. *retry_s (when full): an estimate after how many
- * seconds to come again. */
+/* Queues all n jobs, of one client, or none; holds each it takes. *retry_s (FULL, SHARE): an
+ * estimate after how many seconds to come again. */
 enum scheduler_answer scheduler_submit(
 	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s);
 
-/* What scheduler_submit would say to one job now; a refusal counts as one. */
-enum scheduler_answer scheduler_ask(struct scheduler *s, unsigned *retry_s);
+/* What scheduler_submit would say to one job of this client now; a refusal counts as one. */
+enum scheduler_answer scheduler_ask(struct scheduler *s, struct client *client, unsigned *retry_s);
 
 /* No new jobs from now on; what waits is refused; what runs may go on for grace_ms, then it is cut.
  * Returns when nothing runs any more; every job has got its last event. May be called once, before

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * libmicrohttpd's own timeout knows only silence, and closes connections whose answer takes long.
- * It is switched off: a watchdog thread holds the list of connections, each with a deadline that
- * its phase sets (none while we compute), and shuts the socket of whoever is late. A socket is shut
- * only under the lock under which its connection leaves the list.
- */
+/* What libmicrohttpd calls, and what it is told. Its own timeout is switched off: connections.h. */
 #if HAVE_HTTP
 #include "src/serve/http/http.h"
 
 #include "src/base/clock.h"
-#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/serve/http/connections.h"
+#include "src/serve/http/identity.h"
 #include "src/text/utf8.h"
 
 #include <arpa/inet.h>
@@ -20,7 +16,6 @@
 #include <microhttpd.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -31,46 +26,33 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SECOND          1000000000ull
-#define HEADER_NS       (15 * SECOND)
-#define HEADER_CROWD_NS (3 * SECOND)
-#define IDLE_NS         (60 * SECOND)
-#define BODY_NS         (60 * SECOND)
-#define BODY_BYTES_S    (64u << 10)  /* a second more for each so many bytes */
-#define REFUSED_NS      (5 * SECOND) /* for the whole body of a refused request */
-#define SEND_NS         (60 * SECOND)
-#define HEADER_BYTES    (32u << 10)
+#define SECOND       1000000000ull
+#define HEADER_NS    (15 * SECOND)
+#define IDLE_NS      (60 * SECOND)
+#define BODY_NS      (60 * SECOND)
+#define BODY_BYTES_S (64u << 10)  /* a second more for each so many bytes */
+#define REFUSED_NS   (5 * SECOND) /* for the whole body of a refused request */
+#define SEND_NS      (60 * SECOND)
+#define HEADER_BYTES (32u << 10)
 #define DRAIN_FACTOR                                                                               \
 	4 /* a body up to so many times too long is read away, so that its sender can read the refusal \
 	   */
-#define BODIES_FACTOR 8 /* all bodies together, in largest bodies */
+#define BODIES_FACTOR 8  /* all bodies together, in largest bodies */
+#define SHARE         75 /* percent */
 #define STREAM_BLOCK  (16u << 10)
 #define THREAD_STACK  ((size_t)2 << 20)
-
-struct connection {
-	struct connection *next, **at; /* in http.connections */
-	int fd;
-	bool fresh;                     /* waits for a request or its headers: the crowd rule applies */
-	uint64_t since_ns, deadline_ns; /* 0: none */
-	bool cut;
-};
 
 struct http {
 	struct http_options options; /* constant */
 	struct http_calls calls;     /* constant */
 	struct MHD_Daemon *daemon;
-	uint16_t port; /* constant */
-	bool loopback; /* constant */
+	uint16_t port;                /* constant */
+	bool loopback;                /* constant */
+	struct client_shares *shares; /* constant */
 	atomic_bool ending;
 	atomic_uint exchanges;    /* under way */
 	atomic_size_t body_bytes; /* held by all exchanges */
-	pthread_t watchdog;
-	bool watching;
-	pthread_mutex_t lock; /* guards what follows and the fields of every connection */
-	pthread_cond_t wake;
-	struct connection *connections;
-	uint32_t n_connections;
-	bool stop;
+	struct connections *connections;
 };
 
 struct exchange {
@@ -84,6 +66,8 @@ struct exchange {
 	struct http_refusal refusal; /* status 0: none */
 	bool drop;                   /* the body is not wanted */
 	bool close;                  /* the connection ends with the response */
+	struct client *client;       /* held; NULL: unknown */
+	bool counted;                /* as a connection of this client, which is not the connection's */
 	struct {
 		char *name, *value;
 	} headers[4];
@@ -99,90 +83,23 @@ struct exchange {
 	bool finished;
 };
 
-/* ---- deadlines ---- */
-
-static void set_deadline(struct http *h, struct connection *c, uint64_t ns, bool fresh)
-{
-	pthread_mutex_lock(&h->lock);
-	c->since_ns = clock_ns();
-	c->deadline_ns = ns ? c->since_ns + ns : 0;
-	c->fresh = fresh;
-	pthread_mutex_unlock(&h->lock);
-}
-
-/* Lock held. */
-static unsigned cut_late(struct http *h)
-{
-	uint64_t now = clock_ns();
-	bool crowded = h->n_connections >= h->options.max_connections / 4 * 3;
-	unsigned n = 0;
-	for (struct connection *c = h->connections; c; c = c->next) {
-		uint64_t deadline = c->deadline_ns;
-		if (crowded && c->fresh && deadline)
-			deadline = MIN(deadline, c->since_ns + HEADER_CROWD_NS);
-		if (c->cut || !deadline || now < deadline)
-			continue;
-		shutdown(c->fd, SHUT_RDWR);
-		c->cut = true;
-		n++;
-	}
-	return n;
-}
-
-static void *watchdog_main(void *arg)
-{
-	struct http *h = arg;
-	pthread_mutex_lock(&h->lock);
-	while (!h->stop) {
-		struct timespec until = cond_deadline(250000000);
-		pthread_cond_timedwait(&h->wake, &h->lock, &until);
-		unsigned n = cut_late(h);
-		pthread_mutex_unlock(&h->lock);
-		while (n--)
-			h->calls.cut(h->calls.user);
-		h->calls.tick(h->calls.user);
-		pthread_mutex_lock(&h->lock);
-	}
-	pthread_mutex_unlock(&h->lock);
-	return NULL;
-}
+/* ---- connections ---- */
 
 static void on_connection(void *cls, struct MHD_Connection *mhd, void **socket_context,
 	enum MHD_ConnectionNotificationCode code)
 {
 	struct http *h = cls;
-	if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-		struct connection *c = NEW(struct connection);
-		c->fd = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-		int on = 1;
-		setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-		c->since_ns = clock_ns();
-		c->deadline_ns = c->since_ns + HEADER_NS;
-		c->fresh = true;
-		*socket_context = c;
-		pthread_mutex_lock(&h->lock);
-		c->next = h->connections;
-		c->at = &h->connections;
-		if (c->next)
-			c->next->at = &c->next;
-		h->connections = c;
-		h->n_connections++;
-		pthread_mutex_unlock(&h->lock);
+	if (code != MHD_CONNECTION_NOTIFY_STARTED) {
+		connection_close(*socket_context);
+		*socket_context = NULL;
 		return;
 	}
-	struct connection *c = *socket_context;
-	if (!c)
-		return;
-	pthread_mutex_lock(&h->lock);
-	*c->at = c->next;
-	if (c->next)
-		c->next->at = c->at;
-	h->n_connections--;
-	pthread_mutex_unlock(&h->lock);
-	*socket_context = NULL;
-	free(c);
+	int fd = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+	*socket_context = connection_open(h->connections, fd,
+		MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr);
 }
 
+/* NULL: there was no memory for it. */
 static struct connection *connection_of(struct MHD_Connection *mhd)
 {
 	const union MHD_ConnectionInfo *info =
@@ -193,30 +110,20 @@ static struct connection *connection_of(struct MHD_Connection *mhd)
 /* The request line is there: from now on headers are due. */
 static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *mhd)
 {
-	(void)uri;
-	set_deadline(cls, connection_of(mhd), HEADER_NS, true);
+	(void)cls, (void)uri;
+	struct connection *c = connection_of(mhd);
+	if (c)
+		connection_set_deadline(c, HEADER_NS, true);
 	return NULL;
 }
 
 /* ---- who may ask ---- */
 
-/* Time depends on the length of what is given, not on where it differs. */
-static bool same_secret(const char *given, const char *key)
+/* -1: no key of ours. */
+static int key_of(const struct exchange *x)
 {
-	size_t n = strlen(given), m = strlen(key);
-	unsigned diff = n != m;
-	for (size_t i = 0; i < n; i++)
-		diff |= (unsigned char)given[i] ^ (unsigned char)key[m ? i % m : 0];
-	return !diff;
-}
-
-static bool has_key(const struct exchange *x)
-{
-	const char *key = x->http->options.api_key, *a = exchange_header(x, "Authorization"),
-			   *b = exchange_header(x, "x-api-key");
-	if (a && !strncasecmp(a, "Bearer ", 7) && same_secret(a + 7, key))
-		return true;
-	return b && same_secret(b, key);
+	return identity_find_key(x->http->options.api_key, exchange_header(x, "Authorization"),
+		exchange_header(x, "x-api-key"));
 }
 
 static bool same_word(const char *s, size_t n, const char *word)
@@ -315,7 +222,7 @@ static void exchange_check(struct exchange *x)
 			"web pages of this origin may not use this server; --cors ORIGIN allows one");
 	else if (!strcmp(x->method, "OPTIONS") && status != 404)
 		exchange_refuse(x, 204, NULL, ""); /* a browser asks before it asks */
-	else if (h->options.api_key && !open && !has_key(x))
+	else if (h->options.api_key && !open && key_of(x) < 0)
 		exchange_refuse(x, 401, "invalid_api_key", "the API key is missing or wrong");
 	else if (status == 404)
 		exchange_refuse(x, 404, "not_found", "there is nothing at this path");
@@ -323,11 +230,47 @@ static void exchange_check(struct exchange *x)
 		exchange_refuse(x, status, "method_not_allowed", "this path does not take this method");
 }
 
+/* ---- whose request ---- */
+
+/* A header may come in several lines: the last is the proxy's. */
+static enum MHD_Result find_forwarded(
+	void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+	(void)kind;
+	if (!strcasecmp(name, "X-Forwarded-For"))
+		*(struct identity *)cls = identity_of_forwarded(value ? value : "");
+	return MHD_YES;
+}
+
+static void exchange_find_client(struct exchange *x)
+{
+	struct http *h = x->http;
+	struct identity who = {{0}, 0};
+	int key = identity_has_several(h->options.api_key) ? key_of(x) : -1;
+	if (key >= 0)
+		who = identity_of_key(key);
+	else if (x->connection->proxy)
+		MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, find_forwarded, &who);
+	if (!who.n && x->connection->proxy) /* it says nothing: all that it passes on is one client's */
+		who = identity_of_forwarded(h->options.trusted_proxy);
+	if (!who.n) {
+		x->client = client_hold(x->connection->client);
+		return;
+	}
+	x->client = client_find(h->shares, who.id, who.n);
+	x->counted = client_take(x->client, CLIENT_CONNECTIONS, 1, connections_held(h->connections),
+		h->options.max_connections);
+	if (!x->counted)
+		exchange_refuse(x, 429, "client_share",
+			"this client has too many requests open at the same time; try again in 2 s");
+}
+
 /* ---- bodies ---- */
 
 static void let_body_go(struct exchange *x)
 {
 	atomic_fetch_sub(&x->http->body_bytes, x->body.cap);
+	client_give(x->client, CLIENT_BODIES, x->body.cap);
 	buf_free(&x->body);
 }
 
@@ -344,8 +287,15 @@ static void take_body(struct exchange *x, const char *data, size_t n)
 	}
 	size_t before = x->body.cap;
 	buf_append(&x->body, data, n);
-	size_t all = atomic_fetch_add(&h->body_bytes, x->body.cap - before) + x->body.cap - before;
-	if (all > h->options.max_body_bytes * BODIES_FACTOR) {
+	size_t more = x->body.cap - before, most = h->options.max_body_bytes * BODIES_FACTOR,
+		   held = atomic_fetch_add(&h->body_bytes, more);
+	bool share = client_may_take(x->client, CLIENT_BODIES, more, held, most);
+	client_count(x->client, CLIENT_BODIES, more);
+	if (!share) {
+		exchange_refuse(x, 429, "client_share",
+			"this client sends too many large requests at the same time; try again in 2 s");
+		let_body_go(x);
+	} else if (held + more > most) {
 		exchange_refuse(x, 503, "overloaded", "too many large requests at the same time");
 		let_body_go(x);
 	}
@@ -380,7 +330,7 @@ static enum MHD_Result response_queue(
 	x->status = status;
 	enum MHD_Result rc = MHD_queue_response(x->mhd, status, response);
 	MHD_destroy_response(response);
-	set_deadline(h, x->connection, SEND_NS, false);
+	connection_set_deadline(x->connection, SEND_NS, false);
 	h->calls.sent(h->calls.user, x->route ? x->route : "other", status);
 	return rc;
 }
@@ -398,7 +348,7 @@ static enum MHD_Result answer_refusal(struct exchange *x)
 		MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
 	if (x->allow)
 		MHD_add_response_header(response, "Allow", x->allow);
-	if (x->refusal.status == 503)
+	if (x->refusal.status == 503 || x->refusal.status == 429)
 		MHD_add_response_header(response, "Retry-After", "2");
 	return response_queue(x, response, x->refusal.status, n ? "application/json" : NULL);
 }
@@ -407,7 +357,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 {
 	struct exchange *x = cls;
 	(void)pos;
-	set_deadline(x->http, x->connection, 0, false);
+	connection_set_deadline(x->connection, 0, false);
 	while (x->sent == x->pending.len) {
 		buf_clear(&x->pending);
 		x->sent = 0;
@@ -420,7 +370,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 	size_t n = MIN(max, x->pending.len - x->sent);
 	memcpy(out, x->pending.data + x->sent, n);
 	x->sent += n;
-	set_deadline(x->http, x->connection, SEND_NS, false);
+	connection_set_deadline(x->connection, SEND_NS, false);
 	return (ssize_t)n;
 }
 
@@ -432,6 +382,8 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 {
 	struct http *h = cls;
 	struct exchange *x = *con_cls;
+	if (!connection_of(mhd))
+		return MHD_NO;
 	if (!x) {
 		x = *con_cls = NEW(struct exchange);
 		*x = (struct exchange){
@@ -446,6 +398,16 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 			return answer_refusal(x);
 		}
 		exchange_check(x);
+		if (x->connection->over) {
+			exchange_refuse(x, x->connection->over,
+				x->connection->over == 429 ? "client_share" : "overloaded",
+				x->connection->over == 429
+					? "this client has too many connections; try again in 2 s"
+					: "there are too many connections; try again in 2 s");
+			x->close = true;
+		} else if (!x->refusal.status) {
+			exchange_find_client(x);
+		}
 		const char *length = exchange_header(x, "Content-Length");
 		unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
 		if (n > h->options.max_body_bytes)
@@ -455,7 +417,7 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 			(n > (unsigned long long)h->options.max_body_bytes * DRAIN_FACTOR ||
 				exchange_header(x, "Expect")))
 			return answer_refusal(x);
-		set_deadline(h, x->connection, x->refusal.status ? REFUSED_NS : BODY_NS, true);
+		connection_set_deadline(x->connection, x->refusal.status ? REFUSED_NS : BODY_NS, true);
 		return MHD_YES;
 	}
 	if (*upload_size) {
@@ -465,18 +427,14 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 			return MHD_NO;
 		if (x->refusal.status) /* neither more time nor a place in the crowd */
 			return MHD_YES;
-		pthread_mutex_lock(&h->lock);
-		x->connection->deadline_ns =
-			x->connection->since_ns + BODY_NS + x->received / BODY_BYTES_S * SECOND;
-		x->connection->fresh = false;
-		pthread_mutex_unlock(&h->lock);
+		connection_extend(x->connection, BODY_NS + x->received / BODY_BYTES_S * SECOND);
 		return MHD_YES;
 	}
 	if (x->refusal.status)
 		return answer_refusal(x);
 	if (x->status)
 		return MHD_YES;
-	set_deadline(h, x->connection, 0, false);
+	connection_set_deadline(x->connection, 0, false);
 	h->calls.handle(h->calls.user, x);
 	return x->status ? MHD_YES : MHD_NO;
 }
@@ -485,6 +443,7 @@ static void on_completed(
 	void *cls, struct MHD_Connection *mhd, void **con_cls, enum MHD_RequestTerminationCode code)
 {
 	struct http *h = cls;
+	(void)mhd;
 	struct exchange *x = *con_cls;
 	if (!x)
 		return;
@@ -506,8 +465,11 @@ static void on_completed(
 	}
 	free(x->method);
 	free(x->path);
+	if (x->counted)
+		client_give(x->client, CLIENT_CONNECTIONS, 1);
+	client_drop(x->client);
+	connection_set_deadline(x->connection, IDLE_NS, true);
 	free(x);
-	set_deadline(h, connection_of(mhd), IDLE_NS, true);
 	atomic_fetch_sub(&h->exchanges, 1);
 }
 
@@ -518,6 +480,14 @@ static void on_log(void *cls, const char *fmt, va_list ap)
 	vsnprintf(line, sizeof line, fmt, ap);
 	line[strcspn(line, "\n")] = 0;
 	log_verbose("http: %s", line);
+}
+
+/* A connection that is one too many is closed at once when there is no room to say so. */
+static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, socklen_t length)
+{
+	struct http *h = cls;
+	(void)address, (void)length;
+	return connections_have_room(h->connections) ? MHD_YES : MHD_NO;
 }
 
 /* ---- open and close ---- */
@@ -581,29 +551,34 @@ int http_open(
 	*out = NULL;
 	h->options = *o;
 	h->calls = *calls;
-	pthread_mutex_init(&h->lock, NULL);
-	cond_init(&h->wake);
 	int rc = open_socket(h, &fd, e);
+	if (!rc) {
+		bool all_one = h->loopback && !identity_has_several(o->api_key) && !o->trusted_proxy;
+		h->shares = client_shares_new(o->client_share ? o->client_share : all_one ? 100 : SHARE);
+	}
+	if (!rc)
+		rc = connections_open(&(struct connections_options){.max = o->max_connections,
+								  .trusted_proxy = o->trusted_proxy,
+								  .shares = h->shares,
+								  .user = calls->user,
+								  .cut = calls->cut,
+								  .tick = calls->tick},
+			&h->connections, e);
 	if (!rc) {
 		*out = h; /* before there are threads that use what the caller keeps here */
 		unsigned flags = MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD |
 						 MHD_USE_POLL | MHD_USE_ITC | MHD_USE_ERROR_LOG;
-		h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_call, h, MHD_OPTION_EXTERNAL_LOGGER,
+		h->daemon = MHD_start_daemon(flags, 0, on_accept, h, on_call, h, MHD_OPTION_EXTERNAL_LOGGER,
 			on_log, NULL, MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
-			(unsigned)o->max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
-			MHD_OPTION_THREAD_STACK_SIZE, THREAD_STACK, MHD_OPTION_CONNECTION_TIMEOUT, 0u,
-			MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION,
-			on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, h,
-			MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+			(unsigned)o->max_connections + CONNECTIONS_OVER, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+			(size_t)HEADER_BYTES, MHD_OPTION_THREAD_STACK_SIZE, THREAD_STACK,
+			MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK,
+			on_request_line, h, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
 		if (!h->daemon) {
 			close(fd);
 			rc = err_set(e, ERR_RUN, "libmicrohttpd does not start");
 		}
-	}
-	if (!rc) {
-		int failed = pthread_create(&h->watchdog, NULL, watchdog_main, h);
-		h->watching = !failed;
-		rc = failed ? err_errno(e, failed, "the watchdog thread") : 0;
 	}
 	if (rc) {
 		http_close(h);
@@ -624,10 +599,12 @@ bool http_is_loopback(const struct http *h)
 
 uint32_t http_connections(struct http *h)
 {
-	pthread_mutex_lock(&h->lock);
-	uint32_t n = h->n_connections;
-	pthread_mutex_unlock(&h->lock);
-	return n;
+	return connections_count(h->connections);
+}
+
+struct client_stats http_clients(struct http *h)
+{
+	return client_shares_stats(h->shares);
 }
 
 void http_quiesce(struct http *h, unsigned wait_ms)
@@ -654,14 +631,8 @@ void http_close(struct http *h)
 	atomic_store(&h->ending, true);
 	if (h->daemon)
 		MHD_stop_daemon(h->daemon);
-	pthread_mutex_lock(&h->lock);
-	h->stop = true;
-	pthread_cond_signal(&h->wake);
-	pthread_mutex_unlock(&h->lock);
-	if (h->watching)
-		pthread_join(h->watchdog, NULL);
-	pthread_cond_destroy(&h->wake);
-	pthread_mutex_destroy(&h->lock);
+	connections_free(h->connections);
+	client_shares_free(h->shares);
 	free(h);
 }
 
@@ -691,6 +662,11 @@ const char *exchange_query(const struct exchange *x, const char *name)
 const char *exchange_header(const struct exchange *x, const char *name)
 {
 	return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
+}
+
+struct client *exchange_client(const struct exchange *x)
+{
+	return x->client;
 }
 
 bool exchange_gone(const struct exchange *x)

@@ -9,7 +9,10 @@
  * (Origin) is refused unless its origin is allowed, and only allowed origins get CORS headers;
  * - how: one Host, one Content-Length or one Transfer-Encoding; anything else is refused and the
  * connection closed, since a proxy in front may read it another way;
- * - how much: connections, header bytes (32 KiB), body bytes of one request and of all together;
+ * - how much: connections, header bytes (32 KiB), body bytes of one request and of all together,
+ * and a client's share of these (client_share.h): a connection counts for its address; a request
+ * whose client is another, known by one of several keys or behind a trusted proxy, counts as a
+ * connection of it;
  * - how long: headers must be complete 15 s after a connection or a request begins (3 s while three
  * quarters of the connections are taken), a body after 60 s and 1 s more for each 64 KiB; an idle
  * connection is kept 60 s; a request that is refused has 5 s for its body; a client that does not
@@ -22,6 +25,7 @@
 
 #include "src/base/buf.h"
 #include "src/base/err.h"
+#include "src/serve/client_share.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,10 +34,12 @@
 /* Strings are borrowed until http_close. */
 struct http_options {
 	const char *host;
-	uint16_t port;          /* 0: any that is free; see http_port */
-	const char *api_key;    /* NULL: none */
-	const char *allow_host; /* another name that the Host header may have; NULL: none */
-	const char *cors;       /* an origin that may use the API from its pages, or "*"; NULL: none */
+	uint16_t port;             /* 0: any that is free; see http_port */
+	const char *api_key;       /* one or, separated by commas, several; NULL: none */
+	const char *trusted_proxy; /* says in X-Forwarded-For who asks; an address; NULL: none */
+	uint32_t client_share;     /* percent, client_share.h; 0: 75, or 100 where all are one client */
+	const char *allow_host;    /* another name that the Host header may have; NULL: none */
+	const char *cors; /* an origin that may use the API from its pages, or "*"; NULL: none */
 	uint32_t max_connections;
 	size_t max_body_bytes;
 };
@@ -79,6 +85,7 @@ int http_open(
 uint16_t http_port(const struct http *h);
 bool http_is_loopback(const struct http *h);
 uint32_t http_connections(struct http *h);
+struct client_stats http_clients(struct http *h);
 
 /* Takes no new connections; waits until no exchange is under way, at most wait_ms. */
 void http_quiesce(struct http *h, unsigned wait_ms);
@@ -92,6 +99,8 @@ const char *exchange_path(const struct exchange *x);
 const char *exchange_body(const struct exchange *x, size_t *len);
 const char *exchange_query(const struct exchange *x, const char *name);  /* NULL: absent */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: absent */
+/* Who asks; borrowed until the exchange is over. */
+struct client *exchange_client(const struct exchange *x);
 /* The client has closed the connection, or its half of it: who says that nothing more will come is
  * taken to have left. */
 bool exchange_gone(const struct exchange *x);

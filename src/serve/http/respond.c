@@ -16,6 +16,7 @@
 struct stream_turn {
 	const struct api *api;
 	struct exchange *exchange;
+	struct request_model model; /* the server's, with the client */
 	struct request request;
 	struct reply reply;
 	uint64_t last_ns; /* when something was written */
@@ -133,7 +134,10 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	struct stream_turn *t = NEW(struct stream_turn);
 	t->api = api;
 	t->exchange = x;
-	if (reply_possible(s, &e) || api_parse(api, model, body, len, &t->request, &e) ||
+	t->model = *model;
+	t->model.client = exchange_client(x);
+	if (reply_possible(s, t->model.client, &e) ||
+		api_parse(api, &t->model, body, len, &t->request, &e) ||
 		reply_begin(&t->reply, &t->request, s, api->call_prefix, &e)) {
 		respond_refusal(x, api, &e);
 		turn_free(t);

@@ -22,7 +22,9 @@ void handle_count(struct server *s, struct exchange *x, const char *rest)
 	const char *text = exchange_body(x, &len);
 	struct request_error e = {0};
 	struct buf body = {0};
-	int64_t n = api_messages_count(&s->model, text, len, &e);
+	struct request_model model = s->model;
+	model.client = exchange_client(x);
+	int64_t n = api_messages_count(&model, text, len, &e);
 	if (n < 0) {
 		respond_refusal(x, &api_messages, &e);
 		return;
@@ -38,7 +40,9 @@ void handle_response_tokens(struct server *s, struct exchange *x, const char *re
 	const char *text = exchange_body(x, &len);
 	struct request_error e = {0};
 	struct buf body = {0};
-	int64_t n = api_responses_count(&s->model, text, len, &e);
+	struct request_model model = s->model;
+	model.client = exchange_client(x);
+	int64_t n = api_responses_count(&model, text, len, &e);
 	if (n < 0) {
 		respond_refusal(x, &api_responses, &e);
 		return;
@@ -145,6 +149,7 @@ void handle_metrics(struct server *s, struct exchange *x, const char *rest)
 	g.request_bytes = atomic_load(&s->budget.held);
 	g.request_bytes_peak = atomic_load(&s->budget.peak);
 	g.request_bytes_limit = s->budget.limit;
+	g.clients = http_clients(s->http);
 	g.requests_over_budget = atomic_load(&s->budget.refused);
 	metrics_text(s->metrics, &g, &body);
 	exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);

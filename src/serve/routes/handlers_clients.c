@@ -28,7 +28,9 @@ static void answer_body(
 	const char *text = exchange_body(x, &len);
 	struct request_error e = {0};
 	struct buf body = {0};
-	if (answer(&s->model, text, len, &body, &e)) {
+	struct request_model model = s->model;
+	model.client = exchange_client(x);
+	if (answer(&model, text, len, &body, &e)) {
 		buf_free(&body);
 		respond_refusal(x, words, &e);
 	} else {

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: MIT */
+/* A socket is shut only under the lock under which its connection leaves the list. */
+#include "src/serve/http/connections.h"
+
+#include "src/base/clock.h"
+#include "src/base/cond.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/serve/http/identity.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define SECOND          1000000000ull
+#define HEADER_NS       (15 * SECOND)
+#define HEADER_CROWD_NS (3 * SECOND)
+
+struct connections {
+	struct connections_options options; /* constant */
+	pthread_t watchdog;
+	bool watching;
+	pthread_mutex_t lock; /* guards what follows */
+	pthread_cond_t wake;
+	struct connection *first;
+	uint32_t n, n_over; /* of them `over` */
+	bool stop;
+};
+
+/* Lock held. */
+static unsigned cut_late(struct connections *l)
+{
+	uint64_t now = clock_ns();
+	bool crowded = l->n >= l->options.max / 4 * 3;
+	unsigned n = 0;
+	for (struct connection *c = l->first; c; c = c->next) {
+		uint64_t deadline = c->deadline_ns;
+		if ((crowded || c->over) && c->fresh && deadline)
+			deadline = MIN(deadline, c->since_ns + HEADER_CROWD_NS);
+		if (c->cut || !deadline || now < deadline)
+			continue;
+		shutdown(c->fd, SHUT_RDWR);
+		c->cut = true;
+		n++;
+	}
+	return n;
+}
+
+static void *watchdog_main(void *arg)
+{
+	struct connections *l = arg;
+	pthread_mutex_lock(&l->lock);
+	while (!l->stop) {
+		struct timespec until = cond_deadline(250000000);
+		pthread_cond_timedwait(&l->wake, &l->lock, &until);
+		unsigned n = cut_late(l);
+		pthread_mutex_unlock(&l->lock);
+		while (n--)
+			l->options.cut(l->options.user);
+		l->options.tick(l->options.user);
+		pthread_mutex_lock(&l->lock);
+	}
+	pthread_mutex_unlock(&l->lock);
+	return NULL;
+}
+
+int connections_open(const struct connections_options *o, struct connections **out, struct err *e)
+{
+	struct connections *l = *out = mem_try_new(1, sizeof *l);
+	if (!l)
+		return err_set(e, ERR_MEMORY, "no memory for the list of connections");
+	l->options = *o;
+	pthread_mutex_init(&l->lock, NULL);
+	cond_init(&l->wake);
+	int failed = pthread_create(&l->watchdog, NULL, watchdog_main, l);
+	l->watching = !failed;
+	return failed ? err_errno(e, failed, "the watchdog thread") : 0;
+}
+
+void connections_free(struct connections *l)
+{
+	if (!l)
+		return;
+	pthread_mutex_lock(&l->lock);
+	l->stop = true;
+	pthread_cond_signal(&l->wake);
+	pthread_mutex_unlock(&l->lock);
+	if (l->watching)
+		pthread_join(l->watchdog, NULL);
+	pthread_cond_destroy(&l->wake);
+	pthread_mutex_destroy(&l->lock);
+	free(l);
+}
+
+struct connection *connection_open(struct connections *l, int fd, const struct sockaddr *address)
+{
+	const struct connections_options *o = &l->options;
+	struct connection *c = mem_try_new(1, sizeof *c);
+	if (!c)
+		return NULL;
+	int on = 1;
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	struct identity who = identity_of_address(address);
+	*c = (struct connection){.list = l,
+		.fd = fd,
+		.proxy = identity_is(address, o->trusted_proxy),
+		.fresh = true,
+		.since_ns = clock_ns()};
+	c->deadline_ns = c->since_ns + HEADER_NS;
+	if (!c->proxy && who.n)
+		c->client = client_find(o->shares, who.id, who.n);
+	pthread_mutex_lock(&l->lock);
+	uint32_t held = l->n - l->n_over;
+	c->over = held >= o->max                                                ? 503
+			  : client_take(c->client, CLIENT_CONNECTIONS, 1, held, o->max) ? 0
+																			: 429;
+	l->n++;
+	l->n_over += c->over != 0;
+	c->next = l->first;
+	c->at = &l->first;
+	if (c->next)
+		c->next->at = &c->next;
+	l->first = c;
+	pthread_mutex_unlock(&l->lock);
+	return c;
+}
+
+void connection_close(struct connection *c)
+{
+	if (!c)
+		return;
+	struct connections *l = c->list;
+	pthread_mutex_lock(&l->lock);
+	*c->at = c->next;
+	if (c->next)
+		c->next->at = c->at;
+	l->n--;
+	l->n_over -= c->over != 0;
+	pthread_mutex_unlock(&l->lock);
+	if (!c->over)
+		client_give(c->client, CLIENT_CONNECTIONS, 1);
+	client_drop(c->client);
+	free(c);
+}
+
+void connection_set_deadline(struct connection *c, uint64_t ns, bool fresh)
+{
+	pthread_mutex_lock(&c->list->lock);
+	c->since_ns = clock_ns();
+	c->deadline_ns = ns ? c->since_ns + ns : 0;
+	c->fresh = fresh;
+	pthread_mutex_unlock(&c->list->lock);
+}
+
+void connection_extend(struct connection *c, uint64_t ns)
+{
+	pthread_mutex_lock(&c->list->lock);
+	c->deadline_ns = c->since_ns + ns;
+	c->fresh = false;
+	pthread_mutex_unlock(&c->list->lock);
+}
+
+uint32_t connections_count(struct connections *l)
+{
+	pthread_mutex_lock(&l->lock);
+	uint32_t n = l->n;
+	pthread_mutex_unlock(&l->lock);
+	return n;
+}
+
+uint32_t connections_held(struct connections *l)
+{
+	pthread_mutex_lock(&l->lock);
+	uint32_t n = l->n - l->n_over;
+	pthread_mutex_unlock(&l->lock);
+	return n;
+}
+
+bool connections_have_room(struct connections *l)
+{
+	pthread_mutex_lock(&l->lock);
+	bool room = l->n_over < CONNECTIONS_OVER;
+	pthread_mutex_unlock(&l->lock);
+	return room;
+}

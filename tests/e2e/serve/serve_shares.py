@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""One client can't keep the others out: connections, places in the queue, sessions in turn. Clients are addresses of this
+machine (127.0.0.2, ...), addresses that a trusted proxy passes on, or keys."""
+import http.client
+import json
+import threading
+import time
+
+from serve_lib import Server, check, finish, user
+
+CHAT, EVENTS = "/v1/chat/completions", "/v1/glmstream/events?map=0"
+SHORT = {"messages": user("Define river."), "max_tokens": 1, "enable_thinking": False}
+LONG = {"prompt": "The river", "ignore_eos": True, "stream": True}
+
+
+def connect(s, address):
+    return http.client.HTTPConnection("127.0.0.1", s.port, timeout=60, source_address=(address, 0))
+
+
+def ask(s, address, method="GET", path="/health", body=None, **headers):
+    """(status, headers, body); 0 for a connection that is closed without an answer."""
+    c = connect(s, address)
+    try:
+        c.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json", **headers})
+        r = c.getresponse()
+        return r.status, {k.lower(): v for k, v in r.getheaders()}, r.read().decode()
+    except OSError:
+        return 0, {}, ""
+    finally:
+        c.close()
+
+
+def served(s, address, **headers):
+    """A connection that was closed counts until the server has seen it."""
+    until = time.monotonic() + 10
+    while ask(s, address, **headers)[0] != 200:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def hold(s, address, n, path=EVENTS, **headers):
+    """n connections with an endless answer each; and the statuses."""
+    held = []
+    for _ in range(n):
+        c = connect(s, address)
+        c.request("GET", path, headers=headers)
+        held.append((c, c.getresponse()))
+    return held, [r.status for _, r in held]
+
+
+def close(held):
+    for c, r in held:
+        r.close()
+        c.close()
+
+
+def refused(s, what):
+    name = f'glmstream_client_refused_total{{what="{what}"}} '
+    return next(int(line[len(name):]) for line in s.get("/metrics")[1].splitlines() if line.startswith(name))
+
+
+def is_refusal(answer, word):
+    status, headers, body = answer
+    return status == 429 and int(headers.get("retry-after", 0)) >= 1 and word in body and \
+        json.loads(body)["error"]["code"] == "client_share"
+
+
+def test_connections():
+    with Server("--max-connections", "16", "--client-share", "75", "-c", "512", "-q") as s:
+        held, seen = hold(s, "127.0.0.2", 12)
+        check(seen == [200] * 12, "alone a client may have three quarters", seen)
+        answers = [ask(s, "127.0.0.2") for _ in range(3)]
+        check(all(is_refusal(a, "too many connections") for a in answers), "one more", answers)
+        check(all(a[1].get("connection") == "close" for a in answers), "the connection ends", answers)
+        check(served(s, "127.0.0.3"), "another client is served")
+        few, seen = hold(s, "127.0.0.3", 3)
+        check(seen == [200] * 3 and ask(s, "127.0.0.3")[0] in (429, 503), "another's share of what is left", seen)
+        check(served(s, "127.0.0.4"), "a third client is served")
+        silent = [connect(s, "127.0.0.2") for _ in range(40)]
+        for c in silent:
+            c.connect()
+        check(served(s, "127.0.0.4"), "forty more that say nothing are cut after 3 s")
+        close(few)
+        close(held)
+        check(served(s, "127.0.0.2"), "room again")
+        check(refused(s, "connections") >= 4, "counted", refused(s, "connections"))
+        for c in silent:
+            c.close()
+
+
+def test_queue():
+    with Server("--sessions", "1", "--queue", "4", "--client-share", "75", "-c", "2048", "-q") as s:
+        ends, lock = [], threading.Lock()
+
+        def run(address, name, body=None):
+            c = connect(s, address)
+            c.request("POST", "/v1/completions", json.dumps({**LONG, **(body or {})}), {"Content-Type": "application/json"})
+            r = c.getresponse()
+            data = r.read()
+            with lock:
+                ends.append((name, r.status, dict(r.getheaders()), data.decode()))
+            c.close()
+
+        threads = []
+
+        def start(address, name, body=None):
+            threads.append(threading.Thread(target=run, args=(address, name, body)))
+            threads[-1].start()
+            time.sleep(0.2)
+
+        first = connect(s, "127.0.0.2")
+        first.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 2000}))
+        running = first.getresponse()
+        for i in range(1, 4):
+            start("127.0.0.2", f"a{i}", {"max_tokens": 20})
+        answer = ask(s, "127.0.0.2", "POST", "/v1/completions", {**LONG, "stream": False})
+        check(is_refusal(answer, "places"), "a fourth that waits", answer)
+        start("127.0.0.3", "b", {"max_tokens": 2})
+        check(s.get("/health")[1]["waiting"] == 4, "the other client waits in the free place", s.get("/health"))
+        check(s.get("/metrics")[1].count("glmstream_clients 3"), "three clients")
+        running.close()
+        first.close()
+        for t in threads:
+            t.join()
+        order = [name for name, status, _, _ in ends if status == 200]
+        check(order == ["b", "a1", "a2", "a3"], "clients take turns", order)
+        check(refused(s, "places") == 1, "counted", refused(s, "places"))
+
+
+def test_proxy():
+    with Server("--max-connections", "16", "--trusted-proxy", "127.0.0.1", "-c", "512", "-q") as s:
+        ours = {"X-Forwarded-For": "127.0.0.9, 10.0.0.1"}
+        held, seen = hold(s, "127.0.0.1", 12, **ours)
+        check(seen == [200] * 12, "one client behind a proxy", seen)
+        check(is_refusal(ask(s, "127.0.0.1", **ours), "too many requests"), "one more of it")
+        check(is_refusal(ask(s, "127.0.0.1", **{"X-Forwarded-For": "10.0.0.2,10.0.0.1"}), "too many requests"),
+              "what a client writes before the proxy does not count")
+        check(served(s, "127.0.0.1", **{"X-Forwarded-For": "10.0.0.2"}), "another client behind it")
+        check(served(s, "127.0.0.1"), "the proxy itself")
+        few, seen = hold(s, "127.0.0.2", 3, **{"X-Forwarded-For": "10.0.0.3"})
+        check(seen == [200] * 3 and ask(s, "127.0.0.2", **{"X-Forwarded-For": "10.0.0.4"})[0] in (429, 503),
+              "from elsewhere the header says nothing", seen)
+        close(held + few)
+
+
+def test_keys():
+    with Server("--max-connections", "16", "--api-key", "first,second", "-c", "512", "-q") as s:
+        held, seen = hold(s, "127.0.0.1", 12, Authorization="Bearer first")
+        check(seen == [200] * 12, "a key", seen)
+        # connections count for the address, so the others come from another one
+        answer = ask(s, "127.0.0.2", "POST", CHAT, SHORT, **{"x-api-key": "first"})
+        check(is_refusal(answer, "too many requests"), "the same key from elsewhere", answer)
+        check(ask(s, "127.0.0.2", "POST", CHAT, SHORT, **{"x-api-key": "second"})[0] == 200, "the other key")
+        for wrong in ("third", "first,second", "", "firs"):
+            check(ask(s, "127.0.0.2", "POST", CHAT, SHORT, **{"x-api-key": wrong})[0] == 401, "no key", wrong)
+        close(held)
+
+
+def test_default():
+    """Nobody else can connect: nothing is held back."""
+    with Server("--max-connections", "16", "-c", "512", "-q") as s:
+        held, seen = hold(s, "127.0.0.1", 15)
+        check(seen == [200] * 15 and s.get("/health")[0] == 200, "all connections", seen)
+        close(held)
+
+
+for test in (test_connections, test_queue, test_proxy, test_keys, test_default):
+    began = time.monotonic()
+    test()
+    print(f"{test.__name__}: {time.monotonic() - began:.1f} s")
+finish()
