@@ -67,7 +67,7 @@ static json_t *message_json(const struct chat_message *m, bool *bad, bool *lost)
 	return o;
 }
 
-static int write_note(const struct answer *a, struct buf *out, struct err *e)
+int chat_note_write(const struct answer *a, struct buf *out, struct err *e)
 {
 	const struct conversation *c = &a->talk;
 	bool bad = false, lost = false;
@@ -151,10 +151,8 @@ static int parse_talk(
 	return rc;
 }
 
-/* Replaces the members of *a that the text names, or changes nothing. `name` stands for the text in
- * errors. */
-static int parse_note(
-	struct answer *a, const char *text, size_t len, const char *name, struct err *e)
+int chat_note_read(struct answer *a, uint32_t n_vocab, const char *text, size_t len,
+	const char *name, struct err *e)
 {
 	struct conversation c = {0};
 	int rc = 0, think = 0;
@@ -171,7 +169,7 @@ static int parse_note(
 		!json_is_integer(seed))
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no chat of a kind that this program knows", name);
 	if (!rc)
-		rc = parse_talk(&c, o, engine_config(a->engine)->n_vocab, name, e);
+		rc = parse_talk(&c, o, n_vocab, name, e);
 	if (!rc) {
 		conversation_fini(&a->talk);
 		a->talk = c;
@@ -251,7 +249,7 @@ static int save_chat(struct answer *a, const char *path, bool force, bool quiet,
 		return err_hint(e, "in the chat, /save FILE goes on in another file");
 	}
 	path = path ? path : a->session_path;
-	int rc = write_note(a, &note, e);
+	int rc = chat_note_write(a, &note, e);
 	if (!rc && !(rc = count_own_tokens(a, &n, e)))
 		rc = session_file_save(a->session, n, path, force, note.data, note.len, &info, e);
 	uint64_t ns = clock_ns() - start;
@@ -286,7 +284,8 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	read_stat(path, &seen);
 	int rc = session_file_load(a->session, path, &note, &info, e);
 	if (!rc)
-		rc = parse_note(a, buf_str(&note), note.len, path, e);
+		rc =
+			chat_note_read(a, engine_config(a->engine)->n_vocab, buf_str(&note), note.len, path, e);
 	buf_free(&note);
 	if (rc)
 		return rc;

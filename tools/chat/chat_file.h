@@ -30,4 +30,11 @@ int chat_file_open(struct answer *a, const char *path, struct err *e);
  * is a warning: the last save is still there. */
 void chat_file_autosave(struct answer *a);
 
+/* The note alone: the text that is in the file. Reading replaces what it names in *a, or changes
+ * nothing; of *a only opts and talk are needed. Ids must be below n_vocab. `name` stands for the
+ * text in errors. */
+int chat_note_write(const struct answer *a, struct buf *out, struct err *e);
+int chat_note_read(struct answer *a, uint32_t n_vocab, const char *text, size_t len,
+	const char *name, struct err *e);
+
 #endif

@@ -69,7 +69,7 @@ int trace_list_parse(const char *text, const struct arg *one, const char *label,
 			rc = args_set(&arg, label, at, e);
 		if (!rc)
 			out[*n] = v;
-		at = comma + 1;
+		at = comma ? comma + 1 : at;
 	}
 	free(copy);
 	return rc;

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Any bytes as the journal of a conversion. Input: a byte of options, then the file; with its bit 1
+ * a head and the check values of lines "NUMBER ?" are made right. Checked: a refusal has a
+ * sentence; what is not believed is said, and then nothing counts as done; a journal to which
+ * tensors are added says so when it is read again, besides what it said before.
+ */
+#include "src/base/hash.h"
+#include "src/base/log.h"
+#include "tests/fuzz/fixture.h"
+#include "tools/convert/convert_journal.h"
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define FINGERPRINT 0x0123456789abcdefull
+#define N_TENSORS   40
+
+struct read_back {
+	struct convert_journal journal;
+	bool done[N_TENSORS];
+	size_t n_done;
+	bool worthless;
+};
+
+/* What a writer would have written: a head, and for each '?' the check value of its number. */
+static void seal_lines(const uint8_t *d, size_t n, struct buf *out)
+{
+	uint64_t fingerprint = FINGERPRINT;
+	uint32_t id = 0;
+	buf_printf(out, "glmstream-convert 2 %016llx\n", FINGERPRINT);
+	for (size_t i = 0; i < n; i++) {
+		if (d[i] >= '0' && d[i] <= '9')
+			id = id * 10 + (d[i] - '0');
+		if (d[i] == '?')
+			buf_printf(
+				out, "%016" PRIx64, hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4));
+		else
+			buf_append(out, &d[i], 1);
+		if (d[i] == '\n')
+			id = 0;
+	}
+}
+
+static bool open_journal(struct read_back *r, bool force)
+{
+	struct buf notes = {0};
+	struct err e = {0};
+	char out[256];
+	snprintf(out, sizeof out, "%s", fixture_path("out.gguf"));
+	*r = (struct read_back){0};
+	int rc = convert_journal_open(
+		&r->journal, out, force, FINGERPRINT, r->done, N_TENSORS, &r->n_done, &notes, &e);
+	if (rc && (!e.text[0] || rc != e.code))
+		bug("refused without a sentence");
+	r->worthless = notes.len != 0;
+	size_t n = 0;
+	for (size_t i = 0; i < N_TENSORS; i++)
+		n += r->done[i];
+	if (!rc && (n != r->n_done || (r->worthless && n)))
+		bug("%zu tensors are done, %zu were said to be", n, r->n_done);
+	buf_free(&notes);
+	return !rc;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	if (!size)
+		return 0;
+	struct buf text = {0};
+	struct read_back first, second;
+	struct err e = {0};
+	const uint32_t more[] = {data[0] % N_TENSORS, N_TENSORS - 1};
+	if (data[0] & 1)
+		seal_lines(data + 1, size - 1, &text);
+	else
+		buf_append(&text, data + 1, size - 1);
+	fixture_write("out.gguf.journal", text.data, text.len);
+	buf_free(&text);
+	if (!open_journal(&first, data[0] & 2))
+		return 0;
+	/* a file without a head gets one, as an unbelieved one does */
+	if ((first.worthless || !first.n_done) && convert_journal_restart(&first.journal, &e))
+		bug("%s", e.text);
+	if (convert_journal_add(&first.journal, more, 2, &e))
+		bug("%s", e.text);
+	convert_journal_close(&first.journal, false);
+	if (!open_journal(&second, false) || second.worthless)
+		bug("a journal that was just written is not believed");
+	first.done[more[0]] = first.done[more[1]] = true;
+	if (memcmp(first.done, second.done, sizeof first.done) != 0)
+		bug("other tensors are done when it is read again");
+	convert_journal_close(&second.journal, data[0] & 4);
+	return 0;
+}
