@@ -11,7 +11,6 @@
 #include "src/base/num.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #define ALIGN_MAX     4096u
@@ -25,7 +24,9 @@ struct extent_table {
 	struct extent_tensor (*tensors)[EXTENT_PARTS]; /* [n_layers]; bytes 0: absent */
 };
 
-static const char *const part_names[EXTENT_PARTS] = {"gate", "up", "down"};
+_Static_assert((int)EXTENT_GATE == GGUF_EXPERT_GATE && (int)EXTENT_UP == GGUF_EXPERT_UP &&
+				   (int)EXTENT_DOWN == GGUF_EXPERT_DOWN && (int)EXTENT_PARTS == GGUF_EXPERT_PARTS,
+	"parts have the same numbers here and in names");
 
 int extent_table_new(struct extent_table **out, uint32_t n_layers, uint32_t n_experts,
 	const struct extent_file *files, uint32_t n_files, struct err *e)
@@ -76,12 +77,12 @@ int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part pa
 	if (!x->bytes || x->bytes % t->n_experts)
 		return err_set(e, ERR_INPUT,
 			"blk.%u %s experts: %llu bytes are no whole number for %u experts", layer,
-			part_names[part], (unsigned long long)x->bytes, t->n_experts);
+			gguf_expert_part_names[part], (unsigned long long)x->bytes, t->n_experts);
 	if (!num_add(x->offset, x->bytes, &end) || end > f->size)
 		return err_set(e, ERR_INPUT,
 			"blk.%u %s experts: %llu bytes at offset %llu of a file of %llu bytes", layer,
-			part_names[part], (unsigned long long)x->bytes, (unsigned long long)x->offset,
-			(unsigned long long)f->size);
+			gguf_expert_part_names[part], (unsigned long long)x->bytes,
+			(unsigned long long)x->offset, (unsigned long long)f->size);
 	t->tensors[layer][part] = *x;
 	if ((x->offset | x->bytes / t->n_experts) & (f->align - 1))
 		t->unaligned = true;
@@ -89,26 +90,6 @@ int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part pa
 }
 
 /* --- from a GGUF --- */
-
-/* "blk.<layer>.ffn_<part>_exps.weight"; false: another name. */
-static bool parse_name(const char *name, uint32_t *layer, enum extent_part *part)
-{
-	char rest[8];
-	int used = 0;
-	unsigned n;
-	if (strncmp(name, "blk.", 4) || name[4] < '0' || name[4] > '9' ||
-		sscanf(name, "blk.%9u.ffn_%7[a-z]_exps.weight%n", &n, rest, &used) != 2 || !used ||
-		name[used])
-		return false;
-	for (unsigned p = 0; p < EXTENT_PARTS; p++) {
-		if (!strcmp(rest, part_names[p])) {
-			*layer = n;
-			*part = (enum extent_part)p;
-			return true;
-		}
-	}
-	return false;
-}
 
 /* Number of layers up to the last one with experts, and of experts, with the checks that need no
  * table. */
@@ -118,8 +99,8 @@ static int count_gguf(const struct gguf *g, uint32_t *n_layers, uint32_t *n_expe
 	for (size_t i = 0; i < g->n_tensors; i++) {
 		const struct gguf_tensor *x = &g->tensors[i];
 		uint32_t layer;
-		enum extent_part part;
-		if (!parse_name(x->name, &layer, &part))
+		enum gguf_expert_part part;
+		if (!gguf_expert_name(x->name, &layer, &part))
 			continue;
 		const char *path = g->files[x->file].path;
 		if (layer >= EXTENT_LAYERS_MAX)
@@ -146,14 +127,14 @@ static int set_from_gguf(struct extent_table *t, const struct gguf *g, struct er
 	for (size_t i = 0; i < g->n_tensors; i++) {
 		const struct gguf_tensor *x = &g->tensors[i];
 		uint32_t layer;
-		enum extent_part part;
-		if (!parse_name(x->name, &layer, &part))
+		enum gguf_expert_part part;
+		if (!gguf_expert_name(x->name, &layer, &part))
 			continue;
 		struct extent_tensor y = {x->file, x->offset, x->bytes, x->type, x->ne[0], x->ne[1]};
 		if (t->tensors[layer][part].bytes)
 			return err_set(e, ERR_INPUT, "%s: %s: a second tensor for this layer",
 				g->files[x->file].path, x->name);
-		int code = extent_table_set(t, layer, part, &y, e);
+		int code = extent_table_set(t, layer, (enum extent_part)part, &y, e);
 		if (code) {
 			err_prefix(e, "%s", g->files[x->file].path);
 			return code;
@@ -165,7 +146,7 @@ static int set_from_gguf(struct extent_table *t, const struct gguf *g, struct er
 		for (unsigned p = 0; p < EXTENT_PARTS; p++) {
 			if (!t->tensors[layer][p].bytes)
 				return err_set(e, ERR_INPUT, "%s: blk.%u.ffn_%s_exps.weight is missing",
-					g->files[0].path, layer, part_names[p]);
+					g->files[0].path, layer, gguf_expert_part_names[p]);
 		}
 	}
 	return 0;

@@ -26,6 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* The same numbers as enum gguf_expert_part. */
 enum extent_part { EXTENT_GATE, EXTENT_UP, EXTENT_DOWN, EXTENT_PARTS };
 
 #define EXTENT_LAYERS_MAX  4096u

@@ -18,6 +18,7 @@ const struct out_kind out_session = {"a session", "GLMSESS", NULL},
 					  out_plot = {"a plot", OUT_PLOT_HEAD, NULL},
 					  out_journal = {"the journal of a conversion", "glmstream-convert ", NULL},
 					  out_history = {"a history of lines", "_HiStOrY_V2_", NULL},
+					  out_check_values = {"a file of check values", "GLMXXH3\n", NULL},
 					  out_unfinished_model = {"an unfinished model", "GGUF", OUT_MODEL_KEY},
 					  out_data = {NULL, NULL, NULL};
 

@@ -28,7 +28,7 @@ struct out_kind {
 #define OUT_KIND_HEAD 4096
 
 extern const struct out_kind out_session, out_trace, out_profile, out_plot, out_journal,
-	out_history;
+	out_history, out_check_values;
 extern const struct out_kind out_unfinished_model; /* GGUF with the key OUT_MODEL_KEY */
 extern const struct out_kind out_data; /* not recognised: what exists is replaced by force alone */
 

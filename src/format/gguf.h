@@ -157,6 +157,12 @@ const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *nam
 /* The same, with a sentence when it is missing (then NULL). */
 const struct gguf_tensor *gguf_need_tensor(const struct gguf *g, const char *name, struct err *e);
 
+/* "blk.<layer>.ffn_<part>_exps.weight": a matrix of every routed expert of a layer, one after the
+ * other. False: another name, or a number of more than nine digits. */
+enum gguf_expert_part { GGUF_EXPERT_GATE, GGUF_EXPERT_UP, GGUF_EXPERT_DOWN, GGUF_EXPERT_PARTS };
+extern const char *const gguf_expert_part_names[GGUF_EXPERT_PARTS];
+bool gguf_expert_name(const char *name, uint32_t *layer, enum gguf_expert_part *part);
+
 /* Writes "{6144, 2048, 256}" into a buffer of GGUF_SHAPE_MAX bytes and returns it. */
 #define GGUF_SHAPE_MAX 96
 char *gguf_shape_text(const struct gguf_tensor *t, char *out);

@@ -63,6 +63,27 @@ const struct gguf_tensor *gguf_need_tensor(const struct gguf *g, const char *nam
 	return t;
 }
 
+const char *const gguf_expert_part_names[GGUF_EXPERT_PARTS] = {"gate", "up", "down"};
+
+bool gguf_expert_name(const char *name, uint32_t *layer, enum gguf_expert_part *part)
+{
+	char rest[8];
+	int used = 0;
+	unsigned n;
+	if (strncmp(name, "blk.", 4) || name[4] < '0' || name[4] > '9' ||
+		sscanf(name, "blk.%9u.ffn_%7[a-z]_exps.weight%n", &n, rest, &used) != 2 || !used ||
+		name[used])
+		return false;
+	for (unsigned p = 0; p < GGUF_EXPERT_PARTS; p++) {
+		if (!strcmp(rest, gguf_expert_part_names[p])) {
+			*layer = n;
+			*part = (enum gguf_expert_part)p;
+			return true;
+		}
+	}
+	return false;
+}
+
 char *gguf_shape_text(const struct gguf_tensor *t, char *out)
 {
 	int n = 0;

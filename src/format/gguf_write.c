@@ -16,6 +16,8 @@
 #include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "src/base/version.h"
+#include "src/base/xxh3.h"
+#include "src/format/check_values.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,6 +30,7 @@
 #include <unistd.h>
 
 #define DEFAULT_WRITE_ALIGNMENT 4096
+#define READ_BACK_BYTES         (1u << 20)
 #define MAX_PARTS               65535 /* split.no is a u16 */
 
 struct out_tensor {
@@ -38,7 +41,8 @@ struct out_tensor {
 	uint64_t bytes;
 	uint64_t relative; /* offset from the start of the part's data */
 	size_t part;
-	size_t shares; /* id + 1 of the tensor whose data these are; 0: its own */
+	size_t shares;        /* id + 1 of the tensor whose data these are; 0: its own */
+	uint64_t first_range; /* number of its first check value */
 };
 
 struct out_part {
@@ -63,6 +67,9 @@ struct gguf_writer {
 	struct out_part *parts;
 	size_t n_parts;
 	bool planned;
+	bool has_check_values;
+	uint64_t n_ranges;        /* check values of all tensors */
+	uint64_t check_values_at; /* where the first one stands in the header of the first part */
 };
 
 struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options)
@@ -297,7 +304,42 @@ void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of)
 	t->shares = of + 1;
 }
 
+void gguf_writer_add_check_values(struct gguf_writer *w)
+{
+	if (w->planned)
+		bug("check values are declared after the plan");
+	w->has_check_values = true;
+}
+
 /* ---- plan ---- */
+
+/* The bytes of the key with the check values, without the values. */
+#define CHECK_KEY_BYTES (8 + sizeof CHECK_VALUES_KEY - 1 + 4 + 4 + 8 + 8)
+
+static void number_ranges(struct gguf_writer *w)
+{
+	for (size_t i = 0; i < w->n_tensors; i++) {
+		struct out_tensor *t = &w->tensors[i];
+		t->first_range = w->n_ranges;
+		w->n_ranges += check_ranges(t->name, t->n_dims, t->ne);
+	}
+}
+
+/* The key with values that are still missing: zeros. */
+static void append_check_values(struct gguf_writer *w, struct buf *b)
+{
+	uint64_t table = CHECK_TABLE_START;
+	for (size_t i = 0; i < w->n_tensors; i++)
+		table = check_table_add(table, w->tensors[i].name, w->tensors[i].type, w->tensors[i].ne);
+	append_str(b, CHECK_VALUES_KEY, strlen(CHECK_VALUES_KEY));
+	append_u32(b, GGUF_ARRAY);
+	append_u32(b, GGUF_U64);
+	append_u64(b, 1 + w->n_ranges);
+	append_u64(b, table);
+	w->check_values_at = b->len;
+	for (uint64_t i = 0; i < w->n_ranges; i++)
+		append_u64(b, 0);
+}
 
 /* Bytes of one row of the tensor table. */
 static uint64_t tensor_row_bytes(const struct out_tensor *t)
@@ -330,6 +372,8 @@ static void append_own_keys(const struct gguf_writer *w, struct buf *b, size_t p
 static int assign_parts(struct gguf_writer *w, struct err *e)
 {
 	uint64_t head = 24 + w->kvs.len + OWN_KEYS_BYTES, data = 0;
+	if (w->has_check_values)
+		head += CHECK_KEY_BYTES + 8 * w->n_ranges;
 	size_t cap = 0;
 	for (size_t i = 0; i < w->n_tensors || !w->n_parts; i++) {
 		uint64_t padded = 0, row = 0, file = 0;
@@ -372,7 +416,8 @@ static void encode_header(struct gguf_writer *w, size_t part)
 {
 	struct out_part *p = &w->parts[part];
 	struct buf *b = &p->header, own = {0};
-	uint64_t n_kvs = part ? 0 : w->n_kvs, end = 0;
+	const bool checked = !part && w->has_check_values;
+	uint64_t n_kvs = part ? 0 : w->n_kvs + checked, end = 0;
 	append_own_keys(w, &own, part, &n_kvs);
 	buf_puts(b, "GGUF");
 	append_u32(b, 3);
@@ -382,6 +427,8 @@ static void encode_header(struct gguf_writer *w, size_t part)
 	buf_free(&own);
 	if (!part)
 		buf_append(b, buf_str(&w->kvs), w->kvs.len);
+	if (checked)
+		append_check_values(w, b);
 	for (size_t i = 0; i < p->info.n_tensors; i++) {
 		const struct out_tensor *t = &w->tensors[p->info.first_tensor + i];
 		append_str(b, t->name, strlen(t->name));
@@ -407,6 +454,8 @@ int gguf_writer_plan(struct gguf_writer *w, struct err *e)
 		bug("gguf_writer_plan is called twice");
 	if (w->n_tensors > INT32_MAX)
 		return err_set(e, ERR_INPUT, "too many tensors");
+	if (w->has_check_values)
+		number_ranges(w);
 	int code = assign_parts(w, e);
 	if (code)
 		return code;
@@ -494,8 +543,9 @@ static int reserve_space(const struct out_part *p, struct err *e)
 	return e ? e->code : -why;
 }
 
-/* An earlier run's file is taken up only when size and header are those of this plan. */
-static int check_resumed(const struct out_part *p, struct err *e)
+/* An earlier run's file is taken up only when size and header are those of this plan, but for its
+ * check values, which are kept. */
+static int check_resumed(const struct gguf_writer *w, struct out_part *p, struct err *e)
 {
 	struct stat st;
 	if (fstat(p->fd, &st) < 0)
@@ -507,7 +557,10 @@ static int check_resumed(const struct out_part *p, struct err *e)
 	if (!old)
 		return err_set(e, ERR_MEMORY, "%s: no memory to read its header", p->partial);
 	ssize_t n = pread(p->fd, old, p->header.len, 0);
-	bool same = n == (ssize_t)p->header.len && !memcmp(old, p->header.data, p->header.len);
+	bool same = n == (ssize_t)p->header.len;
+	if (same && w->has_check_values && p == w->parts)
+		memcpy(p->header.data + w->check_values_at, old + w->check_values_at, 8 * w->n_ranges);
+	same = same && !memcmp(old, p->header.data, p->header.len);
 	free(old);
 	return same ? 0
 				: err_set(e, ERR_INPUT, "%s: its header is not the one that would be written",
@@ -546,7 +599,7 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 		if (p->fd < 0)
 			return err_errno(e, errno, "%s", p->partial);
 		if (resume) {
-			if ((code = check_resumed(p, e)))
+			if ((code = check_resumed(w, p, e)))
 				return code;
 		} else if ((code = reserve_space(p, e)) ||
 				   (code = part_write(p, 0, p->header.data, p->header.len, e))) {
@@ -565,6 +618,70 @@ int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const v
 		bug("tensor %s: %zu bytes at %" PRIu64 " do not fit into %" PRIu64, t->name, bytes, offset,
 			t->bytes);
 	return part_write(p, p->info.header_bytes + t->relative + offset, data, bytes, e);
+}
+
+/* XXH3 of a run of bytes that has been written. */
+static int hash_written(const struct out_part *p, uint64_t offset, uint64_t bytes, char *buffer,
+	struct xxh3 *hash, uint64_t *value, struct err *e)
+{
+	xxh3_begin(hash);
+	while (bytes) {
+		ssize_t n = pread(p->fd, buffer, MIN(bytes, (uint64_t)READ_BACK_BYTES), (off_t)offset);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return err_errno(e, n ? errno : ENODATA,
+				"%s: what was written at offset %" PRIu64 " cannot be read back", p->partial,
+				offset);
+		xxh3_add(hash, buffer, (size_t)n);
+		offset += (uint64_t)n, bytes -= (uint64_t)n;
+	}
+	*value = xxh3_value(hash);
+	return 0;
+}
+
+/* The check values of a tensor with data of its own. */
+static int hash_tensor(
+	const struct gguf_writer *w, const struct out_tensor *t, uint64_t *values, struct err *e)
+{
+	const struct out_part *p = &w->parts[t->part];
+	const uint64_t n = check_ranges(t->name, t->n_dims, t->ne), bytes = t->bytes / n;
+	char *buffer = mem_try_new(READ_BACK_BYTES, 1);
+	struct xxh3 *hash = xxh3_new();
+	int code =
+		buffer && hash ? 0 : err_set(e, ERR_MEMORY, "%s: no memory to read it back", p->partial);
+	for (uint64_t i = 0; i < n && !code; i++)
+		code = hash_written(
+			p, p->info.header_bytes + t->relative + i * bytes, bytes, buffer, hash, &values[i], e);
+	free(buffer);
+	xxh3_free(hash);
+	return code;
+}
+
+int gguf_writer_seal(struct gguf_writer *w, size_t id, struct err *e)
+{
+	const struct out_tensor *t = &w->tensors[id];
+	if (!w->has_check_values)
+		return 0;
+	struct out_part *first = &w->parts[0];
+	const uint64_t n = check_ranges(t->name, t->n_dims, t->ne),
+				   at = w->check_values_at + 8 * t->first_range;
+	uint64_t *values = mem_try_new(n, sizeof *values);
+	if (!values)
+		return err_set(e, ERR_MEMORY, "%s: no memory for its check values", t->name);
+	int code = 0;
+	if (t->shares)
+		memcpy(values,
+			first->header.data + w->check_values_at + 8 * w->tensors[t->shares - 1].first_range,
+			8 * n);
+	else
+		code = hash_tensor(w, t, values, e);
+	if (!code)
+		code = part_write(first, at, values, 8 * n, e);
+	if (!code)
+		memcpy(first->header.data + at, values, 8 * n);
+	free(values);
+	return code;
 }
 
 int gguf_writer_sync(struct gguf_writer *w, struct err *e)

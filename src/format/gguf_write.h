@@ -61,6 +61,10 @@ int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype t
  * GGUF_SHARED_DATA_KEY. Not with split_bytes (bug). */
 void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of);
 
+/* The file gets check values (check_values.h): after its data have been written every tensor has to
+ * be sealed. */
+void gguf_writer_add_check_values(struct gguf_writer *w);
+
 /* ---- plan: after it nothing more can be declared ---- */
 int gguf_writer_plan(struct gguf_writer *w, struct err *e);
 
@@ -94,12 +98,18 @@ int gguf_writer_check_output(
 
 /* Creates path.partial (of each part), reserves the space on disk where the file system can, writes
  * headers. With `resume` the files must exist from an earlier run with exactly these headers and
- * sizes, and their data are kept. May be called again after it has failed. */
+ * sizes, and their data are kept, and check values with them. May be called again after it has
+ * failed. */
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e);
 
 /* Writes `bytes` of data of tensor `id` at `offset` bytes into that tensor. Thread-safe. */
 int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const void *data,
 	size_t bytes, struct err *e);
+
+/* All data of tensor `id` have been written: reads them back and puts their check values into the
+ * file. A tensor that shares the data of another is sealed after that one. Thread-safe. No effect
+ * without gguf_writer_add_check_values. */
+int gguf_writer_seal(struct gguf_writer *w, size_t id, struct err *e);
 
 /* Hands what has been written of all parts to the disk (fdatasync). */
 int gguf_writer_sync(struct gguf_writer *w, struct err *e);

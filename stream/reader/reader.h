@@ -179,6 +179,10 @@ uint64_t reader_file_size(const struct reader *r, uint32_t file); /* when it was
 uint32_t reader_file_align(const struct reader *r, uint32_t file);
 uint32_t reader_file_memory_align(const struct reader *r, uint32_t file);
 
+/* Asks the system to drop these bytes from the page cache, so that the next read of them comes from
+ * the drive; also of copies of the file. A range that is read past the page cache needs it not. */
+void reader_drop_cached(const struct reader *r, uint32_t file, uint64_t offset, uint64_t bytes);
+
 /* Writes the sentence for a completion with code != 0: file, offset, bytes, what happened. Returns
  * its code (READER_EOF becomes ERR_INPUT). */
 int reader_completion_err(const struct reader *r, const struct reader_completion *c, struct err *e);

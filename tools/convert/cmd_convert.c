@@ -163,6 +163,7 @@ static int make_plan(struct convert_work *w, struct err *e)
 		const struct convert_tensor *t = &w->plan.tensors[i];
 		code = gguf_writer_add_tensor(w->writer, t->name, t->type, t->n_dims, t->ne, NULL, e);
 	}
+	gguf_writer_add_check_values(w->writer);
 	if (!code)
 		code = gguf_writer_plan(w->writer, e);
 out:

@@ -255,7 +255,12 @@ static int convert_worker(void *user, struct err *e)
 		if (code)
 			break;
 		s->bytes_done += unit_bytes(&s->job->plan->tensors[u.tensor], &u);
-		if (--s->units_left[u.tensor] == 0)
+		if (--s->units_left[u.tensor])
+			continue;
+		pthread_mutex_unlock(&s->lock);
+		code = gguf_writer_seal(s->job->writer, u.tensor, e);
+		pthread_mutex_lock(&s->lock);
+		if (!code)
 			s->finished[s->n_finished++] = u.tensor;
 	}
 	pthread_mutex_unlock(&s->lock);

@@ -17,6 +17,7 @@
 #include "tools/convert/convert_keys.h"
 #include "tools/output/interrupt.h"
 #include "tools/options/pocket.h"
+#include "tools/output/progress.h"
 #include "tools/output/report.h"
 #include "tools/output/workers.h"
 #include "tools/synth/synth_model.h"
@@ -24,6 +25,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,6 +164,7 @@ static int make_plan(struct synth_work *w, struct err *e)
 			return err_set(e, ERR_USAGE, "%s: random weights cannot be made as %s",
 				w->plan.tensors[i].name, dtype_name(w->plan.tensors[i].type));
 	w->writer = gguf_writer_new(NULL);
+	gguf_writer_add_check_values(w->writer);
 	if ((code = declare_keys(w, e)) || (code = declare_tensors(w, e)) ||
 		(code = gguf_writer_plan(w->writer, e)))
 		return code;
@@ -241,6 +244,66 @@ static void print_result(const struct synth_work *w, const struct synth_result *
 			100 * r->fill_seconds / MAX(busy, 1e-9), w->opt.jobs);
 }
 
+/* Tensors are sealed by several threads: each takes the next one. */
+struct seal_state {
+	const struct synth_work *w;
+	atomic_size_t next;
+	atomic_uint_fast64_t bytes_done;
+	atomic_bool stop;
+	uint64_t total;
+	struct progress progress;
+};
+
+static int seal_worker(void *user, struct err *e)
+{
+	struct seal_state *s = user;
+	int code = 0;
+	size_t i;
+	while (!code && !atomic_load(&s->stop) &&
+		   (i = atomic_fetch_add(&s->next, 1)) < s->w->plan.n_tensors) {
+		uint64_t bytes;
+		if (s->w->shares[i] != i)
+			continue;
+		code = gguf_writer_seal(s->w->writer, i, e);
+		gguf_writer_place(s->w->writer, i, NULL, NULL, &bytes);
+		atomic_fetch_add(&s->bytes_done, bytes);
+	}
+	return code;
+}
+
+static void stop_sealing(void *user)
+{
+	struct seal_state *s = user;
+	atomic_store(&s->stop, true);
+}
+
+static int on_sealed(void *user, bool over, struct err *e)
+{
+	struct seal_state *s = user;
+	if (!s->w->opt.quiet)
+		progress_update(&s->progress, atomic_load(&s->bytes_done), s->total);
+	if (!over && atomic_load(interrupt_flag()))
+		return err_set(e, ERR_INTERRUPTED, "interrupted");
+	return 0;
+}
+
+/* Check values of what stands in the file. */
+static int seal_model(const struct synth_work *w, struct err *e)
+{
+	struct seal_state s = {.w = w};
+	for (size_t i = 0; i < w->n_pieces; i++)
+		s.total += w->pieces[i].bytes;
+	if (!w->opt.quiet)
+		progress_begin_lines(&s.progress, "reading back", NULL, 0, s.total);
+	const struct workers_job work = {seal_worker, on_sealed, stop_sealing, &s, w->opt.jobs};
+	int code = workers_run(&work, e);
+	for (size_t i = 0; i < w->plan.n_tensors && !code; i++)
+		if (w->shares[i] != i)
+			code = gguf_writer_seal(w->writer, i, e);
+	progress_end(&s.progress);
+	return code;
+}
+
 static int write_model(struct synth_work *w, struct err *e)
 {
 	struct synth_result r;
@@ -258,7 +321,8 @@ static int write_model(struct synth_work *w, struct err *e)
 		.n_threads = o->jobs,
 		.progress = !o->quiet,
 		.cancel = interrupt_flag()};
-	if ((code = synth_write(&job, &r, e)) || (code = gguf_writer_commit(w->writer, e)))
+	if ((code = synth_write(&job, &r, e)) || (code = seal_model(w, e)) ||
+		(code = gguf_writer_commit(w->writer, e)))
 		goto out;
 	if (!o->quiet)
 		print_result(w, &r);

@@ -131,6 +131,8 @@ run convert "$work/tiny" -o "$work/parts.gguf" --recipe q2 -q --split-gb 0.003
 exits 0
 first=$(echo "$work"/parts-00001-of-*.gguf)
 check "a split output" agrees "$work/tiny" "$first" q2
+run verify "$first" -q
+exits 0
 check "a split output has several parts" [ "$(find "$work" -name 'parts-*.gguf' | wc -l)" -gt 3 ]
 
 # Kills a conversion as soon as its journal vouches for something; $killed tells whether that came
@@ -156,6 +158,8 @@ run convert "$work/tiny" -o "$work/killed.gguf" --recipe iq2 --jobs 2
 exits 0
 check "it goes on where it stood" grep -qE 'going on with an earlier run: [0-9]+ of 112 tensors are done' "$work/err"
 check "resumed equals uninterrupted" cmp -s "$work/tiny-iq2.gguf" "$work/killed.gguf"
+run verify "$work/killed.gguf" -q
+exits 0
 
 start_and_kill "$work/stopped.gguf" INT
 check "Ctrl+C ends with 130 and a hint" test $rc = 130 -a -n "$(grep '^hint: the same command goes on' "$work/err")"

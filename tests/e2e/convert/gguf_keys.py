@@ -39,6 +39,7 @@ TYPES = [
     (r"glmstream\.version", "STRING"),
     (r"glmstream\.synth\.seed", "UINT64"),
     (r"glmstream\.synth\.alias", "UINT32"),
+    (r"glmstream\.xxh3", "ARRAY UINT64"),
 ]
 
 

@@ -1,0 +1,157 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Check values: convert and synth write them, verify compares them, a changed bit of any kind of
+# tensor is found and named, a file without values gets them beside it, and those of another file
+# are refused.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+need_pocket
+
+# offset TENSOR [EXPERT]: of its middle byte in $model
+offset() {
+	"$GLMSTREAM" inspect "$model" --tensors --json | python3 -c 'import json, sys
+name, expert = sys.argv[1], int(sys.argv[2])
+t = next(t for t in json.load(sys.stdin)["tensors"] if t["name"] == name)
+one = t["bytes"] // (t["shape"][2] if "_exps." in name else 1)
+print(t["offset"] + expert * one + one // 2)' "$1" "${2:-0}"
+}
+
+flip() { # offset in $model: changes a bit
+	python3 - "$model" "$1" <<-'END'
+	import sys
+	f = open(sys.argv[1], "r+b")
+	f.seek(int(sys.argv[2]))
+	b = f.read(1)
+	f.seek(int(sys.argv[2]))
+	f.write(bytes([b[0] ^ 16]))
+	END
+}
+
+says() { # pattern on stdout
+	check "stdout should match: $1" grep -qE -- "$1" "$work/out"
+}
+
+# ---- a file with values of its own ---------------------------------------------------------------
+
+cat >"$work/shape.json" <<'END'
+{"model_type": "glm_moe_dsa", "hidden_act": "silu", "num_hidden_layers": 6, "num_nextn_predict_layers": 1, "hidden_size": 256,
+"vocab_size": 8500, "max_position_embeddings": 4096, "num_attention_heads": 4, "q_lora_rank": 256, "kv_lora_rank": 256,
+"qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 64, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 64,
+"rms_norm_eps": 1e-5, "rope_theta": 8000000, "index_topk_freq": 4, "index_skip_topk_offset": 3, "first_k_dense_replace": 3,
+"intermediate_size": 512, "moe_intermediate_size": 256, "n_routed_experts": 8, "num_experts_per_tok": 4, "n_shared_experts": 1,
+"routed_scaling_factor": 2.5, "norm_topk_prob": true}
+END
+for alias in "" "--alias 2"; do
+	model=$work/synth.gguf
+	# shellcheck disable=SC2086 # two words or none
+	run synth -o "$model" --shape "$work/shape.json" -q --force $alias
+	exits 0
+	run verify "$model" -j 3
+	exits 0
+	says '^.*synth.gguf: all right: [0-9]+ check values, 0\.[0-9]+ GB'
+done
+run synth -o "$model" --shape "$work/shape.json" -q --force
+run verify -m "$model" --no-direct
+exits 0
+says 'through the page cache$'
+
+# one bit of an expert, of a norm, of the embedding; each alone, then all
+at_expert=$(offset blk.4.ffn_up_exps.weight 5)
+at_norm=$(offset blk.2.attn_norm.weight)
+at_embedding=$(offset token_embd.weight)
+while read -r at name; do
+	flip "$at"
+	run verify "$model" -q
+	error_is_one_sentence 3 "1 of [0-9]+ check values are wrong; the first is of $name"
+	flip "$at"
+done <<END
+$at_expert blk.4.ffn_up_exps.weight, expert 5 \([0-9]+ bytes at offset [0-9]+\)
+$at_norm blk.2.attn_norm.weight \(1024 bytes
+$at_embedding token_embd.weight
+END
+run verify "$model" -q
+exits 0
+check "-q says nothing" [ ! -s "$work/out" ]
+for at in "$at_expert" "$at_norm" "$at_embedding"; do flip "$at"; done
+run verify "$model"
+exits 3
+check "all are named" [ "$(grep -c '^warning: .*XXH3 [0-9a-f]\{16\}, [0-9a-f]\{16\} expected' "$work/err")" = 3 ]
+check "and counted, the first of the file first" grep -q '^glmstream: .*: 3 of [0-9]* check values are wrong; the first is of token_embd' "$work/err"
+run verify "$model" --write
+exits 3
+check "what is wrong is not written down as right" [ ! -e "$model.xxh3" ]
+for at in "$at_expert" "$at_norm" "$at_embedding"; do flip "$at"; done
+
+# the file stays one for programs that know nothing of this
+run dump-logits -m "$model" --ids <(echo 1 2 3) -o "$work/l" --backend cpu
+exits 0
+
+# ---- a file without -----------------------------------------------------------------------------
+
+model=$work/foreign.gguf
+cp "$POCKET" "$model"
+run verify "$model"
+error_is_one_sentence 3 'has no check values'
+run verify "$model" --write
+exits 0
+says 'foreign.gguf.xxh3: written: [0-9]+ check values'
+run verify "$model"
+exits 0
+before=$(stat -c %i "$model.xxh3")
+run verify "$model" --write
+exits 0
+says 'has check values beside it: none are written'
+check "a second --write leaves the file alone" [ "$(stat -c %i "$model.xxh3")" = "$before" ]
+at=$(offset blk.3.ffn_down_exps.weight 7)
+flip "$at"
+run verify "$model" --write
+exits 3
+check "rot is not blessed by --write" [ "$(stat -c %i "$model.xxh3")" = "$before" ]
+run verify "$model" --write --force
+exits 0
+run verify "$model" # as it is now
+exits 0
+flip "$at"
+run verify "$model"
+exits 3
+
+# beside another file: of the same size, or with another header
+cp "$POCKET" "$work/other.gguf"
+python3 - "$work/other.gguf" <<'END'
+import sys
+f = open(sys.argv[1], "r+b")
+at = f.read(1 << 20).index(b"general.sampling.temp") + 21 + 4  # a float
+f.seek(at)
+f.write(b"X")
+END
+run inspect "$work/other.gguf"
+exits 0
+cp "$model.xxh3" "$work/other.gguf.xxh3"
+run verify "$work/other.gguf"
+error_is_one_sentence 3 'other.gguf.xxh3: its check values are of another model'
+run verify "$work/other.gguf" --write
+exits 0
+check "and said to be replaced" grep -q '^warning: .*of another model: it is replaced' "$work/err"
+run verify "$work/other.gguf"
+exits 0
+echo text >"$work/other.gguf.xxh3"
+run verify "$work/other.gguf"
+error_is_one_sentence 3 'is no file of check values'
+run verify "$work/other.gguf" --write
+exits 3
+check "a text is not replaced" grep -q 'exists and is not a file of check values' "$work/err"
+run verify "$work/other.gguf" --write --force
+exits 0
+head -c 500 "$work/other.gguf.xxh3" >"$work/cut" && mv "$work/cut" "$work/other.gguf.xxh3"
+run verify "$work/other.gguf"
+error_is_one_sentence 3 'other.gguf.xxh3: is damaged'
+run verify "$POCKET" --force
+error_is_one_sentence 2 'belongs to --write'
+mkdir "$work/readonly" && cp "$POCKET" "$work/readonly/m.gguf" && chmod a-w "$work/readonly"
+if [ ! -w "$work/readonly" ]; then
+	run verify "$work/readonly/m.gguf" --write
+	check "a folder that cannot be written" [ $rc != 0 ]
+fi
+
+finish

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: MIT */
+#include "tools/verify/verify_file.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/xxh3.h"
+#include "stream/reader/reader.h"
+#include "tools/output/progress.h"
+#include "tools/output/workers.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define PART_BYTES ((uint64_t)4 << 20) /* read at once; a multiple of every alignment */
+
+struct verify_state {
+	const struct verify_job *job;
+	atomic_uint_fast64_t next, bytes_done;
+	atomic_bool stop;
+	uint64_t total;
+	size_t
+		*twin; /* [n_tensors] the first tensor that stands where it does: itself, unless shared */
+	struct progress progress;
+	pthread_mutex_t lock; /* guards the result */
+	struct verify_result *result;
+};
+
+/* What a thread owns. */
+struct verify_thread {
+	struct verify_state *s;
+	struct reader *reader;
+	uint8_t *buffers; /* two of PART_BYTES */
+	struct xxh3 *hash;
+	uint64_t seen; /* bytes that its last range has added to bytes_done */
+};
+
+/* A part of a range as it is read: whole units of the file's alignment around its bytes. */
+struct range_part {
+	uint64_t from, bytes, need; /* as in a reader_request */
+	uint64_t skip, used;        /* of the buffer: the range's own bytes */
+};
+
+static struct range_part part_at(
+	const struct verify_thread *t, const struct check_range *r, uint64_t at)
+{
+	const uint64_t align = reader_file_align(t->reader, r->tensor->file),
+				   end = r->offset + r->bytes;
+	struct range_part p = {.from = num_align_down(at, align)};
+	p.bytes = MIN(PART_BYTES, num_align_up(end, align) - p.from);
+	p.need = MIN(p.bytes, end - p.from);
+	p.skip = at - p.from;
+	p.used = p.need - p.skip;
+	return p;
+}
+
+static int submit_part(
+	struct verify_thread *t, const struct check_range *r, const struct range_part *p, int buffer)
+{
+	const struct reader_request q = {.file = r->tensor->file,
+		.offset = p->from,
+		.bytes = p->bytes,
+		.need = p->need,
+		.dst = t->buffers + (uint64_t)buffer * PART_BYTES};
+	int rc = reader_submit(t->reader, &q);
+	if (rc)
+		bug("the reader refused %llu bytes: code %d", (unsigned long long)p->bytes, rc);
+	reader_flush(t->reader);
+	return 0;
+}
+
+/* The value of the bytes on the drive. One part is being read while another one is hashed. */
+static int hash_range(
+	struct verify_thread *t, const struct check_range *r, uint64_t *value, struct err *e)
+{
+	struct range_part part = part_at(t, r, r->offset), next = {0};
+	int buffer = 0;
+	xxh3_begin(t->hash);
+	submit_part(t, r, &part, buffer);
+	for (uint64_t at = r->offset; at < r->offset + r->bytes; part = next, buffer = !buffer) {
+		struct reader_completion done;
+		reader_reap(t->reader, &done, 1, 1, -1);
+		if (done.code)
+			return reader_completion_err(t->reader, &done, e);
+		at += part.used;
+		if (at < r->offset + r->bytes) {
+			next = part_at(t, r, at);
+			submit_part(t, r, &next, !buffer);
+		}
+		xxh3_add(t->hash, t->buffers + (uint64_t)buffer * PART_BYTES + part.skip, part.used);
+		atomic_fetch_add(&t->s->bytes_done, part.used);
+		t->seen += part.used;
+	}
+	*value = xxh3_value(t->hash);
+	return 0;
+}
+
+/* Notes a range that differs: wrong for good, or when it was read first only. */
+static void count_difference(struct verify_state *s, uint64_t i, bool wrong)
+{
+	char text[CHECK_RANGE_TEXT];
+	const struct check_map *map = s->job->map;
+	pthread_mutex_lock(&s->lock);
+	struct verify_result *r = s->result;
+	if (wrong && (!r->wrong || i < r->first_wrong))
+		r->first_wrong = i;
+	*(wrong ? &r->wrong : &r->reread) += 1;
+	if (!wrong)
+		log_warn("%s: %s: was read wrong, and right when it was read again",
+			ERR_PLAIN(map->file->files[check_map_range(map, i).tensor->file].path),
+			check_range_text(map, i, text));
+	pthread_mutex_unlock(&s->lock);
+}
+
+static int verify_range(struct verify_thread *t, uint64_t i, struct err *e)
+{
+	const struct verify_job *job = t->s->job;
+	const struct check_range r = check_map_range(job->map, i);
+	const size_t tensor = (size_t)(r.tensor - job->map->file->tensors);
+	if (t->s->twin[tensor] != tensor)
+		return 0; /* copy_shared */
+	int rc = hash_range(t, &r, &job->values[i], e);
+	if (rc || !job->expected || job->values[i] == job->expected[i])
+		return rc;
+	atomic_fetch_sub(&t->s->bytes_done, r.bytes);
+	reader_drop_cached(t->reader, r.tensor->file, r.offset, r.bytes);
+	if (!(rc = hash_range(t, &r, &job->values[i], e)))
+		count_difference(t->s, i, job->values[i] != job->expected[i]);
+	return rc;
+}
+
+static int thread_open(struct verify_thread *t, struct err *e)
+{
+	const struct gguf *g = t->s->job->map->file;
+	struct reader_file *files = NEW_ARRAY(struct reader_file, g->n_files);
+	for (uint32_t i = 0; i < g->n_files; i++)
+		files[i].path = g->files[i].path;
+	const struct reader_options o = {.buffered = t->s->job->buffered, .requests = 2, .depth = 8};
+	int rc = reader_open(&t->reader, files, g->n_files, &o, e);
+	free(files);
+	for (uint32_t i = 0; i < g->n_files && !rc; i++)
+		if (reader_file_size(t->reader, i) != g->files[i].size)
+			rc = err_set(e, ERR_INPUT, "%s: its size has changed", g->files[i].path);
+	if (rc)
+		return rc;
+	t->buffers = mem_try_map(2 * PART_BYTES);
+	t->hash = xxh3_new();
+	return t->buffers && t->hash ? 0 : err_set(e, ERR_MEMORY, "no memory for buffers");
+}
+
+static void thread_close(struct verify_thread *t)
+{
+	struct verify_state *s = t->s;
+	if (t->reader) {
+		pthread_mutex_lock(&s->lock);
+		s->result->direct &= !reader_stats(t->reader).page_cache;
+		pthread_mutex_unlock(&s->lock);
+	}
+	reader_close(t->reader); /* its reads first */
+	if (t->buffers)
+		mem_unmap(t->buffers, 2 * PART_BYTES);
+	xxh3_free(t->hash);
+}
+
+static int verify_worker(void *user, struct err *e)
+{
+	struct verify_state *s = user;
+	struct verify_thread t = {.s = s};
+	const uint64_t n = check_map_n(s->job->map);
+	int rc = thread_open(&t, e);
+	for (uint64_t i; !rc && !atomic_load(&s->stop) && (i = atomic_fetch_add(&s->next, 1)) < n;)
+		rc = verify_range(&t, i, e);
+	thread_close(&t);
+	return rc;
+}
+
+static void stop_verifying(void *user)
+{
+	struct verify_state *s = user;
+	atomic_store(&s->stop, true);
+}
+
+static int on_verified(void *user, bool over, struct err *e)
+{
+	struct verify_state *s = user;
+	if (s->job->progress)
+		progress_update(&s->progress, atomic_load(&s->bytes_done), s->total);
+	if (!over && s->job->cancel && atomic_load(s->job->cancel))
+		return err_set(e, ERR_INTERRUPTED, "interrupted");
+	return 0;
+}
+
+/* Files of `synth --alias` have tensors at the same place. */
+static void find_shared(struct verify_state *s)
+{
+	const struct gguf *g = s->job->map->file;
+	s->twin = NEW_ARRAY(size_t, g->n_tensors);
+	for (size_t i = 0; i < g->n_tensors; i++) {
+		const struct gguf_tensor *t = &g->tensors[i], *o = g->tensors;
+		while (o->file != t->file || o->offset != t->offset)
+			o++;
+		s->twin[i] = (size_t)(o - g->tensors);
+		s->total += o == t ? t->bytes : 0;
+	}
+}
+
+/* Their bytes were read once. */
+static void copy_shared(struct verify_state *s)
+{
+	const struct verify_job *job = s->job;
+	const uint64_t *first = job->map->first;
+	for (size_t i = 0; i < job->map->file->n_tensors; i++)
+		for (uint64_t k = 0; s->twin[i] != i && k < first[i + 1] - first[i]; k++) {
+			job->values[first[i] + k] = job->values[first[s->twin[i]] + k];
+			if (job->expected && job->values[first[i] + k] != job->expected[first[i] + k])
+				count_difference(s, first[i] + k, true);
+		}
+}
+
+int verify_file(const struct verify_job *job, struct verify_result *r, struct err *e)
+{
+	*r = (struct verify_result){.direct = true, .ranges = check_map_n(job->map)};
+	struct verify_state s = {.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .result = r};
+	const uint64_t start = clock_ns();
+	const enum log_level level = log_level();
+	find_shared(&s);
+	if (job->progress)
+		progress_begin_lines(&s.progress, "reading", NULL, 0, s.total);
+	log_set_level(MIN(level, LOG_WARN)); /* each reader says how it reads */
+	const struct workers_job work = {
+		verify_worker, on_verified, stop_verifying, &s, job->n_threads};
+	int rc = workers_run(&work, e);
+	log_set_level(level);
+	progress_end(&s.progress);
+	if (!rc)
+		copy_shared(&s);
+	free(s.twin);
+	r->bytes = atomic_load(&s.bytes_done);
+	r->seconds = (double)(clock_ns() - start) * 1e-9;
+	return rc;
+}
