@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: MIT */
+/* The drafter: asks the sources, tells the gate what became of their drafts. */
+#include "src/engine/draft/draft.h"
+
+#include "src/base/clock.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/draft/draft_lookup.h"
+
+#include <stdlib.h>
+
+struct drafter {
+	struct draft_gate gate;
+	struct draft_source source; /* propose NULL: none */
+	bool no_lookup;
+	uint64_t (*clock)(void);
+	struct draft_stats stats;
+	/* scratch of drafts_propose, [cap] */
+	struct draft_request *requests;
+	struct draft_offer *offers;
+	uint32_t cap;
+};
+
+/* By the length of the match, as lookup_grade has it. */
+static const struct draft_gate_source lookup_expects = {
+	.chance = {0.15f, 0.25f, 0.35f, 0.5f, 0.6f, 0.7f, 0.8f, 0.85f},
+	.first_chance = 0.5f,
+};
+
+/* Of a draft behind `length` tokens that the text has had in this order before. */
+static uint8_t lookup_grade(uint32_t length)
+{
+	static const uint8_t least[DRAFT_GRADES] = {0, 3, 4, 6, 8, 12, 16, 24};
+	uint8_t grade = DRAFT_GRADES - 1;
+	while (length < least[grade])
+		grade--;
+	return grade;
+}
+
+struct drafter *drafter_new(const struct drafter_options *o)
+{
+	struct drafter *d = NEW(struct drafter);
+	struct draft_gate_source expect[DRAFT_SOURCES] = {[DRAFT_LOOKUP] = lookup_expects};
+	if (o->source) {
+		d->source = *o->source;
+		expect[DRAFT_COMPUTED] = o->source->expect;
+	}
+	d->no_lookup = o->no_lookup;
+	d->clock = o->clock ? o->clock : clock_ns;
+	draft_gate_init(&d->gate, o->limit, o->always, expect);
+	return d;
+}
+
+void drafter_free(struct drafter *d)
+{
+	if (!d)
+		return;
+	free(d->requests);
+	free(d->offers);
+	free(d);
+}
+
+struct draft_stats drafter_stats(const struct drafter *d)
+{
+	return d->stats;
+}
+
+struct draft_stats draft_stats_between(struct draft_stats before, struct draft_stats after)
+{
+	after.steps -= before.steps;
+	after.rows -= before.rows;
+	for (uint32_t i = 0; i < DRAFT_MAX; i++) {
+		after.tried[i] -= before.tried[i];
+		after.accepted[i] -= before.accepted[i];
+	}
+	for (uint32_t i = 0; i < DRAFT_SOURCES; i++) {
+		after.tried_by[i] -= before.tried_by[i];
+		after.accepted_by[i] -= before.accepted_by[i];
+	}
+	after.drafting_ns -= before.drafting_ns;
+	after.saved_ns -= before.saved_ns;
+	return after;
+}
+
+struct draft_timeline *draft_timeline_new(struct drafter *d, struct session *session)
+{
+	struct draft_timeline *t = NEW(struct draft_timeline);
+	t->drafter = d;
+	t->session = session;
+	if (!d->no_lookup)
+		t->lookup = lookup_new();
+	return t;
+}
+
+void draft_timeline_free(struct draft_timeline *t)
+{
+	if (!t)
+		return;
+	lookup_free(t->lookup);
+	free(t);
+}
+
+static void drafts_forget(struct draft_timeline *t)
+{
+	for (uint32_t i = 0; i < DRAFT_SOURCES; i++)
+		t->chains[i].n = 0;
+	t->n = t->pushed = 0;
+}
+
+void drafts_begin(struct draft_timeline *t, const int32_t *tokens, uint32_t n)
+{
+	drafts_forget(t);
+	if (t->lookup)
+		lookup_sync(t->lookup, tokens, n);
+}
+
+void drafts_push(struct draft_timeline *t, int32_t id)
+{
+	struct drafter *d = t->drafter;
+	uint32_t at = t->pushed++;
+	t->next = id;
+	if (t->lookup)
+		lookup_push(t->lookup, id);
+	for (uint32_t i = 0; i < DRAFT_SOURCES; i++) {
+		const struct draft_chain *c = &t->chains[i];
+		if (at >= c->n || !t->right[i])
+			continue;
+		t->right[i] = c->ids[at] == id;
+		draft_gate_note_draft(&d->gate, &t->record, i, at, c->grades[at], t->right[i]);
+		if (i != t->source || at >= t->n)
+			continue;
+		d->stats.tried[at]++;
+		d->stats.tried_by[i]++;
+		d->stats.accepted[at] += t->right[i];
+		d->stats.accepted_by[i] += t->right[i];
+	}
+}
+
+static void chain_look_up(struct draft_timeline *t)
+{
+	struct draft_chain *c = &t->chains[DRAFT_LOOKUP];
+	uint32_t length;
+	c->n = lookup_find(t->lookup, t->drafter->gate.limit, c->ids, &length);
+	for (uint32_t k = 0; k < c->n; k++)
+		c->grades[k] = lookup_grade(length + k);
+}
+
+static void scratch_reserve(struct drafter *d, uint32_t n)
+{
+	if (n <= d->cap)
+		return;
+	d->requests = mem_grow(d->requests, n, sizeof *d->requests);
+	d->offers = mem_grow(d->offers, n, sizeof *d->offers);
+	d->cap = n;
+}
+
+/* Asks the source that computes for those timelines where that promises more than prompt lookup. */
+static int chains_compute(struct drafter *d, struct draft_timeline *const *t, uint32_t n,
+	uint32_t rows_max, struct err *e)
+{
+	struct draft_gate *g = &d->gate;
+	uint32_t n_requests = 0, levels = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		struct draft_record *r = &t[i]->record;
+		double computed,
+			found = draft_gate_value(g, r, DRAFT_LOOKUP, &t[i]->chains[DRAFT_LOOKUP], n);
+		uint32_t k = draft_gate_depth(g, r, DRAFT_COMPUTED, n, rows_max - n, &computed);
+		if (!k || (found > 0 && found >= computed)) {
+			r->exploring = false;
+			continue;
+		}
+		d->requests[n_requests++] = (struct draft_request){.session = t[i]->session,
+			.next = t[i]->next,
+			.k = k,
+			.chain = &t[i]->chains[DRAFT_COMPUTED]};
+		t[i]->source = DRAFT_COMPUTED;
+		levels = MAX(levels, k);
+	}
+	if (!n_requests)
+		return 0;
+	uint64_t start = d->clock();
+	int rc = d->source.propose(d->source.user, d->requests, n_requests, e);
+	double ns = (double)(d->clock() - start);
+	d->stats.drafting_ns += ns;
+	draft_gate_note_drafting(g, n_requests, levels, ns);
+	return rc;
+}
+
+int drafts_propose(struct drafter *d, struct draft_timeline *const *t, uint32_t n,
+	uint32_t rows_max, struct err *e)
+{
+	const struct draft_gate *g = &d->gate;
+	scratch_reserve(d, n);
+	for (uint32_t i = 0; i < n; i++) {
+		drafts_forget(t[i]);
+		t[i]->source = DRAFT_LOOKUP;
+		if (t[i]->lookup)
+			chain_look_up(t[i]);
+	}
+	int rc = 0;
+	if (d->source.propose && rows_max > n)
+		rc = chains_compute(d, t, n, rows_max, e);
+	for (uint32_t i = 0; i < n; i++) {
+		const struct draft_chain *found = &t[i]->chains[DRAFT_LOOKUP],
+								 *computed = &t[i]->chains[DRAFT_COMPUTED];
+		struct draft_record *r = &t[i]->record;
+		if (t[i]->source == DRAFT_COMPUTED && !r->exploring &&
+			draft_gate_value(g, r, DRAFT_LOOKUP, found, n) >
+				draft_gate_value(g, r, DRAFT_COMPUTED, computed, n))
+			t[i]->source = DRAFT_LOOKUP;
+		d->offers[i] = (struct draft_offer){
+			.record = r, .chain = &t[i]->chains[t[i]->source], .source = t[i]->source};
+	}
+	if (!rc)
+		draft_gate_choose(g, d->offers, n, rows_max);
+	for (uint32_t i = 0; i < n; i++) {
+		t[i]->n = rc ? 0 : d->offers[i].n;
+		t[i]->ids = t[i]->chains[t[i]->source].ids;
+		for (uint32_t k = 0; k < DRAFT_SOURCES; k++)
+			t[i]->right[k] = true;
+	}
+	return rc;
+}
+
+void drafts_computed(struct drafter *d, struct draft_timeline *const *t, uint32_t n, uint64_t ns)
+{
+	uint32_t rows = n, tokens = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		rows += t[i]->n;
+		tokens += t[i]->pushed;
+	}
+	d->stats.steps += n;
+	d->stats.rows += rows;
+	d->stats.saved_ns += draft_gate_note_step(&d->gate, n, rows, tokens, (double)ns);
+}

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The value of drafts is that of Dinkelbach's method for a ratio: tokens are worth the time that
+ * they take at present (`pace`), so a row is added as long as the chance that its draft is accepted
+ * pays for it. Maximising each step's own ratio would take rows that slow the average down.
+ */
+#include "src/engine/draft/draft_gate.h"
+
+#include "src/base/num.h"
+
+#include <math.h>
+#include <string.h>
+
+#define BALANCE_MAX    6.0        /* steps that a good time saves for a bad one */
+#define MARGIN         0.02       /* steps: below, a gain may be noise */
+#define ROW_PRIOR      0.3        /* what a further row costs, of a step, before it is measured */
+#define ROW_LEAST      0.04       /* what it costs at least, whatever noise says */
+#define LEVEL_PRIOR    0.15       /* the same of a draft */
+#define PRIOR_WEIGHT   8.0        /* drafts that a prior is worth */
+#define SHARED_WEIGHT  4.0        /* drafts that other timelines are worth */
+#define RECORD_FADE    (1.0 / 32) /* how much each draft takes off the weight of those before */
+#define SHARED_FADE    (1.0 / 256)
+#define IDLE_FADE      (1.0 / 64)
+#define PACE_FADE      (1.0 / 32)
+#define DEPTH_FALL     0.95 /* chance of a draft by that before it, before it is measured */
+#define PATIENCE_LEAST 16u
+#define PATIENCE_MOST  256u
+#define PLAIN_MOST     100 /* steps with drafts between two without, which are measured */
+#define PLAIN_LEAST    10  /* the same where drafts gain nothing; the gain of PLAIN_GAIN has MOST */
+#define PLAIN_GAIN     0.3
+#define PLAIN_FIRST    4   /* as long as few were measured */
+#define CHARGE_CLIP    2.0 /* most that a step with drafts is charged, by what was expected of it */
+#define CHARGE_FIRST   1.5 /* the same of the first of so many rows: it may capture graphs */
+#define PLAIN_DRIFT    0.08 /* change of speed that is a reason to measure one */
+
+void draft_gate_init(
+	struct draft_gate *g, uint32_t limit, bool always, const struct draft_gate_source *sources)
+{
+	*g = (struct draft_gate){
+		.limit = MIN(limit, DRAFT_MAX),
+		.always = always,
+		.steps.row_prior = ROW_PRIOR,
+		.drafting.row_prior = ROW_PRIOR,
+		.balance = DRAFT_GATE_START,
+	};
+	memcpy(g->sources, sources, sizeof g->sources);
+}
+
+static double chance_blend(double accepted, double tried, double prior, double weight)
+{
+	return (accepted + weight * prior) / (tried + weight);
+}
+
+double draft_gate_chance(
+	const struct draft_gate *g, const struct draft_record *r, uint32_t source, uint32_t grade)
+{
+	const struct draft_chances *all = &g->seen[source], *own = &r->chances[source];
+	double shared = chance_blend((double)all->accepted[grade], (double)all->tried[grade],
+		(double)g->sources[source].chance[grade], PRIOR_WEIGHT);
+	return chance_blend(
+		(double)own->accepted[grade], (double)own->tried[grade], shared, SHARED_WEIGHT);
+}
+
+/* The same by position; above: the chance of the position before. */
+static double chance_at(const struct draft_gate *g, const struct draft_record *r, uint32_t source,
+	uint32_t position, double above)
+{
+	const struct draft_chances *all = &g->seen[source], *own = &r->chances[source];
+	double prior = position ? DEPTH_FALL * above : (double)g->sources[source].first_chance;
+	double shared = chance_blend(
+		(double)all->accepted_at[position], (double)all->tried_at[position], prior, PRIOR_WEIGHT);
+	return chance_blend(
+		(double)own->accepted_at[position], (double)own->tried_at[position], shared, SHARED_WEIGHT);
+}
+
+/* ns of a step without drafts. One that was held up must not make drafts look cheap: no step
+ * of more rows was faster. */
+static double plain_ns(const struct draft_gate *g, uint32_t n_lines)
+{
+	double ns = draft_cost_of(&g->steps, n_lines);
+	if (draft_cost_is_vague(&g->steps, n_lines))
+		for (uint32_t rows = n_lines + 1; rows <= MIN(n_lines + 3, DRAFT_COST_ROWS); rows++)
+			ns = MIN(ns, draft_cost_of(&g->steps, rows));
+	return ns;
+}
+
+/* A step of `rows` rows, in steps of n_lines rows. */
+static double step_time(const struct draft_gate *g, uint32_t n_lines, uint32_t rows)
+{
+	double plain = plain_ns(g, n_lines), all = draft_cost_of(&g->steps, rows);
+	double least = 1 + ROW_LEAST * (rows - n_lines) / n_lines;
+	return plain > 0 ? MAX(all / plain, least) : least;
+}
+
+/* One draft for each of n_lines timelines, in steps. */
+static double level_time(const struct draft_gate *g, uint32_t n_lines)
+{
+	double plain = plain_ns(g, n_lines);
+	if (!g->drafting.n_samples)
+		return LEVEL_PRIOR;
+	return plain > 0 ? draft_cost_of(&g->drafting, n_lines) / plain : 0;
+}
+
+/* Steps of time for the tokens of a step, at present: at most 1. */
+static double gate_pace(const struct draft_gate *g)
+{
+	return g->time < g->tokens ? g->time / g->tokens : 1;
+}
+
+/* Nothing is known, or it is time to measure a step without drafts. */
+static bool gate_measures(const struct draft_gate *g)
+{
+	if (g->always || !g->since_plain)
+		return !g->always && !g->steps.n_samples;
+	if (draft_cost_is_vague(&g->steps, g->plain_lines))
+		return g->since_plain >= PLAIN_FIRST;
+	double drift = draft_cost_drift(&g->steps, g->plain_lines);
+	double gain = MIN(1, (1 - gate_pace(g)) / PLAIN_GAIN);
+	return g->since_plain >= PLAIN_LEAST + (PLAIN_MOST - PLAIN_LEAST) * gain ||
+		   (g->since_plain >= PLAIN_LEAST && fabs(drift - 1) > PLAIN_DRIFT);
+}
+
+/* Steps that may be lost now. */
+static double gate_allowance(const struct draft_gate *g, uint32_t n_lines)
+{
+	double plain = plain_ns(g, n_lines);
+	return g->balance - (plain > 0 ? g->drafting_ns / plain : 0);
+}
+
+double draft_gate_value(const struct draft_gate *g, const struct draft_record *r, uint32_t source,
+	const struct draft_chain *chain, uint32_t n_lines)
+{
+	double value = 0, best = 0, chance = 1, pace = gate_pace(g), before = 1;
+	for (uint32_t k = 0; k < MIN(chain->n, g->limit); k++) {
+		chance *= draft_gate_chance(g, r, source, chain->grades[k]);
+		double time = g->always ? 1 : step_time(g, n_lines, n_lines * (k + 2));
+		value += pace * chance - (time - before);
+		before = time;
+		best = MAX(best, value);
+	}
+	return best;
+}
+
+static void chances_fade(struct draft_chances *c, double fade)
+{
+	float keep = (float)(1 - fade);
+	for (uint32_t i = 0; i < DRAFT_GRADES; i++) {
+		c->tried[i] *= keep;
+		c->accepted[i] *= keep;
+	}
+	for (uint32_t i = 0; i < DRAFT_MAX; i++) {
+		c->tried_at[i] *= keep;
+		c->accepted_at[i] *= keep;
+	}
+}
+
+uint32_t draft_gate_depth(struct draft_gate *g, struct draft_record *r, uint32_t source,
+	uint32_t n_lines, uint32_t k_max, double *value)
+{
+	double level = level_time(g, n_lines), pace = gate_pace(g), chance = 1, above = 1;
+	double sum = 0, before = 1, allowance = gate_allowance(g, n_lines);
+	uint32_t best = 0;
+	*value = 0;
+	r->exploring = false;
+	k_max = MIN(k_max, g->limit);
+	if (gate_measures(g))
+		return 0;
+	for (uint32_t k = 0; k < k_max; k++) {
+		above = chance_at(g, r, source, k, above);
+		chance *= above;
+		double time = step_time(g, n_lines, n_lines * (k + 2));
+		if (g->always)
+			sum += chance;
+		else if (time - 1 + level * (k + 1) > allowance)
+			break;
+		else
+			sum += pace * chance - (time - before) - level;
+		before = time;
+		if (g->always || (sum > *value && sum > MARGIN)) {
+			*value = sum;
+			best = k + 1;
+		}
+	}
+	if (best) {
+		r->idle = 0;
+		r->patience = PATIENCE_LEAST;
+		return best;
+	}
+	chances_fade(&r->chances[source], IDLE_FADE);
+	if (++r->idle < MAX(r->patience, PATIENCE_LEAST) || !k_max ||
+		step_time(g, n_lines, 2 * n_lines) - 1 + level > allowance)
+		return 0;
+	r->idle = 0;
+	r->patience = MIN(2 * MAX(r->patience, PATIENCE_LEAST), PATIENCE_MOST);
+	r->exploring = true;
+	return 1;
+}
+
+void draft_gate_note_drafting(struct draft_gate *g, uint32_t n_lines, uint32_t levels, double ns)
+{
+	g->drafting_ns += ns;
+	if (levels)
+		draft_cost_note(&g->drafting, n_lines, ns / levels);
+}
+
+/* The offer whose next draft is likeliest to be accepted; its chance in *chance. chances: those of
+ * the drafts taken so far, by offer. */
+static struct draft_offer *offer_likeliest(const struct draft_gate *g, struct draft_offer *offers,
+	uint32_t n, const double *chances, double *chance)
+{
+	struct draft_offer *best = NULL;
+	*chance = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		const struct draft_offer *o = &offers[i];
+		if (o->n >= MIN(o->chain->n, g->limit))
+			continue;
+		double c = chances[i] * draft_gate_chance(g, o->record, o->source, o->chain->grades[o->n]);
+		if (!best || c > *chance) {
+			best = &offers[i];
+			*chance = c;
+		}
+	}
+	return best;
+}
+
+void draft_gate_choose(
+	const struct draft_gate *g, struct draft_offer *offers, uint32_t n_offers, uint32_t rows_max)
+{
+	double chances[DRAFT_COST_ROWS], chance, pace = gate_pace(g) / n_offers, sum = 0;
+	double best = MARGIN, allowance = gate_allowance(g, n_offers);
+	uint32_t taken[DRAFT_COST_ROWS], n_taken = 0, n_best = 0;
+	rows_max = MIN(rows_max, DRAFT_COST_ROWS);
+	for (uint32_t i = 0; i < n_offers; i++) {
+		offers[i].n = 0;
+		if (i < DRAFT_COST_ROWS)
+			chances[i] = 1;
+	}
+	if (n_offers >= rows_max || gate_measures(g))
+		return;
+	/* likeliest first, so each number of rows has its best set of drafts */
+	for (uint32_t rows = n_offers + 1; rows <= rows_max; rows++) {
+		struct draft_offer *o = offer_likeliest(g, offers, n_offers, chances, &chance);
+		if (!o)
+			break;
+		double time = step_time(g, n_offers, rows);
+		if (!g->always && time - 1 > allowance)
+			break;
+		chances[o - offers] = chance;
+		o->n++;
+		taken[n_taken++] = (uint32_t)(o - offers);
+		sum += pace * chance;
+		bool explored = o->record->exploring && g->sources[o->source].costs;
+		if (g->always || sum - (time - 1) > best || explored) {
+			best = MAX(best, sum - (time - 1));
+			n_best = n_taken;
+		}
+	}
+	while (n_taken > n_best)
+		offers[taken[--n_taken]].n--;
+}
+
+void draft_gate_note_draft(struct draft_gate *g, struct draft_record *r, uint32_t source,
+	uint32_t position, uint32_t grade, bool accepted)
+{
+	struct draft_chances *both[] = {&r->chances[source], &g->seen[source]};
+	const double fades[] = {RECORD_FADE, SHARED_FADE};
+	for (int i = 0; i < 2; i++) {
+		struct draft_chances *c = both[i];
+		float keep = (float)(1 - fades[i]), hit = accepted;
+		c->tried[grade] = c->tried[grade] * keep + 1;
+		c->accepted[grade] = c->accepted[grade] * keep + hit;
+		c->tried_at[position] = c->tried_at[position] * keep + 1;
+		c->accepted_at[position] = c->accepted_at[position] * keep + hit;
+	}
+}
+
+double draft_gate_note_step(
+	struct draft_gate *g, uint32_t n_lines, uint32_t rows, uint32_t n_tokens, double ns)
+{
+	bool is_new = !g->steps.rows[MIN(rows, DRAFT_COST_ROWS)].sampled;
+	draft_cost_note(&g->steps, rows, ns);
+	double plain = plain_ns(g, n_lines), tokens = (double)n_tokens / n_lines;
+	double time = step_time(g, n_lines, rows), saved = 0;
+	if (rows == n_lines) {
+		g->since_plain = 0;
+		g->plain_lines = n_lines;
+	} else {
+		g->since_plain++;
+		if (draft_cost_is_vague(&g->steps, rows))
+			time = MIN(MAX(time, ns / plain), (is_new ? CHARGE_FIRST : CHARGE_CLIP) * time);
+	}
+	time += g->drafting_ns / plain;
+	if (rows > n_lines || g->drafting_ns > 0)
+		saved = tokens * plain - ns - g->drafting_ns;
+	g->balance = MIN(g->balance + DRAFT_GATE_EARN * tokens + tokens - time, BALANCE_MAX);
+	g->time = (1 - PACE_FADE) * g->time + time;
+	g->tokens = (1 - PACE_FADE) * g->tokens + tokens;
+	g->drafting_ns = 0;
+	return saved;
+}

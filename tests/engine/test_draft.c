@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Drafts without a model: the index of prompt lookup against a search, and the drafter against
+ * machines with known costs and texts with known acceptance. Time is simulated.
+ */
+#include "src/base/clock.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/engine/draft/draft.h"
+#include "src/engine/draft/draft_lookup.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* ---- prompt lookup ---- */
+
+/* The longest suffix of text[0..n), up to `most` tokens, that stands earlier too. */
+static uint32_t longest_suffix(const int32_t *text, uint32_t n, uint32_t most)
+{
+	uint32_t best = 0;
+	for (uint32_t end = 1; end < n; end++) {
+		uint32_t k = 0;
+		while (k < most && k < end && text[end - 1 - k] == text[n - 1 - k])
+			k++;
+		best = MAX(best, k);
+	}
+	return best;
+}
+
+static void test_lookup_finds_suffixes(void **state)
+{
+	(void)state;
+	enum { N = 3000 };
+	static int32_t text[N];
+	struct rng rng = {.state = 7};
+	struct draft_lookup *l = lookup_new();
+	for (uint32_t i = 0; i < N; i++) {
+		/* few symbols, and copies of earlier parts */
+		text[i] = i > 100 && i % 97 < 40 ? text[i - 90] : (int32_t)rng_below(&rng, 12);
+		lookup_push(l, text[i]);
+		int32_t ids[DRAFT_MAX];
+		uint32_t length, n = lookup_find(l, DRAFT_MAX, ids, &length);
+		uint32_t least = longest_suffix(text, i + 1, 16);
+		/* the longest run of 2, 4, 8 or 16 that the suffix has is found, and may be longer */
+		uint32_t run = least >= 16 ? 16 : least >= 8 ? 8 : least >= 4 ? 4 : least >= 2 ? 2 : 0;
+		assert_true(length >= run && (length == 0) == (run == 0));
+		assert_int_equal(n, run ? DRAFT_MAX : 0);
+		assert_true(length <= longest_suffix(text, i + 1, LOOKUP_MATCH_MAX));
+		bool stands = !run; /* the suffix with these drafts behind it stands in the text */
+		for (uint32_t end = length; run && end <= i && !stands; end++) {
+			uint32_t known = MIN(n, i + 1 - end);
+			stands = !memcmp(text + end - length, text + i + 1 - length, length * 4) &&
+					 !memcmp(text + end, ids, known * 4);
+		}
+		assert_true(stands);
+	}
+	/* the same text from its beginning, then another one */
+	lookup_sync(l, text, N);
+	int32_t ids[2];
+	uint32_t length;
+	const int32_t other[] = {1, 2, 3, 4, 1, 2};
+	lookup_sync(l, other, 6);
+	assert_int_equal(lookup_find(l, 2, ids, &length), 2);
+	assert_int_equal(length, 2);
+	assert_int_equal(ids[0], 3);
+	assert_int_equal(ids[1], 4);
+	lookup_sync(l, other, 4);
+	assert_int_equal(lookup_find(l, 2, ids, &length), 0);
+	lookup_free(l);
+}
+
+static void test_lookup_continues_repetitions(void **state)
+{
+	(void)state;
+	struct draft_lookup *l = lookup_new();
+	const int32_t text[] = {9, 5, 6, 7, 5, 6, 7, 5, 6};
+	lookup_sync(l, text, 9);
+	int32_t ids[7];
+	uint32_t length;
+	assert_int_equal(lookup_find(l, 7, ids, &length), 7);
+	const int32_t expected[] = {7, 5, 6, 7, 5, 6, 7};
+	assert_memory_equal(ids, expected, sizeof ids);
+	lookup_free(l);
+}
+
+/* Microseconds a token at 100,000 tokens of text that repeats itself and that does not. */
+static void test_lookup_is_fast(void **state)
+{
+	(void)state;
+	enum { N = 120000 };
+	for (uint32_t symbols = 2; symbols <= 200000; symbols *= 100) {
+		struct draft_lookup *l = lookup_new();
+		struct rng rng = {.state = 1};
+		uint64_t start = 0, found = 0;
+		for (uint32_t i = 0; i < N; i++) {
+			if (i == 100000)
+				start = clock_ns();
+			lookup_push(l, (int32_t)rng_below(&rng, symbols));
+			int32_t ids[DRAFT_MAX];
+			uint32_t length;
+			found += lookup_find(l, DRAFT_MAX, ids, &length);
+		}
+		double us = (double)(clock_ns() - start) / 1e3 / (N - 100000);
+		assert_true(found || symbols > 2);
+		if (us > 20)
+			fail_msg("%.1f us a token with %u symbols", us, symbols);
+		lookup_free(l);
+	}
+}
+
+/* ---- the drafter on simulated machines ---- */
+
+static double now_ns;
+
+static uint64_t simulated_clock(void)
+{
+	return (uint64_t)now_ns;
+}
+
+/* A machine and a text. */
+struct world {
+	double row;   /* what a further row costs, of a step */
+	double level; /* what a draft of the source that computes costs, of a step */
+	double noise; /* standard deviation of a step's time */
+	double accepted[DRAFT_MAX];
+	double sure;         /* how often the grade says whether a draft is right: 0 never, 1 always */
+	const int32_t *text; /* [n]; what comes */
+	uint32_t n, at;      /* at: tokens drawn */
+	struct rng rng;
+	double spent; /* steps, without noise */
+};
+
+#define STEP_NS 1e6
+
+static double world_step(const struct world *w, uint32_t rows)
+{
+	return 1 + w->row * (rows - 1);
+}
+
+static int world_propose(void *user, struct draft_request *requests, uint32_t n, struct err *e)
+{
+	(void)e;
+	struct world *w = user;
+	for (uint32_t i = 0; i < n; i++) {
+		struct draft_request *r = &requests[i];
+		bool right = true;
+		r->chain->n = r->k;
+		for (uint32_t k = 0; k < r->k; k++) {
+			right = right && rng_unit(&w->rng) < w->accepted[k] && w->at + k < w->n;
+			r->chain->ids[k] = right ? w->text[w->at + k] : -1;
+			bool tells = rng_unit(&w->rng) < w->sure;
+			r->chain->grades[k] = !tells ? 4 : right ? 7 : 0;
+		}
+		now_ns += w->level * r->k * STEP_NS;
+		w->spent += w->level * r->k;
+	}
+	return 0;
+}
+
+static double normal(struct rng *rng)
+{
+	double sum = -6;
+	for (int i = 0; i < 12; i++)
+		sum += rng_unit(rng);
+	return sum;
+}
+
+/* Writes up to `until` tokens of the text of one timeline. */
+static void world_run(struct world *w, struct drafter *d, struct draft_timeline *t, uint32_t until)
+{
+	struct err e;
+	while (w->at < until) {
+		if (!w->at)
+			drafts_push(t, w->text[w->at++]);
+		assert_int_equal(drafts_propose(d, &t, 1, DRAFT_MAX + 1, &e), 0);
+		double steps = world_step(w, 1 + t->n);
+		w->spent += steps;
+		double ns = steps * STEP_NS * MAX(0.2, 1 + w->noise * normal(&w->rng));
+		if (w->noise > 0 && rng_unit(&w->rng) < 0.02)
+			ns *= 8; /* another program had the core */
+		now_ns += ns;
+		uint32_t n = t->n;
+		for (uint32_t k = 0; k <= n && w->at < until; k++) {
+			int32_t id = w->text[w->at++];
+			drafts_push(t, id);
+			if (k == n || t->ids[k] != id)
+				break;
+		}
+		drafts_computed(d, &t, 1, (uint64_t)ns);
+	}
+}
+
+static const struct draft_gate_source computed_expects = {
+	.chance = {0.1f, 0.2f, 0.3f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f},
+	.first_chance = 0.7f,
+	.costs = true,
+};
+
+static struct drafter *world_drafter(struct world *w, bool computes, bool looks_up)
+{
+	const struct draft_source source = {
+		.name = "simulated", .user = w, .expect = computed_expects, .propose = world_propose};
+	now_ns = 0;
+	return drafter_new(&(struct drafter_options){.limit = DRAFT_MAX,
+		.no_lookup = !looks_up,
+		.source = computes ? &source : NULL,
+		.clock = simulated_clock});
+}
+
+/* Steps of time for n tokens, of what they take without drafts. */
+static double world_time(struct world w, uint32_t seed, bool computes, bool looks_up)
+{
+	w.rng.state = seed;
+	struct drafter *d = world_drafter(&w, computes, looks_up);
+	struct draft_timeline *t = draft_timeline_new(d, NULL);
+	world_run(&w, d, t, w.n);
+	draft_timeline_free(t);
+	drafter_free(d);
+	return w.spent / (w.n - 1);
+}
+
+static int32_t *random_text(uint32_t n, uint32_t symbols, uint64_t seed)
+{
+	int32_t *text = NEW_ARRAY(int32_t, n);
+	struct rng rng = {.state = seed};
+	for (uint32_t i = 0; i < n; i++)
+		text[i] = (int32_t)rng_below(&rng, symbols);
+	return text;
+}
+
+/* Texts in which no draft is right, or by chance only. Short ones on machines whose steps vary may
+ * pay for one more trial, because the first said little. */
+static void test_nothing_is_accepted(void **state)
+{
+	(void)state;
+	static const double rows[] = {0, 0.05, 0.2, 0.6, 1};
+	static const double levels[] = {0.01, 0.1, 0.3};
+	static const uint32_t lengths[] = {120, 500, 4000}, symbols[] = {4, 60, 150000};
+	enum { N = 5 * 3 * 3 * 3 * 8 };
+	double mean = 0;
+	for (uint32_t i = 0; i < N; i++) {
+		uint32_t seed = i % 8, n = lengths[i / 8 % 3];
+		int32_t *text = random_text(n, symbols[i / 24 % 3], i);
+		struct world w = {.row = rows[i / 216 % 5],
+			.level = levels[i / 72 % 3],
+			.noise = seed % 2 ? 0.2 : 0,
+			.text = text,
+			.n = n};
+		double time = world_time(w, seed, true, true);
+		if (time > (n < 500 && seed % 2 ? 1.03 : 1.02))
+			fail_msg("time %.4f: row %.2f, level %.2f, %u tokens of %u symbols, seed %u", time,
+				w.row, w.level, n, symbols[i / 24 % 3], seed);
+		mean += time / N;
+		free(text);
+	}
+	if (mean > 1.01)
+		fail_msg("%.2f %% slower than without drafts", 100 * mean - 100);
+}
+
+/* The best fixed number of drafts. */
+static double best_fixed(const struct world *w)
+{
+	double best = 1, tokens = 1, chance = 1;
+	for (uint32_t k = 1; k <= DRAFT_MAX; k++) {
+		chance *= w->accepted[k - 1];
+		tokens += chance;
+		best = MIN(best, (world_step(w, 1 + k) + w->level * k) / tokens);
+	}
+	return best;
+}
+
+static void test_gain_is_found(void **state)
+{
+	(void)state;
+	enum { N = 600 };
+	int32_t *text = random_text(N, 150000, 3);
+	static const double rows[] = {0.02, 0.1, 0.2, 0.3};
+	for (uint32_t i = 0; i < 4 * 2 * 2; i++) {
+		struct world w = {.row = rows[i % 4],
+			.level = 0.03,
+			.noise = i / 4 % 2 ? 0.15 : 0,
+			.accepted = {0.72, 0.68, 0.62, 0.6, 0.58, 0.55, 0.5},
+			.sure = i / 8 ? 0.5 : 0,
+			.text = text,
+			.n = N};
+		double sum = 0, best = best_fixed(&w);
+		for (uint32_t seed = 0; seed < 16; seed++)
+			sum += world_time(w, seed + 10, true, true) / 16;
+		if (1 - sum < 0.85 * (1 - best))
+			fail_msg("time %.3f with a row at %.2f, best fixed %.3f", sum, w.row, best);
+	}
+	free(text);
+}
+
+static void test_repeated_text_is_looked_up(void **state)
+{
+	(void)state;
+	enum { N = 1200 };
+	int32_t *text = random_text(N, 150000, 5);
+	memcpy(text + N / 2, text, N / 2 * sizeof *text);
+	struct world w = {.row = 0.1, .level = 0.1, .noise = 0.1, .text = text, .n = N};
+	double both = world_time(w, 1, true, true), lookup = world_time(w, 1, false, true);
+	assert_true(both < 0.7 && lookup < 0.7); /* 0.5 + 0.5 * 1.7 / 8 is the best */
+	assert_true(world_time(w, 1, true, false) > 0.98);
+	free(text);
+}
+
+/* Acceptance or the cost of rows changes in the middle of the text. */
+static void test_changes_are_followed(void **state)
+{
+	(void)state;
+	enum { N = 3000, HALF = N / 2 };
+	int32_t *text = random_text(N, 150000, 4);
+	for (uint32_t kind = 0; kind < 3; kind++) {
+		double late = 0, best = 0;
+		for (uint32_t seed = 0; seed < 8; seed++) {
+			struct world w = {.row = 0.15,
+				.level = 0.03,
+				.noise = 0.1,
+				.text = text,
+				.n = N,
+				.rng = {.state = seed}};
+			const double good[DRAFT_MAX] = {0.75, 0.7, 0.65, 0.6, 0.6, 0.6, 0.6};
+			if (kind)
+				memcpy(w.accepted, good, sizeof good);
+			struct drafter *d = world_drafter(&w, true, true);
+			struct draft_timeline *t = draft_timeline_new(d, NULL);
+			world_run(&w, d, t, HALF);
+			double before = w.spent;
+			memcpy(w.accepted, good, sizeof good);
+			if (kind == 1)
+				memset(w.accepted, 0, sizeof w.accepted);
+			if (kind == 2)
+				w.row = 1.2;
+			best = best_fixed(&w);
+			world_run(&w, d, t, N);
+			late += (w.spent - before) / HALF / 8;
+			draft_timeline_free(t);
+			drafter_free(d);
+		}
+		if (kind ? late > 1.02 : 1 - late < 0.7 * (1 - best))
+			fail_msg("change %u: time %.3f, best %.3f", kind, late, best);
+	}
+	free(text);
+}
+
+/* Drafts of many timelines share the rows of a step; those likelier to be right come first. */
+static void test_rows_go_to_the_likeliest(void **state)
+{
+	(void)state;
+	struct draft_gate g;
+	const struct draft_gate_source sources[DRAFT_SOURCES] = {
+		{.chance = {0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.8f, 0.95f}}, {.first_chance = 0.5f}};
+	draft_gate_init(&g, DRAFT_MAX, false, sources);
+	for (uint32_t i = 0; i < 64; i++) {
+		draft_gate_note_step(&g, 4, 4, 4, 1e6);
+		draft_cost_note(&g.steps, 4 + i % 8, 1e6 * (1 + 0.02 * (i % 8)));
+	}
+	struct draft_record records[4] = {0};
+	struct draft_chain chains[4] = {{0}};
+	struct draft_offer offers[4];
+	for (uint32_t i = 0; i < 4; i++) {
+		chains[i].n = 3;
+		memset(chains[i].grades, i == 2 ? 7 : i == 1 ? 5 : 0, 3);
+		offers[i] = (struct draft_offer){.record = &records[i], .chain = &chains[i]};
+	}
+	draft_gate_choose(&g, offers, 4, 8);
+	assert_int_equal(offers[2].n, 3);
+	assert_int_equal(offers[1].n, 1);
+	assert_int_equal(offers[0].n + offers[3].n, 0);
+	draft_gate_choose(&g, offers, 4, 5);
+	assert_int_equal(offers[2].n, 1);
+	draft_gate_choose(&g, offers, 4, 4);
+	assert_int_equal(offers[2].n, 0);
+	/* rows that cost as much as steps are not worth it */
+	for (uint32_t i = 0; i < 400; i++)
+		draft_cost_note(&g.steps, 4 + i % 8, 1e6 * (1 + 0.3 * (i % 8)));
+	draft_gate_choose(&g, offers, 4, 8);
+	for (uint32_t i = 0; i < 4; i++)
+		assert_int_equal(offers[i].n, 0);
+	g.always = true;
+	draft_gate_choose(&g, offers, 4, 8);
+	assert_int_equal(offers[0].n + offers[1].n + offers[2].n + offers[3].n, 4);
+}
+
+/* The counts are of what was verified. */
+static void test_statistics(void **state)
+{
+	(void)state;
+	struct drafter *d = drafter_new(&(struct drafter_options){.limit = 3, .always = true});
+	struct draft_timeline *t = draft_timeline_new(d, NULL);
+	const int32_t text[] = {1, 2, 3, 4, 5, 6};
+	struct err e;
+	drafts_begin(t, text, 6);
+	drafts_push(t, 1);
+	drafts_push(t, 2);
+	assert_int_equal(drafts_propose(d, &t, 1, 8, &e), 0);
+	assert_int_equal(t->n, 3);
+	assert_int_equal(t->ids[0], 3);
+	drafts_push(t, 3);
+	drafts_push(t, 9); /* not 4 */
+	drafts_computed(d, &t, 1, 1000);
+	assert_int_equal(drafts_propose(d, &t, 1, 8, &e), 0);
+	assert_int_equal(t->n, 0); /* 3 9 is new */
+	drafts_push(t, 1);
+	drafts_computed(d, &t, 1, 1000);
+	struct draft_stats s = drafter_stats(d);
+	assert_int_equal(s.steps, 2);
+	assert_int_equal(s.rows, 5);
+	assert_int_equal(s.tried[0], 1);
+	assert_int_equal(s.accepted[0], 1);
+	assert_int_equal(s.tried[1], 1);
+	assert_int_equal(s.accepted[1], 0);
+	assert_int_equal(s.tried[2], 0);
+	assert_int_equal(s.tried_by[DRAFT_LOOKUP], 2);
+	assert_int_equal(s.accepted_by[DRAFT_LOOKUP], 1);
+	struct draft_stats none = draft_stats_between(s, s);
+	assert_int_equal(none.rows + none.tried[0] + none.accepted_by[0], 0);
+	draft_timeline_free(t);
+	drafter_free(d);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_lookup_finds_suffixes),
+		cmocka_unit_test(test_lookup_continues_repetitions),
+		cmocka_unit_test(test_lookup_is_fast),
+		cmocka_unit_test(test_nothing_is_accepted),
+		cmocka_unit_test(test_gain_is_found),
+		cmocka_unit_test(test_repeated_text_is_looked_up),
+		cmocka_unit_test(test_changes_are_followed),
+		cmocka_unit_test(test_rows_go_to_the_likeliest),
+		cmocka_unit_test(test_statistics),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
