@@ -87,7 +87,7 @@ static int decode_tokens(struct session *s, const struct generate_options *o,
 		.cancel = o->watch.cancel, .on_device_busy = hash_now, .user = &last};
 	for (bool ends = !o->max_new; !ends;) {
 		const float *logits = last.logits = session_logits(s);
-		int32_t id = sampler_draw(sampler, logits, engine_n_valid(g), o->filter);
+		int32_t id = sampler_draw(sampler, logits, engine_n_valid(g), o->filter, session_length(s));
 		ends = generate_ends(s, id, r->new_tokens, o->max_new, o->ignore_stop, &r->stop);
 		if (ends && r->stop == GENERATE_STOP_TOKEN) {
 			r->stop_token = id;

@@ -1,35 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Temperature, top-k, top-p, min-p, each on what the one before left. The device is idle while a
- * token is drawn, so a vocabulary of 154,880 is only read in simple vector passes: for the largest
- * logit, for the sum of all, for the candidates near the largest. Only these are ordered, by a
- * max-heap, as far as the cuts need. When they do not suffice, the passes are repeated for more.
+ * A token is drawn from all ids first, and only then it is looked at whether the truncation keeps
+ * it: the winner among all is the winner of every set that it is in.
  */
 #include "src/engine/sampler.h"
 
 #include "src/base/mem.h"
+#include "src/draw/truncate.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK      1024  /* logits that are summed up together */
-#define GREEDY     1e-6f /* temperatures below: float32 has no room for their reciprocals */
-#define FIRST_NEAR 5.0   /* the first candidates are those above exp(-5) of the best */
-
-struct sampler_candidate {
-	float logit;
-	int32_t id;
-};
+#define GREEDY 1e-6f /* temperatures below: float32 has no room for their reciprocals */
 
 void sampler_init(struct sampler *s, const struct sampler_options *options)
 {
-	*s = (struct sampler){.options = *options, .rng = {.state = options->seed}};
+	*s = (struct sampler){.options = *options};
 }
 
 void sampler_fini(struct sampler *s)
 {
-	free(s->scratch);
+	free(s->maxima);
 	free(s->counts);
 	free(s->seen);
 	free(s->adjusted);
@@ -42,42 +34,9 @@ static float nan_to_minus_inf(float v)
 	return isnan(v) ? -INFINITY : v;
 }
 
-/* Higher logit first, then the lower id: a total order, so that a seed gives one result. */
-static bool ranks_before(struct sampler_candidate a, struct sampler_candidate b)
-{
-	return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
-
-static void candidate_sift_down(struct sampler_candidate *h, size_t n, size_t i)
-{
-	struct sampler_candidate v = h[i];
-	for (;;) {
-		size_t child = 2 * i + 1;
-		if (child >= n)
-			break;
-		if (child + 1 < n && ranks_before(h[child + 1], h[child]))
-			child++;
-		if (!ranks_before(h[child], v))
-			break;
-		h[i] = h[child];
-		i = child;
-	}
-	h[i] = v;
-}
-
-/* Moves the best of h[0..n) to h[n - 1]. */
-static void candidate_pop(struct sampler_candidate *h, size_t n)
-{
-	struct sampler_candidate top = h[0];
-	h[0] = h[n - 1];
-	h[n - 1] = top;
-	candidate_sift_down(h, n - 1, 0);
-}
-
 /* SIMD of four logits: what every 64-bit processor has instructions for. */
 #define LANES 4
 typedef float lanes __attribute__((vector_size(16)));
-typedef int32_t ints __attribute__((vector_size(16)));
 
 /* x[0 .. LANES), -infinity from `left` on */
 static inline lanes lanes_load(const float *x, size_t left)
@@ -93,202 +52,27 @@ static inline lanes lanes_load(const float *x, size_t left)
 	return v;
 }
 
-/* The greater of each lane; NaN in v loses. */
-static inline lanes lanes_max(lanes top, lanes v)
-{
-	ints more = v > top;
-	return (lanes)((more & (ints)v) | (~more & (ints)top));
-}
-
-/* The largest of x[0..n), at least -infinity. */
-static inline float max_logit(const float *x, size_t n)
-{
-	const lanes none = {0};
-	lanes top[4] = {none - INFINITY, none - INFINITY, none - INFINITY, none - INFINITY};
-	size_t i = 0;
-	for (; i + 4 * LANES <= n; i += 4 * LANES)
-#pragma GCC unroll 4
-		for (size_t k = 0; k < 4; k++)
-			top[k] = lanes_max(top[k], lanes_load(x + i + k * LANES, LANES));
-	for (; i < n; i += LANES)
-		top[0] = lanes_max(top[0], lanes_load(x + i, n - i));
-	top[0] = lanes_max(lanes_max(top[0], top[1]), lanes_max(top[2], top[3]));
-	float best = top[0][0];
-	for (int k = 1; k < LANES; k++)
-		best = top[0][k] > best ? top[0][k] : best;
-	return best;
-}
-
-/* The largest, of equal ones the first; 0 when all are NaN. Only the block that has it is read
- * again. */
-static int32_t argmax(const float *logits, int32_t n)
-{
-	size_t count = (size_t)n, where = 0;
-	float best = -INFINITY;
-	for (size_t i = 0; i < count; i += BLOCK) {
-		float v = max_logit(logits + i, count - i < BLOCK ? count - i : BLOCK);
-		if (v > best) {
-			best = v;
-			where = i;
-		}
-	}
-	for (size_t i = where; i < count; i++)
-		if (logits[i] == best)
-			return (int32_t)i;
-	return 0;
-}
-
-/* exp(x) of x <= 0 (NaN: next to 0), to 2e-7 of it; below exp(-86) about that. */
-static inline lanes exp_below(lanes x)
-{
-	lanes t = x * 1.44269504f, least = (lanes){} - 125.0f;
-	ints small = ~(t > least);
-	t = (lanes)((small & (ints)least) | (~small & (ints)t));
-	ints whole = __builtin_convertvector(t - 0.5f, ints);
-	lanes f = t - __builtin_convertvector(whole, lanes), p = 1.54035304e-4f * f + 1.33335581e-3f;
-	p = p * f + 9.61812911e-3f;
-	p = p * f + 5.55041087e-2f;
-	p = p * f + 2.40226507e-1f;
-	p = p * f + 6.93147181e-1f;
-	p = p * f + 1.0f;
-	return p * (lanes)((whole + 127) << 23);
-}
-
-/* Sum of exp((logit - top) * inv_t). */
-static double softmax_mass(const float *logits, size_t n, float top, float inv_t)
-{
-	lanes sum = {0};
-	for (size_t i = 0; i < n; i += LANES)
-		sum += exp_below((lanes_load(logits + i, n - i) - top) * inv_t);
-	double all = 0;
-	for (int k = 0; k < LANES; k++)
-		all += (double)sum[k];
-	return all;
-}
-
-/* Nothing is cut: draws from all. all: the sum of their probabilities, unscaled. */
-static int32_t draw_any(const float *logits, size_t n, float top, float inv_t, double all, double u)
-{
-	double left = u * all;
-	size_t i = 0;
-	int32_t last = 0;
-	for (; i + BLOCK < n; i += BLOCK) {
-		double block = softmax_mass(logits + i, BLOCK, top, inv_t);
-		if (left < block)
-			break;
-		left -= block;
-	}
-	for (; i < n; i++) {
-		if (nan_to_minus_inf(logits[i]) == -INFINITY)
-			continue;
-		last = (int32_t)i;
-		left -= exp((double)((logits[i] - top) * inv_t));
-		if (left < 0)
-			break;
-	}
-	return last;
-}
-
-/* Those not below `least`, as a heap. Returns how many. */
-static size_t gather_near(struct sampler_candidate *h, const float *logits, size_t n, double least)
-{
-	size_t k = 0;
-	float cut = least < -3e38 ? -INFINITY : (float)least;
-	for (size_t i = 0; i < n; i += LANES) {
-		ints far = lanes_load(logits + i, n - i) < cut;
-		uint64_t none[2];
-		memcpy(none, &far, sizeof none);
-		if ((none[0] & none[1]) == UINT64_MAX)
-			continue;
-		for (size_t c = i; c < n && c < i + LANES; c++) {
-			float v = nan_to_minus_inf(logits[c]);
-			h[k] = (struct sampler_candidate){v, (int32_t)c};
-			k += v >= cut;
-		}
-	}
-	for (size_t i = k / 2; i-- > 0;)
-		candidate_sift_down(h, k, i);
-	return k;
-}
-
-/* Draws from what the cuts leave of h[0 .. n_near), the candidates near the largest logit. all: the
- * unscaled sum of all; 0 when top-k is on, which makes its own. Returns -1 when the cuts need more
- * candidates than these. */
-static int32_t draw_near(struct sampler *s, struct sampler_candidate *h, size_t n_near, size_t n,
-	double all, float *probability)
+static int32_t sampler_pick(
+	struct sampler *s, const float *logits, int32_t n_valid, uint32_t position)
 {
 	const struct sampler_options *o = &s->options;
-	double inv_t = 1.0 / (double)o->temperature, kept = 0;
-	float top = h[0].logit;
-	size_t limit = o->top_k > 0 && (size_t)o->top_k < n ? (size_t)o->top_k : n, popped = 0,
-		   taken = 0;
-	if (limit < n) {
-		if (n_near < limit)
-			return -1;
-		for (all = 0; popped < limit; popped++) {
-			candidate_pop(h, n_near - popped);
-			all += exp((double)(h[n_near - 1 - popped].logit - top) * inv_t);
-		}
+	struct draw_row row;
+	if (s->n_maxima < draw_blocks(n_valid)) {
+		s->n_maxima = draw_blocks(n_valid);
+		s->maxima = mem_grow(s->maxima, s->n_maxima, sizeof *s->maxima);
 	}
-	/* best first: h[n_near - 1], h[n_near - 2], ...; popped as far as needed */
-	while (taken < limit) {
-		if (taken == n_near)
-			return -1;
-		if (popped == taken)
-			candidate_pop(h, n_near - popped++);
-		double p = exp((double)(h[n_near - 1 - taken].logit - top) * inv_t);
-		if (taken && p < (double)o->min_p) /* relative to the best, whose p is 1 */
-			break;
-		kept += p;
-		taken++;
-		if (kept >= (double)o->top_p * all)
-			break;
-	}
-	double u = rng_unit(&s->rng) * kept, sum = 0;
-	size_t pick = 0;
-	for (; pick + 1 < taken; pick++) {
-		sum += exp((double)(h[n_near - 1 - pick].logit - top) * inv_t);
-		if (u < sum)
-			break;
-	}
-	struct sampler_candidate c = h[n_near - 1 - pick];
-	if (probability)
-		*probability = (float)(exp((double)(c.logit - top) * inv_t) / kept);
-	return c.id;
-}
-
-int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, float *probability)
-{
-	const struct sampler_options *o = &s->options;
-	size_t n = (size_t)n_valid;
-	if (probability)
-		*probability = 1;
-	int32_t best = argmax(logits, n_valid);
-	float top = nan_to_minus_inf(logits[best]), inv_t = 1.0f / o->temperature;
+	draw_scan_row(logits, n_valid, s->maxima, &row);
 	/* all -infinity (or one +infinity): nothing to draw from but the best */
-	if (o->temperature < GREEDY || n_valid == 1 || !isfinite(top))
-		return best;
-	bool whole = o->top_k <= 0 || (size_t)o->top_k >= n;
-	double all = 0;
-	for (size_t i = 0; whole && i < n; i += BLOCK)
-		all += softmax_mass(logits + i, n - i < BLOCK ? n - i : BLOCK, top, inv_t);
-	if (whole && o->top_p >= 1 && o->min_p <= 0) {
-		int32_t id = draw_any(logits, n, top, inv_t, all, rng_unit(&s->rng));
-		if (probability)
-			*probability = (float)(exp((double)(logits[id] - top) * (double)inv_t) / all);
-		return id;
-	}
-	if (s->scratch_len < n) {
-		s->scratch = mem_grow(s->scratch, n, sizeof *s->scratch);
-		s->scratch_len = n;
-	}
-	double near = FIRST_NEAR * (double)o->temperature, most = 64 * near;
-	for (;; near = near < most ? 2 * near : INFINITY) {
-		size_t n_near = gather_near(s->scratch, logits, n, (double)top - near);
-		int32_t id = draw_near(s, s->scratch, n_near, n, all, probability);
-		if (id >= 0)
-			return id;
-	}
+	if (o->temperature < GREEDY || !isfinite(row.top))
+		return row.best;
+	double inv_t = 1.0 / (double)o->temperature;
+	const struct draw_noise noise = {.seed = o->seed, .position = position};
+	const struct draw_truncation t = {.top_k = o->top_k, .top_p = o->top_p, .min_p = o->min_p};
+	struct draw_cut cut;
+	int32_t id = draw_winner(logits, &row, &noise, inv_t, NULL);
+	return draw_truncation_keeps(logits, &row, inv_t, &t, id, &cut)
+			   ? id
+			   : draw_winner(logits, &row, &noise, inv_t, &cut);
 }
 
 bool sampler_all_finite(const float *logits, int32_t n_valid)
@@ -363,8 +147,16 @@ static void logits_adjust(const struct sampler *s, float *logits, int32_t n_vali
 			logits[o->bias[i].id] += o->bias[i].add;
 }
 
-int32_t sampler_draw(
-	struct sampler *s, const float *logits, int32_t n_valid, const struct sampler_filter *filter)
+static bool all_minus_infinity(const float *logits, int32_t n_valid)
+{
+	for (int32_t i = 0; i < n_valid; i++)
+		if (logits[i] > -INFINITY)
+			return false;
+	return true;
+}
+
+int32_t sampler_draw(struct sampler *s, const float *logits, int32_t n_valid,
+	const struct sampler_filter *filter, uint32_t position)
 {
 	size_t bytes = (size_t)n_valid * sizeof *logits;
 	bool adjusts = sampler_adjusts(s), copied = adjusts || (filter && filter->n_banned);
@@ -377,17 +169,17 @@ int32_t sampler_draw(
 			if (filter->banned[i] >= 0 && filter->banned[i] < n_valid)
 				s->adjusted[filter->banned[i]] = -INFINITY;
 	}
-	int32_t id = sampler_pick(s, copied ? s->adjusted : logits, n_valid, NULL);
+	int32_t id = sampler_pick(s, copied ? s->adjusted : logits, n_valid, position);
 	if (!filter || !filter->allows || filter->allows(filter->user, id))
 		return id;
 	if (!copied)
 		memcpy(s->adjusted, logits, bytes);
 	filter->mask(filter->user, s->adjusted, n_valid);
-	if (copied && max_logit(s->adjusted, (size_t)n_valid) == -INFINITY) {
+	if (copied && all_minus_infinity(s->adjusted, n_valid)) {
 		memcpy(s->adjusted, logits, bytes);
 		filter->mask(filter->user, s->adjusted, n_valid);
 	}
-	return sampler_pick(s, s->adjusted, n_valid, NULL);
+	return sampler_pick(s, s->adjusted, n_valid, position);
 }
 
 double sampler_logprob(const float *logits, int32_t n_valid, int32_t id)

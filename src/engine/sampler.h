@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Logits -> token. First penalties and biases, then greedy at temperature 0 and next to it, else
- * temperature, top-k, top-p, min-p, in that order, with a seeded generator. The same options, seed,
- * tokens before and logits give the same tokens.
+ * temperature, top-k, top-p, min-p, in that order (src/draw/truncate.h).
+ *
+ * There is no generator with a state. A token's random numbers depend on the seed and on the
+ * token's position in its timeline alone (src/draw/noise.h), so a position may be drawn for twice,
+ * out of order, or not at all. The same options, position, tokens before and logits give the same
+ * token.
  *
  * sampler_note tells it of every token of the prompt and of the answer, when sampler_adjusts says
- * that it matters. sampler_draw is the whole way; sampler_pick only draws.
+ * that it matters.
  */
 #ifndef GLM_ENGINE_SAMPLER_H
 #define GLM_ENGINE_SAMPLER_H
-
-#include "src/base/rng.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -54,17 +56,12 @@ struct sampler {
 	int32_t *seen; /* [n_seen] ids that stand in the prompt or the answer */
 	size_t n_seen, seen_cap;
 	float *adjusted; /* [n_valid]; made on first use */
-	struct rng rng;
-	struct sampler_candidate *scratch; /* [n_valid]; grown on first use */
-	size_t scratch_len;
+	float *maxima;   /* [n_maxima] of blocks (src/draw); grown on first use */
+	size_t n_maxima;
 };
 
 void sampler_init(struct sampler *s, const struct sampler_options *options); /* copies them */
 void sampler_fini(struct sampler *s); /* a zeroed struct is fine */
-
-/* Draws one of the first n_valid ids. logits: [n_valid] or more, not changed; NaN counts as
- * -infinity. *probability (may be NULL): of that id under the distribution it was drawn from. */
-int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, float *probability);
 
 /* No NaN and no infinity among the first n_valid: else weights or caches are damaged. */
 bool sampler_all_finite(const float *logits, int32_t n_valid);
@@ -73,13 +70,15 @@ bool sampler_adjusts(const struct sampler *s); /* penalties or biases are set */
 /* A token that came: of the prompt, or of the answer. Only needed when sampler_adjusts. */
 void sampler_note(struct sampler *s, int32_t id, bool in_prompt);
 
-/* Draws a token that the filter (NULL: none) allows. First from all tokens; only when that one is
- * forbidden, from those that are allowed. So the filter changes nothing as long as the model keeps
- * to it by itself, and costs next to nothing then. Where biases and `banned` leave none of the
- * tokens that it allows, they do not count. logits: [n_valid] or more, not changed; n_valid is the
- * same in all calls. */
-int32_t sampler_draw(
-	struct sampler *s, const float *logits, int32_t n_valid, const struct sampler_filter *filter);
+/* Draws the token of `position`, the index of that token in its timeline, from the first n_valid
+ * ids. logits: [n_valid] or more, not changed; NaN counts as -infinity; n_valid is the same in all
+ * calls.
+ * filter (NULL: none): the token is one that it allows. First one is drawn from all tokens; only
+ * when that one is forbidden, from those that are allowed, with the same random numbers. So the
+ * filter changes nothing as long as the model keeps to it by itself, and costs next to nothing
+ * then. Where biases and `banned` leave none of the tokens that it allows, they do not count. */
+int32_t sampler_draw(struct sampler *s, const float *logits, int32_t n_valid,
+	const struct sampler_filter *filter, uint32_t position);
 
 /* ln softmax(logits)[id] over the first n_valid ids, in double. */
 double sampler_logprob(const float *logits, int32_t n_valid, int32_t id);

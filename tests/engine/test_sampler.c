@@ -75,11 +75,9 @@ static void test_distribution(void **state)
 		struct sampler s;
 		sampler_init(&s, &cases[c]);
 		for (int i = 0; i < DRAWS; i++) {
-			float said;
-			int32_t id = sampler_pick(&s, logits, N, &said);
+			int32_t id = sampler_draw(&s, logits, N, NULL, (uint32_t)i);
 			assert_in_range(id, 0, N - 1);
 			assert_true(p[id] > 0);
-			assert_true(fabs((double)said - p[id]) < 1e-6);
 			count[id]++;
 		}
 		sampler_fini(&s);
@@ -102,20 +100,20 @@ static void test_greedy_and_bad_logits(void **state)
 	struct sampler s;
 	sampler_init(&s, &(struct sampler_options){.temperature = 0});
 	float tie[] = {1, 3, 3, 2};
-	assert_int_equal(sampler_pick(&s, tie, 4, NULL), 1);
+	assert_int_equal(sampler_draw(&s, tie, 4, NULL, 0), 1);
 	float holes[] = {NAN, -INFINITY, 0.5f, NAN};
-	assert_int_equal(sampler_pick(&s, holes, 4, NULL), 2);
+	assert_int_equal(sampler_draw(&s, holes, 4, NULL, 0), 2);
 	float none[] = {NAN, NAN, NAN};
-	assert_int_equal(sampler_pick(&s, none, 3, NULL), 0);
+	assert_int_equal(sampler_draw(&s, none, 3, NULL, 0), 0);
 	float padded[] = {1, 2, 1000}; /* the third row is padding */
-	assert_int_equal(sampler_pick(&s, padded, 2, NULL), 1);
+	assert_int_equal(sampler_draw(&s, padded, 2, NULL, 0), 1);
 	sampler_fini(&s);
 
 	sampler_init(&s, &(struct sampler_options){.temperature = 1, .top_p = 1, .seed = 9});
-	for (int i = 0; i < 1000; i++) {
-		assert_int_equal(sampler_pick(&s, holes, 4, NULL), 2);
-		assert_in_range(sampler_pick(&s, none, 3, NULL), 0, 2);
-		assert_in_range(sampler_pick(&s, padded, 2, NULL), 0, 1);
+	for (uint32_t i = 0; i < 1000; i++) {
+		assert_int_equal(sampler_draw(&s, holes, 4, NULL, i), 2);
+		assert_in_range(sampler_draw(&s, none, 3, NULL, i), 0, 2);
+		assert_in_range(sampler_draw(&s, padded, 2, NULL, i), 0, 1);
 	}
 	sampler_fini(&s);
 }
@@ -141,27 +139,37 @@ static void test_greedy_is_the_first_best(void **state)
 		for (int i = 0; i < n; i++)
 			if (!isnan(x[i]) && (best < 0 || x[i] > x[best]))
 				best = i;
-		assert_int_equal(sampler_pick(&s, x, n, NULL), best < 0 ? 0 : best);
+		assert_int_equal(sampler_draw(&s, x, n, NULL, 0), best < 0 ? 0 : best);
 	}
 	sampler_fini(&s);
 	free(x);
 }
 
-static void test_seed_repeats(void **state)
+/* A token depends on seed and position, not on what was drawn before; both of them matter. */
+static void test_seed_and_position_repeat(void **state)
 {
 	(void)state;
 	float logits[N];
+	int32_t ids[50];
+	int other_seed = 0, other_position = 0;
 	fill(logits, N, 5);
 	for (uint64_t seed = 0; seed < 20; seed++) {
 		struct sampler_options o = {.temperature = 1, .top_p = 0.95f, .seed = seed};
 		struct sampler a, b;
 		sampler_init(&a, &o);
 		sampler_init(&b, &o);
-		for (int i = 0; i < 50; i++)
-			assert_int_equal(sampler_pick(&a, logits, N, NULL), sampler_pick(&b, logits, N, NULL));
+		for (uint32_t i = 0; i < 50; i++) {
+			int32_t id = sampler_draw(&a, logits, N, NULL, i);
+			other_seed += seed && id != ids[i];
+			other_position += i && id != ids[i - 1];
+			ids[i] = id;
+		}
+		for (uint32_t i = 50; i-- > 0;)
+			assert_int_equal(sampler_draw(&b, logits, N, NULL, i), ids[i]);
 		sampler_fini(&a);
 		sampler_fini(&b);
 	}
+	assert_true(other_seed > 500 && other_position > 500);
 }
 
 static void test_logprob(void **state)
@@ -186,14 +194,14 @@ static void test_tiny_temperatures_are_greedy(void **state)
 	fill(logits, N, 21);
 	struct sampler s;
 	sampler_init(&s, &(struct sampler_options){0});
-	int32_t best = sampler_pick(&s, logits, N, NULL);
+	int32_t best = sampler_draw(&s, logits, N, NULL, 0);
 	sampler_fini(&s);
 	for (size_t i = 0; i < ARRAY_LEN(tiny); i++)
 		for (int cut = 0; cut < 2; cut++) {
 			sampler_init(&s, &(struct sampler_options){
 								 .temperature = tiny[i], .top_p = cut ? 0.95f : 1, .seed = i});
-			for (int k = 0; k < 20; k++)
-				assert_int_equal(sampler_pick(&s, logits, N, NULL), best);
+			for (uint32_t k = 0; k < 20; k++)
+				assert_int_equal(sampler_draw(&s, logits, N, NULL, k), best);
 			sampler_fini(&s);
 		}
 }
@@ -249,8 +257,8 @@ static void test_filter_has_the_last_word(void **state)
 			.mask = mask_to_three,
 			.banned = &three,
 			.n_banned = banned ? 1 : 0};
-		for (int k = 0; k < 20; k++)
-			assert_int_equal(sampler_draw(&s, logits, N, &filter), 3);
+		for (uint32_t k = 0; k < 20; k++)
+			assert_int_equal(sampler_draw(&s, logits, N, &filter, k), 3);
 		sampler_fini(&s);
 	}
 }
@@ -261,7 +269,7 @@ int main(void)
 		cmocka_unit_test(test_distribution),
 		cmocka_unit_test(test_greedy_and_bad_logits),
 		cmocka_unit_test(test_greedy_is_the_first_best),
-		cmocka_unit_test(test_seed_repeats),
+		cmocka_unit_test(test_seed_and_position_repeat),
 		cmocka_unit_test(test_logprob),
 		cmocka_unit_test(test_tiny_temperatures_are_greedy),
 		cmocka_unit_test(test_all_finite),

@@ -5,6 +5,7 @@
  * its logits are the same bits.
  */
 #include "src/base/mem.h"
+#include "src/base/rng.h"
 #include "src/engine/generate.h"
 #include "tests/support/engine_help.h"
 

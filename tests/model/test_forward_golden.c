@@ -217,7 +217,8 @@ static void check_prompt(const char *prompt)
 	for (uint32_t i = 0; i < n_greedy; i++) {
 		struct sampler sampler;
 		sampler_init(&sampler, &(struct sampler_options){0});
-		int32_t id = sampler_pick(&sampler, session_logits(s), engine_n_valid(engine), NULL);
+		int32_t id = sampler_draw(
+			&sampler, session_logits(s), engine_n_valid(engine), NULL, session_length(s));
 		sampler_fini(&sampler);
 		if (id != greedy[i])
 			fail_msg("%s: greedy token %u is %d, golden %d", prompt, i, id, greedy[i]);

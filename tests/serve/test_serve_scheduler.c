@@ -6,6 +6,7 @@
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/rng.h"
 #include "src/serve/compute/scheduler.h"
 #include "tests/support/engine_help.h"
 

@@ -440,7 +440,7 @@ static void test_cost(void **state)
 			float old = logits[ids[i]], other = logits[wrong];
 			logits[ids[i]] = 30;
 			logits[wrong] = mode == 2 ? 60 : other;
-			int32_t id = sampler_draw(&sampler, logits, n, mode ? &filter : NULL);
+			int32_t id = sampler_draw(&sampler, logits, n, mode ? &filter : NULL, (uint32_t)i);
 			logits[wrong] = other;
 			logits[ids[i]] = old;
 			assert_int_equal(id, ids[i]);

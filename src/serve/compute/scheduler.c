@@ -462,7 +462,7 @@ static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
 		.mask = tokens_mask,
 		.banned = ends_with,
 		.n_banned = job_bans_ends(j) ? job_end_tokens(s, j, ends_with) : 0};
-	*id = sampler_draw(&j->sampler, logits, n_valid, &filter);
+	*id = sampler_draw(&j->sampler, logits, n_valid, &filter, session_length(slot->session));
 	if (!j->first_token_ns) {
 		j->first_token_ns = clock_ns();
 		metrics_observe(s->metrics, METRICS_FIRST_TOKEN, j->first_token_ns - j->submitted_ns);

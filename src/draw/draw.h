@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Draws an id from a row of logits with the noise of src/draw/noise.h, from all ids or from the
+ * best of them (truncate.h).
+ *
+ * Ids are ranked: the larger logit first, of equal ones the lower id; NaN counts as -infinity. A
+ * truncation (top-k, top-p, min-p) keeps the first ids of this order, so it is described by the
+ * last id that it keeps (struct draw_cut).
+ *
+ *      draw_scan_row(logits, n, maxima, &row);
+ *      id = draw_winner(logits, &row, &noise, inv_t, NULL);
+ *      if (the truncation does not keep it)
+ *              id = draw_winner(logits, &row, &noise, inv_t, &cut);
+ *
+ * All results are exact integers or the bits of noise.h: they do not depend on the instruction set,
+ * on the order of the work, or on what was skipped.
+ */
+#ifndef GLM_DRAW_DRAW_H
+#define GLM_DRAW_DRAW_H
+
+#include "src/draw/noise.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What one pass over a row finds. */
+struct draw_row {
+	const float *maxima; /* [draw_blocks(n)] the largest logit of each DRAW_BLOCK ids */
+	int32_t n;
+	int32_t best; /* the first in rank; 0 when all are NaN or -infinity */
+	float top;    /* its logit, at least -infinity */
+	bool finite;  /* no NaN and no infinity */
+};
+
+static inline size_t draw_blocks(int32_t n)
+{
+	return ((size_t)n + DRAW_BLOCK - 1) / DRAW_BLOCK;
+}
+
+/* Fills *row, and maxima [draw_blocks(n)], which it points to then. n >= 1. */
+void draw_scan_row(const float *logits, int32_t n, float *maxima, struct draw_row *row);
+
+/* The last id that a truncation keeps. */
+struct draw_cut {
+	float logit;
+	int32_t id;
+};
+
+static inline bool draw_keeps(const struct draw_cut *cut, float logit, int32_t id)
+{
+	return logit > cut->logit || (logit == cut->logit && id <= cut->id);
+}
+
+/* The id with the largest score among those that the cut (NULL: all) keeps; of equal scores the
+ * lower id. row->top is finite. */
+int32_t draw_winner(const float *logits, const struct draw_row *row, const struct draw_noise *noise,
+	double inv_t, const struct draw_cut *cut);
+
+/* Sums over ids: how many, and their exp((logit - top) * inv_t) in units. */
+struct draw_sum {
+	uint64_t count, mass;
+};
+
+/* Of the ids that rank before `id`, and of all. `scale`: draw_unit_scale. Blocks without mass are
+ * not read for `all`, so all->count is row->n. */
+void draw_before(const float *logits, const struct draw_row *row, float scale, int32_t id,
+	struct draw_sum *before, struct draw_sum *all);
+
+#endif
