@@ -6,6 +6,7 @@
 #include "src/base/cond.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/serve/http/framed_recv.h"
 #include "src/serve/http/identity.h"
 
 #include <netinet/in.h>
@@ -103,6 +104,7 @@ struct connection *connection_open(struct connections *l, int fd, const struct s
 	int on = 1;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	struct identity who = identity_of_address(address);
+	framed_recv_attach(fd, &c->framing);
 	*c = (struct connection){.list = l,
 		.fd = fd,
 		.proxy = identity_is(address, o->trusted_proxy),
@@ -132,6 +134,7 @@ void connection_close(struct connection *c)
 	if (!c)
 		return;
 	struct connections *l = c->list;
+	framed_recv_detach(c->fd);
 	pthread_mutex_lock(&l->lock);
 	*c->at = c->next;
 	if (c->next)

@@ -9,6 +9,7 @@
 
 #include "src/base/err.h"
 #include "src/serve/client_share.h"
+#include "src/serve/http/framing.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,7 +21,7 @@ struct connections; /* any thread */
 struct connections_options {
 	uint32_t max;
 	const char *trusted_proxy;    /* NULL: none */
-	struct client_shares *shares; /* NULL: clients are not told apart */
+	struct client_shares *shares; /* NULL: clients are not distinguished */
 	void *user;
 	void (*cut)(void *user);  /* a connection was ended for being late */
 	void (*tick)(void *user); /* four times a second, from the watchdog's thread */
@@ -32,6 +33,7 @@ struct connection {
 	int fd;
 	struct client *client; /* of the address; held; NULL: unknown, or the trusted proxy */
 	bool proxy;
+	struct framing framing; /* of the thread that reads from fd */
 	unsigned over; /* it is one too many: 503, of all, or 429, of its client; 0: it is not */
 	/* guarded by the list's lock */
 	bool fresh; /* waits for a request or its headers: the crowd rule applies */
@@ -57,10 +59,10 @@ void connection_extend(struct connection *c, uint64_t ns);
 uint32_t connections_count(struct connections *l);
 /* Those that are not `over`. */
 uint32_t connections_held(struct connections *l);
-/* Whether there is room for one more, if only to tell it that it is one too many. */
+/* Whether there is room for one more, if only to refuse it. */
 bool connections_have_room(struct connections *l);
 
-/* How many may be told so at a time. */
+/* How many may be refused at a time. */
 #define CONNECTIONS_OVER 16
 
 #endif

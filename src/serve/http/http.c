@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What libmicrohttpd calls, and what it is told. Its own timeout is switched off: connections.h. */
+/* What libmicrohttpd calls, and what it gets. Its own timeout is switched off: connections.h. */
 #if HAVE_HTTP
 #include "src/serve/http/http.h"
 
@@ -174,37 +174,20 @@ static void exchange_refuse(
 	x->drop = true;
 }
 
-struct framing {
-	unsigned hosts, lengths, encodings;
-	bool odd; /* a name that is no name */
-};
-
-static enum MHD_Result count_header(
-	void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+/* The head must have passed the strict framing, and is right. After a fault the connection ends:
+ * what follows on it means nothing. */
+static bool framing_refuses(struct exchange *x)
 {
-	struct framing *f = cls;
-	(void)kind;
-	(void)value;
-	f->hosts += !strcasecmp(name, "Host");
-	f->lengths += !strcasecmp(name, "Content-Length");
-	f->encodings += !strcasecmp(name, "Transfer-Encoding");
-	f->odd = f->odd || !*name || strpbrk(name, " \t\r\n");
-	return MHD_YES;
-}
-
-/* A proxy in front may read a request with two lengths another way than we do, and then others'
- * requests. The connection ends with the refusal. NULL: nothing is wrong. */
-static const char *framing_fault(const struct exchange *x, const char *version)
-{
-	struct framing f = {0};
-	MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, count_header, &f);
-	return f.hosts > 1                                ? "the request has more than one Host"
-		   : !f.hosts && !strcmp(version, "HTTP/1.1") ? "the request has no Host"
-		   : f.lengths > 1            ? "the request has more than one Content-Length"
-		   : f.encodings > 1          ? "the request has more than one Transfer-Encoding"
-		   : f.lengths && f.encodings ? "the request has both Content-Length and Transfer-Encoding"
-		   : f.odd                    ? "a header has a blank in its name"
-									  : NULL;
+	const struct framing *f = &x->connection->framing;
+	const struct framing_fault fault = framing_fault(f);
+	if (!fault.status && framing_has_head(f))
+		return false;
+	if (fault.status)
+		exchange_refuse(x, fault.status, "bad_request", fault.message);
+	else
+		exchange_refuse(x, 500, "internal", "the framing of the request was not checked");
+	x->close = true;
+	return true;
 }
 
 static void exchange_check(struct exchange *x)
@@ -382,6 +365,7 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 {
 	struct http *h = cls;
 	struct exchange *x = *con_cls;
+	(void)version; /* framing.h has looked at it */
 	if (!connection_of(mhd))
 		return MHD_NO;
 	if (!x) {
@@ -391,12 +375,8 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 		x->method = mem_strdup(method);
 		x->path = mem_strdup(url);
 		atomic_fetch_add(&h->exchanges, 1);
-		const char *fault = framing_fault(x, version);
-		if (fault) {
-			exchange_refuse(x, 400, "bad_request", fault);
-			x->close = true;
+		if (framing_refuses(x))
 			return answer_refusal(x);
-		}
 		exchange_check(x);
 		if (x->connection->over) {
 			exchange_refuse(x, x->connection->over,
@@ -430,7 +410,7 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 		connection_extend(x->connection, BODY_NS + x->received / BODY_BYTES_S * SECOND);
 		return MHD_YES;
 	}
-	if (x->refusal.status)
+	if (framing_refuses(x) || x->refusal.status)
 		return answer_refusal(x);
 	if (x->status)
 		return MHD_YES;

@@ -7,8 +7,8 @@
  * the Host header must name this machine, elsewhere also by an address in digits (a page of another
  * site cannot reach the server through a name it controls); a request that a foreign web page sends
  * (Origin) is refused unless its origin is allowed, and only allowed origins get CORS headers;
- * - how: one Host, one Content-Length or one Transfer-Encoding; anything else is refused and the
- * connection closed, since a proxy in front may read it another way;
+ * - how: what framing.h accepts; anything else is refused and the connection closed, since a proxy
+ * in front may read it another way;
  * - how much: connections, header bytes (32 KiB), body bytes of one request and of all together,
  * and a client's share of these (client_share.h): a connection counts for its address; a request
  * whose client is another, known by one of several keys or behind a trusted proxy, counts as a

@@ -54,7 +54,91 @@ def test_framing(s):
         check(raw(s, data)[0] == [200], name, raw(s, data))
     for name, data in bad.items():
         statuses, closed = raw(s, data)
-        check(statuses in ([400], []) and closed, name, "is refused and the connection closed:", statuses, closed)
+        check(statuses == [400] and closed, name, "is refused and the connection closed:", statuses, closed)
+
+
+def test_bytes(s):
+    """What the library would forgive. Every one is answered, once, and ends the connection; behind each comes a request that must
+    not be."""
+    get, host = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"Host: 127.0.0.1\r\n"
+    after = get + b"\r\n"
+    head, end = post(host + b"Transfer-Encoding: chunked\r\n", b""), b"\r\n0\r\n\r\n"
+    size, body = b"%x" % len(BODY), BODY
+    bad = {400: {
+        "bare LF in the request line": b"GET /health HTTP/1.1\n" + host + b"\r\n",
+        "bare LF after a header": get + b"X: a\nY: b\r\n\r\n",
+        "bare LF at the end": get + b"\n",
+        "only bare LF": get.replace(b"\r", b"") + b"\n",
+        "bare CR in a value": get + b"X: a\rContent-Length: 5\r\n\r\n",
+        "folded header": get + b"X: a\r\n b\r\n\r\n",
+        "folded first header": b"GET /health HTTP/1.1\r\n X: a\r\n" + host + b"\r\n",
+        "NUL in a value": get + b"X: a\0b\r\n\r\n",
+        "NUL in a name": get + b"X\0: a\r\n\r\n",
+        "NUL in the target": b"GET /health\0 HTTP/1.1\r\n" + host + b"\r\n",
+        "control character in a value": get + b"X: a\x0bb\r\n\r\n",
+        "control character in a name": get + b"X\x01: a\r\n\r\n",
+        "no colon": get + b"X\r\n\r\n",
+        "no name": get + b": a\r\n\r\n",
+        "two blanks in the request line": b"GET  /health HTTP/1.1\r\n" + host + b"\r\n",
+        "blank in the target": b"GET /health x HTTP/1.1\r\n" + host + b"\r\n",
+        "no version": b"GET /health\r\n" + host + b"\r\n",
+        "target of another host": b"GET http://evil.com/health HTTP/1.1\r\n" + host + b"\r\n",
+        "target without a path": b"CONNECT 127.0.0.1:80 HTTP/1.1\r\n" + host + b"\r\n",
+        "Host with a path": b"GET /health HTTP/1.1\r\nHost: 127.0.0.1/x\r\n\r\n",
+        "length with a sign": post(host + b"Content-Length: +%d\r\n" % len(BODY)),
+        "length in hex": post(host + b"Content-Length: 0x10\r\n"),
+        "list of lengths": post(host + b"Content-Length: %d, %d\r\n" % (len(BODY), len(BODY))),
+        "no length": post(host + b"Content-Length:\r\n"),
+        "chunks in HTTP/1.0": head.replace(b"HTTP/1.1", b"HTTP/1.0") + size + b"\r\n" + body + end,
+        "size with 0x": head + b"0x" + size + b"\r\n" + body + end,
+        "size with a blank": head + size + b" \r\n" + body + end,
+        "size without digits": head + b"\r\n" + end,
+        "size and bare LF": head + size + b"\n" + body + end,
+        "chunk that is longer": head + size + b"\r\n" + body + b"x" + end,
+        "chunk and bare LF": head + size + b"\r\n" + body + b"\n0\r\n\r\n",
+        "extension with bare LF": head + size + b";a\n" + body + end,
+        "empty extension": head + size + b";\r\n" + body + end,
+        "last chunk and bare LF": head + size + b"\r\n" + body + b"\r\n0\n\r\n",
+        "length as a trailer": head + size + b"\r\n" + body + b"\r\n0\r\nContent-Length: 5\r\n\r\n",
+        "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
+    }, 414: {"target of 9,000 bytes": b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + host + b"\r\n"},
+       501: {"unknown coding": post(host + b"Transfer-Encoding: xchunked\r\n", b""),
+             "two codings": post(host + b"Transfer-Encoding: gzip, chunked\r\n", b"")},
+       505: {"HTTP/2.0": b"GET /health HTTP/2.0\r\n" + host + b"\r\n"}}
+    for status, cases in bad.items():
+        for name, data in cases.items():
+            statuses, closed = raw(s, data + after)
+            check(statuses == [status] and closed, name, "should be answered with", status, "and close:", statuses, closed)
+    message = s.request("GET", "/health", headers={"X": "a\x01"})
+    check(message[0] == 400 and "control character" in str(message[2]), "the refusal says what is wrong:", message)
+    good = {"absolute target": b"GET http://127.0.0.1/health HTTP/1.1\r\n" + host,
+            "an empty line first": b"\r\n" + get, "text beyond ASCII": get + b"X: \xc3\xa4\r\n"}
+    for name, data in good.items():
+        check(raw(s, data + b"Connection: close\r\n\r\n")[0] == [200], name, "is right:", raw(s, data + b"Connection: close\r\n\r\n"))
+    chunks = size + b";a=b;c=\"d\"\r\n" + body + b"\r\n0\r\nX: y\r\n\r\n"
+    check(raw(s, head + chunks + get + b"Connection: close\r\n\r\n")[0] == [200, 200], "extensions and trailers are read away")
+    one_byte = b"".join(b"1\r\n%c\r\n" % c for c in body) + b"0\r\n\r\n"
+    check(raw(s, head + one_byte + get + b"Connection: close\r\n\r\n")[0] == [200, 200], "chunks of one byte")
+    check(raw(s, (get + b"\r\n") * 40 + get + b"Connection: close\r\n\r\n")[0] == [200] * 41, "41 requests at once")
+
+
+def test_pieces(s):
+    """A request in two pieces, cut at every byte of its framing: as if it came at once."""
+    data = (b"\r\nPOST http://127.0.0.1/tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
+            b"Connection: close\r\n\r\n3;a\r\n{\"c\r\n12\r\nontent\": \"river.\"}\r\n0\r\nT: a\r\n\r\n")
+    whole = raw(s, data)[0]
+    bad = raw(s, data.replace(b"12\r\n", b"12\n"))[0]
+    check(whole == [200] and bad == [400], "whole:", whole, bad)
+    for cut in range(1, len(data), 3):
+        with socket.create_connection(("127.0.0.1", s.port), timeout=20) as c:
+            c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            c.sendall(data[:cut])
+            time.sleep(0.002)
+            c.sendall(data[cut:])
+            got = b""
+            while piece := c.recv(65536):
+                got += piece
+        check(re.findall(rb"HTTP/1\.[01] (\d+)", got) == [b"%d" % whole[0]], "cut at", cut, got[:60])
 
 
 def ask(s, host):
@@ -66,7 +150,8 @@ def test_hosts():
     """A web page whose name was made to mean this machine sends that name as Host and as Origin."""
     with Server(*OPTIONS, "--host", "0.0.0.0", "--allow-host", "my.lan") as s:
         for host in ("evil.com", f"evil.com:{s.port}", "127.0.0.1.evil.com", "[::1].evil.com", "10.0.0.1.", "localhost@evil.com"):
-            check(ask(s, host) == [403], "no key, every address:", host, ask(s, host))
+            refused = [400] if "@" in host else [403]
+            check(ask(s, host) == refused, "no key, every address:", host, ask(s, host))
         for host in ("127.0.0.1", f"10.0.0.7:{s.port}", f"localhost:{s.port}", "[fd00::7]:80", "my.lan"):
             check(ask(s, host) == [200], "no key, every address:", host, ask(s, host))
     with Server(*OPTIONS, "--host", "0.0.0.0", "--api-key", "k") as s:
@@ -96,6 +181,8 @@ def test_refused_bodies():
 def main():
     with Server(*OPTIONS) as s:
         test_framing(s)
+        test_bytes(s)
+        test_pieces(s)
     test_hosts()
     test_refused_bodies()
     finish()

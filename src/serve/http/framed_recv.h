@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Puts the strict framing (framing.h) between a socket and libmicrohttpd.
+ *
+ * The library reads with recv() and has no hook before its parser. The program therefore defines
+ * recv() itself: the dynamic linker gives the program's own symbol to the library, the static one
+ * does too. Sockets without a framing are read as always. The server refuses requests whose head
+ * did not pass here (http.c), so a build in which this does not work answers nothing.
+ *
+ * Bytes are looked at with MSG_PEEK and taken up to the end of one request. A following request
+ * stays in the socket until the library asks for it.
+ *
+ * attach and detach may be called by any thread while nobody reads from fd; reads of one socket
+ * come from one thread at a time.
+ */
+#ifndef GLM_SERVE_FRAMED_RECV_H
+#define GLM_SERVE_FRAMED_RECV_H
+
+#include "src/serve/http/framing.h"
+
+/* f is borrowed until detach. A descriptor whose number is beyond the table stays without. */
+void framed_recv_attach(int fd, struct framing *f);
+void framed_recv_detach(int fd);
+
+#endif
