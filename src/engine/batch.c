@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rows of a step are laid out part after part. Logits are wanted of the last row of some parts.
- * Where these rows are neighbours (decoding: one row each) one product computes them all.
+ * The rows of a step are laid out part after part. Logits are wanted of the last row of some parts,
+ * or of all rows. Where these rows are neighbours (decoding) one product computes them all.
  */
 #include "src/engine/batch.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/engine/sampler.h"
 #include "src/engine/session_internal.h"
-#include "src/forward/forward.h"
+#include "src/forward/mtp.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +19,12 @@ uint32_t batch_max_rows(const struct engine *g)
 	return g->chunk;
 }
 
+/* How many of its last rows have their logits computed. */
+static uint32_t part_rows(const struct batch_part *p)
+{
+	return p->verify ? p->n : p->logits;
+}
+
 static int check_parts(
 	const struct batch_part *parts, uint32_t n_parts, uint32_t *rows, struct err *e)
 {
@@ -27,11 +32,13 @@ static int check_parts(
 	uint64_t sum = 0;
 	for (uint32_t i = 0; i < n_parts; i++) {
 		const struct batch_part *p = &parts[i];
-		if (p->session->g != g || p->session->mtp || !p->n)
-			bug("batch part %u of another engine, with MTP or without tokens", i);
+		if (p->session->g != g || !p->n)
+			bug("batch part %u of another engine or without tokens", i);
 		int rc = session_check(p->session, p->tokens, p->n, (uint64_t)p->session->length + p->n, e);
 		if (rc)
 			return rc;
+		if (!session_row_buffer(p->session, part_rows(p), e))
+			return ERR_MEMORY;
 		sum += p->n;
 	}
 	if (sum > g->chunk)
@@ -40,30 +47,65 @@ static int check_parts(
 	return 0;
 }
 
+/* Logits of neighbouring rows, the last one of which ends parts[end - 1]: to their sessions. */
+static int download_logits(
+	const struct batch_part *parts, uint32_t first, uint32_t end, struct err *e)
+{
+	struct backend *b = parts[0].session->g->backend;
+	const struct model *m = &parts[0].session->g->model;
+	size_t n_vocab = m->config.n_vocab, at = 0;
+	for (uint32_t i = first; i < end; i++) {
+		uint32_t n = part_rows(&parts[i]);
+		int rc = b->ops->download(b, session_row_buffer(parts[i].session, n, e),
+			m->ws.logits + at * n_vocab, n * n_vocab * sizeof(float), e);
+		if (rc)
+			return rc;
+		at += n;
+	}
+	return 0;
+}
+
 /* Logits of all parts that want them, into their sessions. */
 static int batch_logits(const struct batch_part *parts, uint32_t n_parts, struct err *e)
 {
 	struct model *m = &parts[0].session->g->model;
 	struct backend *b = m->backend;
-	size_t n_embd = m->config.n_embd, n_vocab = m->config.n_vocab;
+	size_t n_embd = m->config.n_embd;
 	uint32_t row = 0;
 	for (uint32_t i = 0; i < n_parts;) {
-		uint32_t first = i, n = 0;
+		uint32_t first = i, n = part_rows(&parts[i]);
 		row += parts[i++].n;
-		if (!parts[first].logits)
+		if (!n)
 			continue;
-		for (n = 1; i < n_parts && n < m->ws.logit_rows && parts[i].logits && parts[i].n == 1; n++)
-			row += parts[i++].n;
+		for (; i < n_parts && part_rows(&parts[i]) == parts[i].n &&
+			   n + parts[i].n <= m->ws.logit_rows;
+			 n += parts[i++].n)
+			row += parts[i].n;
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.head, .y = m->ws.logits}, 1,
 			m->ws.hidden + (row - n) * n_embd, (int)n);
-		for (uint32_t k = 0; k < n; k++) {
-			int rc = b->ops->download(b, parts[first + k].session->logits,
-				m->ws.logits + k * n_vocab, n_vocab * sizeof(float), e);
-			if (rc)
-				return rc;
-		}
+		int rc = download_logits(parts, first, i, e);
+		if (rc)
+			return rc;
 	}
 	return 0;
+}
+
+/* The step is computed: the timelines grow. */
+static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
+	const struct forward_rows *rows, const int32_t *states)
+{
+	struct engine *g = parts[0].session->g;
+	if (g->model.has_mtp)
+		mtp_append(&g->model, &g->kv, rows, states);
+	uint32_t row = 0;
+	for (uint32_t i = 0; i < n_parts; row += parts[i++].n) {
+		struct session *s = parts[i].session;
+		memcpy(s->tokens + s->length, parts[i].tokens, parts[i].n * sizeof *s->tokens);
+		session_advance(
+			s, parts[i].n, row, part_rows(&parts[i]), session_has_mtp_rows(s, s->length));
+	}
+	for (uint32_t i = 0; i < n_parts; i++)
+		session_check_finite(parts[i].session, NULL);
 }
 
 int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *cancel, struct err *e)
@@ -75,34 +117,59 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 	int rc = check_parts(parts, n_parts, &rows, e);
 	if (rc)
 		return rc;
-	int32_t *ids = NEW_ARRAY(int32_t, 3 * (size_t)rows), *pos = ids + rows, *base = pos + rows;
+	int32_t *ids = NEW_ARRAY(int32_t, 4 * (size_t)rows), *pos = ids + rows, *base = pos + rows,
+			*states = base + rows;
 	first_hidden = rows;
 	for (uint32_t i = 0; i < n_parts; i++) {
 		struct session *s = parts[i].session;
-		if (parts[i].logits)
-			first_hidden = MIN(first_hidden, r + parts[i].n - 1);
-		for (uint32_t k = 0; k < parts[i].n; k++, r++) {
-			ids[r] = parts[i].tokens[k];
+		const struct batch_part *p = &parts[i];
+		session_expect_token(s, p->tokens[0]);
+		if (session_mtp_states(s, p->n, r, states + r))
+			first_hidden = MIN(first_hidden, r);
+		else if (part_rows(p))
+			first_hidden = MIN(first_hidden, r + p->n - part_rows(p));
+		for (uint32_t k = 0; k < p->n; k++, r++) {
+			ids[r] = p->tokens[k];
 			pos[r] = (int32_t)(s->length + k);
 			base[r] = s->base;
 		}
-		s->has_logits = false;
+		session_drop_logits(s);
 	}
 	struct forward_rows f = {.n = rows, .tokens = ids, .pos = pos, .base = base, .cancel = cancel};
 	if (!(rc = model_forward(&g->model, &g->kv, &f, first_hidden, e)) &&
-		!(rc = batch_logits(parts, n_parts, e)))
-		rc = gguf_check_lost(g->gguf, e);
-	for (uint32_t i = 0; !rc && i < n_parts; i++) {
-		struct session *s = parts[i].session;
-		memcpy(s->tokens + s->length, parts[i].tokens, parts[i].n * sizeof *s->tokens);
-		s->length += parts[i].n;
-		s->has_logits = parts[i].logits;
-		s->has_hidden = false;
-		if (s->has_logits && !sampler_all_finite(s->logits, g->n_valid))
-			session_not_finite(s, NULL);
-	}
+		!(rc = batch_logits(parts, n_parts, e)) && !(rc = gguf_check_lost(g->gguf, e)))
+		batch_advance(parts, n_parts, &f, states);
 	free(ids);
 	return rc;
+}
+
+int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		int rc = session_check_draft(drafts[i].session, drafts[i].next, drafts[i].k, e);
+		if (rc)
+			return rc;
+	}
+	for (uint32_t at = 0, part; at < n; at += part) {
+		struct engine *g = drafts[0].session->g;
+		part = MIN(n - at, g->model.ws.draft_rows);
+		struct mtp_sequence sequences[part];
+		for (uint32_t i = 0; i < part; i++) {
+			const struct batch_draft *d = &drafts[at + i];
+			session_mtp_sequence(d->session, &sequences[i]);
+			sequences[i].next = d->next;
+			sequences[i].n_drafts = d->k;
+			sequences[i].choose = d->choose;
+			sequences[i].user = d->user;
+			sequences[i].ids = d->ids;
+			sequences[i].logits = d->logits;
+			session_drafted(d->session);
+		}
+		int rc = mtp_draft(&g->model, &g->kv, sequences, part, g->n_valid, e);
+		if (rc)
+			return rc;
+	}
+	return 0;
 }
 
 static void copy_cache_rows(
@@ -118,17 +185,24 @@ static void copy_cache_rows(
 int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n, struct err *e)
 {
 	struct engine *g = to->g;
-	if (to == from || from->g != g || n > from->length || to->mtp)
+	if (to == from || from->g != g || n > from->length)
 		bug("copy of %u tokens between unfit sessions", n);
-	for (uint32_t i = 0; n && i < g->model.config.n_layers; i++) {
-		copy_cache_rows(g->backend, &g->kv.latent[i], to->base, from->base, n);
-		copy_cache_rows(g->backend, &g->kv.index_key[i], to->base, from->base, n);
+	session_rewind(to, 0);
+	session_drop_logits(to);
+	uint32_t trunk = g->model.config.n_layers,
+			 mtp = n && to->mtp && session_has_mtp_rows(from, n) ? n - 1 : 0;
+	for (uint32_t i = 0; i <= trunk; i++) {
+		uint32_t rows = i < trunk ? n : mtp;
+		if (!rows)
+			continue;
+		copy_cache_rows(g->backend, &g->kv.latent[i], to->base, from->base, rows);
+		copy_cache_rows(g->backend, &g->kv.index_key[i], to->base, from->base, rows);
 	}
 	memcpy(to->tokens, from->tokens, n * sizeof *to->tokens);
-	to->length = n;
-	to->has_logits = to->has_hidden = false;
 	int rc = g->backend->ops->wait(g->backend, e);
 	if (rc)
-		to->length = 0;
-	return rc;
+		return rc;
+	to->length = n;
+	to->mtp_rows = mtp;
+	return 0;
 }

@@ -15,23 +15,44 @@ struct batch_part {
 	const int32_t *tokens; /* [n], borrowed for the call */
 	uint32_t n;            /* >= 1 */
 	bool logits; /* compute the logits of the last token; else session_logits is NULL afterwards */
+	bool verify; /* keep the logits of all n <= SESSION_ROWS_MAX rows, as session_verify does */
 };
 
 /* Most rows of one step: those of all parts together. */
 uint32_t batch_max_rows(const struct engine *g);
 
 /* Appends and computes all parts.
- * - The sessions are distinct, of one engine, and without MTP; at most batch_max_rows tokens.
+ * - The sessions are distinct and of one engine, with MTP or without; at most batch_max_rows
+ * tokens.
  * - cancel (may be NULL) is read before each layer.
  * - A part whose logits are not finite loses its timeline (length 0, no logits): weights or caches
  *   are damaged. The other parts are computed.
- * - ERR_INPUT when an id is out of range or a part does not fit its session's context: nothing has
- *   changed. After any other error no timeline has grown, and the logits of all parts are gone. */
+ * - ERR_INPUT when an id is out of range or a part does not fit its session's context, ERR_MEMORY
+ *   when there is none for the logits of several rows: nothing has changed. After any other error
+ * no timeline has grown, and the logits of all parts are gone. */
 int batch_step(
 	const struct batch_part *parts, uint32_t n_parts, atomic_bool *cancel, struct err *e);
 
-/* Makes the timeline of `to` the first n tokens of `from`, n <= its length, by copying cache rows.
- * Different sessions of one engine, without MTP. `to` has no logits afterwards. */
+/* Drafts for one session; see session_mtp_draft. */
+struct batch_draft {
+	struct session *session;
+	int32_t next;  /* follows the last position */
+	uint32_t k;    /* 1 to SESSION_DRAFTS_MAX */
+	int32_t *ids;  /* out [k] */
+	float *logits; /* out [k][vocab]; NULL: not wanted */
+	/* Chooses draft `step` (0 .. k - 1) from its logits [vocab], valid during the call; an id of
+	 * the model. NULL: the likeliest. */
+	int32_t (*choose)(void *user, const float *logits, uint32_t step);
+	void *user;
+};
+
+/* Drafts for distinct sessions of one engine, in one pass through the MTP layer for each draft. The
+ * k may differ. ERR_INPUT and ERR_RUN as session_mtp_draft, before anything was computed. */
+int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e);
+
+/* Makes the timeline of `to` the first n tokens of `from`, n <= its length, by copying cache rows,
+ * those of the MTP layer too if both have them. Different sessions of one engine. `to` has no
+ * logits afterwards. */
 int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n, struct err *e);
 
 #endif

@@ -190,8 +190,8 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->cache = make_engine_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
 	if ((rc = wrap_experts(g, o, &p, &config, &weights, e)) ||
-		(rc = model_init(
-			 &g->model, &config, &weights, mtp, g->backend, g->source, p.embed_row, p.chunk, e)))
+		(rc = model_init(&g->model, &config, &weights, mtp ? p.sessions : 0, g->backend, g->source,
+			 p.embed_row, p.chunk, e)))
 		goto out;
 	g->context = p.context;
 	g->chunk = p.chunk;

@@ -85,12 +85,18 @@ static size_t usable_bytes(const struct plan *p)
 	return p->on_card ? bytes_left(p->available, CARD_RESERVE + p->scratch) : p->available;
 }
 
+static uint32_t mtp_sessions(const struct plan *p)
+{
+	return p->mtp ? p->sessions : 0;
+}
+
 /* On a card every step of a prompt streams the experts that are not resident: the longer the steps,
  * the fewer times. */
 static uint32_t default_chunk(const struct model_config *c, const struct plan *p)
 {
 	uint32_t n = p->on_card ? CHUNK_MAX : CHUNK_MIN;
-	while (n > CHUNK_MIN && workspace_bytes(c, p->mtp, p->embed_row, n) > p->available / CHUNK_PART)
+	while (n > CHUNK_MIN &&
+		   workspace_bytes(c, mtp_sessions(p), p->embed_row, n) > p->available / CHUNK_PART)
 		n /= 2;
 	return n;
 }
@@ -102,7 +108,7 @@ static int plan_context(const struct model_config *c, const struct engine_option
 	size_t fixed = p->resident + taken;
 	uint32_t chunk = o->chunk ? o->chunk : default_chunk(c, p);
 	if (p->on_card)
-		fixed += workspace_bytes(c, p->mtp, p->embed_row, chunk);
+		fixed += workspace_bytes(c, mtp_sessions(p), p->embed_row, chunk);
 	size_t left = bytes_left(usable_bytes(p), p->on_card ? fixed : p->resident);
 	size_t budget = MIN(bytes_left(p->available, p->resident) / kv_part, left);
 	p->context = o->context ? o->context : fitting_context(c, p, p->available ? budget : SIZE_MAX);
@@ -111,7 +117,7 @@ static int plan_context(const struct model_config *c, const struct engine_option
 			p->sessions, p->context);
 	p->chunk = MIN(chunk, p->context);
 	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
-	p->workspace = workspace_bytes(c, p->mtp, p->embed_row, p->chunk);
+	p->workspace = workspace_bytes(c, mtp_sessions(p), p->embed_row, p->chunk);
 	return 0;
 }
 

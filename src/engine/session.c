@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert(SESSION_ROWS_MAX == VERIFY_ROWS, "the model keeps the states of as many rows");
+
 static size_t logits_bytes(const struct engine *g)
 {
 	return g->model.config.n_vocab * sizeof(float);
@@ -33,8 +35,9 @@ int session_new(struct engine *g, struct session **out, struct err *e)
 	s->tokens = mem_try_new(g->context, sizeof *s->tokens);
 	s->pos = mem_try_new(g->chunk, sizeof *s->pos);
 	s->bases = mem_try_new(g->chunk, sizeof *s->bases);
+	s->states = mem_try_new(g->chunk, sizeof *s->states);
 	g->taken[slot] = true;
-	if (!s->tokens || !s->pos || !s->bases) {
+	if (!s->tokens || !s->pos || !s->bases || !s->states) {
 		session_free(s);
 		return err_set(e, ERR_MEMORY, "no memory for a session of %u tokens", g->context);
 	}
@@ -53,12 +56,13 @@ void session_free(struct session *s)
 	if (!s)
 		return;
 	struct backend *b = s->g->backend;
-	b->ops->free(b, MEM_DEVICE, s->hidden, s->g->model.config.n_embd * sizeof(float));
 	s->g->taken[s->slot] = false;
 	free(s->tokens);
 	b->ops->free(b, MEM_SHARED, s->logits, logits_bytes(s->g));
+	b->ops->free(b, MEM_SHARED, s->rows, SESSION_ROWS_MAX * logits_bytes(s->g));
 	free(s->pos);
 	free(s->bases);
+	free(s->states);
 	free(s);
 }
 
@@ -69,17 +73,10 @@ struct engine *session_engine(const struct session *s)
 
 int session_enable_mtp(struct session *s, struct err *e)
 {
-	struct backend *b = s->g->backend;
 	if (!s->g->model.has_mtp)
 		return err_set(e, ERR_INPUT, "the model has no MTP layer (or it was not loaded)");
-	if (s->length)
-		bug("MTP enabled after %u tokens", s->length);
-	if (s->mtp)
-		return 0;
-	int rc = b->ops->alloc(
-		b, MEM_DEVICE, s->g->model.config.n_embd * sizeof(float), (void **)&s->hidden, e);
-	s->mtp = rc == 0;
-	return rc;
+	s->mtp = true;
+	return 0;
 }
 
 static int check_token_ids(
@@ -126,17 +123,89 @@ static struct forward_taps session_step_taps(struct session *s, uint32_t n)
 	return f;
 }
 
-int session_not_finite(struct session *s, struct err *e)
+/* ---- a step ---- */
+
+void session_expect_token(struct session *s, int32_t token)
 {
-	uint32_t length = s->length;
-	session_rewind(s, 0); /* the caches may hold what the logits were made from */
-	return err_set(e, ERR_RUN,
-		"the logits behind token %u are not finite: the weights or the caches are damaged", length);
+	uint32_t n = s->length;
+	/* with a state the row is written anew */
+	if (n && s->mtp_rows >= n && (s->has_state || s->tokens[n] != token))
+		s->mtp_rows = n - 1;
 }
 
-/* Computes one chunk, the tokens at s->tokens[length ..). rows: [n][vocab] or NULL; last: keep the
- * logits of its last row. */
-static int session_step(struct session *s, uint32_t n, float *rows, bool last,
+float *session_row_buffer(struct session *s, uint32_t n, struct err *e)
+{
+	struct backend *b = s->g->backend;
+	size_t bytes = SESSION_ROWS_MAX * logits_bytes(s->g);
+	if (n > SESSION_ROWS_MAX)
+		bug("logits of %u rows, at most %d are kept", n, SESSION_ROWS_MAX);
+	if (n <= 1)
+		return s->logits;
+	if (!s->rows && b->ops->alloc(b, MEM_SHARED, bytes, (void **)&s->rows, e)) {
+		err_prefix(e, "logits of %d rows", SESSION_ROWS_MAX);
+		return NULL;
+	}
+	return s->rows;
+}
+
+void session_drop_logits(struct session *s)
+{
+	s->n_rows = 0;
+}
+
+bool session_has_mtp_rows(const struct session *s, uint32_t n)
+{
+	return s->mtp && s->mtp_rows + 1 >= n;
+}
+
+bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int32_t *states)
+{
+	const struct workspace *ws = &s->g->model.ws;
+	for (uint32_t i = 0; i < n; i++)
+		states[i] = MTP_NO_PAIR;
+	if (!session_has_mtp_rows(s, s->length))
+		return false;
+	for (uint32_t i = 1; i < n; i++)
+		states[i] = (int32_t)(first + i - 1);
+	if (!s->length)
+		return true; /* no position before the first one */
+	if (s->has_state)
+		states[0] = (int32_t)workspace_state_row(ws, s->slot, s->last_state);
+	else if (s->mtp_rows < s->length)
+		states[0] = (int32_t)workspace_zero_row(ws);
+	return true;
+}
+
+void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_rows, bool appended)
+{
+	uint32_t states = MAX(n_rows, 1);
+	s->length += n;
+	s->n_rows = n_rows;
+	s->of_several = n_rows > 1;
+	s->has_state = appended;
+	s->last_state = states - 1;
+	if (appended) {
+		mtp_keep_states(&s->g->model, first + n - states, states, s->slot);
+		s->mtp_rows = s->length - 1;
+	}
+}
+
+int session_check_finite(struct session *s, struct err *e)
+{
+	uint32_t length = s->length, n = s->n_rows;
+	for (uint32_t r = 0; r < n; r++)
+		if (!sampler_all_finite(session_row_logits(s, r), s->g->n_valid)) {
+			session_rewind(s, 0); /* the caches may hold what the logits were made from */
+			return err_set(e, ERR_RUN,
+				"the logits behind token %u are not finite: the weights or the caches are damaged",
+				length - n + r + 1);
+		}
+	return 0;
+}
+
+/* Computes one chunk, the tokens at s->tokens[length ..). rows: [n][vocab] or NULL; n_rows: keep
+ * the logits of so many of its last rows. */
+static int session_step(struct session *s, uint32_t n, float *rows, uint32_t n_rows,
 	const struct session_watch *watch, struct err *e)
 {
 	struct model *m = &s->g->model;
@@ -159,32 +228,28 @@ static int session_step(struct session *s, uint32_t n, float *rows, bool last,
 		taps = session_step_taps(s, n);
 		f.taps = &taps;
 	}
-	s->has_logits = false;
-	uint32_t first_hidden = rows || s->mtp ? 0 : last ? n - 1 : n;
-	int rc = model_forward(m, &s->g->kv, &f, first_hidden, e);
+	float *kept = session_row_buffer(s, n_rows, e);
+	if (!kept)
+		return ERR_MEMORY;
+	bool append = session_mtp_states(s, n, 0, s->states);
+	session_drop_logits(s);
+	int rc = model_forward(m, &s->g->kv, &f, rows || append ? 0 : n - n_rows, e);
 	if (rc)
 		return rc;
 	if (rows)
 		rc = model_logits(m, m->ws.hidden, n, rows, e);
-	else if (last)
-		rc = model_logits(m, m->ws.hidden + (n - 1) * n_embd, 1, s->logits, e);
+	else if (n_rows)
+		rc = model_logits(m, m->ws.hidden + (n - n_rows) * n_embd, n_rows, kept, e);
 	if (rc)
 		return rc;
 	if ((rc = gguf_check_lost(s->g->gguf, e)))
 		return rc;
-	if (last && !rows && !sampler_all_finite(s->logits, s->g->n_valid))
-		return session_not_finite(s, e);
-	if (rows && last)
-		memcpy(s->logits, rows + (n - 1) * n_vocab, n_vocab * sizeof *rows);
-	if (s->mtp) {
-		mtp_append(m, &s->g->kv, &f, s->has_hidden ? s->hidden : NULL);
-		s->g->backend->ops->copy(
-			s->g->backend, s->hidden, m->ws.hidden + (n - 1) * n_embd, n_embd * sizeof(float));
-	}
-	s->length += n;
-	s->has_hidden = s->mtp;
-	s->has_logits = last;
-	return s->mtp ? s->g->backend->ops->wait(s->g->backend, e) : 0;
+	if (rows && n_rows)
+		memcpy(kept, rows + (n - n_rows) * n_vocab, n_rows * n_vocab * sizeof *rows);
+	if (append)
+		mtp_append(m, &s->g->kv, &f, s->states);
+	session_advance(s, n, 0, n_rows, append);
+	return rows ? 0 : session_check_finite(s, e);
 }
 
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
@@ -195,13 +260,7 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 		return rc;
 	if (!n)
 		return 0;
-	if (s->mtp && s->length && !s->has_hidden) {
-		/* The pair of the last position needs its hidden state: that position is computed again.
-		 * The pair before it is in the cache. */
-		s->length--;
-		if ((rc = session_step(s, 1, NULL, false, watch, e)))
-			return rc;
-	}
+	session_expect_token(s, tokens[0]);
 	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
 	for (uint32_t done = 0; done < n;) {
 		uint32_t part = MIN(n - done, s->g->chunk);
@@ -215,6 +274,33 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 	return 0;
 }
 
+int session_verify(struct session *s, const int32_t *tokens, uint32_t n,
+	const struct session_watch *watch, struct err *e)
+{
+	int rc;
+	if (!n || n > SESSION_ROWS_MAX)
+		bug("a verification of %u rows, at most %d", n, SESSION_ROWS_MAX);
+	if (n > s->g->chunk)
+		return err_set(
+			e, ERR_INPUT, "a verification of %u rows, steps have at most %u", n, s->g->chunk);
+	if ((rc = session_check(s, tokens, n, (uint64_t)s->length + n, e)))
+		return rc;
+	session_expect_token(s, tokens[0]);
+	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
+	return session_step(s, n, NULL, n, watch, e);
+}
+
+void session_keep_rows(struct session *s, uint32_t n_keep)
+{
+	if (!n_keep || n_keep > s->n_rows)
+		bug("%u rows to keep of %u", n_keep, s->n_rows);
+	uint32_t dropped = s->n_rows - n_keep;
+	s->length -= dropped;
+	s->mtp_rows = MIN(s->mtp_rows, s->length);
+	s->n_rows = n_keep;
+	s->last_state -= dropped;
+}
+
 int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 	const struct session_watch *watch, uint32_t *n_reused, struct err *e)
 {
@@ -224,7 +310,7 @@ int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 	if ((rc = session_check(s, tokens, n, n, e)))
 		return rc;
 	uint32_t same = session_common_prefix(s, tokens, n);
-	if (same == n && !(s->length == n && s->has_logits))
+	if (same == n && !(s->length == n && session_logits(s)))
 		same = n - 1; /* the logits of the last token are wanted */
 	session_rewind(s, same);
 	if (n_reused)
@@ -239,8 +325,9 @@ void session_rewind(struct session *s, uint32_t n)
 	if (n == s->length)
 		return;
 	s->length = n;
-	s->has_logits = false;
-	s->has_hidden = false;
+	s->mtp_rows = MIN(s->mtp_rows, n);
+	session_drop_logits(s);
+	s->has_state = false;
 }
 
 uint32_t session_common_prefix(const struct session *s, const int32_t *tokens, uint32_t n)
@@ -261,21 +348,64 @@ const int32_t *session_tokens(const struct session *s)
 	return s->tokens;
 }
 
-const float *session_logits(const struct session *s)
+const float *session_row_logits(const struct session *s, uint32_t row)
 {
-	return s->has_logits ? s->logits : NULL;
+	if (row >= s->n_rows)
+		return NULL;
+	return s->of_several ? s->rows + (size_t)row * s->g->model.config.n_vocab : s->logits;
 }
 
-int session_mtp_logits(struct session *s, int32_t next, float *logits, struct err *e)
+const float *session_logits(const struct session *s)
 {
-	if (!s->mtp || !s->has_hidden)
-		return err_set(
-			e, ERR_RUN, "MTP logits need session_enable_mtp and a computed last position");
+	return s->n_rows ? session_row_logits(s, s->n_rows - 1) : NULL;
+}
+
+/* ---- drafts ---- */
+
+bool session_can_draft(const struct session *s)
+{
+	return s->has_state && session_has_mtp_rows(s, s->length);
+}
+
+int session_check_draft(const struct session *s, int32_t next, uint32_t k, struct err *e)
+{
+	if (!session_can_draft(s))
+		return err_set(e, ERR_RUN,
+			"drafts need session_enable_mtp, a computed last position and the MTP rows before it");
+	if (!k || k > SESSION_DRAFTS_MAX)
+		return err_set(e, ERR_INPUT, "%u drafts, expected 1 to %d", k, SESSION_DRAFTS_MAX);
 	int rc = check_token_ids(s, &next, 1, e);
+	return rc ? rc : check_length(s, (uint64_t)s->length + k - 1, e);
+}
+
+void session_mtp_sequence(const struct session *s, struct mtp_sequence *out)
+{
+	*out = (struct mtp_sequence){
+		.state = workspace_state_row(&s->g->model.ws, s->slot, s->last_state),
+		.pos = (int32_t)s->length - 1,
+		.base = s->base,
+	};
+}
+
+void session_drafted(struct session *s)
+{
+	s->mtp_rows = MIN(s->mtp_rows, s->length - 1);
+}
+
+int session_mtp_draft(
+	struct session *s, int32_t next, uint32_t k, int32_t *ids, float *logits, struct err *e)
+{
+	int rc = session_check_draft(s, next, k, e);
 	if (rc)
 		return rc;
-	return mtp_draft(
-		&s->g->model, &s->g->kv, s->hidden, next, (int32_t)s->length - 1, s->base, logits, e);
+	struct mtp_sequence q;
+	session_mtp_sequence(s, &q);
+	q.next = next;
+	q.n_drafts = k;
+	q.ids = ids;
+	q.logits = logits;
+	session_drafted(s);
+	return mtp_draft(&s->g->model, &s->g->kv, &q, 1, s->g->n_valid, e);
 }
 
 void session_set_taps(struct session *s, struct session_taps *taps)

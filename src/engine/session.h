@@ -5,6 +5,14 @@
  *
  * Order of use: session_new, session_enable_mtp if drafts are wanted, then session_sync for a
  * prompt and session_extend for what follows; session_free. Threads: the one that computes.
+ *
+ * With drafts a decode step computes several rows of one timeline:
+ *   1. a token is drawn from session_logits;
+ *   2. session_mtp_draft (or another source) drafts the tokens behind it;
+ *   3. session_verify computes the token and the drafts, and keeps the logits of every row;
+ *   4. the caller draws from row 0, 1, ... as long as the draft of the next row is what it drew;
+ *   5. session_keep_rows forgets the rows behind that. The last token drawn is that of step 1.
+ * Row r of session_verify has the bits that session_extend gives it one by one.
  */
 #ifndef GLM_ENGINE_SESSION_H
 #define GLM_ENGINE_SESSION_H
@@ -14,6 +22,9 @@
 #include <stdatomic.h>
 
 struct session;
+
+#define SESSION_ROWS_MAX   8 /* rows of a verification */
+#define SESSION_DRAFTS_MAX (SESSION_ROWS_MAX - 1)
 
 /* Creates a timeline of up to engine_context() positions; ERR_MEMORY when the caches do not fit. */
 int session_new(struct engine *g, struct session **out, struct err *e);
@@ -49,6 +60,20 @@ int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
 	const struct session_watch *watch, struct err *e);
 
+/* session_extend for n <= SESSION_ROWS_MAX tokens, with the logits of all n rows kept in the
+ * session (session_row_logits). Errors as session_sync, and ERR_MEMORY for the rows' logits on the
+ * first call. */
+int session_verify(struct session *s, const int32_t *tokens, uint32_t n,
+	const struct session_watch *watch, struct err *e);
+
+/* [vocab] logits of row `row` of the last verification; NULL when there is no such row. Row 0 is
+ * the first token of the step. After any other step row 0 is session_logits, alone. */
+const float *session_row_logits(const struct session *s, uint32_t row);
+
+/* Keeps the first n_keep >= 1 rows of the last verification and forgets those behind. Length,
+ * logits and what drafts begin with are then those of row n_keep - 1. Computes nothing. */
+void session_keep_rows(struct session *s, uint32_t n_keep);
+
 /* Forgets all but the first n tokens. n <= length. The logits are gone until something is computed,
  * unless n equals the length. */
 void session_rewind(struct session *s, uint32_t n);
@@ -63,14 +88,28 @@ const int32_t *session_tokens(const struct session *s); /* [length], valid until
  * not available. Those from engine_n_valid on are of padding rows: not to be sampled. */
 const float *session_logits(const struct session *s);
 
-/* From now on also fills the MTP layer's caches, which session_mtp_logits needs: two projections a
- * token. Call before the first token. ERR_INPUT when the model has no MTP layer. */
+/* From now on also fills the MTP layer's caches, which drafts need: two projections a token. A
+ * timeline that has tokens already can draft when it has been rewound to nothing. ERR_INPUT when
+ * the model has no MTP layer. */
 int session_enable_mtp(struct session *s, struct err *e);
 
-/* MTP: logits [vocab] (host, written by the call) of the token after `next`, given that `next`
- * follows the last position. Needs session_enable_mtp and available logits (session_logits not
- * NULL), else ERR_RUN. The timeline does not change. */
-int session_mtp_logits(struct session *s, int32_t next, float *logits, struct err *e);
+/* Whether session_mtp_draft can draft now: MTP is enabled, the last position was computed by this
+ * session, and the MTP layer has rows of the whole timeline.
+ * - Rewinding, and reading or copying a timeline, lose the state of the last position; the next
+ *   step brings it back. The MTP row of the position between is then made without that state, from
+ *   the token alone, unless the same token follows as before: a draft may differ a little, the text
+ *   cannot.
+ * - A timeline whose MTP rows are missing (session_file.h) cannot draft before it is rewound to the
+ *   tokens that have them. */
+bool session_can_draft(const struct session *s);
+
+/* Drafts, given that `next` follows the last position: ids[0] is the likeliest token after `next`,
+ * ids[1] the one after ids[0], ... The timeline does not change.
+ * - 1 <= k <= SESSION_DRAFTS_MAX, and length + k - 1 within the context, else ERR_INPUT.
+ * - ids [k]; logits (may be NULL): [k][vocab] host.
+ * - ERR_RUN when session_can_draft is false. */
+int session_mtp_draft(
+	struct session *s, int32_t next, uint32_t k, int32_t *ids, float *logits, struct err *e);
 
 /* Intermediate results, for parity tests; filled by session_extend and session_sync while set.
  * Arrays of the caller; NULL: not wanted. "Last": of the last position computed. */

@@ -226,6 +226,7 @@ static int write_session(struct session *s, uint32_t first, uint32_t n, bool par
 	struct session_head h = own_head(s);
 	h.first = first;
 	h.n = n;
+	h.mtp = session_has_mtp_rows(s, n);
 	h.note_bytes = note_bytes;
 	b.seed = encode_head(&h, head);
 	if (fwrite(head, 1, sizeof head, out.f) != sizeof head)
@@ -334,11 +335,6 @@ static int check_head(
 			kv_name(h->value_bytes), kv_name(own.value_bytes));
 	if (h->mtp > 1)
 		return err_set(e, ERR_INPUT, "%.400s: has %u MTP layers, expected 0 or 1", name, h->mtp);
-	if (own.mtp && !h->mtp) {
-		err_set(e, ERR_INPUT,
-			"%.400s: was saved without the rows of the MTP layer, which this run needs", name);
-		return err_hint(e, "without drafts it can be read");
-	}
 	if (h->first > h->n)
 		return err_set(e, ERR_INPUT, "%.400s: begins with row %u of %u, which makes no sense", name,
 			h->first, h->n);
@@ -453,7 +449,8 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 	}
 	if (apply) {
 		session_rewind(s, MIN(c->head.first, s->length));
-		s->has_logits = s->has_hidden = false;
+		session_drop_logits(s);
+		s->has_state = false;
 	}
 	if ((rc = read_cache_rows(s, &b, &c->head, scratch, apply, e)))
 		goto out;
@@ -477,6 +474,8 @@ static int commit_timeline(struct session *s, const struct session_content *c, s
 	if (rc)
 		return rc;
 	memcpy(s->tokens, c->tokens, c->head.n * sizeof *s->tokens);
+	if (c->head.n && c->head.mtp && s->mtp && s->mtp_rows + 1 >= c->head.first)
+		s->mtp_rows = c->head.n - 1;
 	s->length = c->head.n;
 	return 0;
 }

@@ -96,21 +96,22 @@ static void select_positions(
 	b->ops->index_select(b, rows, &a);
 }
 
-void attention_forward(
-	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool normed)
+void attention_forward(struct model *m, struct kv_cache *kv, uint32_t layer,
+	const struct batch *rows, bool normed, bool draft_sel)
 {
 	const struct model_config *c = &m->config;
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
 	/* while all positions fit into the selection no scores are needed, only keys for later */
-	bool full = c->index_full[layer], scored = full && rows->max_pos >= (int64_t)c->index_top_k;
+	bool selects = c->index_full[layer] && !draft_sel,
+		 scored = selects && rows->max_pos >= (int64_t)c->index_top_k;
 	int64_t head_qk = config_head_qk(c), width = config_cache_width(c);
 
 	if (!normed)
 		norm_input(m, layer, rows);
 	project_latents(m, kv, layer, rows, true, scored);
-	if (full)
+	if (selects)
 		select_positions(m, kv, layer, rows, scored);
 
 	/* the absorbed query: K_n^T q_nope beside the rotated part */
@@ -126,9 +127,9 @@ void attention_forward(
 		.rotate_stride = head_qk,
 		.rope = step_rope(m),
 		.cache = kv->latent[layer],
-		.sel = ws->sel,
-		.n_sel = ws->n_sel,
-		.sel_stride = (int)c->index_top_k,
+		.sel = draft_sel ? ws->draft_sel : ws->sel,
+		.n_sel = draft_sel ? ws->draft_n_sel : ws->n_sel,
+		.sel_stride = draft_sel ? ws->draft_sel_stride : (int)c->index_top_k,
 		.out = ws->z,
 	};
 	a.expand = (struct stacked_matmul){

@@ -16,9 +16,10 @@ struct model;
 struct norm attention_input_norm(const struct model *m, uint32_t layer);
 
 /* ws.x += attention(ws.x) of one layer, and the layer's cache rows. normed: ws.h holds
- * attention_input_norm already. */
-void attention_forward(
-	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool normed);
+ * attention_input_norm already. draft_sel: a full layer attends to ws.draft_sel, and selects
+ * nothing itself. */
+void attention_forward(struct model *m, struct kv_cache *kv, uint32_t layer,
+	const struct batch *rows, bool normed, bool draft_sel);
 
 /* Only the layer's cache rows (latent and, on full layers, index key) from ws.x: no query, no
  * attention. For the MTP layer and tokens that are already known. */

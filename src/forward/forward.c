@@ -79,7 +79,7 @@ static void enqueue_layer(struct model *m, const struct forward_step *s, uint32_
 		moe_combine(m, s->batch, &norm);
 	}
 	if (!end) {
-		attention_forward(m, s->kv, layer, s->batch, combine);
+		attention_forward(m, s->kv, layer, s->batch, combine, false);
 		ffn_forward(m, layer, s->batch);
 	} else if (s->n_hidden) {
 		size_t at = (size_t)(s->rows->n - s->n_hidden) * c->n_embd;

@@ -24,17 +24,17 @@ static int inv_freq_init(struct model *m, struct err *e)
 }
 
 int model_init(struct model *m, const struct model_config *c, struct model_weights *w,
-	bool with_mtp, struct backend *b, struct expert_source *source, size_t embed_row_bytes,
+	uint32_t mtp_sessions, struct backend *b, struct expert_source *source, size_t embed_row_bytes,
 	uint32_t max_rows, struct err *e)
 {
 	*m = (struct model){.config = *c, .weights = *w, .backend = b, .source = source};
 	*w = (struct model_weights){0};
-	m->has_mtp = with_mtp && c->n_mtp;
+	m->has_mtp = mtp_sessions > 0;
 	int rc = moe_plan_init(&m->plan, c, max_rows);
 	if (rc)
 		err_set(e, rc, "no memory for the expert plan of %u rows", max_rows);
 	if (rc || (rc = inv_freq_init(m, e)) ||
-		(rc = workspace_init(&m->ws, c, m->has_mtp, embed_row_bytes, max_rows, b, e)))
+		(rc = workspace_init(&m->ws, c, mtp_sessions, embed_row_bytes, max_rows, b, e)))
 		goto out;
 	m->step_host = mem_try_new(workspace_step_bytes(&m->ws, max_rows), 1);
 	if (!m->step_host)

@@ -35,10 +35,10 @@ struct model {
 };
 
 /* Takes ownership of the weights, on success and on failure. max_rows: the largest step;
- * embed_row_bytes as in workspace_bytes. ERR_MEMORY when the host or the backend lacks the memory;
- * nothing is left behind then. */
+ * mtp_sessions (for a model without MTP layer: 0) and embed_row_bytes as in workspace_bytes.
+ * ERR_MEMORY when the host or the backend lacks the memory; nothing is left behind then. */
 int model_init(struct model *m, const struct model_config *c, struct model_weights *w,
-	bool with_mtp, struct backend *b, struct expert_source *source, size_t embed_row_bytes,
+	uint32_t mtp_sessions, struct backend *b, struct expert_source *source, size_t embed_row_bytes,
 	uint32_t max_rows, struct err *e);
 void model_fini(struct model *m); /* waits for the device; accepts a zeroed struct */
 

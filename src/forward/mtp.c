@@ -4,73 +4,144 @@
  * input for the pair (H_i, t_{i+1}) is eh_proj [RMS(embed t_{i+1}, enorm); RMS(H_i, hnorm)], H
  * taken after the final norm; its attention has caches of its own. A pair that lies inside known
  * text needs only its cache row, which is a projection of that input: no attention and no expert is
- * computed for it. Only a draft runs the whole layer, for one row.
+ * computed for it. Only a draft runs the whole layer.
  */
 #include "src/forward/mtp.h"
 
+#include "src/base/log.h"
+#include "src/base/num.h"
 #include "src/forward/attention.h"
 #include "src/forward/segment.h"
 
-/* ws.mtp_in[at ..) = the eh_proj input of n pairs: `tokens` with the rows from `hidden` on.
- * tokens: of ws.tokens, rows of ws.embed. */
-static void project_pairs(
-	struct model *m, const int32_t *tokens, const float *hidden, int at, int n)
+#include <string.h>
+
+/* ws.mtp_in = the eh_proj input of n pairs: the embeddings in ws.h, beside the rows of ws.hidden
+ * that ws.tokens names. ws.h is undefined afterwards. */
+static void project_pairs(struct model *m, int n)
 {
 	const struct model_config *c = &m->config;
-	const struct model_weights *w = &m->weights;
+	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	int64_t n_embd = c->n_embd;
-	float *in = m->ws.mtp_in + at * 2 * n_embd;
-	/* the embedding half is normed in place of its own output, the stride skips the hidden half */
-	b->ops->embed(b, m->ws.embed, tokens, n, m->ws.h);
-	b->ops->rms_norm(b, m->ws.h, n_embd, &(struct norm){w->enorm, in}, 1, c->rms_eps, n,
-		(int)n_embd, 2 * n_embd);
-	b->ops->rms_norm(b, hidden, n_embd, &(struct norm){w->hnorm, in + n_embd}, 1, c->rms_eps, n,
-		(int)n_embd, 2 * n_embd);
+	int n_embd = (int)c->n_embd;
+	size_t row = c->n_embd * sizeof(float);
+	struct weight states = {.data = ws->hidden,
+		.type = DTYPE_F32,
+		.n_in = n_embd,
+		.n_out = (int64_t)workspace_zero_row(ws) + 1,
+		.n_stack = 1,
+		.row_bytes = row,
+		.stack_bytes = (workspace_zero_row(ws) + 1) * row};
+	b->ops->rms_norm(b, ws->h, n_embd, &(struct norm){m->weights.enorm, ws->mtp_in}, 1, c->rms_eps,
+		n, n_embd, 2 * n_embd);
+	b->ops->embed(b, states, ws->tokens, n, ws->h);
+	b->ops->rms_norm(b, ws->h, n_embd, &(struct norm){m->weights.hnorm, ws->mtp_in + n_embd}, 1,
+		c->rms_eps, n, n_embd, 2 * n_embd);
+}
+
+static void project_input(struct model *m, int n)
+{
+	m->backend->ops->matmul(
+		m->backend, &(struct matmul){.w = m->weights.eh_proj, .y = m->ws.x}, 1, m->ws.mtp_in, n);
 }
 
 void mtp_append(
-	struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const float *before)
+	struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const int32_t *states)
 {
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	/* pair of row r: the token of row r with the hidden state before it; it stands at position pos
-	 * - 1 */
-	bool has_before = before && rows->pos[0] > 0;
-	int n = (int)rows->n - (has_before ? 0 : 1);
-	if (n < 1)
+	int32_t *state = (int32_t *)(void *)m->step_host, *pos = state + rows->n, *base = pos + rows->n;
+	int n = 0;
+	struct batch batch = {.pos = ws->pos, .base = ws->base};
+	for (uint32_t r = 0, end; r < rows->n; r = end) { /* runs of rows with a pair */
+		for (end = r; end < rows->n && states[end] != MTP_NO_PAIR; end++, n++) {
+			state[n] = states[end];
+			pos[n] = rows->pos[end] - 1;
+			base[n] = rows->base[end];
+			batch.max_pos = MAX(batch.max_pos, pos[n]);
+		}
+		if (end > r)
+			b->ops->embed(b, ws->embed, ws->tokens + r, (int)(end - r),
+				ws->h + (size_t)(n - (int)(end - r)) * m->config.n_embd);
+		else
+			end++;
+	}
+	if (!n)
 		return;
-	if (has_before)
-		project_pairs(m, ws->tokens, before, 0, 1);
-	if (rows->n > 1)
-		project_pairs(m, ws->tokens + 1, ws->hidden, has_before ? 1 : 0, (int)rows->n - 1);
-	b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, n);
-
-	int32_t first = has_before ? rows->pos[0] - 1 : rows->pos[0];
-	int32_t *pos = (int32_t *)(void *)m->step_host;
-	for (int r = 0; r < n; r++)
-		pos[r] = first + r;
-	b->ops->upload(
-		b, ws->pos, pos, (size_t)n * sizeof(int32_t)); /* the trunk needs its own no more */
-	struct batch batch = {.n = n, .pos = ws->pos, .base = ws->base, .max_pos = first + n - 1};
+	batch.n = n;
+	/* the trunk needs its tokens and positions no more */
+	b->ops->upload(b, ws->step, m->step_host, 3 * (size_t)rows->n * sizeof(int32_t));
+	project_pairs(m, n);
+	project_input(m, n);
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
 	attention_append(m, kv, m->config.n_layers, &batch);
 }
 
-int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t next, int32_t pos,
-	int32_t base, float *out, struct err *e)
+void mtp_keep_states(struct model *m, uint32_t first, uint32_t n, uint32_t session)
+{
+	size_t n_embd = m->config.n_embd;
+	m->backend->ops->copy(m->backend,
+		m->ws.hidden + workspace_state_row(&m->ws, session, 0) * n_embd,
+		m->ws.hidden + first * n_embd, n * n_embd * sizeof(float));
+}
+
+/* One round. Row r of its steps is the sequence with the r-th most drafts, so the rows of a step
+ * are the first ones of the step before. */
+struct draft_round {
+	const struct mtp_sequence **sequence; /* [n] */
+	uint32_t n;
+	int32_t *token, *pos, *base, *state; /* [n] of the step */
+	int32_t *n_sel;                      /* [n] */
+	bool shares; /* some position is beyond index_topk: later steps use the first one's selection */
+	int32_t n_valid;
+};
+
+static int32_t likeliest_id(const float *logits, int32_t n)
+{
+	int32_t best = 0;
+	for (int32_t i = 1; i < n; i++)
+		if (logits[i] > logits[best])
+			best = i;
+	return best;
+}
+
+/* After step 0: ws.draft_sel = the selections of all rows, each with the rows of the round behind
+ * it. Their lengths are known: all positions, or index_topk of them. */
+static void share_selection(struct model *m, const struct draft_round *d)
+{
+	const struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	for (uint32_t r = 0; r < d->n && d->sequence[r]->n_drafts > 1; r++) {
+		int32_t own[DRAFTS_MAX], pos = d->sequence[r]->pos;
+		int32_t *sel = ws->draft_sel + (size_t)r * (size_t)ws->draft_sel_stride;
+		d->n_sel[r] = MIN((int32_t)m->config.index_top_k, pos + 1);
+		for (int32_t i = 0; i < DRAFTS_MAX; i++)
+			own[i] = pos + 1 + i;
+		b->ops->copy(
+			b, sel, ws->sel + (size_t)r * m->config.index_top_k, (size_t)d->n_sel[r] * sizeof *sel);
+		b->ops->upload(b, sel + d->n_sel[r], own, sizeof own);
+	}
+}
+
+/* Computes step j of the first n rows; their output is left in ws.hidden. */
+static int draft_step(struct model *m, struct kv_cache *kv, const struct draft_round *d, uint32_t j,
+	uint32_t n, struct err *e)
 {
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	struct batch batch = step_begin(m, 1, &next, &pos, &base);
+	bool shared = d->shares && j;
+	m->capture = n <= GRAPH_ROWS;
+	struct batch batch = step_begin(m, (int)n, d->token, d->pos, d->base);
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
-	project_pairs(m, ws->tokens, before, 0, 1);
-	m->capture = true;
-	enum segment_mode calls = segment_begin(m, kv, c->n_layers + 1, &batch, 0);
+	b->ops->embed(b, ws->embed, ws->tokens, (int)n, ws->h);
+	b->ops->upload(b, ws->tokens, d->state, n * sizeof *d->state);
+	if (shared)
+		b->ops->upload(b, ws->draft_n_sel, d->n_sel, n * sizeof *d->n_sel);
+	project_pairs(m, (int)n);
+	enum segment_mode calls = segment_begin(m, kv, c->n_layers + 1, &batch, shared);
 	if (calls != SEGMENT_REPLAYED) {
-		b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, 1);
-		attention_forward(m, kv, c->n_layers, &batch, false);
+		project_input(m, (int)n);
+		attention_forward(m, kv, c->n_layers, &batch, false, shared);
 		ffn_forward(m, c->n_layers, &batch);
 	}
 	if (calls == SEGMENT_CAPTURE)
@@ -84,6 +155,81 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 	}
 	moe_combine(m, &batch, NULL);
 	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){m->weights.head_norm, ws->hidden}, 1,
-		c->rms_eps, 1, (int)c->n_embd, c->n_embd);
-	return model_logits(m, ws->hidden, 1, out, e);
+		c->rms_eps, (int)n, (int)c->n_embd, c->n_embd);
+	return 0;
+}
+
+/* The drafts of step j, from the output of the first n rows. */
+static int choose_drafts(
+	struct model *m, const struct draft_round *d, uint32_t j, uint32_t n, struct err *e)
+{
+	const struct workspace *ws = &m->ws;
+	size_t n_vocab = m->config.n_vocab;
+	for (uint32_t at = 0, rows; at < n; at += rows) {
+		rows = MIN(n - at, ws->logit_rows);
+		int rc =
+			model_logits(m, ws->hidden + (size_t)at * m->config.n_embd, rows, ws->draft_logits, e);
+		if (rc)
+			return rc;
+		for (uint32_t r = 0; r < rows; r++) {
+			const struct mtp_sequence *s = d->sequence[at + r];
+			const float *logits = ws->draft_logits + r * n_vocab;
+			if (s->logits)
+				memcpy(s->logits + j * n_vocab, logits, n_vocab * sizeof *logits);
+			s->ids[j] =
+				s->choose ? s->choose(s->user, logits, j) : likeliest_id(logits, d->n_valid);
+		}
+	}
+	return 0;
+}
+
+int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *sequences,
+	uint32_t n, int32_t n_valid, struct err *e)
+{
+	if (!n || n > m->ws.draft_rows)
+		bug("drafts of %u sequences, at most %u", n, m->ws.draft_rows);
+	const struct mtp_sequence *order[n];
+	int32_t scratch[5 * n];
+	struct draft_round d = {.sequence = order,
+		.n = n,
+		.token = scratch,
+		.pos = scratch + n,
+		.base = scratch + 2 * n,
+		.state = scratch + 3 * n,
+		.n_sel = scratch + 4 * n,
+		.n_valid = n_valid};
+	uint32_t filled = 0, most = 0;
+	for (uint32_t k = DRAFTS_MAX; k; k--)
+		for (uint32_t i = 0; i < n; i++)
+			if (sequences[i].n_drafts == k)
+				order[filled++] = &sequences[i];
+	if (filled != n)
+		bug("a sequence that wants no draft, or more than %d", DRAFTS_MAX);
+	most = order[0]->n_drafts;
+	for (uint32_t r = 0; r < n; r++) {
+		const struct mtp_sequence *s = order[r];
+		d.token[r] = s->next;
+		d.base[r] = s->base;
+		d.state[r] = (int32_t)s->state;
+		d.shares |=
+			s->n_drafts > 1 && s->pos + (int32_t)s->n_drafts > (int32_t)m->config.index_top_k;
+	}
+	int rc = 0;
+	for (uint32_t j = 0, rows = n; j < most; j++) {
+		while (order[rows - 1]->n_drafts <= j)
+			rows--;
+		for (uint32_t r = 0; r < rows; r++) {
+			d.pos[r] = order[r]->pos + (int32_t)j;
+			if (j) {
+				d.token[r] = order[r]->ids[j - 1];
+				d.state[r] = (int32_t)r;
+				d.n_sel[r]++;
+			}
+		}
+		if ((rc = draft_step(m, kv, &d, j, rows, e)) || (rc = choose_drafts(m, &d, j, rows, e)))
+			break;
+		if (!j && d.shares)
+			share_selection(m, &d);
+	}
+	return rc;
 }

@@ -1,32 +1,66 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The next-token-prediction layer (MTP): drafts of the token after the next one.
+ * The next-token-prediction layer (MTP): drafts of the tokens after the next one.
  *
  * A pair (H_i, t_{i+1}) stands at position i: H_i is the hidden state of position i after the final
- * norm, t_{i+1} the token behind it. The caller keeps H of the last position of each step, because
- * the pair is complete only when the next token is known.
+ * norm, t_{i+1} the token behind it. The caller keeps H of the last position of a sequence
+ * (mtp_keep_states), because the pair is complete only when the next token is known.
  *
- * Order of use: mtp_append after each model_forward of the session; mtp_draft as often as wanted
- * between steps.
+ * A round of drafts is a recursion. Step 0 computes the pair (H_p, next) at position p and chooses
+ * the first draft. Step j takes the output of step j - 1, after shared_head.norm, in place of H,
+ * and the draft chosen there; it stands at position p + j.
+ *
+ * Cache rows of the layer
+ * - mtp_append writes rows of pairs with states of the trunk. They are those that stay.
+ * - Step 0 writes the row of its pair, which mtp_append writes again when `next` is computed.
+ * - Steps 1 and on write scratch rows. Rounds and mtp_append write a row before they read it, and
+ *   read no row behind it, so a scratch row is read in its own round only.
+ *
+ * What a step attends to: step 0 makes the layer's own selection S among the positions 0 .. p
+ * (below index_topk all of them). Step j attends to S and to p + 1 .. p + j, the round's own rows.
+ *
+ * Order of use: mtp_append and mtp_keep_states after each model_forward; mtp_draft as often as
+ * wanted between steps.
  */
 #ifndef GLM_FORWARD_MTP_H
 #define GLM_FORWARD_MTP_H
 
 #include "src/forward/forward.h"
 
-/* After model_forward over rows of ONE sequence with first_hidden 0: enqueues the MTP cache rows of
- * all pairs that are complete now.
- * - (before, first token), unless the first row is position 0 or `before` is NULL (the pair stands
- *   in the cache). before: H of the position before the step, [n_embd] device memory of the caller.
- * - (H_r, token of row r + 1) for the rows inside the step.
- * Does not wait. */
-void mtp_append(
-	struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const float *before);
+#define MTP_NO_PAIR (-1)
 
-/* Draft logits [n_vocab] (host) of the token after `next`, for the pair (before, next) at position
- * pos of the sequence that begins at cache row `base`. Writes that pair's cache row; ws.hidden row
- * 0 is the layer's output. Waits. Fails like model_forward. */
-int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t next, int32_t pos,
-	int32_t base, float *out, struct err *e);
+/* After model_forward: enqueues the MTP cache rows of the pairs that the step completes. Does not
+ * wait.
+ * - states [n]: the row of ws.hidden with the hidden state before row r of the step, for the pair
+ *   that stands at position pos[r] - 1: r - 1 inside a sequence, a state that was kept for its
+ * first row. MTP_NO_PAIR: none is written.
+ * - model_forward was called with a first_hidden of at most the least row named. */
+void mtp_append(
+	struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const int32_t *states);
+
+/* Copies the hidden states of rows [first, first + n) of the step, n <= VERIFY_ROWS, to the states
+ * 0 .. n - 1 of a sequence (workspace_state_row). Enqueued. */
+void mtp_keep_states(struct model *m, uint32_t first, uint32_t n, uint32_t session);
+
+/* Chooses a draft from its logits [n_vocab] (host, valid during the call); step: 0 for the first of
+ * a round. */
+typedef int32_t mtp_choose_fn(void *user, const float *logits, uint32_t step);
+
+/* A sequence that drafts. */
+struct mtp_sequence {
+	uint32_t state;        /* row of ws.hidden with H of the last position */
+	int32_t next;          /* the token behind it */
+	int32_t pos;           /* the last position */
+	int32_t base;          /* first cache row of the sequence; rows up to pos + n_drafts - 1 */
+	uint32_t n_drafts;     /* 1 to DRAFTS_MAX */
+	mtp_choose_fn *choose; /* NULL: the likeliest of the first n_valid ids */
+	void *user;
+	int32_t *ids;  /* out [n_drafts] */
+	float *logits; /* out [n_drafts][n_vocab], host; NULL: not wanted */
+};
+
+/* One round for n <= ws.draft_rows different sequences, n >= 1. Waits. Fails like model_forward. */
+int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *sequences,
+	uint32_t n, int32_t n_valid, struct err *e);
 
 #endif

@@ -5,9 +5,11 @@
  */
 #include "src/forward/workspace.h"
 
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/forward/lookahead.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define LOGIT_ROWS      32 /* rows of logits at once: bounds the workspace for large vocabularies */
@@ -36,8 +38,31 @@ size_t workspace_step_bytes(const struct workspace *ws, uint32_t n)
 	return workspace_step_embed(n) + n * ws->embed_row_bytes;
 }
 
-static void workspace_layout(struct workspace *ws, const struct model_config *c, bool with_mtp,
-	struct arena *device, struct arena *shared)
+uint32_t workspace_state_row(const struct workspace *ws, uint32_t session, uint32_t row)
+{
+	return ws->max_rows + session * VERIFY_ROWS + row;
+}
+
+uint32_t workspace_zero_row(const struct workspace *ws)
+{
+	return workspace_state_row(ws, ws->mtp_sessions, 0);
+}
+
+static void draft_layout(
+	struct workspace *ws, const struct model_config *c, struct arena *device, struct arena *shared)
+{
+	ws->draft_rows = MIN(ws->mtp_sessions, ws->max_rows);
+	ws->draft_sel_stride = (int)c->index_top_k + DRAFTS_MAX;
+	ws->mtp_in = arena_alloc(device, (size_t)ws->max_rows * 2 * c->n_embd, sizeof(float));
+	ws->draft_sel =
+		arena_alloc(device, (size_t)ws->draft_rows * (size_t)ws->draft_sel_stride, sizeof(int32_t));
+	ws->draft_n_sel = arena_alloc(device, ws->draft_rows, sizeof(int32_t));
+	ws->draft_logits =
+		arena_alloc(shared, MIN(ws->draft_rows, ws->logit_rows), c->n_vocab * sizeof(float));
+}
+
+static void workspace_layout(
+	struct workspace *ws, const struct model_config *c, struct arena *device, struct arena *shared)
 {
 	const size_t r = ws->max_rows, f = sizeof(float), i = sizeof(int32_t);
 	size_t width = config_cache_width(c), ff = MAX(c->n_dense ? c->ff_dense : 0, c->ff_shared);
@@ -61,10 +86,11 @@ static void workspace_layout(struct workspace *ws, const struct model_config *c,
 	ws->shared_out = arena_alloc(device, r * c->n_embd, f);
 	ws->predicted_h = arena_alloc(device, ahead * c->n_embd, f);
 	ws->predicted_logits = arena_alloc(device, ahead * c->n_experts, f);
-	ws->hidden = arena_alloc(device, r * c->n_embd, f);
+	size_t states = ws->mtp_sessions ? workspace_zero_row(ws) + 1 - ws->max_rows : 0;
+	ws->hidden = arena_alloc(device, (r + states) * c->n_embd, f);
 	ws->logits = arena_alloc(device, (size_t)ws->logit_rows * c->n_vocab, f);
-	if (with_mtp)
-		ws->mtp_in = arena_alloc(device, r * 2 * c->n_embd, f);
+	if (ws->mtp_sessions)
+		draft_layout(ws, c, device, shared);
 	/* attention and network take turns, and so do the heads' queries and their results */
 	struct arena network = *device;
 	ws->q = ws->o = arena_alloc(device, r * c->n_heads * MAX(config_head_qk(c), c->head_value), f);
@@ -77,20 +103,30 @@ static void workspace_layout(struct workspace *ws, const struct model_config *c,
 }
 
 size_t workspace_bytes(
-	const struct model_config *c, bool with_mtp, size_t embed_row_bytes, uint32_t max_rows)
+	const struct model_config *c, uint32_t mtp_sessions, size_t embed_row_bytes, uint32_t max_rows)
 {
-	struct workspace ws = {.max_rows = max_rows, .embed_row_bytes = embed_row_bytes};
+	struct workspace ws = {
+		.max_rows = max_rows, .mtp_sessions = mtp_sessions, .embed_row_bytes = embed_row_bytes};
 	struct arena device = {0}, shared = {0};
-	workspace_layout(&ws, c, with_mtp, &device, &shared);
+	workspace_layout(&ws, c, &device, &shared);
 	return device.used + shared.used;
 }
 
-int workspace_init(struct workspace *ws, const struct model_config *c, bool with_mtp,
+static void upload_zero_row(struct workspace *ws, const struct model_config *c, struct backend *b)
+{
+	float *zeros = NEW_ARRAY(float, c->n_embd);
+	b->ops->upload(b, ws->hidden + (size_t)workspace_zero_row(ws) * c->n_embd, zeros,
+		c->n_embd * sizeof *zeros);
+	free(zeros);
+}
+
+int workspace_init(struct workspace *ws, const struct model_config *c, uint32_t mtp_sessions,
 	size_t embed_row_bytes, uint32_t max_rows, struct backend *b, struct err *e)
 {
-	*ws = (struct workspace){.max_rows = max_rows, .embed_row_bytes = embed_row_bytes};
+	*ws = (struct workspace){
+		.max_rows = max_rows, .mtp_sessions = mtp_sessions, .embed_row_bytes = embed_row_bytes};
 	struct arena device = {0}, shared = {0};
-	workspace_layout(ws, c, with_mtp, &device, &shared);
+	workspace_layout(ws, c, &device, &shared);
 	ws->device_bytes = device.used;
 	ws->shared_bytes = shared.used;
 	int rc;
@@ -102,7 +138,9 @@ int workspace_init(struct workspace *ws, const struct model_config *c, bool with
 	device = (struct arena){.base = ws->device};
 	shared = (struct arena){.base = ws->shared};
 	memset(ws->shared, 0, ws->shared_bytes);
-	workspace_layout(ws, c, with_mtp, &device, &shared);
+	workspace_layout(ws, c, &device, &shared);
+	if (mtp_sessions)
+		upload_zero_row(ws, c, b);
 	return 0;
 }
 

@@ -12,8 +12,12 @@
 #include "kernels/backend.h"
 #include "src/model/config.h"
 
+#define VERIFY_ROWS 8                 /* rows of a sequence whose hidden states are kept, at most */
+#define DRAFTS_MAX  (VERIFY_ROWS - 1) /* drafts of a sequence at a time */
+
 struct workspace {
 	uint32_t max_rows;
+	uint32_t mtp_sessions; /* S, sequences that may have drafts; 0: without the MTP layer */
 	/* the rows of the step, filled by step_begin */
 	uint8_t *step;                /* one upload: the three below, then embedding rows, if any */
 	int32_t *tokens, *pos, *base; /* [rows of the step] each; tokens: rows of `embed` */
@@ -47,19 +51,32 @@ struct workspace {
 	float *predicted_logits; /* [LOOKAHEAD_MAX][D][n_experts] */
 	uint64_t *predicted_ids; /* [2][LOOKAHEAD_MAX][D][n_used] shared; of even and odd layers */
 	/* the end */
-	float *hidden; /* [R][n_embd] after the final norm */
-	float *mtp_in; /* [R][2 * n_embd]; NULL without MTP */
+	/* [R][n_embd] after the final norm. With MTP [S][VERIFY_ROWS] rows follow that outlive a step,
+	 * the states that drafts begin with, and one row of zeros. */
+	float *hidden;
 	float *logits; /* [logit_rows][n_vocab] */
 	uint32_t logit_rows;
+	/* drafts, NULL without MTP; M: draft_rows */
+	uint32_t draft_rows;  /* sequences that draft together, at most */
+	float *mtp_in;        /* [R][2 * n_embd] */
+	int32_t *draft_sel;   /* [M][draft_sel_stride] selection of the later steps of a round */
+	int32_t *draft_n_sel; /* [M] */
+	int draft_sel_stride;
+	float *draft_logits; /* [logit_rows][n_vocab] shared */
 
 	void *device, *shared; /* the two allocations */
 	size_t device_bytes, shared_bytes;
 };
 
-/* Device and shared bytes of a workspace for max_rows. embed_row_bytes: of a row of the token
- * embedding, 0 where the backend reads the mapped table itself. */
+/* Device and shared bytes of a workspace for max_rows. mtp_sessions: sequences that may have
+ * drafts, 0 without the MTP layer. embed_row_bytes: of a row of the token embedding, 0 where the
+ * backend reads the mapped table itself. */
 size_t workspace_bytes(
-	const struct model_config *c, bool with_mtp, size_t embed_row_bytes, uint32_t max_rows);
+	const struct model_config *c, uint32_t mtp_sessions, size_t embed_row_bytes, uint32_t max_rows);
+
+/* Rows of ws.hidden: of state `row` of sequence `session`, and of the zeros. */
+uint32_t workspace_state_row(const struct workspace *ws, uint32_t session, uint32_t row);
+uint32_t workspace_zero_row(const struct workspace *ws);
 
 /* The byte of ws.step at which the embedding rows of a step of n rows begin. */
 size_t workspace_step_embed(uint32_t n);
@@ -67,7 +84,7 @@ size_t workspace_step_embed(uint32_t n);
 size_t workspace_step_bytes(const struct workspace *ws, uint32_t n);
 
 /* ERR_MEMORY when the backend lacks the memory; workspace_fini is allowed then. */
-int workspace_init(struct workspace *ws, const struct model_config *c, bool with_mtp,
+int workspace_init(struct workspace *ws, const struct model_config *c, uint32_t mtp_sessions,
 	size_t embed_row_bytes, uint32_t max_rows, struct backend *b, struct err *e);
 void workspace_fini(struct workspace *ws, struct backend *b); /* accepts a zeroed struct */
 

@@ -149,13 +149,6 @@ static void test_two_sessions(void **state)
 	engine_close(g, NULL);
 }
 
-static void mtp_of(struct session *s, float *out)
-{
-	struct err e = {0};
-	if (session_mtp_logits(s, 42, out, &e))
-		fail_msg("%s", e.text);
-}
-
 static void test_mtp_rewind(void **state)
 {
 	(void)state;
@@ -167,24 +160,27 @@ static void test_mtp_rewind(void **state)
 		struct session *s = session_of(g, false);
 		struct err e = {0};
 		float *out = NEW_ARRAY(float, n_vocab);
-		assert_int_equal(session_mtp_logits(s, 1, out, &e), ERR_RUN); /* not enabled */
+		int32_t id;
+		assert_int_equal(session_mtp_draft(s, 1, 1, &id, out, &e), ERR_RUN); /* not enabled */
 		assert_int_equal(session_enable_mtp(s, &e), 0);
 		sync_to(s, 200, 0);
 		if (!want) {
 			want = NEW_ARRAY(float, n_vocab);
-			mtp_of(s, want);
+			draft_of(s, 42, want);
 		}
-		mtp_of(s, out);
+		draft_of(s, 42, out);
 		assert_memory_equal(out, want, n_vocab * sizeof *out);
-		mtp_of(s, out); /* a draft leaves nothing behind */
+		draft_of(s, 42, out); /* a draft leaves nothing behind */
 		assert_memory_equal(out, want, n_vocab * sizeof *out);
-		/* a detour over other tokens and back: caches of the MTP layer are renewed too */
+		/* a detour over other tokens, and back to before them: caches of the MTP layer are renewed
+		 * too */
 		int32_t saved = text[120];
 		text[120] = (saved + 5) % 8000;
 		sync_to(s, 180, 120);
 		text[120] = saved;
-		sync_to(s, 200, 120);
-		mtp_of(s, out);
+		sync_to(s, 119, 118);
+		sync_to(s, 200, 119);
+		draft_of(s, 42, out);
 		assert_memory_equal(out, want, n_vocab * sizeof *out);
 		free(out);
 		session_free(s);

@@ -194,7 +194,8 @@ static void check_prompt(const char *prompt)
 	for (int32_t i = 1; i < (int32_t)c->n_vocab; i++)
 		if (session_logits(s)[i] > session_logits(s)[next])
 			next = i;
-	if (session_mtp_logits(s, next, mtp, &e))
+	int32_t draft_id;
+	if (session_mtp_draft(s, next, 1, &draft_id, mtp, &e))
 		fail_msg("%s", e.text);
 	want = golden_values(prompt, "mtp_logits_last", &count);
 	struct difference draft = compare(mtp, want, count);

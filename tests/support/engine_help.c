@@ -34,14 +34,22 @@ uint64_t logits_hash(const struct session *s)
 		GENERATE_HASH_START, session_logits(s), engine_config(session_engine(s))->n_vocab);
 }
 
+void draft_of(struct session *s, int32_t next, float *logits)
+{
+	struct err e = {0};
+	int32_t id;
+	if (session_mtp_draft(s, next, 1, &id, logits, &e))
+		fail_msg("%s", e.text);
+}
+
 uint64_t drafts_hash(struct session *s, const int32_t *ids, int n, uint64_t hash)
 {
 	struct err e = {0};
 	uint32_t n_vocab = engine_config(session_engine(s))->n_vocab;
 	float *draft = NEW_ARRAY(float, n_vocab);
 	for (int i = 0; i < n; i++) {
-		if (session_mtp_logits(s, ids[i], draft, &e) ||
-			session_extend(s, &ids[i], 1, NULL, NULL, &e))
+		draft_of(s, ids[i], draft);
+		if (session_extend(s, &ids[i], 1, NULL, NULL, &e))
 			fail_msg("%s", e.text);
 		hash = generate_hash(generate_hash(hash, draft, n_vocab), session_logits(s), n_vocab);
 	}

@@ -12,6 +12,9 @@ struct session *session_of(struct engine *g, bool mtp);
 /* generate_hash of the logits that the session has. */
 uint64_t logits_hash(const struct session *s);
 
+/* The logits [vocab] of the draft behind `next`. */
+void draft_of(struct session *s, int32_t next, float *logits);
+
 /* n tokens one by one, the draft behind each first: `hash` goes on over the logits of drafts and
  * session. */
 uint64_t drafts_hash(struct session *s, const int32_t *ids, int n, uint64_t hash);

@@ -140,25 +140,30 @@ static void write_taps(
 
 /* ---- the command ---- */
 
-static int dump_mtp(struct session *s, const int32_t *ids, uint32_t n,
-	const struct session_watch *watch, struct rows_out *o, struct err *e)
+/* What --mtp-steps adds to the output. */
+struct dumped_drafts {
+	uint32_t steps;
+	int32_t next, ids[SESSION_DRAFTS_MAX];
+};
+
+static int dump_drafts(struct session *s, const int32_t *ids, uint32_t n,
+	const struct session_watch *watch, struct rows_out *o, struct dumped_drafts *d, struct err *e)
 {
 	const struct engine *g = session_engine(s);
 	int rc = session_sync(s, ids, n, watch, NULL, e);
 	if (rc)
 		return rc;
 	const float *logits = session_logits(s);
-	int32_t best = 0;
 	for (int32_t i = 1; i < engine_n_valid(g); i++)
-		if (logits[i] > logits[best])
-			best = i;
-	float *row = mem_try_new(o->vocab, sizeof *row);
-	if (!row)
-		return err_set(e, ERR_MEMORY, "no memory for a row of %u logits", o->vocab);
-	rc = session_mtp_logits(s, best, row, e);
-	if (!rc)
-		rc = write_row(o, 0, row, e);
-	free(row);
+		if (logits[i] > logits[d->next])
+			d->next = i;
+	float *rows = mem_try_new(d->steps, o->vocab * sizeof *rows);
+	if (!rows)
+		return err_set(e, ERR_MEMORY, "no memory for %u rows of %u logits", d->steps, o->vocab);
+	rc = session_mtp_draft(s, d->next, d->steps, d->ids, rows, e);
+	for (uint32_t i = 0; i < d->steps && !rc; i++)
+		rc = write_row(o, i, rows + (size_t)i * o->vocab, e);
+	free(rows);
 	return rc;
 }
 
@@ -166,16 +171,18 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 {
 	struct common_opts common = {0};
 	const char *ids_path = "", *out_path = "", *taps_path = NULL;
-	bool all = false, mtp = false;
+	bool all = false;
+	struct dumped_drafts drafts = {0};
 	const struct arg own[] = {
 		{"ids", 0, ARG_STRING, .string = &ids_path, .value = "FILE", .required = true,
 			.help = "whitespace-separated token ids (- is stdin)"},
 		{"output", 'o', ARG_STRING, .string = &out_path, .value = "OUT.f32", .required = true,
 			.help = "little-endian float32 rows of all logits (- is stdout)"},
 		{"all", 0, ARG_FLAG, .flag = &all, .help = "a row for every position, not only the last"},
-		{"mtp", 0, ARG_FLAG, .flag = &mtp,
-			.help =
-				"the MTP layer's logits at the last position, the next token being the likeliest"},
+		{"mtp-steps", 0, ARG_UINT, .u32 = &drafts.steps, .min = 1, .max = SESSION_DRAFTS_MAX,
+			.value = "N",
+			.help = "instead the logits of N drafts by the MTP layer, behind the likeliest next "
+					"token; each step takes the draft of the one before"},
 		{"taps", 0, ARG_STRING, .string = &taps_path, .value = "FILE",
 			.help = "also write what happened inside: safetensors with resid_last, router, "
 					"index_topk_last.L"},
@@ -186,7 +193,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	const struct args args = {.command = "glmstream dump-logits",
 		.usage = "-m MODEL --ids FILE -o OUT.f32 [options]",
 		.about = "Computes a sequence of token ids and writes logits. Prints {\"rows\", \"vocab\", "
-				 "\"logits_hash\"} on stdout.",
+				 "\"logits_hash\"} on stdout, with --mtp-steps also {\"next_id\", \"draft_ids\"}.",
 		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids "
 				   "- --all -o logits.f32",
 		.groups = groups,
@@ -194,9 +201,9 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	if (all && mtp)
+	if (all && drafts.steps)
 		return err_set(e, ERR_USAGE,
-			"--all and --mtp exclude each other: MTP logits are those of the last position");
+			"--all and --mtp-steps exclude each other: drafts begin behind the last position");
 
 	struct engine *g = NULL;
 	struct session *s = NULL;
@@ -213,7 +220,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	if ((rc = token_ids_check(&ids, ids_path, c->n_vocab, engine_context(g), e)))
 		goto out;
 	uint32_t n = (uint32_t)ids.n;
-	if ((rc = session_new(g, &s, e)) || (mtp && (rc = session_enable_mtp(s, e))) ||
+	if ((rc = session_new(g, &s, e)) || (drafts.steps && (rc = session_enable_mtp(s, e))) ||
 		(taps_path && (rc = new_taps(&taps, c, n, e))) ||
 		(rc = out_file_open(&out, out_path, &out_data, common.force, e)) ||
 		(taps_path && (rc = out_file_open(&taps_out, taps_path, &out_data, common.force, e))))
@@ -222,8 +229,8 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	rows.path = out.path;
 	if (taps_path)
 		session_set_taps(s, &taps);
-	if (mtp) {
-		rc = dump_mtp(s, ids.data, n, &watch, &rows, e);
+	if (drafts.steps) {
+		rc = dump_drafts(s, ids.data, n, &watch, &rows, &drafts, e);
 	} else if (all) {
 		rc = token_rows_walk(s, ids.data, n, &watch, write_row, &rows, e);
 	} else {
@@ -246,6 +253,13 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	json_out_uint(o, "rows", rows.rows);
 	json_out_uint(o, "vocab", rows.vocab);
 	json_out_str(o, "logits_hash", hash);
+	if (drafts.steps) {
+		json_t *list = json_array();
+		for (uint32_t i = 0; i < drafts.steps; i++)
+			json_array_append_new(list, json_integer(drafts.ids[i]));
+		json_object_set_new(o, "next_id", json_integer(drafts.next));
+		json_object_set_new(o, "draft_ids", list);
+	}
 	json_out_line(to_stdout ? stderr : stdout, o);
 out:
 	out_file_abort(&out);

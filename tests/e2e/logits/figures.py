@@ -142,8 +142,15 @@ def logits():
     check("a chunk's first token is not scored", o["scored"] == n - (n + 15) // 16, o)
     run("perplexity", "-f", path("text"), "-c", "1", status=2)
 
-    o = json.loads(run("dump-logits", "--ids", path("ids"), "--mtp", "-o", path("mtp.f32")).stdout)
-    check("MTP logits are one row, and other ones", o["rows"] == 1 and floats("mtp.f32") != floats("last.f32"), o)
+    o = json.loads(run("dump-logits", "--ids", path("ids"), "--mtp-steps", "4", "-o", path("mtp.f32")).stdout)
+    drafts = floats("mtp.f32")
+    best = [max(range(vocab), key=drafts[i * vocab:(i + 1) * vocab].__getitem__) for i in range(4)]
+    last = floats("last.f32")
+    check("four rows of drafts", o["rows"] == 4 and len(drafts) == 4 * vocab and drafts[:vocab] != last, o)
+    check("their ids are the likeliest ones", o["draft_ids"] == best and o["next_id"] == last.index(max(last)), (o, best))
+    o = json.loads(run("dump-logits", "--ids", path("ids"), "--mtp-steps", "1", "-o", path("mtp1.f32")).stdout)
+    check("a shorter round begins alike", floats("mtp1.f32") == drafts[:vocab] and o["draft_ids"] == best[:1], o)
+    run("dump-logits", "--ids", path("ids"), "--mtp-steps", "8", "-o", path("mtp8.f32"), status=2)
 
 
 def files():

@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Verification and drafts on the pocket model. Rows of a verification have the bits of single
+ * steps; what is kept of them is as good as if the rest had never been computed; drafts of several
+ * sessions together are those of each alone; no draft reads a cache row that nobody wrote.
+ *
+ * GLM_BACKEND=cuda runs the same on a card.
+ */
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/engine/batch.h"
+#include "src/engine/engine_internal.h"
+#include "src/engine/generate.h"
+#include "src/engine/session_file.h"
+#include "tests/support/engine_help.h"
+#include "tests/support/temp_dir.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define MODEL   "tools/pocket/pocket.gguf"
+#define N_TEXT  200
+#define N_DRAFT 4
+
+static int32_t text[N_TEXT];
+static const char *backend = "cpu";
+
+static int verify_setup(void **state)
+{
+	if (getenv("GLM_BACKEND"))
+		backend = getenv("GLM_BACKEND");
+	struct rng r = {31};
+	for (int i = 0; i < N_TEXT; i++)
+		text[i] = (int32_t)rng_below(&r, 8000);
+	return temp_dir_make(state);
+}
+
+/* An engine whose caches hold NaN wherever nothing has been written. */
+static struct engine *poisoned_engine(uint32_t sessions, uint64_t cache_bytes)
+{
+	struct engine_options o = {.model_path = MODEL,
+		.backend = backend,
+		.context = 256,
+		.chunk = 96,
+		.sessions = sessions,
+		.cache_bytes = cache_bytes};
+	struct engine *g = engine_of(&o);
+	uint8_t *nan = NEW_ARRAY(uint8_t, g->kv.arena_bytes);
+	memset(nan, 0xff, g->kv.arena_bytes);
+	g->backend->ops->upload(g->backend, g->kv.arena, nan, g->kv.arena_bytes);
+	free(nan);
+	return g;
+}
+
+static void ok(int rc, const struct err *e)
+{
+	if (rc)
+		fail_msg("%s", e->text);
+}
+
+static uint64_t row_hash(const struct session *s, uint32_t row)
+{
+	assert_non_null(session_row_logits(s, row));
+	return generate_hash(
+		GENERATE_HASH_START, session_row_logits(s, row), engine_config(session_engine(s))->n_vocab);
+}
+
+/* Drafts, all of them finite: ids and a hash over their logits. */
+struct round {
+	int32_t ids[SESSION_DRAFTS_MAX];
+	uint64_t hash;
+};
+
+static struct round round_hash(
+	struct session *s, const float *logits, const int32_t *ids, uint32_t k)
+{
+	struct round r = {.hash = GENERATE_HASH_START};
+	size_t n = k * (size_t)engine_config(session_engine(s))->n_vocab;
+	memcpy(r.ids, ids, k * sizeof *ids);
+	for (size_t i = 0; i < n; i++)
+		if (!isfinite(logits[i]))
+			fail_msg("draft %zu has logits that are not finite", i / (n / k));
+	r.hash = generate_hash(r.hash, logits, n);
+	return r;
+}
+
+static struct round round_of(struct session *s, int32_t next, uint32_t k)
+{
+	struct err e = {0};
+	int32_t ids[SESSION_DRAFTS_MAX];
+	float *logits = NEW_ARRAY(float, k *(size_t)engine_config(session_engine(s))->n_vocab);
+	assert_true(session_can_draft(s));
+	ok(session_mtp_draft(s, next, k, ids, logits, &e), &e);
+	struct round r = round_hash(s, logits, ids, k);
+	free(logits);
+	return r;
+}
+
+static void assert_same_round(const struct round *a, const struct round *b, uint32_t k)
+{
+	assert_memory_equal(a->ids, b->ids, k * sizeof *a->ids);
+	assert_true(a->hash == b->hash);
+}
+
+/* Every number of rows behind prompts that end before, at and behind index_topk (128), with the
+ * experts mapped and in caches that hold a few of them or most. */
+static void test_rows_are_single_steps(void **state)
+{
+	(void)state;
+	static const uint64_t budgets[] = {0, 2000000, 8000000};
+	static const uint32_t prompts[] = {1, 100, 124, 128, 170};
+	struct err e = {0};
+	uint64_t want[ARRAY_LEN(prompts)][SESSION_ROWS_MAX];
+	for (size_t b = 0; b < ARRAY_LEN(budgets); b++) {
+		struct engine *g = poisoned_engine(1, budgets[b]);
+		struct session *s = session_of(g, true);
+		for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
+			uint32_t at = prompts[p];
+			for (uint32_t n = 0; n <= SESSION_ROWS_MAX; n++) { /* 0: one by one */
+				session_rewind(s, 0);
+				ok(session_sync(s, text, at, NULL, NULL, &e), &e);
+				for (uint32_t i = 0; i < SESSION_ROWS_MAX && !n; i++) {
+					ok(session_extend(s, text + at + i, 1, NULL, NULL, &e), &e);
+					if (b)
+						assert_true(want[p][i] == logits_hash(s));
+					want[p][i] = logits_hash(s);
+				}
+				if (!n)
+					continue;
+				ok(session_verify(s, text + at, n, NULL, &e), &e);
+				for (uint32_t i = 0; i < n; i++)
+					assert_true(row_hash(s, i) == want[p][i]);
+				assert_true(logits_hash(s) == want[p][n - 1]);
+				assert_null(session_row_logits(s, n));
+			}
+		}
+		session_free(s);
+		engine_close(g, NULL);
+	}
+}
+
+static void test_kept_rows(void **state)
+{
+	(void)state;
+	static const uint32_t prompts[] = {60, 122, 127, 160};
+	struct engine *g = poisoned_engine(2, 0);
+	struct session *s = session_of(g, true), *fresh = session_of(g, true);
+	struct err e = {0};
+	for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
+		for (uint32_t keep = 1; keep <= 6; keep++) {
+			uint32_t at = prompts[p], length = at + keep;
+			session_rewind(s, 0);
+			ok(session_sync(s, text, at, NULL, NULL, &e), &e);
+			round_of(s, text[at], 5); /* its scratch rows must not matter */
+			int32_t tokens[6];        /* the last ones are refused: other text follows */
+			for (uint32_t i = 0; i < 6; i++)
+				tokens[i] = i < keep ? text[at + i] : (text[at + i] + 1) % 8000;
+			ok(session_verify(s, tokens, 6, NULL, &e), &e);
+			session_keep_rows(s, keep);
+			assert_int_equal(session_length(s), length);
+			assert_null(session_row_logits(s, keep));
+
+			session_rewind(fresh, 0);
+			ok(session_sync(fresh, text, length, NULL, NULL, &e), &e);
+			assert_true(logits_hash(s) == logits_hash(fresh));
+			for (int again = 0; again < 3; again++) { /* and on, through the next steps */
+				struct round a = round_of(s, text[length], N_DRAFT),
+							 b = round_of(fresh, text[length], N_DRAFT);
+				assert_same_round(&a, &b, N_DRAFT);
+				ok(session_verify(s, text + length, 3, NULL, &e), &e);
+				session_keep_rows(s, 2);
+				session_keep_rows(s, 1); /* by and by */
+				ok(session_extend(fresh, text + length, 1, NULL, NULL, &e), &e);
+				assert_true(logits_hash(s) == logits_hash(fresh));
+				length++;
+			}
+		}
+	}
+	session_free(s);
+	session_free(fresh);
+	engine_close(g, NULL);
+}
+
+/* k drafts begin with the drafts of every smaller k, and step j is what a sequence that really goes
+ * on computes while everything is selected. */
+static void test_recursion(void **state)
+{
+	(void)state;
+	struct engine *g = poisoned_engine(1, 0);
+	struct session *s = session_of(g, true);
+	struct err e = {0};
+	for (uint32_t at = 20; at <= 180; at += 40) {
+		session_rewind(s, 0);
+		ok(session_sync(s, text, at, NULL, NULL, &e), &e);
+		struct round all = round_of(s, 42, SESSION_DRAFTS_MAX);
+		for (uint32_t k = 1; k < SESSION_DRAFTS_MAX; k++) {
+			struct round some = round_of(s, 42, k);
+			assert_memory_equal(some.ids, all.ids, k * sizeof *all.ids);
+		}
+		struct round again = round_of(s, 42, SESSION_DRAFTS_MAX);
+		assert_same_round(&again, &all, SESSION_DRAFTS_MAX);
+	}
+	int32_t id;
+	assert_int_equal(session_mtp_draft(s, 42, 0, &id, NULL, &e), ERR_INPUT);
+	assert_int_equal(session_mtp_draft(s, 42, SESSION_DRAFTS_MAX + 1, &id, NULL, &e), ERR_INPUT);
+	assert_int_equal(session_mtp_draft(s, 8192, 1, &id, NULL, &e), ERR_INPUT);
+	int32_t rest[256] = {0};
+	ok(session_extend(s, rest, 256 - 180, NULL, NULL, &e), &e); /* the context is full */
+	round_of(s, 42, 1);
+	assert_int_equal(session_mtp_draft(s, 42, 2, &id, NULL, &e), ERR_INPUT);
+	assert_int_equal(session_verify(s, rest, 1, NULL, &e), ERR_INPUT);
+	session_free(s);
+	engine_close(g, NULL);
+}
+
+static int32_t choose_second(void *user, const float *logits, uint32_t step)
+{
+	assert_int_equal(step, (*(uint32_t *)user)++);
+	int32_t best = 0, second = 1;
+	for (int32_t i = 1; i < 8000; i++) {
+		if (logits[i] > logits[best]) {
+			second = best;
+			best = i;
+		} else if (i != best && logits[i] > logits[second]) {
+			second = i;
+		}
+	}
+	return second;
+}
+
+/* Five timelines that draft and verify in common steps, with different k and n, against each one
+ * alone. One of them is without MTP. */
+static void test_together(void **state)
+{
+	(void)state;
+	enum { N = 5 };
+	static const uint32_t start[N] = {3, 77, 121, 140, 50}, drafts[N] = {4, 1, 7, 3, 0};
+	struct engine *g = poisoned_engine(N + 1, 3000000);
+	struct session *s[N], *alone = session_of(g, true);
+	struct err e = {0};
+	uint32_t n_vocab = engine_config(g)->n_vocab, length[N];
+	float *logits = NEW_ARRAY(float, (size_t)N *SESSION_DRAFTS_MAX *n_vocab);
+	for (int i = 0; i < N; i++) {
+		s[i] = session_of(g, i < N - 1);
+		length[i] = start[i];
+		ok(session_sync(s[i], text + i, start[i], NULL, NULL, &e), &e);
+	}
+	for (uint32_t step = 0; step < 4; step++) {
+		struct batch_draft d[N];
+		struct batch_part parts[N];
+		int32_t ids[N][SESSION_DRAFTS_MAX], tokens[N][SESSION_ROWS_MAX];
+		for (int i = 0; i < N - 1; i++)
+			d[i] = (struct batch_draft){.session = s[i],
+				.next = text[i + (int)length[i]],
+				.k = drafts[i],
+				.ids = ids[i],
+				.logits = logits + (size_t)i * SESSION_DRAFTS_MAX * n_vocab};
+		ok(batch_mtp_draft(d, N - 1, &e), &e);
+		for (int i = 0; i < N; i++) {
+			uint32_t n = (uint32_t)(i + (int)step) % SESSION_ROWS_MAX + 1;
+			for (uint32_t k = 0; k < n; k++) /* the first rows are true */
+				tokens[i][k] = text[i + (int)(length[i] + k)] + (k > 2);
+			parts[i] =
+				(struct batch_part){.session = s[i], .tokens = tokens[i], .n = n, .verify = true};
+		}
+		ok(batch_step(parts, N, NULL, &e), &e);
+		for (int i = 0; i < N; i++) {
+			uint32_t keep = MIN(parts[i].n, 3);
+			session_rewind(alone, 0);
+			ok(session_sync(alone, text + i, length[i], NULL, NULL, &e), &e);
+			if (i < N - 1) {
+				struct round a = round_of(alone, d[i].next, drafts[i]),
+							 b = round_hash(s[i], d[i].logits, ids[i], drafts[i]);
+				assert_same_round(&a, &b, drafts[i]);
+			}
+			for (uint32_t k = 0; k < parts[i].n; k++) {
+				ok(session_extend(alone, &tokens[i][k], 1, NULL, NULL, &e), &e);
+				assert_true(logits_hash(alone) == row_hash(s[i], k));
+			}
+			session_keep_rows(s[i], keep);
+			length[i] += keep;
+			assert_int_equal(session_length(s[i]), length[i]);
+		}
+	}
+	/* a chooser of the caller's: the recursion goes on with what it says */
+	uint32_t calls = 0;
+	int32_t chosen[3], first;
+	struct batch_draft d = {.session = s[0],
+		.next = 42,
+		.k = 3,
+		.ids = chosen,
+		.choose = choose_second,
+		.user = &calls};
+	ok(batch_mtp_draft(&d, 1, &e), &e);
+	assert_int_equal(calls, 3);
+	ok(session_mtp_draft(s[0], 42, 1, &first, NULL, &e), &e);
+	assert_int_not_equal(chosen[0], first);
+	d = (struct batch_draft){.session = s[N - 1], .next = 42, .k = 1, .ids = chosen};
+	assert_int_equal(batch_mtp_draft(&d, 1, &e), ERR_RUN); /* without MTP */
+	for (int i = 0; i < N; i++)
+		session_free(s[i]);
+	session_free(alone);
+	free(logits);
+	engine_close(g, NULL);
+}
+
+/* The cosine between drafts on two timelines of the same tokens. */
+static double round_cosine(struct session *a, struct session *b)
+{
+	uint32_t n = engine_config(session_engine(a))->n_vocab;
+	float *x = NEW_ARRAY(float, n), *y = NEW_ARRAY(float, n);
+	draft_of(a, 42, x);
+	draft_of(b, 42, y);
+	double xy = 0, xx = 0, yy = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		xy += (double)x[i] * y[i];
+		xx += (double)x[i] * x[i];
+		yy += (double)y[i] * y[i];
+	}
+	free(x);
+	free(y);
+	return xy / sqrt(xx * yy);
+}
+
+/* Ways to a timeline that lose the state of its last position: the row between is made without it,
+ * never left as it was. All tokens are the same in the end, and so are the logits. */
+static void test_lost_state(void **state)
+{
+	(void)state;
+	struct engine *g = poisoned_engine(3, 0);
+	struct session *fresh = session_of(g, true), *s = session_of(g, true),
+				   *from = session_of(g, true);
+	struct err e = {0};
+	int32_t other = (text[100] + 1) % 8000;
+	const char *path = temp_dir_path("lost.session");
+	ok(session_sync(fresh, text, 150, NULL, NULL, &e), &e);
+	for (int way = 0; way < 4; way++) {
+		session_rewind(s, 0);
+		session_rewind(from, 0);
+		ok(session_sync(way < 2 ? s : from, text, 100, NULL, NULL, &e), &e);
+		if (way == 0) { /* another branch, and back */
+			ok(session_extend(s, &other, 1, NULL, NULL, &e), &e);
+			session_rewind(s, 100);
+		} else if (way == 1) { /* the same branch: nothing is lost */
+			ok(session_extend(s, text + 100, 30, NULL, NULL, &e), &e);
+			session_rewind(s, 100);
+		} else if (way == 2) { /* a copy */
+			ok(batch_copy_prefix(s, from, 100, &e), &e);
+		} else { /* a file */
+			ok(session_file_save(from, 100, path, false, NULL, 0, NULL, &e), &e);
+			ok(session_file_load(s, path, NULL, NULL, &e), &e);
+		}
+		assert_false(session_can_draft(s));
+		ok(session_extend(s, text + 100, 50, NULL, NULL, &e), &e);
+		assert_true(logits_hash(s) == logits_hash(fresh));
+		round_of(s, 42, N_DRAFT);
+		double cosine = round_cosine(s, fresh);
+		print_message("way %d: cosine of drafts %.6f\n", way, cosine);
+		assert_true(way == 1 ? cosine > 0.9999999 : cosine > 0.98);
+	}
+	/* rows that are missing: a timeline of a session without MTP, a file without its rows */
+	for (int way = 0; way < 2; way++) {
+		struct session *plain;
+		session_free(from);
+		from = plain = session_of(g, false);
+		ok(session_sync(plain, text, 100, NULL, NULL, &e), &e);
+		session_rewind(s, 0);
+		if (way)
+			ok(batch_copy_prefix(s, plain, 100, &e), &e);
+		else
+			ok(session_file_save(plain, 100, path, true, NULL, 0, NULL, &e), &e);
+		if (!way)
+			ok(session_file_load(s, path, NULL, NULL, &e), &e);
+		ok(session_extend(s, text + 100, 50, NULL, NULL, &e), &e);
+		assert_true(logits_hash(s) == logits_hash(fresh));
+		assert_false(session_can_draft(s));
+		int32_t id;
+		assert_int_equal(session_mtp_draft(s, 42, 1, &id, NULL, &e), ERR_RUN);
+		session_rewind(s, 0);
+		ok(session_sync(s, text, 150, NULL, NULL, &e), &e);
+		struct round a = round_of(s, 42, N_DRAFT), b = round_of(fresh, 42, N_DRAFT);
+		assert_same_round(&a, &b, N_DRAFT);
+	}
+	session_free(from);
+	session_free(s);
+	session_free(fresh);
+	engine_close(g, NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_rows_are_single_steps),
+		cmocka_unit_test(test_kept_rows),
+		cmocka_unit_test(test_recursion),
+		cmocka_unit_test(test_together),
+		cmocka_unit_test(test_lost_state),
+	};
+	return cmocka_run_group_tests(tests, verify_setup, temp_dir_drop);
+}
