@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Private to the scheduler: its state, and what its files do for each other.
+ * - scheduler.c: the thread, the queue, the published snapshot.
+ * - scheduler_slots.c: which session gets a job, where its beginning comes from, how it ends.
+ * - scheduler_steps.c: which rows are computed next, and what becomes of their logits.
+ *
+ * The lock guards the queue, the flags and the published snapshot; it is never held while
+ * computing. Fields marked "compute" belong to the thread.
+ */
+#ifndef GLM_SERVE_SCHEDULER_INTERNAL_H
+#define GLM_SERVE_SCHEDULER_INTERNAL_H
+
+#include "src/engine/batch.h"
+#include "src/serve/compute/scheduler.h"
+
+#include <pthread.h>
+
+/* Owned by the compute thread. */
+struct slot {
+	struct session *session;
+	struct job *job; /* NULL: idle */
+	enum scheduler_state state;
+	uint32_t prompt;     /* tokens of the prompt of the last job */
+	struct slot *leader; /* reads `common` tokens that this job begins with too; NULL: none */
+	uint32_t common;
+	uint64_t serial;        /* of the job: counts all jobs */
+	uint64_t leader_serial; /* of the leader's job when this one began to wait */
+	uint64_t last_used;     /* jobs that had ended when it became idle; 0: never used */
+};
+
+struct scheduler {
+	struct engine *engine;      /* constant */
+	struct prefix_store *store; /* compute; NULL: none */
+	struct metrics *metrics;    /* constant */
+	uint32_t n_slots;           /* constant */
+	uint32_t queue_limit;       /* constant */
+	pthread_t thread;
+	struct slot *slots; /* [n_slots] compute */
+	uint32_t turn;      /* compute: who is first in the next step */
+	uint64_t n_jobs;    /* compute: begun */
+	uint64_t n_ended;   /* compute */
+	int64_t writing_ns; /* compute: decode time that prompts have delayed */
+	atomic_bool abort;  /* cuts a step short */
+	pthread_mutex_t lock;
+	pthread_cond_t wake, ended;
+	struct job *first, **last;         /* lock: the queue */
+	uint32_t waiting;                  /* lock */
+	bool stopping, stop_now, finished; /* lock */
+	struct job *alone;  /* lock: the only job of the step in hand; NULL: none or several */
+	double job_seconds; /* lock: of an answer, smoothed */
+	struct scheduler_snapshot snapshot; /* lock */
+};
+
+/* ---- scheduler.c ---- */
+
+/* Takes the job whose client is next; or one that was cancelled while waiting. Lock held. */
+struct job *queue_pop(struct scheduler *s, bool cancelled_only);
+
+/* ---- scheduler_slots.c ---- */
+
+uint32_t slots_count(const struct scheduler *s, enum scheduler_state state);
+
+/* Idle slots get the jobs of the queue. */
+void slots_fill(struct scheduler *s);
+void slots_drop_cancelled(struct scheduler *s);
+
+/* Whether this slot still waits for its leader. When the leader has read what is common, or its job
+ * has ended, its rows are copied and the wait is over. */
+bool slot_follows(struct scheduler *s, struct slot *slot);
+
+/* What was computed stays for later runs. A folder that takes no more stops being used; answers do
+ * not depend on it. */
+void slot_keep_prefix(struct scheduler *s, struct slot *slot);
+
+/* The job gets its last event, and the slot is idle. */
+void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how);
+void slot_fail(struct scheduler *s, struct slot *slot, const struct err *e);
+
+/* ---- scheduler_steps.c ---- */
+
+/* One step of the sessions that read or of those that write; nothing when there are none. */
+void scheduler_step(struct scheduler *s);
+
+#endif

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: MIT */
+/* Sessions and jobs: who gets which session, and with how much of the prompt in it. */
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/num.h"
+#include "src/serve/compute/scheduler_internal.h"
+
+/* All in tokens. The opening of an answer may differ when a conversation goes on. */
+#define SAME_CONVERSATION 3
+#define FOLLOW_LEAST      128 /* that another session is reading: worth waiting for */
+#define COPY_LEAST        16  /* fewer are computed, not copied */
+
+/* ---- the end of jobs ---- */
+
+static void slot_release(struct scheduler *s, struct slot *slot)
+{
+	struct job *j = slot->job;
+	double seconds = (double)(clock_ns() - j->started_ns) / 1e9;
+	slot->job = NULL;
+	slot->state = SCHEDULER_IDLE;
+	slot->last_used = ++s->n_ended;
+	client_end_answer(j->client);
+	pthread_mutex_lock(&s->lock);
+	s->job_seconds = s->job_seconds > 0 ? 0.9 * s->job_seconds + 0.1 * seconds : seconds;
+	pthread_mutex_unlock(&s->lock);
+	job_drop(j);
+}
+
+void slot_keep_prefix(struct scheduler *s, struct slot *slot)
+{
+	struct err e = {0};
+	if (!s->store || session_length(slot->session) < PREFIX_BLOCK ||
+		!prefix_store_keep(s->store, slot->session, session_length(slot->session), &e))
+		return;
+	log_warn("the session folder is not used any more: %s", e.text);
+	prefix_store_close(s->store);
+	s->store = NULL;
+}
+
+void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how)
+{
+	struct job *j = slot->job;
+	bool whole = slot->state == SCHEDULER_WRITING && how != JOB_CANCELLED;
+	metrics_add(s->metrics, how == JOB_CANCELLED ? METRICS_CANCELLED : METRICS_ANSWERS, 1);
+	if (how != JOB_CANCELLED)
+		metrics_observe(s->metrics, METRICS_DURATION, clock_ns() - j->submitted_ns);
+	job_end(j, how);
+	if (whole)
+		slot_keep_prefix(s, slot);
+	slot_release(s, slot);
+}
+
+void slot_fail(struct scheduler *s, struct slot *slot, const struct err *e)
+{
+	metrics_add(s->metrics, METRICS_FAILED, 1);
+	job_fail(slot->job, e);
+	slot_release(s, slot);
+}
+
+/* ---- the beginning of jobs ---- */
+
+/* The idle slot for a prompt, by the rule in scheduler.h; there must be one. *start: tokens at the
+ * beginning of the prompt that its session holds, all but the last token at most. */
+static struct slot *slot_choose(
+	struct scheduler *s, const struct token_ids *prompt, uint32_t *start)
+{
+	struct slot *going_on = NULL, *oldest = NULL, *longest = NULL;
+	uint32_t going_on_n = 0, oldest_n = 0, longest_n = 0;
+	for (uint32_t i = 0; i < s->n_slots; i++) {
+		struct slot *x = &s->slots[i];
+		uint32_t n = session_common_prefix(x->session, prompt->data, (uint32_t)prompt->n);
+		if (n > longest_n) {
+			longest = x;
+			longest_n = n;
+		}
+		if (x->job)
+			continue;
+		if (n > going_on_n && x->prompt && n + SAME_CONVERSATION >= x->prompt) {
+			going_on = x;
+			going_on_n = n;
+		}
+		if (!oldest || x->last_used < oldest->last_used) {
+			oldest = x;
+			oldest_n = n;
+		}
+	}
+	uint32_t most = (uint32_t)prompt->n - 1; /* the logits of the last token are wanted */
+	if (going_on && going_on_n >= longest_n) {
+		*start = MIN(going_on_n, most);
+		return going_on;
+	}
+	*start = MIN(oldest_n, most);
+	longest_n = MIN(longest_n, most);
+	struct err e = {0};
+	if (longest && longest != oldest && longest_n >= *start + COPY_LEAST) {
+		if (!batch_copy_prefix(oldest->session, longest->session, longest_n, &e))
+			*start = longest_n;
+		else
+			*start = 0;
+	}
+	return oldest;
+}
+
+/* Reads more of the prompt's rows from disk than the `start` tokens that the session holds, if
+ * there are any. Returns how many it holds then. */
+static uint32_t slot_restore_prefix(
+	struct scheduler *s, struct slot *slot, const struct token_ids *prompt, uint32_t start)
+{
+	struct err e = {0};
+	uint32_t n_read = 0, n = (uint32_t)prompt->n - 1;
+	if (!s->store || start + PREFIX_BLOCK > n)
+		return start;
+	if (prefix_store_restore(s->store, slot->session, prompt->data, n, &n_read, &e))
+		log_warn("the session folder: %s", e.text);
+	return session_length(slot->session);
+}
+
+/* When somebody is just reading the same beginning, it is read once: this one waits, then copies.
+ * Whoever is followed began earlier, so there are no circles. */
+static void slot_find_leader(struct scheduler *s, struct slot *slot, uint32_t start)
+{
+	const struct token_ids *mine = &slot->job->prompt;
+	slot->leader = NULL;
+	slot->common = start + FOLLOW_LEAST - 1;
+	for (uint32_t i = 0; i < s->n_slots; i++) {
+		struct slot *x = &s->slots[i];
+		if (x == slot || !x->job || x->state != SCHEDULER_READING)
+			continue;
+		const struct token_ids *theirs = &x->job->prompt;
+		size_t n = 0, most = MIN(mine->n - 1, theirs->n);
+		while (n < most && mine->data[n] == theirs->data[n])
+			n++;
+		if (n > slot->common) {
+			slot->leader = x;
+			slot->leader_serial = x->serial;
+			slot->common = (uint32_t)n;
+		}
+	}
+}
+
+bool slot_follows(struct scheduler *s, struct slot *slot)
+{
+	struct slot *x = slot->leader;
+	struct job *j = slot->job;
+	if (!x)
+		return false;
+	if (x->job && x->serial == slot->leader_serial && session_length(x->session) < slot->common)
+		return true;
+	slot->leader = NULL;
+	struct err e = {0};
+	uint32_t old = session_length(slot->session),
+			 n = session_common_prefix(x->session, j->prompt.data, slot->common);
+	if (n < old + COPY_LEAST)
+		return false;
+	if (batch_copy_prefix(slot->session, x->session, n, &e)) {
+		log_warn("copying a prefix: %s", e.text);
+		return false;
+	}
+	j->cached += n - old;
+	metrics_add(s->metrics, METRICS_CACHED_TOKENS, n - old);
+	job_progress(j, n, slot->prompt);
+	return false;
+}
+
+static void slot_begin_job(struct scheduler *s, struct job *j)
+{
+	uint32_t start;
+	struct slot *slot = slot_choose(s, &j->prompt, &start);
+	session_rewind(slot->session, MIN(start, session_length(slot->session)));
+	start = slot_restore_prefix(s, slot, &j->prompt, start);
+	slot->job = j;
+	slot->serial = ++s->n_jobs;
+	client_begin_answer(j->client, slot->serial);
+	slot->state = SCHEDULER_READING;
+	slot->prompt = (uint32_t)j->prompt.n;
+	j->cached = start;
+	j->started_ns = clock_ns();
+	job_begin(j, engine_tokenizer(s->engine));
+	slot_find_leader(s, slot, start);
+	job_progress(j, start, slot->prompt);
+	metrics_add(s->metrics, METRICS_PROMPT_TOKENS, j->prompt.n);
+	metrics_add(s->metrics, METRICS_CACHED_TOKENS, start);
+	metrics_observe(s->metrics, METRICS_QUEUED, j->started_ns - j->submitted_ns);
+}
+
+static struct slot *slot_find_idle(struct scheduler *s)
+{
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		if (!s->slots[i].job)
+			return &s->slots[i];
+	return NULL;
+}
+
+void slots_fill(struct scheduler *s)
+{
+	for (;;) {
+		pthread_mutex_lock(&s->lock);
+		struct job *j = queue_pop(s, true);
+		bool stopping = s->stopping;
+		if (!j && (stopping || slot_find_idle(s)))
+			j = queue_pop(s, false);
+		pthread_mutex_unlock(&s->lock);
+		if (!j)
+			return;
+		if (atomic_load(&j->cancel)) {
+			metrics_add(s->metrics, METRICS_CANCELLED, 1);
+			job_end(j, JOB_CANCELLED);
+		} else if (stopping) {
+			struct err e = {0};
+			err_set(&e, ERR_INTERRUPTED, "the server is shutting down");
+			metrics_add(s->metrics, METRICS_FAILED, 1);
+			job_fail(j, &e);
+		} else {
+			slot_begin_job(s, j);
+			continue;
+		}
+		job_drop(j);
+	}
+}
+
+void slots_drop_cancelled(struct scheduler *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool now = s->stop_now;
+	pthread_mutex_unlock(&s->lock);
+	struct err e = {0};
+	err_set(&e, ERR_INTERRUPTED, "the server is shutting down");
+	for (uint32_t i = 0; i < s->n_slots; i++) {
+		struct slot *slot = &s->slots[i];
+		if (slot->job && now)
+			slot_fail(s, slot, &e);
+		else if (slot->job && atomic_load(&slot->job->cancel))
+			slot_finish(s, slot, JOB_CANCELLED);
+	}
+}
+
+uint32_t slots_count(const struct scheduler *s, enum scheduler_state state)
+{
+	uint32_t n = 0;
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		n += s->slots[i].job && s->slots[i].state == state;
+	return n;
+}
