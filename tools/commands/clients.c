@@ -4,7 +4,6 @@
 #include "tools/commands/manual.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static const struct {
 	const char *name, *lines; /* where the lines go, the lines */
@@ -65,37 +64,16 @@ static const char *const notes[] = {
 	"refused.",
 };
 
-/* Text in lines of at most 80 columns. */
-static void put_wrapped(const char *text)
-{
-	size_t column = 0;
-	while (*text) {
-		size_t n = strcspn(text, " ");
-		if (column && column + 1 + n > 80) {
-			putchar('\n');
-			column = 0;
-		}
-		printf("%s%.*s", column ? " " : "", (int)n, text);
-		column += n + (column > 0);
-		text += n + strspn(text + n, " ");
-	}
-	putchar('\n');
-}
-
 int clients_print(void)
 {
-	put_wrapped(intro);
+	manual_print_wrapped(intro);
 	for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
 		printf("\n%s:\n", clients[i].name);
-		for (const char *s = clients[i].lines; *s;) {
-			size_t n = strcspn(s, "\n");
-			printf("    %.*s\n", (int)n, s);
-			s += n + 1;
-		}
+		manual_print_indented(clients[i].lines);
 	}
 	for (size_t i = 0; i < ARRAY_LEN(notes); i++) {
 		putchar('\n');
-		put_wrapped(notes[i]);
+		manual_print_wrapped(notes[i]);
 	}
 	return 0;
 }

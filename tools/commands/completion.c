@@ -158,7 +158,7 @@ int completion_print_bash(struct err *e)
 		"\"$word\")\n\t\t\t\treturn\n\t\t\tfi\n"
 		"\t\t\tcommand=${command}_${COMP_WORDS[2]} from=3\n\t\tfi\n"
 		"\t\tif [[ $command == help ]]; then\n\t\t\tmapfile -t COMPREPLY < <(compgen -W "
-		"\"$_glmstream_commands clients\" -- \"$word\")\n"
+		"\"$_glmstream_commands clients proxy\" -- \"$word\")\n"
 		"\t\t\treturn\n\t\tfi\n"
 		"\tfi\n"
 		"\tvalues=$(_glmstream_values \"$command\" \"$before\")\n"

@@ -48,6 +48,7 @@ static void print_help(void)
 		printf("  %-12s %s\n", c->name, c->help);
 	printf("\n  glmstream COMMAND --help   options of a command (of a chat: glmstream run --help)\n"
 		   "  glmstream help clients     what to set in Claude Code, Codex, Open WebUI and others\n"
+		   "  glmstream help proxy       serve with TLS, behind nginx or Caddy\n"
 		   "  glmstream help --man | man -l -   the manual; help --bash, help --zsh: completion\n"
 		   "  glmstream --version\n\n"
 		   "Example:\n"
@@ -102,6 +103,8 @@ static int dispatch(int argc, char **argv, struct err *e)
 		return completion_print_zsh(e);
 	if (!strcmp(about, "clients"))
 		return clients_print();
+	if (!strcmp(about, "proxy"))
+		return proxies_print();
 	if (*about) { /* help COMMAND [PART] */
 		const struct command *c = find_command(about, e);
 		char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};

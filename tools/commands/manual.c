@@ -83,6 +83,31 @@ void manual_put_text(const char *text)
 	}
 }
 
+void manual_print_wrapped(const char *text)
+{
+	size_t column = 0;
+	while (*text) {
+		size_t n = strcspn(text, " ");
+		if (column && column + 1 + n > 80) {
+			putchar('\n');
+			column = 0;
+		}
+		printf("%s%.*s", column ? " " : "", (int)n, text);
+		column += n + (column > 0);
+		text += n + strspn(text + n, " ");
+	}
+	putchar('\n');
+}
+
+void manual_print_indented(const char *lines)
+{
+	while (*lines) {
+		size_t n = strcspn(lines, "\n");
+		printf("    %.*s\n", (int)n, lines);
+		lines += n + 1;
+	}
+}
+
 static void put_option(const struct arg *a)
 {
 	printf(".TP\n");
@@ -373,6 +398,8 @@ int manual_print(struct err *e)
 	rc = manual_visit(&common, e);
 	put_chat();
 	fputs(topics, stdout);
+	proxies_print_man();
+	threats_print_man();
 	clients_print_man();
 	fputs(tail, stdout);
 	return rc;

@@ -22,10 +22,18 @@ int manual_print(struct err *e);
 /* Plain text for roff: no line begins with a control character, backslashes and dashes are what
  * they look like. */
 void manual_put_text(const char *text);
+/* For `glmstream help TOPIC`: text in lines of at most 80 columns; lines, each indented. */
+void manual_print_wrapped(const char *text);
+void manual_print_indented(const char *lines);
 
 /* ---- clients.c: the lines that programs need to use the server ---- */
 int clients_print(void);      /* `glmstream help clients` */
 void clients_print_man(void); /* the manual's section */
+
+/* ---- proxies.c: the server behind a proxy, and against whom it is protected ---- */
+int proxies_print(void);      /* `glmstream help proxy` */
+void proxies_print_man(void); /* the manual's sections */
+void threats_print_man(void);
 
 /* ---- completion.c ---- */
 int completion_print_bash(struct err *e);

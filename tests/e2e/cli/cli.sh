@@ -47,8 +47,14 @@ for word in ANTHROPIC_BASE_URL model_providers.glmstream openai-compatible Cline
 	check "help clients speaks of $word" grep -qF -- "$word" "$work/out"
 done
 check "help clients has lines of at most 100 columns" [ "$(wc -L <"$work/out")" -le 100 ]
+run help proxy
+for word in 'proxy_buffering off;' '--trusted-proxy' reverse_proxy; do
+	check "help proxy speaks of $word" grep -qF -- "$word" "$work/out"
+done
 run help --man
-check "the manual has the section" grep -q '^.SH CLIENTS' "$work/out"
+for section in CLIENTS 'BEHIND A PROXY' 'THREAT MODEL OF THE SERVER'; do
+	check "the manual has the section" grep -q "^.SH $section" "$work/out"
+done
 run help trace show
 exits 0
 check "help knows the parts of a command" grep -q '^Usage: glmstream trace show' "$work/out"
