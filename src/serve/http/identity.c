@@ -52,6 +52,12 @@ struct identity identity_of_key(int index)
 
 /* ---- addresses ---- */
 
+static void map_four(const struct in_addr *four, unsigned char out[16])
+{
+	memcpy(out, "\0\0\0\0\0\0\0\0\0\0\xff\xff", 12);
+	memcpy(out + 12, four, 4);
+}
+
 /* False: of no family that has addresses. */
 static bool address_bytes(const struct sockaddr *a, unsigned char out[16])
 {
@@ -61,15 +67,14 @@ static bool address_bytes(const struct sockaddr *a, unsigned char out[16])
 	}
 	if (!a || a->sa_family != AF_INET)
 		return false;
-	memcpy(out, "\0\0\0\0\0\0\0\0\0\0\xff\xff", 12);
-	memcpy(out + 12, &((const struct sockaddr_in *)(const void *)a)->sin_addr, 4);
+	map_four(&((const struct sockaddr_in *)(const void *)a)->sin_addr, out);
 	return true;
 }
 
 static bool parse_address(const char *text, size_t n, unsigned char out[16])
 {
 	char copy[64];
-	struct sockaddr_in six_four = {.sin_family = AF_INET};
+	struct in_addr four;
 	if (!n || n >= sizeof copy)
 		return false;
 	memcpy(copy, text, n);
@@ -84,8 +89,10 @@ static bool parse_address(const char *text, size_t n, unsigned char out[16])
 	if (inet_pton(AF_INET6, copy, out) == 1)
 		return true;
 	copy[strcspn(copy, ":")] = 0;
-	return inet_pton(AF_INET, copy, &six_four.sin_addr) == 1 &&
-		   address_bytes((const struct sockaddr *)&six_four, out);
+	if (inet_pton(AF_INET, copy, &four) != 1)
+		return false;
+	map_four(&four, out);
+	return true;
 }
 
 static struct identity identity_of_bytes(const unsigned char bytes[16])
