@@ -13,6 +13,7 @@
 #include "tools/commands/commands.h"
 #include "tools/convert/convert_keys.h"
 #include "tools/convert/convert_pipeline.h"
+#include "tools/plan/model_headers.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/progress.h"
 #include "tools/output/report.h"
@@ -166,6 +167,8 @@ static int make_plan(struct convert_work *w, struct err *e)
 	gguf_writer_add_check_values(w->writer);
 	if (!code)
 		code = gguf_writer_plan(w->writer, e);
+	if (!code) /* now, and not when hours of work are done */
+		code = model_headers_check(w->writer, e);
 out:
 	if (!code) {
 		print_notes(&w->plan.notes);

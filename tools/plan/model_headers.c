@@ -27,7 +27,7 @@ static int bind_model(struct model_headers *m, const char *path, struct err *e)
 	return 0;
 }
 
-/* The planned file in memory: its header, and a hole for the data. */
+/* The planned file (its first part) in memory: its header, and a hole for the data. */
 static int write_headers(struct model_headers *m, const struct gguf_writer *w, struct err *e)
 {
 	size_t bytes;
@@ -72,6 +72,28 @@ int model_headers_make(struct model_headers *m, const char *recipe, struct err *
 out:
 	gguf_writer_free(w);
 	convert_plan_fini(&plan);
+	return rc;
+}
+
+int model_headers_check(const struct gguf_writer *w, struct err *e)
+{
+	struct model_headers m = {.fd = -1};
+	size_t bytes = gguf_writer_part(w, 0).file_bytes;
+	int rc = write_headers(&m, w, e);
+	if (!rc) {
+		void *map = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE, m.fd, 0);
+		if (map == MAP_FAILED)
+			rc = err_errno(e, errno, "a file in memory");
+		else if (!(rc = gguf_parse(map, bytes, "this checkpoint as a GGUF", &m.file, e)) &&
+				 !(rc = config_read(m.file, &m.config, e)) && gguf_writer_n_parts(w) == 1)
+			rc = weights_bind(m.file, &m.config, m.config.n_mtp > 0, &m.weights, &m.resident, e);
+		weights_free(&m.weights, NULL);
+		gguf_close(m.file);
+		m.file = NULL;
+		if (map != MAP_FAILED)
+			munmap(map, bytes);
+	}
+	model_headers_close(&m);
 	return rc;
 }
 

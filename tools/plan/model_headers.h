@@ -26,6 +26,10 @@ struct model_headers {
 int model_headers_make(struct model_headers *m, const char *recipe, struct err *e);
 /* The file at `path`; ERR_INPUT as of gguf_open, config_read and weights_bind. */
 int model_headers_open(struct model_headers *m, const char *path, struct err *e);
+/* Whether this program could open what a planned writer is going to write: ERR_INPUT as above. Of
+ * several parts the first is looked at. */
+struct gguf_writer;
+int model_headers_check(const struct gguf_writer *w, struct err *e);
 void model_headers_close(struct model_headers *m); /* accepts a zeroed struct */
 
 #endif

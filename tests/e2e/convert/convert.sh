@@ -267,6 +267,8 @@ fresh --set hidden_size=-1
 refused 'key hidden_size is -1'
 fresh --set hidden_size=256
 refused 'has shape .*, but config.json asks for'
+fresh --set index_topk=2097152 # more than this program reads: said before hours of work
+refused 'attention.indexer.top_k is 2097152, expected 1 to 1048576'
 fresh --set num_hidden_layers=6
 refused 'indexer_types describes 5 layers, 6 expected'
 fresh --set first_k_dense_replace=1
