@@ -2,8 +2,9 @@
 /*
  * Request bodies of the server. The first byte chooses the API, the rest is the body. Checked: a
  * refusal has a status of 4xx and a sentence, and is JSON; what is accepted gives prompts that fit
- * the context, the same ones a second time, and answers that are JSON, whole and as a stream,
- * whatever of the request they repeat.
+ * the context, the same ones a second time, as many tokens as the counting paths say, and answers
+ * that are JSON, whole and as a stream, whatever of the request they repeat; no memory stays
+ * counted.
  */
 #include "src/base/log.h"
 #include "src/serve/api/api.h"
@@ -140,8 +141,27 @@ static void try_token_paths(const struct request_model *model, const char *body,
 	}
 }
 
+static void expect_nothing_counted(const struct budget *b)
+{
+	if (atomic_load(&b->held))
+		bug("%zu bytes stay counted", atomic_load(&b->held));
+}
+
+/* What the paths that only count say of a request that was accepted. */
+static void check_count(const struct api *api, const struct request_model *model, const char *body,
+	size_t len, const struct request *r)
+{
+	struct request_error e = {0};
+	int64_t n = api == &api_messages    ? api_messages_count(model, body, len, &e)
+				: api == &api_responses ? api_responses_count(model, body, len, &e)
+										: -1;
+	if (n >= 0 && (size_t)n != r->prompts[0].n)
+		bug("%lld tokens are counted, the prompt has %zu", (long long)n, r->prompts[0].n);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+	static struct budget budget = {.limit = 256 << 20};
 	static struct request_model model;
 	if (!model.tokenizer) {
 		model = (struct request_model){.tokenizer = fixture_tokenizer(),
@@ -149,6 +169,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			.longest = 128,
 			.context = 2048,
 			.sampling = {.temperature = 1, .top_p = 0.95f},
+			.tokens = token_trie_new(fixture_tokenizer()),
+			.budget = &budget,
 			.turns = turn_store_new(1 << 16)};
 	}
 	if (!size)
@@ -169,6 +191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		expect_json(buf_str(&out), out.len);
 		buf_free(&out);
 		request_fini(&r);
+		expect_nothing_counted(&budget);
 		return 0;
 	}
 	if (api_parse(api, &model, body, size - 1, &again, &e) || again.n_prompts != r.n_prompts)
@@ -177,13 +200,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		const struct token_ids *a = &r.prompts[i], *b = &again.prompts[i];
 		if (!a->n || a->n >= model.context || a->n + r.max_new > model.context + 1)
 			bug("a prompt of %zu tokens and an answer of %u", a->n, r.max_new);
+		for (size_t k = 0; k < a->n; k++)
+			if (a->data[k] < 0 || a->data[k] >= (int32_t)tokenizer_n_tokens(model.tokenizer))
+				bug("token %d in a prompt", a->data[k]);
 		if (a->n != b->n || memcmp(a->data, b->data, a->n * sizeof *a->data))
 			bug("another prompt the second time");
 	}
 	if (!r.n || r.n_prompts * r.n > REQUEST_ANSWERS_MAX)
 		bug("%zu prompts, %u answers", r.n_prompts, r.n);
+	check_count(api, &model, body, size - 1, &r);
 	write_answers(api, &r);
 	request_fini(&again);
 	request_fini(&r);
+	expect_nothing_counted(&budget);
 	return 0;
 }
