@@ -101,8 +101,7 @@ static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
 	for (uint32_t i = 0; i < n_parts; row += parts[i++].n) {
 		struct session *s = parts[i].session;
 		memcpy(s->tokens + s->length, parts[i].tokens, parts[i].n * sizeof *s->tokens);
-		session_advance(
-			s, parts[i].n, row, part_rows(&parts[i]), session_has_mtp_rows(s, s->length));
+		session_advance(s, parts[i].n, row, part_rows(&parts[i]), s->mtp);
 	}
 	for (uint32_t i = 0; i < n_parts; i++)
 		session_check_finite(parts[i].session, NULL);
@@ -123,6 +122,7 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 	for (uint32_t i = 0; i < n_parts; i++) {
 		struct session *s = parts[i].session;
 		const struct batch_part *p = &parts[i];
+		session_fill_mtp_rows(s);
 		session_expect_token(s, p->tokens[0]);
 		if (session_mtp_states(s, p->n, r, states + r))
 			first_hidden = MIN(first_hidden, r);
@@ -189,8 +189,7 @@ int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n
 		bug("copy of %u tokens between unfit sessions", n);
 	session_rewind(to, 0);
 	session_drop_logits(to);
-	uint32_t trunk = g->model.config.n_layers,
-			 mtp = n && to->mtp && session_has_mtp_rows(from, n) ? n - 1 : 0;
+	uint32_t trunk = g->model.config.n_layers, mtp = n && to->mtp ? MIN(from->mtp_rows, n - 1) : 0;
 	for (uint32_t i = 0; i <= trunk; i++) {
 		uint32_t rows = i < trunk ? n : mtp;
 		if (!rows)
@@ -204,5 +203,6 @@ int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n
 		return rc;
 	to->length = n;
 	to->mtp_rows = mtp;
+	to->mtp_filled = MIN(from->mtp_filled, mtp);
 	return 0;
 }

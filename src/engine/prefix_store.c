@@ -41,35 +41,41 @@ struct prefix_store {
 
 /* ---- names ---- */
 
-static uint64_t store_key(const struct session *s)
+/* mtp: of blocks that hold the rows of the MTP layer too. */
+static uint64_t store_key(const struct session *s, bool mtp)
 {
 	const char *backend = s->g->backend->ops->name;
 	uint64_t h = hash_u64(session_fingerprint(s->g), SESSION_FILE_VERSION);
-	h = hash_u64(h, (uint64_t)s->g->kv.latent[0].type << 1 | s->mtp);
+	h = hash_u64(h, (uint64_t)s->g->kv.latent[0].type << 1 | mtp);
 	h = hash_u64(h, PREFIX_BLOCK);
 	return hash_bytes(h, backend, strlen(backend));
 }
 
-/* The names of a prompt's blocks, one after the other. */
+/* The names of a prompt's blocks, one after the other: without and with the rows of the MTP layer.
+ */
 struct block_chain {
-	uint64_t key, hash;
-	uint32_t block; /* of which `name` is */
-	char name[NAME_BYTES + 1];
+	uint64_t key[2], hash[2];
+	uint32_t block; /* of which the names are */
+	char name[2][NAME_BYTES + 1];
 };
 
 static struct block_chain chain_begin(const struct session *s)
 {
-	uint64_t key = store_key(s);
-	return (struct block_chain){.key = key, .hash = key, .block = UINT32_MAX};
+	struct block_chain c = {.block = UINT32_MAX};
+	for (int mtp = 0; mtp < 2; mtp++)
+		c.key[mtp] = c.hash[mtp] = store_key(s, mtp);
+	return c;
 }
 
 /* tokens: those of the next block. */
 static void chain_next(struct block_chain *c, const int32_t *tokens)
 {
 	c->block++;
-	c->hash = hash_bytes(c->hash, tokens, PREFIX_BLOCK * sizeof *tokens);
-	snprintf(c->name, sizeof c->name, "%016llx-%06u-%016llx" SUFFIX, (unsigned long long)c->key,
-		c->block, (unsigned long long)c->hash);
+	for (int mtp = 0; mtp < 2; mtp++) {
+		c->hash[mtp] = hash_bytes(c->hash[mtp], tokens, PREFIX_BLOCK * sizeof *tokens);
+		snprintf(c->name[mtp], sizeof c->name[mtp], "%016llx-%06u-%016llx" SUFFIX,
+			(unsigned long long)c->key[mtp], c->block, (unsigned long long)c->hash[mtp]);
+	}
 }
 
 static char *block_path(const struct prefix_store *p, const char *name)
@@ -80,8 +86,10 @@ static char *block_path(const struct prefix_store *p, const char *name)
 /* Sets the last use of a block to `now`, of later blocks of the chain a little earlier. False when
  * the file does not exist. */
 static bool set_last_use(
-	const struct prefix_store *p, const char *name, uint32_t block, struct timespec now)
+	const struct prefix_store *p, const struct block_chain *c, bool mtp, struct timespec now)
 {
+	uint32_t block = c->block;
+	const char *name = c->name[mtp];
 	int64_t ns = (int64_t)now.tv_nsec - (int64_t)block * 1000;
 	now.tv_sec -= ns < 0;
 	now.tv_nsec = (long)(ns < 0 ? ns + 1000000000 : ns);
@@ -262,17 +270,17 @@ struct prefix_store_stats prefix_store_stats(const struct prefix_store *p)
 	return p->stats;
 }
 
-/* Appends a stored block to the session. False when it is missing or unusable: the chain ends. */
+/* Appends a stored block to the session. False when it is missing or unusable. */
 static bool restore_block(struct prefix_store *p, struct session *s, const struct block_chain *c,
-	const int32_t *tokens, int *rc, struct err *e)
+	bool mtp, const int32_t *tokens, int *rc, struct err *e)
 {
 	struct err why = {0};
 	uint32_t first = c->block * PREFIX_BLOCK;
-	char *path = block_path(p, c->name);
+	char *path = block_path(p, c->name[mtp]);
 	int got = session_rows_load(s, first, tokens, first + PREFIX_BLOCK, path, &why);
 	if (got == ERR_INPUT) {
 		log_warn("%s; it is removed and its tokens are computed", why.text);
-		unlinkat(p->fd, c->name, 0);
+		unlinkat(p->fd, c->name[mtp], 0);
 		p->stats.blocks_damaged++;
 	} else if (got && got != -ENOENT && s->g->backend->failure.code) {
 		*rc = got;
@@ -302,11 +310,17 @@ int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_
 	struct timespec t = wall_clock();
 	for (uint32_t end = PREFIX_BLOCK; end <= n && !rc; end += PREFIX_BLOCK) {
 		chain_next(&c, tokens + end - PREFIX_BLOCK);
+		bool wanted = s->mtp, got = false;
 		if (end <= same) { /* in the caches already; if it is stored too, this is a use */
-			set_last_use(p, c.name, c.block, t);
+			if (!set_last_use(p, &c, wanted, t))
+				set_last_use(p, &c, !wanted, t);
 			continue;
 		}
-		if (!set_last_use(p, c.name, c.block, t) || !restore_block(p, s, &c, tokens, &rc, e))
+		/* of the two kinds the one that fits; the other one costs less than to compute the rows */
+		for (int other = 0; other < 2 && !got && !rc; other++)
+			got = set_last_use(p, &c, wanted ^ other, t) &&
+				  restore_block(p, s, &c, wanted ^ other, tokens, &rc, e);
+		if (!got)
 			break;
 		p->stats.blocks_read++;
 	}
@@ -316,6 +330,17 @@ int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_
 			*n_read = s->length - same;
 	}
 	return rc;
+}
+
+/* The kind of block that this session has rows for; *stored: it is in the store, or a block with
+ * more rows is. That counts as a use. */
+static bool block_kind(const struct prefix_store *p, const struct session *s,
+	const struct block_chain *c, struct timespec t, bool *stored)
+{
+	uint32_t first = c->block * PREFIX_BLOCK;
+	bool mtp = session_has_mtp_rows(s, first, first + PREFIX_BLOCK);
+	*stored = set_last_use(p, c, mtp, t) || (!mtp && set_last_use(p, c, true, t));
+	return mtp;
 }
 
 int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, struct err *e)
@@ -333,22 +358,26 @@ int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, str
 			blocks = i;
 		in_all += bytes;
 		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);
-		if (i < blocks && !set_last_use(p, c.name, i, t))
+		bool stored = false;
+		if (i < blocks)
+			block_kind(p, s, &c, t, &stored);
+		if (i < blocks && !stored)
 			missing += bytes;
 	}
 	int rc = missing ? evict_blocks(p, missing, e) : 0;
 	c = chain_begin(s);
 	for (uint32_t i = 0; i < blocks && missing && !rc; i++) {
 		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);
-		if (!faccessat(p->fd, c.name, F_OK, 0))
+		bool stored, mtp = block_kind(p, s, &c, t, &stored);
+		if (stored)
 			continue;
 		struct session_file_info info;
-		char *path = block_path(p, c.name);
+		char *path = block_path(p, c.name[mtp]);
 		rc = session_rows_save(s, i * PREFIX_BLOCK, (i + 1) * PREFIX_BLOCK, path, &info, e);
 		free(path);
 		if (rc)
 			break;
-		set_last_use(p, c.name, i, t);
+		set_last_use(p, &c, mtp, t);
 		p->stats.blocks_written++;
 		p->stats.files++;
 		p->stats.bytes += info.bytes;

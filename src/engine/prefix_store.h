@@ -9,8 +9,9 @@
  * - Blocks. Tokens are cut into blocks of PREFIX_BLOCK. A file holds the rows of one block and all
  *   tokens up to its end, on which the rows depend. Less than a block is never stored.
  * - Names. A file is named by a hash of these tokens and of what makes rows interchangeable (model,
- *   cache type, backend, MTP rows or not). Prompts with a common prefix share its files. A hash
- *   only finds a file: its tokens are compared one by one.
+ *   cache type, backend, MTP rows or not). Sessions with MTP and without take each other's blocks
+ *   where there are none of their own kind; missing MTP rows: session_can_draft. Prompts with a
+ * common prefix share its files. A hash only finds a file: its tokens are compared one by one.
  * - Size. After prefix_store_keep all files of the folder, those of other models included, stay
  *   within the limit. The least recently used go first; of a chain, its end before its beginning.
  * - Sharing. Files appear whole (out_file.h), so processes may share a folder. A damaged file is

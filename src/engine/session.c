@@ -153,9 +153,27 @@ void session_drop_logits(struct session *s)
 	s->n_rows = 0;
 }
 
-bool session_has_mtp_rows(const struct session *s, uint32_t n)
+bool session_has_mtp_rows(const struct session *s, uint32_t first, uint32_t n)
 {
-	return s->mtp && s->mtp_rows + 1 >= n;
+	return s->mtp && s->mtp_rows + 1 >= n && (first ? first - 1 : 0) >= s->mtp_filled;
+}
+
+void session_fill_mtp_rows(struct session *s)
+{
+	if (!s->mtp || s->mtp_rows + 1 >= s->length)
+		return;
+	struct engine *g = s->g;
+	for (uint32_t row = s->mtp_rows, n; row + 1 < s->length; row += n) {
+		n = MIN(s->length - 1 - row, g->chunk);
+		for (uint32_t i = 0; i < n; i++) {
+			s->pos[i] = (int32_t)(row + 1 + i);
+			s->bases[i] = s->base;
+		}
+		mtp_append_tokens(&g->model, &g->kv,
+			&(struct forward_rows){
+				.n = n, .tokens = s->tokens + row + 1, .pos = s->pos, .base = s->bases});
+	}
+	s->mtp_rows = s->mtp_filled = s->length - 1;
 }
 
 bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int32_t *states)
@@ -163,7 +181,7 @@ bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int
 	const struct workspace *ws = &s->g->model.ws;
 	for (uint32_t i = 0; i < n; i++)
 		states[i] = MTP_NO_PAIR;
-	if (!session_has_mtp_rows(s, s->length))
+	if (!s->mtp)
 		return false;
 	for (uint32_t i = 1; i < n; i++)
 		states[i] = (int32_t)(first + i - 1);
@@ -210,6 +228,7 @@ static int session_step(struct session *s, uint32_t n, float *rows, uint32_t n_r
 {
 	struct model *m = &s->g->model;
 	size_t n_embd = m->config.n_embd, n_vocab = m->config.n_vocab;
+	session_fill_mtp_rows(s);
 	for (uint32_t i = 0; i < n; i++) {
 		s->pos[i] = (int32_t)(s->length + i);
 		s->bases[i] = s->base;
@@ -326,6 +345,7 @@ void session_rewind(struct session *s, uint32_t n)
 		return;
 	s->length = n;
 	s->mtp_rows = MIN(s->mtp_rows, n);
+	s->mtp_filled = MIN(s->mtp_filled, n);
 	session_drop_logits(s);
 	s->has_state = false;
 }
@@ -364,14 +384,14 @@ const float *session_logits(const struct session *s)
 
 bool session_can_draft(const struct session *s)
 {
-	return s->has_state && session_has_mtp_rows(s, s->length);
+	return s->has_state;
 }
 
 int session_check_draft(const struct session *s, int32_t next, uint32_t k, struct err *e)
 {
 	if (!session_can_draft(s))
-		return err_set(e, ERR_RUN,
-			"drafts need session_enable_mtp, a computed last position and the MTP rows before it");
+		return err_set(
+			e, ERR_RUN, "drafts need session_enable_mtp, and a last position computed since");
 	if (!k || k > SESSION_DRAFTS_MAX)
 		return err_set(e, ERR_INPUT, "%u drafts, expected 1 to %d", k, SESSION_DRAFTS_MAX);
 	int rc = check_token_ids(s, &next, 1, e);

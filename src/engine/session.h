@@ -88,19 +88,20 @@ const int32_t *session_tokens(const struct session *s); /* [length], valid until
  * not available. Those from engine_n_valid on are of padding rows: not to be sampled. */
 const float *session_logits(const struct session *s);
 
-/* From now on also fills the MTP layer's caches, which drafts need: two projections a token. A
- * timeline that has tokens already can draft when it has been rewound to nothing. ERR_INPUT when
- * the model has no MTP layer. */
+/* From now on also fills the MTP layer's caches, which drafts need: two projections a token.
+ * ERR_INPUT when the model has no MTP layer. */
 int session_enable_mtp(struct session *s, struct err *e);
 
-/* Whether session_mtp_draft can draft now: MTP is enabled, the last position was computed by this
- * session, and the MTP layer has rows of the whole timeline.
- * - Rewinding, and reading or copying a timeline, lose the state of the last position; the next
- *   step brings it back. The MTP row of the position between is then made without that state, from
- *   the token alone, unless the same token follows as before: a draft may differ a little, the text
- *   cannot.
- * - A timeline whose MTP rows are missing (session_file.h) cannot draft before it is rewound to the
- *   tokens that have them. */
+/* Whether session_mtp_draft can draft now: MTP is enabled, and the last position was computed by
+ * this session since.
+ *
+ * MTP rows without their states. A row is made from the state of its position and the token behind
+ * it. Some states are lost: by rewinding, by reading or copying a timeline that of the last
+ * position, unless the same token follows as before; where a timeline comes without MTP rows those
+ * of all its positions. Such rows are made from the tokens alone, so that none is ever read that
+ * nobody wrote. The text does not change by that. Drafts do: one such row is not noticed; if they
+ * are those of the whole prompt, 63 % of the first drafts are right instead of 69 % (pocket model).
+ */
 bool session_can_draft(const struct session *s);
 
 /* Drafts, given that `next` follows the last position: ids[0] is the likeliest token after `next`,

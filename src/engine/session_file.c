@@ -226,7 +226,7 @@ static int write_session(struct session *s, uint32_t first, uint32_t n, bool par
 	struct session_head h = own_head(s);
 	h.first = first;
 	h.n = n;
-	h.mtp = session_has_mtp_rows(s, n);
+	h.mtp = session_has_mtp_rows(s, first, n);
 	h.note_bytes = note_bytes;
 	b.seed = encode_head(&h, head);
 	if (fwrite(head, 1, sizeof head, out.f) != sizeof head)
@@ -450,6 +450,8 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 	if (apply) {
 		session_rewind(s, MIN(c->head.first, s->length));
 		session_drop_logits(s);
+		/* the MTP row before the first one is read too */
+		s->mtp_rows = MIN(s->mtp_rows, MAX(c->head.first, 1) - 1);
 		s->has_state = false;
 	}
 	if ((rc = read_cache_rows(s, &b, &c->head, scratch, apply, e)))

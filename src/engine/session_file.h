@@ -12,7 +12,7 @@
  * - All numbers are little-endian.
  * - The MTP layer's rows follow those of the trunk, if the session has all of them. Its row of a
  *   position needs the next token, so the rows end before the last position. A session with MTP
- *   takes a file without them, and cannot draft then (session_can_draft).
+ *   takes a file without them, and makes these rows from the tokens alone (session_can_draft).
  * - A file of a prefix store holds the rows [first, n) only, and all tokens [0, n), on which these
  *   rows depend.
  * - Rows move between device and file block by block: the host holds no copy of the caches.

@@ -24,6 +24,7 @@ struct session {
 	/* Rows of the MTP layer's cache that are made from tokens[0 .. mtp_rows]: length - 1 when
 	 * nothing is missing. The token behind a row may be one that was forgotten, tokens[length]. */
 	uint32_t mtp_rows;
+	uint32_t mtp_filled; /* rows before this one may be of tokens alone (session_fill_mtp_rows) */
 	int32_t *pos, *bases, *states; /* [chunk] scratch of a step */
 	struct session_taps *taps;
 	uint32_t tap_rows; /* tokens computed since the taps were set */
@@ -43,6 +44,8 @@ void session_expect_token(struct session *s, int32_t token);
 float *session_row_buffer(struct session *s, uint32_t n, struct err *e);
 /* Forgets the logits, not their memory. */
 void session_drop_logits(struct session *s);
+/* Before the step: the MTP rows of earlier positions that nobody made are filled. */
+void session_fill_mtp_rows(struct session *s);
 /* Whether MTP rows are written in the step that is coming; the states [n] of mtp_append for the
  * session's rows, which begin with row `first` of that step. */
 bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int32_t *states);
@@ -52,8 +55,9 @@ void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_r
 /* ERR_RUN when logits of the last step are not finite: the timeline is forgotten. */
 int session_check_finite(struct session *s, struct err *e);
 
-/* Whether the MTP layer has the rows that belong to the first n tokens: one less. */
-bool session_has_mtp_rows(const struct session *s, uint32_t n);
+/* Whether the MTP layer has its rows of [first, n) as session_file.h keeps them, made from states:
+ * those of a prefix that was filled are not worth keeping. */
+bool session_has_mtp_rows(const struct session *s, uint32_t first, uint32_t n);
 /* The sequence that drafts; the caller has checked session_check_draft. */
 struct mtp_sequence;
 void session_mtp_sequence(const struct session *s, struct mtp_sequence *out);

@@ -76,6 +76,15 @@ void mtp_append(
 	attention_append(m, kv, m->config.n_layers, &batch);
 }
 
+void mtp_append_tokens(struct model *m, struct kv_cache *kv, const struct forward_rows *rows)
+{
+	int32_t states[rows->n];
+	for (uint32_t r = 0; r < rows->n; r++)
+		states[r] = (int32_t)workspace_zero_row(&m->ws);
+	step_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
+	mtp_append(m, kv, rows, states);
+}
+
 void mtp_keep_states(struct model *m, uint32_t first, uint32_t n, uint32_t session)
 {
 	size_t n_embd = m->config.n_embd;

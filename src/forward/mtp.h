@@ -38,6 +38,11 @@
 void mtp_append(
 	struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const int32_t *states);
 
+/* The MTP cache rows of n <= max_rows pairs whose states nobody has, from their tokens alone: H is
+ * zero. They are there to be read, and nearly as good (session.h). Enqueued.
+ * - rows: those of the tokens that end the pairs, at positions of at least 1. */
+void mtp_append_tokens(struct model *m, struct kv_cache *kv, const struct forward_rows *rows);
+
 /* Copies the hidden states of rows [first, first + n) of the step, n <= VERIFY_ROWS, to the states
  * 0 .. n - 1 of a sequence (workspace_state_row). Enqueued. */
 void mtp_keep_states(struct model *m, uint32_t first, uint32_t n, uint32_t session);

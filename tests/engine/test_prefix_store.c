@@ -196,7 +196,8 @@ static void test_mtp(void **state)
 	engine_close(g, NULL);
 }
 
-/* Other caches, and an engine without the same folder's blocks, do not meet each other's files. */
+/* Caches of another type do not meet each other's files. Sessions with and without MTP do, where
+ * there are no blocks of their own kind. */
 static void test_apart(void **state)
 {
 	(void)state;
@@ -207,7 +208,29 @@ static void test_apart(void **state)
 	keep(p, s, 600, 1);
 	session_free(s);
 	s = session_of(g, true);
-	restore(p, s, text, 600, 0, 0); /* has no MTP rows */
+	restore(p, s, text, 600, 512, 512); /* without MTP rows: they are made from the tokens ... */
+	sync_to(s, text, 600, 512);
+	uint64_t hash = logits_hash(s);
+	float *draft = NEW_ARRAY(float, engine_config(g)->n_vocab);
+	draft_of(s, 42, draft);
+	keep(p, s, 600, 0); /* ... and are not kept */
+	session_rewind(s, 0);
+	sync_to(s, text, 600, 0);
+	assert_true(logits_hash(s) == hash);
+	keep(p, s, 600, 1);
+	int32_t backwards[600];
+	for (int i = 0; i < 600; i++)
+		backwards[i] = text[599 - i];
+	sync_to(s, backwards, 600, 0);
+	hash = logits_hash(s);
+	keep(p, s, 600, 1);
+	session_free(s);
+	s = session_of(g, false);
+	restore(p, s, backwards, 600, 512, 512); /* with MTP rows, which are passed over */
+	sync_to(s, backwards, 600, 512);
+	assert_true(logits_hash(s) == hash);
+	keep(p, s, 600, 0);
+	free(draft);
 	session_free(s);
 	prefix_store_close(p);
 	engine_close(g, NULL);
@@ -217,7 +240,7 @@ static void test_apart(void **state)
 	restore(p, s, text, 600, 0, 0);
 	sync_to(s, text, 600, 0);
 	keep(p, s, 600, 1);
-	assert_int_equal(prefix_store_stats(p).files, 2);
+	assert_int_equal(prefix_store_stats(p).files, 4);
 	session_free(s);
 	prefix_store_close(p);
 	engine_close(g, NULL);
