@@ -8,7 +8,8 @@ Nothing of glmstream is used: reader, block decoder and forward pass are all som
 test that compares with these files (tests/model/test_forward_golden.c) is a check against an independent implementation.
 PROMPTS.json: {"name": {"ids": [...]}, ...}. Needs the packages numpy and gguf (PyPI).
 
-OUT_PREFIX.json: the prompts, with "greedy_ids" (up to 48, with the stop token) for those of under 200 tokens.
+OUT_PREFIX.json: the prompts, with "greedy_ids" (up to 48, with the stop token) for those of under 200 tokens, and
+"mtp_chain_ids" (four drafts behind the trunk's argmax) with "mtp_chain_top", for each draft the 16 largest [id, logit].
 OUT_PREFIX.safetensors, per prompt NAME: NAME.logits_last [vocab] F32; NAME.resid_last [layers][hidden] F32; NAME.router
 [T][moe layers][k] U8 and NAME.index_topk_last.L [n] I32 for every full layer L, both sorted; NAME.mtp_logits_last [vocab] F16:
 the hidden state taken after the final norm, the next token being the trunk's argmax."""
@@ -23,6 +24,8 @@ import forward_ref
 
 GREEDY_TOKENS = 48
 GREEDY_PROMPT_LIMIT = 200
+DRAFTS = 4
+DRAFT_TOP = 16
 
 
 class GgufModel(forward_ref.Model):
@@ -125,6 +128,10 @@ def main():
             if k.startswith("index_topk_last."):
                 out[f"{name}.{k}"] = v.astype(np.int32)
         out[f"{name}.mtp_logits_last"] = model.mtp(hidden, following)[-1].astype(np.float16)
+        chain = model.mtp_chain(hidden, following, DRAFTS)
+        prompt["mtp_chain_ids"] = chain.argmax(-1).tolist()
+        prompt["mtp_chain_top"] = [[[int(i), round(float(row[i]), 5)] for i in np.argsort(-row, kind="stable")[:DRAFT_TOP]]
+                                   for row in chain]
         if len(ids) < GREEDY_PROMPT_LIMIT:
             prompt["greedy_ids"] = greedy(model, list(ids))
         print(name, len(ids), flush=True)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The engine against an independent implementation, on the CPU in float32: last-row logits,
- * residual stream, expert ids, indexer selections, greedy text and MTP logits of every golden
- * prompt.
+ * residual stream, expert ids, indexer selections, greedy text and a round of drafts of every
+ * golden prompt.
  *
  *   test_forward_golden                    the pocket model of the tree against
  * tests/data/pocket_golden.* (made by tests/golden/make_golden.py with numpy) test_forward_golden
@@ -151,6 +151,45 @@ static void check_index(
 	}
 }
 
+#define N_CHAIN 4
+
+/* Four drafts behind `next`: their ids, and all logits or the largest ones of the golden round.
+ * Returns the largest difference. Rounds are missing for some prompts of a reference. */
+static double check_chain(const char *prompt, struct session *s, int32_t next)
+{
+	uint32_t n_ids, n_vocab = engine_config(engine)->n_vocab;
+	int32_t *want_ids = json_ids(prompt, "mtp_chain_ids", &n_ids), ids[N_CHAIN];
+	float *logits = NEW_ARRAY(float, (size_t)N_CHAIN *n_vocab);
+	struct err e = {0};
+	double worst = 0;
+	if (session_mtp_draft(s, next, N_CHAIN, ids, logits, &e))
+		fail_msg("%s", e.text);
+	assert_true(!n_ids || n_ids == N_CHAIN);
+	for (uint32_t i = 0; i < n_ids; i++)
+		if (ids[i] != want_ids[i])
+			fail_msg("%s: draft %u is %d, golden %d", prompt, i, ids[i], want_ids[i]);
+	json_t *top = json_object_get(json_object_get(prompts, prompt), "mtp_chain_top");
+	if (top) {
+		for (size_t i = 0; i < json_array_size(top); i++)
+			for (size_t k = 0; k < json_array_size(json_array_get(top, i)); k++) {
+				json_t *pair = json_array_get(json_array_get(top, i), k);
+				size_t id = (size_t)json_integer_value(json_array_get(pair, 0));
+				double want = json_number_value(json_array_get(pair, 1));
+				worst = fmax(worst, fabs((double)logits[i * n_vocab + id] - want));
+			}
+		assert_int_equal(json_array_size(top), N_CHAIN);
+	} else if (n_ids) {
+		size_t count;
+		double *want = golden_values(prompt, "mtp_chain_logits", &count);
+		assert_int_equal(count, (size_t)N_CHAIN * n_vocab);
+		worst = compare(logits, want, count).max_abs;
+		free(want);
+	}
+	free(want_ids);
+	free(logits);
+	return worst;
+}
+
 static void check_prompt(const char *prompt)
 {
 	const struct model_config *c = engine_config(engine);
@@ -200,12 +239,13 @@ static void check_prompt(const char *prompt)
 	want = golden_values(prompt, "mtp_logits_last", &count);
 	struct difference draft = compare(mtp, want, count);
 	free(want);
+	double chain = check_chain(prompt, s, next);
 
 	print_message(
 		"%-14s %4u tokens: last row max difference %.2e, cosine %.9f; residual %.1e of %.0f; "
-		"%zu of %zu expert ids differ; MTP cosine %.9f; greedy %u tokens\n",
+		"%zu of %zu expert ids differ; MTP cosine %.9f, four drafts %.2e; greedy %u tokens\n",
 		prompt, n, last.max_abs, last.cosine, resid.max_abs, resid.scale, other, n_router,
-		draft.cosine, n_greedy);
+		draft.cosine, chain, n_greedy);
 	assert_true(last.max_abs <= max_logit_difference);
 	assert_true(last.cosine >= min_cosine);
 	assert_true(resid.max_abs <= max_resid_difference * resid.scale);
@@ -214,6 +254,7 @@ static void check_prompt(const char *prompt)
 	assert_true(other <= max_router_share * (double)n_router);
 	check_index(prompt, c, &taps);
 	assert_true(draft.cosine >= min_cosine);
+	assert_true(chain <= max_logit_difference);
 
 	for (uint32_t i = 0; i < n_greedy; i++) {
 		struct sampler sampler;
