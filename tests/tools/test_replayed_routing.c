@@ -167,10 +167,17 @@ static void test_single_rows(void **state)
 				assert_int_equal(inner.prefetched[i], predicted_id(t % TOKENS, l, i));
 			}
 		}
-		/* a layer behind the trunk is the model's own; predictions further ahead than the trace has
-		 * are dropped */
-		use_experts(s, 1 + LAYERS, EXPERT_DECODE, own, TOP);
-		assert_memory_equal(inner.acquired, own, TOP * sizeof *own);
+		/* drafts: the tokens behind, each acquired at once or in groups; the layer is the one in
+		 * which the trace goes on */
+		for (int d = 0; d < 3; d++) {
+			use_experts(s, 1 + LAYERS, EXPERT_DECODE, own, d == 1 ? 1 : TOP);
+			assert_int_equal(inner.acquired[0], pick((t + 1 + d) % TOKENS, 0, 0));
+			if (d == 1) {
+				use_experts(s, 1 + LAYERS, EXPERT_DECODE, own + 1, TOP - 1);
+				assert_int_equal(inner.acquired[0], pick((t + 1 + d) % TOKENS, 0, 1));
+			}
+		}
+		/* predictions further ahead than the trace has are dropped */
 		inner.n_prefetched = 0;
 		s->ops->prefetch(s, LAYERS, own, TOP, 2);
 		assert_int_equal(inner.n_prefetched, 0);
@@ -214,6 +221,43 @@ static void test_rows_and_groups(void **state)
 		}
 	}
 	s->ops->close(s);
+}
+
+/* Steps of three rows of which one, two or all count. */
+static void test_kept_rows(void **state)
+{
+	(void)state;
+	for (int far = 0; far < 2; far++) {
+		struct expert_source *s = open_replayed(write_trace(), 0, EXPERTS);
+		int token = 0;
+		for (int step = 0; step < 9; step++) {
+			int kept = step % 3 + 1;
+			if (kept < 3 || step % 2) /* said or not: all of them */
+				replayed_routing_keep(s, (uint32_t)kept, far);
+			s->ops->step(s, EXPERT_DECODE, 3, 0);
+			int want[3 * TOP], n = 0;
+			for (int i = 0; i < 3 * TOP; i++) {
+				int row = i / TOP, of = token + row + (far && row >= kept ? TOKENS / 2 : 0),
+					id = pick(of % TOKENS, 0, i % TOP), known = 0;
+				for (int k = 0; k < n; k++)
+					known |= want[k] == id;
+				if (!known)
+					want[n++] = id;
+			}
+			for (int row = 0; row < 3; row++) {
+				int of = token + row + (far && row >= kept ? TOKENS / 2 : 0);
+				s->ops->prefetch(s, 2, own, TOP, 1);
+				assert_int_equal(inner.prefetched[0], predicted_id(of % TOKENS, 1, 0));
+			}
+			use_experts(s, 1, EXPERT_DECODE, own, 8);
+			for (int i = 0; i < MIN(n, 8); i++)
+				assert_int_equal(inner.acquired[i], want[i]);
+			use_experts(s, 1 + LAYERS, EXPERT_DECODE, own, TOP);
+			token += kept;
+			assert_int_equal(inner.acquired[0], pick(token % TOKENS, 0, 0));
+		}
+		s->ops->close(s);
+	}
 }
 
 static void test_folded_and_confined(void **state)
@@ -263,6 +307,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_single_rows),
 		cmocka_unit_test(test_rows_and_groups),
+		cmocka_unit_test(test_kept_rows),
 		cmocka_unit_test(test_folded_and_confined),
 		cmocka_unit_test(test_replayed_routing_refused),
 	};

@@ -140,6 +140,8 @@ int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *row
 int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
+#define BENCH_DRAFTS_MAX 7
+
 /* Decoding with the routing of a trace or confined to some experts: start-up, one long answer in
  * intervals, computing alone, and the bound of each interval. Opens its own engine, then prints the
  * head line. */
@@ -148,6 +150,11 @@ struct bench_replay_options {
 	uint32_t confine;    /* only the first so many experts of each layer; 0: all */
 	uint32_t n_prompt, n_new;
 	float seconds; /* decode at most so long; 0: until n_new */
+	/* Drafts whose acceptance is assumed: accept[i] is the chance that draft i is right if those
+	 * before it are; n_accept 0: no drafts. far: see replayed_routing_keep. */
+	float accept[BENCH_DRAFTS_MAX];
+	int n_accept;
+	bool far;
 	char *backend; /* [BENCH_BACKEND_MAX] out: where it was computed */
 };
 int bench_replay(struct bench *b, const struct common_opts *c, const struct bench_replay_options *o,

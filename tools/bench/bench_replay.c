@@ -12,6 +12,10 @@
  * - bytes missed, less those of useless prefetches / what the drive reaches with the same reader on
  *   the same file.
  *
+ * With assumed acceptance a step drafts with the MTP layer, verifies all drafts, and keeps as many
+ * as random numbers of a fixed seed say. What is computed and read for the others is paid for. The
+ * tokens of a step are done at the same moment.
+ *
  * A shared drive is not the same a second later. While its reads are the bound, decoding pauses now
  * and then and the drive is measured (SAMPLE_S). An interval is held against the samples in it, and
  * its time is that of decoding alone. Without samples the drive is measured before and after.
@@ -24,6 +28,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/rng.h"
 #include "src/engine/generate.h"
 #include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
@@ -61,6 +66,10 @@ struct replay {
 	uint64_t *at_ns;
 	struct expert_stats *stats;
 	uint32_t n, most;
+	/* assumed drafts, since decode_tokens began */
+	struct rng rng;
+	uint32_t n_steps;
+	uint64_t draft_ns;
 	int ahead;         /* layers that the lookahead reaches */
 	double compute_ms; /* of a token without misses; 0: unknown */
 	struct limits limits;
@@ -101,8 +110,58 @@ static bool on_token(void *user, int32_t id)
 	return (last || sample_drive(j, &j->stats[j->n])) && ++j->n <= j->most && !late;
 }
 
-/* n_new tokens after ids; j->n - 1 of them are then known in j->at_ns and j->stats. */
-static int decode_tokens(
+static int32_t likeliest_id(const struct replay *j, uint32_t row)
+{
+	const float *logits = session_row_logits(j->s, row);
+	int32_t best = 0;
+	for (int32_t i = 1; i < engine_n_valid(j->g); i++)
+		best = logits[i] > logits[best] ? i : best;
+	return best;
+}
+
+/* Rows of the next step that count: the first one, and those whose drafts are assumed right. */
+static uint32_t draw_kept(struct replay *j)
+{
+	int right = 0;
+	while (right < j->o.n_accept && rng_unit(&j->rng) < (double)j->o.accept[right])
+		right++;
+	return 1 + (uint32_t)right;
+}
+
+/* The tokens of decode_tokens in steps with drafts. Every step begins with the token that the last
+ * row kept says. */
+static int decode_drafted(struct replay *j, const int32_t *ids, uint32_t n, struct err *e)
+{
+	const struct session_watch watch = {.cancel = interrupt_flag()};
+	int rc = session_sync(j->s, ids, n, &watch, NULL, e);
+	if (rc)
+		return rc;
+	j->rng = (struct rng){1};
+	j->n_steps = 0;
+	j->draft_ns = 0;
+	const uint32_t k = (uint32_t)j->o.n_accept;
+	int32_t tokens[1 + BENCH_DRAFTS_MAX] = {likeliest_id(j, 0)};
+	bool more = on_token(j, tokens[0]);
+	while (more) {
+		uint32_t kept = draw_kept(j);
+		const uint64_t start = clock_ns();
+		if ((rc = session_mtp_draft(j->s, tokens[0], k, tokens + 1, NULL, e)))
+			return rc;
+		j->draft_ns += clock_ns() - start;
+		replayed_routing_keep(j->routing, kept, j->o.far);
+		if ((rc = session_verify(j->s, tokens, 1 + k, &watch, e)))
+			return rc;
+		j->n_steps++;
+		session_keep_rows(j->s, kept);
+		for (uint32_t row = 0; row < kept && more; row++) {
+			tokens[0] = likeliest_id(j, row); /* a draw from each row */
+			more = on_token(j, tokens[0]);
+		}
+	}
+	return 0;
+}
+
+static int decode_plain(
 	struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_new, struct err *e)
 {
 	struct generate_result r;
@@ -112,8 +171,15 @@ static int decode_tokens(
 		.user = j,
 		.watch = {.cancel = interrupt_flag()}};
 	o.sampler.top_p = 1;
+	return generate(j->s, ids, n, &o, &r, e);
+}
+
+/* n_new tokens after ids; j->n - 1 of them are then known in j->at_ns and j->stats. */
+static int decode_tokens(
+	struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_new, struct err *e)
+{
 	j->n = 0;
-	int rc = generate(j->s, ids, n, &o, &r, e);
+	int rc = j->o.n_accept ? decode_drafted(j, ids, n, e) : decode_plain(j, ids, n, n_new, e);
 	if (!rc && j->failure.code) {
 		*e = j->failure;
 		rc = e->code;
@@ -200,7 +266,8 @@ static uint32_t confine_to_resident(struct replay *j)
 	uint8_t *map = NEW_ARRAY(uint8_t, (size_t)k.n_layers * k.n_experts);
 	int32_t *ids = NEW_ARRAY(int32_t, c->n_experts);
 	engine_cache_snapshot(j->g, &k, map);
-	for (uint32_t l = c->n_dense; l < c->n_layers; l++) {
+	const uint32_t end = c->n_layers + (j->o.n_accept > 0); /* drafts use the MTP layer */
+	for (uint32_t l = c->n_dense; l < end; l++) {
 		uint32_t n = 0;
 		for (uint32_t x = 0; x < c->n_experts; x++)
 			if (map[(size_t)l * c->n_experts + x] == ENGINE_IN_VRAM)
@@ -231,6 +298,8 @@ static int measure_compute(struct replay *j, struct err *e)
 		ms[count++] = (double)(j->at_ns[i + 1] - j->at_ns[i]) * 1e-6;
 	struct expert_stats d = stats_between(j->stats[first], j->stats[j->n - 1]);
 	struct bench_spread t = bench_spread_of(ms, count);
+	if (j->o.n_accept) /* tokens come several at a time */
+		t = bench_one((double)(j->at_ns[j->n - 1] - j->at_ns[first]) * 1e-6 / count);
 	j->compute_ms = t.median;
 	bench_add(j->b, j->what, "ms/tok", t, 0, NULL,
 		"computing alone (all hits: %u or more of a layer)", least);
@@ -329,6 +398,21 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 			"of the busier link's time overlapped");
 }
 
+/* Of the long run: `steps` steps with drafts, n - 1 tokens. */
+static void add_drafts(struct replay *j, uint32_t steps, uint64_t draft_ns)
+{
+	char assumed[64] = "";
+	for (int i = 0; i < j->o.n_accept; i++)
+		snprintf(assumed + strlen(assumed), sizeof assumed - strlen(assumed), "%s%.3g",
+			i ? ", " : "", (double)j->o.accept[i]);
+	bench_add_value(j->b, j->what, "tok/step", (double)(j->n - 1) / MAX(steps, 1),
+		"accept length, assumed: %s", assumed);
+	bench_add_value(
+		j->b, j->what, "/step", 1 + j->o.n_accept, "rows, those that are dropped included");
+	bench_add_value(j->b, j->what, "ms/step", (double)draft_ns * 1e-6 / MAX(steps, 1),
+		"of it drafting, %d drafts", j->o.n_accept);
+}
+
 static void add_intervals(struct replay *j)
 {
 	const uint32_t n = j->n - 1, quarter = MAX(n / 4, 1);
@@ -381,12 +465,17 @@ static int run_replay(
 	struct engine_cache k;
 	engine_cache_snapshot(j->g, &k, NULL);
 	j->ahead = k.lookahead;
-	if ((rc = bench_check_context(j->g, o->n_prompt, (uint64_t)o->n_new + MORE, e)))
+	if ((rc = bench_check_context(
+			 j->g, o->n_prompt, (uint64_t)o->n_new + MORE + BENCH_DRAFTS_MAX, e)))
 		return rc;
 	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
 	bench_begin(j->b, j->backend);
 	if (j->b->format == BENCH_TEXT && o->routing)
 		printf("routing replayed from %s: not the choice of this model\n", ERR_PLAIN(o->routing));
+	if (j->b->format == BENCH_TEXT && o->n_accept)
+		printf("acceptance of drafts is assumed, not that of this model; rows that are dropped use "
+			   "the trace's %s\n",
+			o->far ? "tokens half a trace further" : "next tokens");
 	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
 	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
 	j->drive_bytes_s = NEW_ARRAY(double, j->most + 2);
@@ -394,6 +483,8 @@ static int run_replay(
 	if (o->seconds > 0)
 		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);
 	rc = session_new(j->g, &j->s, e);
+	if (!rc && o->n_accept)
+		rc = session_enable_mtp(j->s, e);
 	if (!rc && j->limits.before)
 		rc = measure_drive_open(&j->drive, &j->c, engine_gguf(j->g), &j->limits.disk, e);
 	j->sampled_ns = clock_ns();
@@ -420,7 +511,8 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 		rc = run_replay(j, &loading, &opened_ns, e);
 	uint64_t *at_ns = j->at_ns;
 	struct expert_stats *stats = j->stats;
-	uint32_t n = j->n;
+	uint32_t n = j->n, steps = j->n_steps;
+	uint64_t draft_ns = j->draft_ns;
 	if (!rc) { /* the figures of the long run stay while computing alone is measured */
 		first_ns = at_ns[0];
 		j->at_ns = NEW_ARRAY(uint64_t, RESIDENT_RUN + 2);
@@ -439,6 +531,8 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 		rc = limits_measure(b, c, j->what, j->backend, &j->limits, e);
 	if (!rc) {
 		add_start(j, &loading, opened_ns, first_ns, o->n_prompt);
+		if (o->n_accept)
+			add_drafts(j, steps, draft_ns);
 		add_intervals(j);
 	}
 	free(j->at_ns);

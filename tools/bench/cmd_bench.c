@@ -15,6 +15,7 @@
 #include "tools/trace/trace_simulate.h"
 
 #include <stdio.h>
+#include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -50,6 +51,8 @@ struct bench_opts {
 	uint32_t slice_kib, mb;
 	const char *routing; /* NULL: the model's own */
 	uint32_t confine;    /* 0: all experts */
+	const char *accept;  /* NULL: no assumed drafts */
+	bool far;
 };
 
 static int threads_in_use(int wanted)
@@ -62,6 +65,18 @@ static int threads_in_use(int wanted)
 	(void)wanted;
 	return 1;
 #endif
+}
+
+static int parse_accept(const struct bench_opts *o, struct bench_replay_options *r, struct err *e)
+{
+	const struct arg one = {.kind = ARG_FLOAT, .max = 1};
+	uint64_t bits[TRACE_LIST_MAX];
+	int rc = o->accept ? trace_list_parse(o->accept, &one, "--accept", bits, &r->n_accept, e) : 0;
+	if (!rc && r->n_accept > BENCH_DRAFTS_MAX)
+		rc = err_set(e, ERR_USAGE, "--accept: more than %d drafts", BENCH_DRAFTS_MAX);
+	for (int i = 0; i < r->n_accept && !rc; i++)
+		memcpy(&r->accept[i], &bits[i], sizeof r->accept[i]); /* the list holds floats */
+	return rc;
 }
 
 static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
@@ -85,13 +100,15 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		snprintf(what, sizeof what, "%s", backend_describe(backend));
 	}
 	if (replay) {
-		const struct bench_replay_options r = {.routing = o->routing,
+		struct bench_replay_options r = {.routing = o->routing,
 			.confine = o->confine,
 			.n_prompt = o->n_prompt,
 			.n_new = o->n_new,
 			.seconds = o->most_seconds,
+			.far = o->far,
 			.backend = what};
-		rc = bench_replay(b, &o->common, &r, e);
+		if (!(rc = parse_accept(o, &r, e)))
+			rc = bench_replay(b, &o->common, &r, e);
 		goto done;
 	}
 	if (o->rows) {
@@ -207,6 +224,15 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.value = "N",
 			.help = "decode uses only the first N experts of each layer, which are read before: "
 					"what the processor takes when nothing is missing"},
+		{"accept", 0, ARG_STRING, .string = &o.accept, .value = "LIST",
+			.help = "decode with --routing or --resident: each step verifies one draft of the MTP "
+					"layer for each of these chances that it is right if those before it are "
+					"(0.72,0.60,0.50); drawn from a fixed seed",
+			.fallback = "no drafts"},
+		{"far", 0, ARG_FLAG, .flag = &o.far,
+			.help = "with --accept: rows that are dropped use experts of tokens half a trace "
+					"further, so that they read nothing for the next step",
+			.fallback = "those of the next tokens"},
 		{"most-seconds", 0, ARG_FLOAT, .f32 = &o.most_seconds, .max = 86400, .value = "S",
 			.help = "decode with --routing or --resident, or prefill with --cache-gb, for at most "
 					"so long and report what is there",
@@ -258,6 +284,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		return rc;
 	if ((o.routing || o.confine) && o.parts != PART_DECODE)
 		return err_set(e, ERR_USAGE, "--routing and --resident belong to bench decode");
+	if ((o.accept && !o.routing && !o.confine) || (o.far && !o.accept))
+		return err_set(e, ERR_USAGE,
+			"--accept belongs to bench decode with --routing or --resident, --far to --accept");
 	if (o.most_seconds > 0 && !o.routing && !o.confine &&
 		!(o.parts == PART_PREFILL && o.common.cache_bytes))
 		return err_set(e, ERR_USAGE,

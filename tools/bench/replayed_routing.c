@@ -32,12 +32,16 @@ struct replayed_routing {
 	struct replayed_routing_options o;
 	struct recorded_routing trace;
 	uint32_t token, rows; /* the step begins with this token of the trace and has so many rows */
-	int32_t *map;         /* [n_layers][n_experts] router's id -> expert that stands for it */
-	int32_t *allowed;     /* [n_layers][n_experts] all experts, those that may be acquired first */
-	uint32_t *n_allowed;  /* [n_layers] how many these are */
-	int layer;            /* the current one, acquired in one or several groups; -1: none */
-	int32_t *order;       /* [n_order] its experts, best first, each once; room for n_experts */
-	bool *seen;           /* [n_experts] stands in `order` */
+	uint32_t kept;        /* of which so many count, and are passed in the trace */
+	uint32_t next_kept;   /* the same of the coming step; 0: all */
+	bool far;             /* rows that do not count use tokens half a trace further */
+	uint32_t n_drafted;   /* steps of the MTP layer since the step */
+	int32_t *map;         /* [n_layers + 1][n_experts] router's id -> expert that stands for it */
+	int32_t *allowed; /* [n_layers + 1][n_experts] all experts, those that may be acquired first */
+	uint32_t *n_allowed; /* [n_layers + 1] how many these are */
+	int layer;           /* the current one, acquired in one or several groups; -1: none */
+	int32_t *order;      /* [n_order] its experts, best first, each once; room for n_experts */
+	bool *seen;          /* [n_experts] stands in `order` */
 	uint32_t n_order, n_taken; /* of which acquired */
 	int prefetch_layer, prefetch_distance;
 	uint32_t prefetch_row; /* of the next prefetch for that layer and distance */
@@ -157,11 +161,18 @@ static void append_expert(struct replayed_routing *r, uint32_t id)
 	r->order[r->n_order++] = expert;
 }
 
-static bool named_before(
-	const struct recorded_routing *p, uint32_t token, uint32_t moe, uint32_t row, uint16_t id)
+/* The token of the trace that a row of the step stands for. */
+static uint32_t token_of_row(const struct replayed_routing *r, uint32_t row)
 {
+	const uint32_t n = r->trace.n_tokens;
+	return (r->token + row + (r->far && row >= r->kept ? n / 2 : 0)) % n;
+}
+
+static bool named_before(const struct replayed_routing *of, uint32_t moe, uint32_t row, uint16_t id)
+{
+	const struct recorded_routing *p = &of->trace;
 	for (uint32_t r = 0; r < row; r++) {
-		const uint16_t *ids = recorded_ids(p, (token + r) % p->n_tokens, moe);
+		const uint16_t *ids = recorded_ids(p, token_of_row(of, r), moe);
 		for (uint32_t i = 0; i < p->k; i++)
 			if (ids[i] == id)
 				return true;
@@ -179,11 +190,26 @@ static void order_layer(struct replayed_routing *r, int layer)
 	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
 	for (uint32_t row = 0; p->n_tokens && row < r->rows; row++) {
 		uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
-		const uint16_t *ids = recorded_ids(p, (r->token + row) % p->n_tokens, moe);
+		const uint16_t *ids = recorded_ids(p, token_of_row(r, row), moe);
 		for (uint32_t i = 0; i < MIN(p->k, r->o.n_used) && r->n_order < r->o.n_experts; i++)
-			if (!named_before(p, r->token, moe, row, ids[i]))
+			if (!named_before(r, moe, row, ids[i]))
 				append_expert(r, ids[i]);
 	}
+}
+
+/* The same for one step of the MTP layer, which is one row. */
+static void order_draft(struct replayed_routing *r, int layer)
+{
+	const struct recorded_routing *p = &r->trace;
+	r->layer = layer;
+	r->n_order = r->n_taken = 0;
+	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
+	if (!p->n_tokens)
+		return;
+	uint32_t token = (r->token + r->kept + r->n_drafted++) % p->n_tokens;
+	const uint16_t *ids = recorded_ids(p, token, ((uint32_t)layer - r->o.n_dense) % p->n_moe);
+	for (uint32_t i = 0; i < MIN(p->k, r->o.n_used); i++)
+		append_expert(r, ids[i]);
 }
 
 /* The expert that stands for the router's next one. Beyond those of the trace: any other. */
@@ -196,7 +222,7 @@ static int32_t next_expert(struct replayed_routing *r, int32_t id)
 
 static bool is_replayed(const struct replayed_routing *r, int layer)
 {
-	return layer >= (int)r->o.n_dense && layer < (int)r->o.n_layers;
+	return layer >= (int)r->o.n_dense && layer <= (int)r->o.n_layers;
 }
 
 static void to_inner_ids(struct replayed_routing *r, int layer, struct expert_ref *refs, int n)
@@ -243,8 +269,10 @@ static void replayed_step(struct expert_source *s, enum expert_use use, int rows
 {
 	struct replayed_routing *r = replayed_of(s);
 	if (use == EXPERT_DECODE) {
-		r->token += r->rows; /* those of the step before */
+		r->token += r->kept; /* those of the step before */
 		r->rows = (uint32_t)rows;
+		r->kept = r->next_kept ? MIN(r->next_kept, r->rows) : r->rows;
+		r->next_kept = r->n_drafted = 0;
 		r->layer = r->prefetch_layer = -1;
 	}
 	if (r->inner->ops->step)
@@ -269,7 +297,10 @@ static int replayed_acquire(struct expert_source *s, int layer, enum expert_use 
 		s->stats = r->inner->stats;
 		return rc;
 	}
-	if (layer != r->layer)
+	bool draft = layer == (int)r->o.n_layers; /* one row: a step is over when it has its experts */
+	if (draft && (layer != r->layer || r->n_taken >= r->o.n_used))
+		order_draft(r, layer);
+	else if (layer != r->layer)
 		order_layer(r, layer);
 	for (int i = 0; i < n; i++)
 		map[refs[i].id] = next_expert(r, refs[i].id);
@@ -324,8 +355,7 @@ static void replayed_prefetch(
 	r->prefetch_layer = layer;
 	r->prefetch_distance = distance;
 	uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
-	size_t at =
-		prediction_at(p, (r->token + r->prefetch_row) % p->n_tokens, (uint32_t)distance, moe);
+	size_t at = prediction_at(p, token_of_row(r, r->prefetch_row), (uint32_t)distance, moe);
 	for (uint32_t i = 0; i < p->n_predicted[at]; i++)
 		named[i] =
 			allowed_experts(r, (uint32_t)layer)[p->predicted[at * p->k + i] % r->n_allowed[layer]];
@@ -406,13 +436,13 @@ int replayed_routing_open(struct expert_source *inner, const struct replayed_rou
 		replayed_free(r);
 		return rc;
 	}
-	size_t n = (size_t)o->n_layers * o->n_experts;
+	size_t n = ((size_t)o->n_layers + 1) * o->n_experts; /* the MTP layer is the last one */
 	r->map = NEW_ARRAY(int32_t, n);
 	r->allowed = NEW_ARRAY(int32_t, n);
-	r->n_allowed = NEW_ARRAY(uint32_t, o->n_layers);
+	r->n_allowed = NEW_ARRAY(uint32_t, o->n_layers + 1);
 	for (size_t i = 0; i < n; i++)
 		r->map[i] = r->allowed[i] = (int32_t)(i % o->n_experts);
-	for (uint32_t l = 0; l < o->n_layers; l++)
+	for (uint32_t l = 0; l <= o->n_layers; l++)
 		r->n_allowed[l] = o->confine ? o->confine : o->n_experts;
 	r->order = NEW_ARRAY(int32_t, o->n_experts);
 	r->seen = NEW_ARRAY(bool, o->n_experts);
@@ -428,7 +458,7 @@ void replayed_routing_confine(
 	struct replayed_routing *r = replayed_of(s);
 	int32_t *all = allowed_experts(r, layer);
 	uint32_t used = 0;
-	if (layer >= r->o.n_layers || n > r->o.n_experts || (n && n < r->o.n_used))
+	if (layer > r->o.n_layers || n > r->o.n_experts || (n && n < r->o.n_used))
 		bug("routing cannot be confined to %u experts of layer %u", n, layer);
 	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
 	for (; used < n; used++) {
@@ -440,4 +470,11 @@ void replayed_routing_confine(
 			all[used++] = (int32_t)i;
 	r->n_allowed[layer] = n ? n : r->o.n_experts;
 	r->layer = -1;
+}
+
+void replayed_routing_keep(struct expert_source *s, uint32_t kept, bool far)
+{
+	struct replayed_routing *r = replayed_of(s);
+	r->next_kept = kept;
+	r->far = far;
 }

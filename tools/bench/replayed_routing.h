@@ -9,7 +9,9 @@
  * between steps, as often as wanted; the engine closes the source.
  *
  * What is replayed:
- * - decode steps of trunk layers. Prefill and the MTP layer pass through;
+ * - decode steps of trunk layers, rows by consecutive tokens of the trace. Prefill passes through;
+ * - drafts: step j of a round, one row, asks the MTP layer for the experts of token j behind the
+ *   step, those of the layer in which the trace would go on;
  * - traces of other shapes are folded: MoE layers are taken in order and from the first again when
  *   the model has more; ids modulo the number of experts;
  * - after the last token of the trace its first one comes again.
@@ -39,5 +41,10 @@ int replayed_routing_open(struct expert_source *inner, const struct replayed_rou
  * n 0: all. */
 void replayed_routing_confine(
 	struct expert_source *s, uint32_t layer, const int32_t *ids, uint32_t n);
+
+/* Drafts: of the step that is coming only the first `kept` rows will count, and the step behind it
+ * begins with the token after these. The rows behind them use the tokens that come next; with `far`
+ * those half a trace further, so that what they load serves no later step. */
+void replayed_routing_keep(struct expert_source *s, uint32_t kept, bool far);
 
 #endif

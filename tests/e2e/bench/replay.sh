@@ -52,6 +52,22 @@ check "on paper too" grep -q "^routing replayed from $trace: not the choice of t
 run $bench --cache-gb 0.006 --resident 6 -n 100 --json
 exits 0
 check "confined routing misses nothing" figures 'named("steady state: experts missed") == 0 and section["steady state: experts missed"] == "confined"'
+# drafts with assumed acceptance: all right, all wrong, some
+run $bench --cache-gb 0.006 --routing $trace -n 100 --accept 1,1 --json
+exits 0
+check "all drafts are right" figures '2.9 < named("accept length, assumed: 1, 1") <= 3 and named("rows, those") == 3 and named("of it drafting") > 0'
+run $bench --cache-gb 0.006 --routing $trace -n 100 --accept 0 --json
+exits 0
+check "no draft is right" figures 'named("accept length, assumed: 0") == 1 and named("rows, those") == 2'
+run $bench --cache-gb 0.006 --routing $trace -n 100 --accept 0.72,0.60,0.50 --far
+exits 0
+check "says that acceptance is assumed" grep -q "^acceptance of drafts is assumed, not that of this model" "$work/out"
+run $bench --accept 0.5
+error_is_one_sentence 2 "--accept belongs to bench decode with --routing"
+run $bench --routing $trace --accept 1.5
+error_is_one_sentence 2 "--accept"
+run $bench --routing $trace --accept 0,0,0,0,0,0,0,0
+error_is_one_sentence 2 "more than 7 drafts"
 run $bench --routing $trace -n 8 --json # no cache at all
 exits 0
 check "without streaming nothing is read" figures 'not any("read" in k for k in f if k.startswith("cold"))'
