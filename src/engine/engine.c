@@ -286,6 +286,11 @@ uint32_t engine_context(const struct engine *g)
 	return g->context;
 }
 
+bool engine_has_mtp(const struct engine *g)
+{
+	return g->model.has_mtp;
+}
+
 int32_t engine_n_valid(const struct engine *g)
 {
 	return g->n_valid;

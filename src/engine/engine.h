@@ -94,7 +94,8 @@ const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct gguf *engine_gguf(const struct engine *g);
 uint32_t engine_context(const struct engine *g); /* positions a session may hold */
 int32_t engine_n_valid(
-	const struct engine *g); /* ids from here on are padding: not to be sampled */
+	const struct engine *g);                 /* ids from here on are padding: not to be sampled */
+bool engine_has_mtp(const struct engine *g); /* the draft layer is loaded */
 /* One line for people: model, where its experts are, backend, context. */
 void engine_summary(const struct engine *g, char *out, size_t size);
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */

@@ -3,6 +3,8 @@
 #include "src/engine/generate.h"
 
 #include "src/base/clock.h"
+#include "src/base/num.h"
+#include "src/engine/batch.h"
 
 #include <string.h>
 
@@ -33,84 +35,146 @@ uint64_t generate_hash(uint64_t hash, const float *logits, size_t n)
 	return hash;
 }
 
-bool generate_ends(const struct session *s, int32_t id, uint32_t n_given, uint32_t max_new,
-	bool ignore_stop, enum generate_stop *stop)
+bool generate_ends(const struct engine *g, int32_t id, uint32_t position, uint32_t n_given,
+	uint32_t max_new, bool ignore_stop, enum generate_stop *stop)
 {
-	const struct engine *g = session_engine(s);
 	if (!ignore_stop && tokenizer_is_stop(engine_tokenizer(g), id))
 		*stop = GENERATE_STOP_TOKEN;
 	else if (n_given + 1 >= max_new)
 		*stop = GENERATE_LIMIT;
-	else if (session_length(s) >= engine_context(g))
+	else if (position >= engine_context(g))
 		*stop = GENERATE_CONTEXT_FULL;
 	else
 		return false;
 	return true;
 }
 
-/* Logits that are not in the hash yet: they are hashed while the device computes the next token. */
-struct unhashed {
-	const float *logits; /* NULL: there are none */
-	size_t n;
-	uint64_t *hash;
+/* An answer in the making. */
+struct decode {
+	struct session *session;
+	const struct engine *engine;
+	const struct generate_options *options;
+	struct sampler *sampler;
+	struct generate_result *result;
+	struct session_watch watch;
+	uint32_t position; /* of the next token to draw */
+	/* Rows whose logits are not in the hash yet: they are hashed while the device computes the next
+	 * step. */
+	const float *unhashed[SESSION_ROWS_MAX];
+	uint32_t n_unhashed;
+	bool ends;
 };
 
 static void hash_now(void *user)
 {
-	struct unhashed *u = user;
-	if (u->logits)
-		*u->hash = generate_hash(*u->hash, u->logits, u->n);
-	u->logits = NULL;
+	struct decode *d = user;
+	uint64_t *hash = &d->result->logits_hash;
+	for (uint32_t i = 0; i < d->n_unhashed; i++)
+		*hash = generate_hash(*hash, d->unhashed[i], engine_config(d->engine)->n_vocab);
+	d->n_unhashed = 0;
 }
 
-/* Computes the sampled token if there is room for it. The logits it was sampled from are hashed
- * meanwhile, and in any case. */
-static int extend_and_hash(
-	struct session *s, int32_t id, struct session_watch *watch, struct err *e)
+static bool is_cancelled(const struct decode *d)
 {
+	return d->watch.cancel && atomic_load_explicit(d->watch.cancel, memory_order_relaxed);
+}
+
+/* Draws the next token from `row` of the last step and gives it out. */
+static int32_t decode_token(struct decode *d, uint32_t row)
+{
+	const struct generate_options *o = d->options;
+	struct generate_result *r = d->result;
+	const float *logits = session_row_logits(d->session, row);
+	d->unhashed[d->n_unhashed++] = logits;
+	int32_t id =
+		sampler_draw(d->sampler, logits, engine_n_valid(d->engine), o->filter, d->position);
+	d->ends = generate_ends(
+		d->engine, id, d->position, r->new_tokens, o->max_new, o->ignore_stop, &r->stop);
+	d->position++;
+	if (o->drafts)
+		drafts_push(o->drafts, id);
+	if (d->ends && r->stop == GENERATE_STOP_TOKEN) {
+		r->stop_token = id;
+		return id;
+	}
+	r->new_tokens++;
+	if (o->on_token && !o->on_token(o->user, id)) {
+		r->stop = GENERATE_CANCELLED;
+		d->watch.cancel = NULL; /* this token is still computed */
+		d->ends = true;
+	} else if (o->complete && o->complete(o->user)) {
+		r->stop = GENERATE_COMPLETE;
+		d->ends = true;
+	}
+	if (sampler_adjusts(d->sampler))
+		sampler_note(d->sampler, id, false);
+	return id;
+}
+
+/* Most rows of the next step: that of the token just drawn, and one for each token that may still
+ * come behind it. */
+static uint32_t decode_rows_max(const struct decode *d)
+{
+	uint32_t rows = MIN(SESSION_ROWS_MAX, batch_max_rows(d->engine));
+	uint32_t left = d->options->max_new - d->result->new_tokens;
+	rows = MIN(rows, engine_context(d->engine) - (d->position - 1));
+	return MIN(rows, (uint64_t)left + 1);
+}
+
+/* Computes tokens[0], which was drawn last, and drafts behind it, for which tokens has room. *n:
+ * how many rows; *ns: the time they took. The logits drawn from so far are hashed meanwhile, and in
+ * any case. */
+static int decode_step(struct decode *d, int32_t *tokens, uint32_t *n, uint64_t *ns, struct err *e)
+{
+	struct draft_timeline *drafts = d->options->drafts;
 	int rc = 0;
-	if (watch->cancel && atomic_load_explicit(watch->cancel, memory_order_relaxed))
+	*n = 1;
+	if (is_cancelled(d)) {
 		rc = ERR_INTERRUPTED;
-	else if (session_length(s) < engine_context(session_engine(s)))
-		rc = session_extend(s, &id, 1, NULL, watch, e);
-	hash_now(watch->user);
+	} else if (d->position <= engine_context(d->engine)) {
+		if (drafts && !d->ends) {
+			rc = drafts_propose(drafts->drafter, &drafts, 1, decode_rows_max(d), e);
+			memcpy(tokens + 1, drafts->ids, drafts->n * sizeof *tokens);
+			*n += drafts->n;
+		}
+		uint64_t start = drafts ? drafter_clock(drafts->drafter) : 0;
+		if (!rc)
+			rc = session_verify(d->session, tokens, *n, &d->watch, e);
+		*ns = drafts ? drafter_clock(drafts->drafter) - start : 0;
+	}
+	hash_now(d);
 	return rc;
 }
 
 /* The decode loop; the session stands at the end of the prompt with its logits. */
-static int decode_tokens(struct session *s, const struct generate_options *o,
-	struct sampler *sampler, struct generate_result *r, struct err *e)
+static int decode_tokens(struct decode *d, struct err *e)
 {
-	const struct engine *g = session_engine(s);
-	struct unhashed last = {.n = engine_config(g)->n_vocab, .hash = &r->logits_hash};
-	struct session_watch watch = {
-		.cancel = o->watch.cancel, .on_device_busy = hash_now, .user = &last};
-	for (bool ends = !o->max_new; !ends;) {
-		const float *logits = last.logits = session_logits(s);
-		int32_t id = sampler_draw(sampler, logits, engine_n_valid(g), o->filter, session_length(s));
-		ends = generate_ends(s, id, r->new_tokens, o->max_new, o->ignore_stop, &r->stop);
-		if (ends && r->stop == GENERATE_STOP_TOKEN) {
-			r->stop_token = id;
-		} else {
-			r->new_tokens++;
-			if (o->on_token && !o->on_token(o->user, id)) {
-				r->stop = GENERATE_CANCELLED;
-				watch.cancel = NULL; /* this token is still computed */
-				ends = true;
-			} else if (o->complete && o->complete(o->user)) {
-				r->stop = GENERATE_COMPLETE;
-				ends = true;
-			}
-			if (sampler_adjusts(sampler))
-				sampler_note(sampler, id, false);
+	struct draft_timeline *drafts = d->options->drafts;
+	int32_t tokens[SESSION_ROWS_MAX]; /* of the last step: a token that was drawn, and drafts */
+	uint32_t n = 1;
+	uint64_t ns = 0;
+	for (bool first = true; !d->ends; first = false) {
+		uint32_t row = 0;
+		bool right; /* the draft behind this row is the token drawn, so that is computed already */
+		do {
+			tokens[0] = decode_token(d, row++);
+			right = row < n && tokens[row] == tokens[0] && !is_cancelled(d);
+		} while (right && !d->ends);
+		if (drafts && !first)
+			drafts_computed(drafts->drafter, &drafts, 1, ns);
+		if (n > 1)
+			session_keep_rows(d->session, row + right);
+		if (right) { /* and it is the last one */
+			hash_now(d);
+			return 0;
 		}
-		int rc = extend_and_hash(s, id, &watch, e);
-		if (rc && rc != ERR_INTERRUPTED)
+		int rc = decode_step(d, tokens, &n, &ns, e);
+		if (rc == ERR_INTERRUPTED) {
+			d->result->stop = GENERATE_CANCELLED;
+			d->result->stop_token = -1;
+			d->ends = true;
+		} else if (rc) {
 			return rc;
-		if (rc) {
-			r->stop = GENERATE_CANCELLED;
-			r->stop_token = -1;
-			ends = true;
 		}
 	}
 	return 0;
@@ -135,7 +199,22 @@ int generate(struct session *s, const int32_t *prompt, uint32_t n, const struct 
 	sampler_init(&sampler, &o->sampler);
 	for (uint32_t i = 0; i < n && sampler_adjusts(&sampler); i++)
 		sampler_note(&sampler, prompt[i], true);
-	rc = decode_tokens(s, o, &sampler, r, e);
+	struct decode d = {.session = s,
+		.engine = session_engine(s),
+		.options = o,
+		.sampler = &sampler,
+		.result = r,
+		.watch = {.cancel = o->watch.cancel, .on_device_busy = hash_now, .user = &d},
+		.position = n,
+		.ends = !o->max_new};
+	struct draft_stats before = {0};
+	if (o->drafts) {
+		before = drafter_stats(o->drafts->drafter);
+		drafts_begin(o->drafts, prompt, n, &sampler);
+	}
+	rc = decode_tokens(&d, e);
+	if (o->drafts)
+		r->drafts = draft_stats_between(before, drafter_stats(o->drafts->drafter));
 	sampler_fini(&sampler);
 	r->decode_ns = clock_ns() - prefilled;
 	return rc;

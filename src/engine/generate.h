@@ -7,10 +7,16 @@
  * 1. A stop token ends the answer. It is never given out, and may come when the context is full.
  * 2. Any other token is given out, also when there is no room left to compute it.
  * 3. The answer then ends if it has max_new tokens, else if the context is full.
+ *
+ * With drafts (draft/draft.h) a step computes several rows, and as many tokens come from it as
+ * drafts were right. Every token is drawn from the logits of its own position, with the random
+ * numbers of that position; so text, logits_hash, the order of callbacks and the timeline are those
+ * without drafts.
  */
 #ifndef GLM_ENGINE_GENERATE_H
 #define GLM_ENGINE_GENERATE_H
 
+#include "src/engine/draft/draft.h"
 #include "src/engine/sampler.h"
 #include "src/engine/session.h"
 
@@ -22,10 +28,11 @@ enum generate_stop {
 	GENERATE_CANCELLED,    /* watch.cancel was set, or on_token returned false */
 };
 
-/* Whether the answer ends with `id`, which was sampled from the logits of `s` behind n_given tokens
- * that were given out; *stop says why. ignore_stop: stop tokens are like any other. */
-bool generate_ends(const struct session *s, int32_t id, uint32_t n_given, uint32_t max_new,
-	bool ignore_stop, enum generate_stop *stop);
+/* Whether the answer ends with `id`, which was drawn for `position` of a timeline of `g`, behind
+ * n_given tokens that were given out; *stop says why. ignore_stop: stop tokens are like any other.
+ */
+bool generate_ends(const struct engine *g, int32_t id, uint32_t position, uint32_t n_given,
+	uint32_t max_new, bool ignore_stop, enum generate_stop *stop);
 
 struct generate_options {
 	uint32_t max_new; /* most new tokens; UINT32_MAX: until the model stops; 0: compute the prompt
@@ -38,6 +45,7 @@ struct generate_options {
 	bool (*complete)(void *user); /* behind on_token: nothing may follow; NULL: never */
 	void *user;
 	struct session_watch watch;
+	struct draft_timeline *drafts; /* of the session; NULL: one token a step */
 };
 
 struct generate_result {
@@ -45,6 +53,7 @@ struct generate_result {
 	int32_t stop_token; /* with GENERATE_STOP_TOKEN, else -1 */
 	uint32_t prompt_tokens, reused_tokens, new_tokens;
 	uint64_t prefill_ns, decode_ns;
+	struct draft_stats drafts; /* zeros without */
 	uint64_t logits_hash; /* 64-bit hash of the float32 logits of every position sampled from, in
 							 order */
 };

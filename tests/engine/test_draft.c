@@ -397,7 +397,7 @@ static void test_statistics(void **state)
 	struct draft_timeline *t = draft_timeline_new(d, NULL);
 	const int32_t text[] = {1, 2, 3, 4, 5, 6};
 	struct err e;
-	drafts_begin(t, text, 6);
+	drafts_begin(t, text, 6, NULL);
 	drafts_push(t, 1);
 	drafts_push(t, 2);
 	assert_int_equal(drafts_propose(d, &t, 1, 8, &e), 0);

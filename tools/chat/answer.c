@@ -45,6 +45,9 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 		(rc = session_new(a->engine, &a->session, e)) ||
 		(rc = prefix_opts_open(&opts->prefix, a->engine, &a->store, e)))
 		return rc;
+	if (opts->draft.mode != DRAFT_OFF)
+		a->drafter = drafter_open(a->engine, opts->draft.mode);
+	a->drafts = draft_timeline_open(a->drafter, a->session);
 	run_opts_defaults(opts, engine_config(a->engine));
 	if (a->schema)
 		a->tokens = token_trie_new(engine_tokenizer(a->engine));
@@ -71,6 +74,8 @@ int answer_close(struct answer *a, int rc, struct err *e)
 	token_trie_free(a->tokens);
 	prefix_store_close(a->store);
 	free(a->session_path);
+	draft_timeline_free(a->drafts);
+	drafter_free(a->drafter);
 	session_free(a->session);
 	rc = common_opts_close(a->engine, rc, e);
 	*a = (struct answer){0};
@@ -214,6 +219,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		.filter = a->schema ? &filter : NULL,
 		.complete = is_complete,
 		.max_new = o->max_new,
+		.drafts = a->drafts,
 		.sampler = run_opts_sampler(o, a->turns),
 		.on_token = on_token,
 		.user = &run,
@@ -222,7 +228,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	struct stats stats = {.backend = engine_backend_name(a->engine),
 		.io = engine_io_name(a->engine),
 		.seed = options.sampler.seed,
-		.max_new = o->max_new};
+		.max_new = o->max_new,
+		.drafts = a->drafts != NULL};
 	if (a->schema)
 		constraint_init(&a->constraint, t,
 			&(struct constraint_options){.in_reasoning = chat_starts_in_reasoning(&a->talk.chat),

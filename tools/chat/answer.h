@@ -18,6 +18,8 @@ struct answer {
 	struct run_opts *opts;
 	struct engine *engine;
 	struct session *session;
+	struct drafter *drafter; /* NULL with --draft off, as the next */
+	struct draft_timeline *drafts;
 	struct conversation talk;
 	struct chat_view view;
 	struct token_ids prompt;

@@ -60,6 +60,12 @@ static enum outcome do_stats(struct answer *a, const char *argument)
 		(unsigned long long)a->total_prompt, (unsigned long long)a->total_new,
 		(double)a->total_ns * 1e-9, session_length(a->session), engine_context(a->engine));
 	stats_print_experts(stderr, engine_expert_stats(a->engine));
+	if (a->drafter) {
+		const struct draft_stats drafts = drafter_stats(a->drafter);
+		fprintf(stderr, "drafts in all: ");
+		stats_print_drafts(stderr, &drafts);
+		fprintf(stderr, "\n");
+	}
 	struct engine_sizes z = engine_sizes(a->engine);
 	fprintf(stderr,
 		"memory: %.3f GB resident weights, %.3f GB caches, %.3f GB workspace; a token uses %.3f GB "

@@ -105,7 +105,7 @@ static int take_named(struct run_opts *o, const char *word, struct err *e)
 int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 {
 	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1, .repeat_penalty = 1};
-	const struct arg_group groups[] = {own_group(o), sampling_group(o),
+	const struct arg_group groups[] = {own_group(o), sampling_group(o), draft_opts_group(&o->draft),
 		prefix_opts_group(&o->prefix), sandbox_opts_group(&o->sandbox),
 		common_opts_group(&o->common)};
 	const char *named = NULL;
@@ -137,6 +137,7 @@ int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 			o->system ? "--system" : "--think");
 	if (o->raw && o->json_schema)
 		return err_set(e, ERR_USAGE, "--raw and --json-schema exclude each other");
+	o->common.no_mtp = o->draft.mode == DRAFT_OFF;
 	if (!o->seed_given && getrandom(&o->seed, sizeof o->seed, 0) != sizeof o->seed)
 		o->seed = clock_ns();
 	if (!o->seed_given)

@@ -5,6 +5,7 @@
 
 #include "src/engine/sampler.h"
 #include "tools/options/common_opts.h"
+#include "tools/options/draft_opts.h"
 #include "tools/options/sandbox_opts.h"
 
 enum think_mode { THINK_MAX, THINK_HIGH, THINK_OFF };
@@ -13,6 +14,7 @@ struct run_opts {
 	struct common_opts common;
 	struct prefix_opts prefix;
 	struct sandbox_opts sandbox;
+	struct draft_opts draft;
 	const char *prompt, *file, *system;
 	const char *session;     /* file of the chat; NULL: none */
 	const char *json_schema; /* file that answers follow; NULL: none */

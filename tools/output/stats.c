@@ -5,6 +5,8 @@
 #include "src/base/num.h"
 #include "tools/output/json_out.h"
 
+#include <math.h>
+
 static const char *const stop_names[] = {
 	[GENERATE_STOP_TOKEN] = "stop",
 	[GENERATE_LIMIT] = "limit",
@@ -53,6 +55,37 @@ static double wait_ms_per_token(const struct stats *s)
 	return tokens ? (double)s->experts.wait_ns * 1e-6 / (double)tokens : 0;
 }
 
+static uint64_t sum_of(const uint64_t *v, size_t n)
+{
+	uint64_t sum = 0;
+	for (size_t i = 0; i < n; i++)
+		sum += v[i];
+	return sum;
+}
+
+/* Of drafts that were verified a step gives one token more for each that was right. */
+static double tokens_per_step(const struct draft_stats *d)
+{
+	return d->steps ? 1 + (double)sum_of(d->accepted, DRAFT_MAX) / (double)d->steps : 0;
+}
+
+static double rows_per_step(const struct draft_stats *d)
+{
+	return d->steps ? (double)d->rows / (double)d->steps : 0;
+}
+
+void stats_print_drafts(FILE *f, const struct draft_stats *d)
+{
+	if (!d->steps)
+		return;
+	fprintf(f, "%.2f tokens a step of %.2f rows", tokens_per_step(d), rows_per_step(d));
+	for (int i = 0; i < DRAFT_MAX && d->tried[i]; i++)
+		fprintf(f, "%s %.0f %%",
+			i ? "," : ", drafts right:", 100 * (double)d->accepted[i] / (double)d->tried[i]);
+	if (d->tried[0])
+		fprintf(f, "; %.3g s %s", fabs(d->saved_ns) * 1e-9, d->saved_ns < 0 ? "lost" : "saved");
+}
+
 void stats_print(FILE *f, const struct stats *s, bool colours, bool hash)
 {
 	const struct generate_result *r = &s->result;
@@ -71,6 +104,13 @@ void stats_print(FILE *f, const struct stats *s, bool colours, bool hash)
 	if (s->experts.bytes_read)
 		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)",
 			(double)s->experts.bytes_read * 1e-9, read_gb_s(s), wait_ms_per_token(s));
+	if (sum_of(r->drafts.tried, DRAFT_MAX)) {
+		fprintf(f, "; ");
+		if (hash)
+			stats_print_drafts(f, &r->drafts);
+		else
+			fprintf(f, "%.2f tokens a step", tokens_per_step(&r->drafts));
+	}
 	if (hash)
 		fprintf(f, "; logits %016llx", (unsigned long long)r->logits_hash);
 	fprintf(f, "; %s", s->backend);
@@ -94,6 +134,34 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 		fprintf(f, "; prefetches: %llu useful, %llu useless", (unsigned long long)s.prefetch_useful,
 			(unsigned long long)s.prefetch_wasted);
 	fprintf(f, "; waited %.2f s\n", (double)s.wait_ns * 1e-9);
+}
+
+static json_t *json_counts(const uint64_t *v, size_t n)
+{
+	json_t *list = json_array();
+	for (size_t i = 0; i < n; i++)
+		json_array_append_new(list, json_integer((json_int_t)v[i]));
+	return list;
+}
+
+json_t *stats_drafts_json(const struct draft_stats *d)
+{
+	static const char *const sources[DRAFT_SOURCES] = {
+		[DRAFT_LOOKUP] = "lookup", [DRAFT_COMPUTED] = "mtp"};
+	json_t *o = json_object();
+	json_out_uint(o, "steps", d->steps);
+	json_out_real(o, "rows_per_step", rows_per_step(d));
+	json_out_real(o, "tokens_per_step", tokens_per_step(d));
+	json_object_set_new(o, "tried", json_counts(d->tried, DRAFT_MAX));
+	json_object_set_new(o, "accepted", json_counts(d->accepted, DRAFT_MAX));
+	for (int i = 0; i < DRAFT_SOURCES; i++) {
+		json_t *source = json_object();
+		json_out_uint(source, "tried", d->tried_by[i]);
+		json_out_uint(source, "accepted", d->accepted_by[i]);
+		json_object_set_new(o, sources[i], source);
+	}
+	json_out_real(o, "saved_s", d->saved_ns * 1e-9);
+	return o;
 }
 
 json_t *stats_json(const struct stats *s)
@@ -120,5 +188,6 @@ json_t *stats_json(const struct stats *s)
 	json_out_uint(o, "reused_tokens", r->reused_tokens);
 	json_out_uint(o, "seed", s->seed);
 	json_out_str(o, "stop", (unsigned)r->stop < ARRAY_LEN(stop_names) ? stop_names[r->stop] : "?");
+	json_object_set_new(o, "drafts", s->drafts ? stats_drafts_json(&r->drafts) : json_null());
 	return o;
 }

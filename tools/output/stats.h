@@ -15,12 +15,14 @@ struct stats {
 	uint64_t seed;
 	uint32_t max_new; /* what -n allowed */
 	bool streaming;   /* there is an expert cache */
+	bool drafts;      /* they were not off */
 };
 
 /* What happened between two readings of engine_expert_stats. */
 struct expert_stats stats_between(struct expert_stats before, struct expert_stats after);
 
-/* One line with a line feed; dimmed when `colours`; with `hash` also that of the logits. */
+/* One line with a line feed; dimmed when `colours`; with `hash` also that of the logits, and
+ * all about drafts. */
 void stats_print(FILE *f, const struct stats *s, bool colours, bool hash);
 
 /* One line with a line feed: where experts were found since the engine was opened, what was read,
@@ -29,7 +31,15 @@ void stats_print_experts(FILE *f, struct expert_stats s);
 
 /* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_cache, hit_ram, miss, bytes_read,
  * read_gb_s, prefetch_useful, prefetch_wasted, wait_ms_per_token, logits_hash, backend, io; and
- * reused_tokens, seed, stop. */
+ * reused_tokens, seed, stop; drafts: null or stats_drafts_json. */
 json_t *stats_json(const struct stats *s);
+
+/* What drafts did in steps for single timelines: steps, rows_per_step, tokens_per_step, tried and
+ * accepted: drafts by position; lookup and mtp: { tried, accepted }; saved_s: the time gained
+ * against no drafts, by the measured costs of steps. */
+json_t *stats_drafts_json(const struct draft_stats *d);
+
+/* "1.84 tokens a step of 2.10 rows, drafts right: 71 %, 60 %; 1.2 s saved"; nothing of no steps. */
+void stats_print_drafts(FILE *f, const struct draft_stats *d);
 
 #endif

@@ -55,9 +55,16 @@ void drafter_free(struct drafter *d)
 {
 	if (!d)
 		return;
+	if (d->source.close)
+		d->source.close(d->source.user);
 	free(d->requests);
 	free(d->offers);
 	free(d);
+}
+
+uint64_t drafter_clock(const struct drafter *d)
+{
+	return d->clock();
 }
 
 struct draft_stats drafter_stats(const struct drafter *d)
@@ -107,9 +114,12 @@ static void drafts_forget(struct draft_timeline *t)
 	t->n = t->pushed = 0;
 }
 
-void drafts_begin(struct draft_timeline *t, const int32_t *tokens, uint32_t n)
+void drafts_begin(
+	struct draft_timeline *t, const int32_t *tokens, uint32_t n, struct sampler *sampler)
 {
 	drafts_forget(t);
+	t->sampler = sampler;
+	t->length = n;
 	if (t->lookup)
 		lookup_sync(t->lookup, tokens, n);
 }
@@ -119,6 +129,7 @@ void drafts_push(struct draft_timeline *t, int32_t id)
 	struct drafter *d = t->drafter;
 	uint32_t at = t->pushed++;
 	t->next = id;
+	t->length++;
 	if (t->lookup)
 		lookup_push(t->lookup, id);
 	for (uint32_t i = 0; i < DRAFT_SOURCES; i++) {
@@ -170,7 +181,9 @@ static int chains_compute(struct drafter *d, struct draft_timeline *const *t, ui
 			continue;
 		}
 		d->requests[n_requests++] = (struct draft_request){.session = t[i]->session,
+			.sampler = t[i]->sampler,
 			.next = t[i]->next,
+			.position = t[i]->length,
 			.k = k,
 			.chain = &t[i]->chains[DRAFT_COMPUTED]};
 		t[i]->source = DRAFT_COMPUTED;

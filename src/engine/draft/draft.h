@@ -8,7 +8,7 @@
  * (draft_gate.h) decides how many are verified.
  *
  * Order of use, for each timeline:
- *   drafts_begin(t, prompt, n)               the text so far
+ *   drafts_begin(t, prompt, n, sampler)      the text so far
  *   drafts_push(t, id)                       a token was drawn
  *   drafts_propose(d, &t, 1, rows, e)        chooses t->n drafts t->ids to follow it
  *   ... the step computes 1 + t->n rows; drafts_push each token that was drawn from them ...
@@ -21,12 +21,15 @@
 #include "src/base/err.h"
 #include "src/engine/draft/draft_gate.h"
 
+struct sampler;
 struct session;
 
 /* What a source is asked for one timeline. */
 struct draft_request {
 	struct session *session;   /* holds all tokens before `next` */
+	struct sampler *sampler;   /* draws the tokens that drafts are compared with; NULL: unknown */
 	int32_t next;              /* the latest token; not computed yet */
+	uint32_t position;         /* of the first draft: behind `next` */
 	uint32_t k;                /* most drafts wanted, >= 1 */
 	struct draft_chain *chain; /* out */
 };
@@ -39,6 +42,7 @@ struct draft_source {
 	/* Fills the chains of n distinct timelines; shorter chains than asked for are fine. Drafts need
 	 * not be the same in every run: they decide nothing but speed. */
 	int (*propose)(void *user, struct draft_request *requests, uint32_t n, struct err *e);
+	void (*close)(void *user); /* when the drafter is freed; NULL: nothing */
 };
 
 enum draft_source_id { DRAFT_LOOKUP, DRAFT_COMPUTED };
@@ -59,7 +63,7 @@ struct drafter_options {
 	bool always;    /* verify as many as there are, whatever it costs */
 	bool no_lookup;
 	const struct draft_source *source; /* copied; NULL: prompt lookup only */
-	uint64_t (*clock)(void);           /* for tests: instead of clock_ns; NULL: that */
+	uint64_t (*clock)(void);           /* what costs are measured with; NULL: clock_ns */
 };
 
 struct drafter;
@@ -78,7 +82,9 @@ struct draft_timeline {
 	uint32_t pushed;                          /* tokens since the proposal */
 	uint32_t source;                          /* whose drafts are verified */
 	uint32_t n;                               /* how many */
-	int32_t next;                             /* the latest token */
+	struct sampler *sampler;                  /* borrowed; NULL: unknown */
+	uint32_t length;                          /* tokens of the text */
+	int32_t next;                             /* the last of them */
 	const int32_t *ids;                       /* [n] */
 };
 
@@ -86,8 +92,10 @@ struct draft_timeline {
 struct draft_timeline *draft_timeline_new(struct drafter *d, struct session *session);
 void draft_timeline_free(struct draft_timeline *t); /* NULL is fine */
 
-/* The text is tokens[0..n): a prompt, or a timeline that was rewound. */
-void drafts_begin(struct draft_timeline *t, const int32_t *tokens, uint32_t n);
+/* The text is tokens[0..n): a prompt. sampler: draws what follows, lives until the next
+ * drafts_begin; a source may draw its drafts with it, which makes them right more often. */
+void drafts_begin(
+	struct draft_timeline *t, const int32_t *tokens, uint32_t n, struct sampler *sampler);
 
 /* A token was drawn and follows the text. */
 void drafts_push(struct draft_timeline *t, int32_t id);
@@ -98,8 +106,11 @@ void drafts_push(struct draft_timeline *t, int32_t id);
 int drafts_propose(struct drafter *d, struct draft_timeline *const *t, uint32_t n,
 	uint32_t rows_max, struct err *e);
 
-/* The step for these timelines is done, and what was drawn from its rows is pushed. ns: its wall
- * time without drafts_propose. */
+/* Now, by the clock that steps are to be measured with. */
+uint64_t drafter_clock(const struct drafter *d);
+
+/* The step for these timelines is done, and what was drawn from its rows is pushed. ns: the time it
+ * took by drafter_clock, without drafts_propose. */
 void drafts_computed(struct drafter *d, struct draft_timeline *const *t, uint32_t n, uint64_t ns);
 
 #endif

@@ -153,8 +153,8 @@ static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
 		metrics_observe(s->metrics, METRICS_FIRST_TOKEN, j->first_token_ns - j->submitted_ns);
 	}
 	enum generate_stop stop;
-	bool ends =
-		generate_ends(slot->session, *id, (uint32_t)j->generated.n, j->max_new, false, &stop);
+	bool ends = generate_ends(s->engine, *id, session_length(slot->session),
+		(uint32_t)j->generated.n, j->max_new, false, &stop);
 	if ((ends && stop == GENERATE_STOP_TOKEN) || is_stop_id(j, *id)) {
 		slot_finish(s, slot, JOB_STOP_TOKEN);
 		return false;
