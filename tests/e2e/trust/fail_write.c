@@ -2,7 +2,8 @@
 /*
  * fail_write NUMBER HOW PROGRAM ARGS...: runs a program and lets its writing system call NUMBER
  * to a file (counted from 1, over all threads) fail: HOW is ENOSPC, EIO, EINTR, or short (half of
- * the bytes are written). NUMBER 0: nothing fails. Says "calls N" on standard error at the end; its
+ * the bytes are written); or KILL: the program gets SIGKILL before the call; or torn: half of the
+ * bytes are written, and SIGKILL comes before the next call. NUMBER 0: nothing fails. Says "calls N" on standard error at the end; its
  * exit status is the program's, or 128 + signal.
  *
  * A filter of seccomp stops the program at these calls only, and a tracer changes them.
@@ -62,7 +63,7 @@ static void change_call(pid_t thread, const char *how)
 	if (ptrace(PTRACE_GETREGS, thread, NULL, &r))
 		return;
 	int is_write = r.orig_rax == SYS_write || r.orig_rax == SYS_pwrite64;
-	if (!strcmp(how, "short")) {
+	if (!strcmp(how, "short") || !strcmp(how, "torn")) {
 		if (is_write && r.rdx > 1)
 			r.rdx /= 2;
 	} else {
@@ -117,7 +118,13 @@ int main(int argc, char **argv)
 			continue;
 		}
 		if (status >> 8 == (SIGTRAP | PTRACE_EVENT_SECCOMP << 8)) {
-			if (is_of_file(thread) && ++n == failing)
+			int is_counted = is_of_file(thread);
+			n += is_counted;
+			int kills = is_counted && ((n == failing && !strcmp(argv[2], "KILL")) ||
+									   (failing && n == failing + 1 && !strcmp(argv[2], "torn")));
+			if (kills)
+				kill(child, SIGKILL);
+			else if (is_counted && n == failing)
 				change_call(thread, argv[2]);
 		} else if (!(status >> 16) && WSTOPSIG(status) != SIGTRAP && WSTOPSIG(status) != SIGSTOP) {
 			deliver = WSTOPSIG(status);

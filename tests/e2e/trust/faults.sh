@@ -10,7 +10,8 @@
 need_pocket
 RUN_LIMIT=200
 points=${FAULT_POINTS:-12}
-cc=$(command -v "${CC##* }" || command -v cc || command -v gcc || command -v clang) || skip "no C compiler"
+cc=${CC-}
+cc=$(command -v "${cc##* }" || command -v cc || command -v gcc || command -v clang) || skip "no C compiler"
 case $GLMSTREAM in *san-*) skip "a sanitizer has allocation of its own" ;; esac
 here=tests/e2e/trust
 if ! "$cc" -O1 -shared -fPIC -o "$work/fail_alloc.so" $here/fail_alloc.c -ldl ||
