@@ -6,8 +6,9 @@
 # A unit, which is what the last line counts, is one program (tests/*/test_*.c), one script
 # (tests/e2e/*/*.sh), one fuzz target fed with its saved inputs, or a check of the sources (layers,
 # shape, words). Exit status 77 of a unit means skipped, its last line of output is the reason. The
-# output of a failed unit is shown. Exit status 1 if any failed. Environment: TEST_JOBS (number of
-# cores), TEST_TIMEOUT seconds for each unit (600; 1800 under a sanitizer).
+# whole log of each failed unit is printed, and the names of all before the last line. Exit status 1
+# if any failed. Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (600;
+# 1800 under a sanitizer).
 #
 # On a card also: compute-sanitizer --tool memcheck build/release/tests/test_backend_parity small;
 # --tool racecheck --num-cuda-barriers 64 with brief test_deferred, built with
@@ -88,14 +89,17 @@ if [ -n "$units" ]; then
 	printf '%s\n' "$units" | xargs -P "$jobs" -L 1 bash -c 'run_unit "$0" "$@"' "$logs" "$limit"
 fi
 
-for verdict in "$logs"/*.verdict; do
-	[ "$(cat "$verdict" 2>/dev/null)" = FAIL ] || continue
-	name=${verdict##*/}
-	printf '\n---- %s failed; the end of %s:\n' "${name%.verdict}" "${verdict%.verdict}.log"
-	tail -n 60 "${verdict%.verdict}.log"
-done
 count() { cat "$logs"/*.verdict 2>/dev/null | grep -cx "$1"; }
-failed=$(($(printf '%s\n' "$units" | grep -c .) - $(count ok) - $(count skip)))
-[ "$failed" = 0 ] || echo
-echo "$(count ok) passed, $failed failed, $(count skip) skipped"
-[ "$failed" = 0 ] && [ "$(count ok)" -gt 0 ]
+failed=()
+for name in $(printf '%s\n' "$units" | cut -d ' ' -f 1); do
+	case $(cat "$logs/$name.verdict" 2>/dev/null) in
+	ok | skip) continue ;;
+	esac
+	failed+=("$name")
+	printf '\n---- %s failed; %s:\n' "$name" "$logs/$name.log"
+	cat "$logs/$name.log" 2>/dev/null
+	printf -- '---- end of %s\n' "$logs/$name.log"
+done
+[ ${#failed[@]} = 0 ] || printf '\nfailed: %s\n' "${failed[*]}"
+echo "$(count ok) passed, ${#failed[@]} failed, $(count skip) skipped"
+[ ${#failed[@]} = 0 ] && [ "$(count ok)" -gt 0 ]

@@ -137,21 +137,24 @@ class Server:
             return
         check("text/event-stream" in r.getheader("Content-Type"), "a stream has the type text/event-stream")
         name = None
-        for raw in r:
-            line = raw.decode().rstrip("\n")
-            if line.startswith("event: "):
-                name = line[7:]
-            elif line.startswith("data: "):
-                data = line[6:]
-                yield (name, data if data == "[DONE]" else json.loads(data))
-            elif line.startswith(":"):
-                if comments:
-                    yield ("comment", line)
-            elif not line:
-                name = None
-            else:
-                check(False, "a line of a stream is neither event nor data:", line)
-        c.close()
+        try:
+            for raw in r:
+                line = raw.decode().rstrip("\n")
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    data = line[6:]
+                    yield (name, data if data == "[DONE]" else json.loads(data))
+                elif line.startswith(":"):
+                    if comments:
+                        yield ("comment", line)
+                elif not line:
+                    name = None
+                else:
+                    check(False, "a line of a stream is neither event nor data:", line)
+        finally:  # who closes the generator leaves
+            r.close()
+            c.close()
 
     def lines(self, path, body):
         """The objects of a stream of JSON lines."""
@@ -159,15 +162,19 @@ class Server:
         check(status == 200 and headers.get("content-type") == "application/x-ndjson", path, status, headers, data)
         return [json.loads(line) for line in data.splitlines()]
 
-    def wait_idle(self, seconds=20):
+    def wait_state(self, what, is_so, seconds=20, **headers):
+        """The first state for which is_so(active answers, waiting ones); a test that waits for a while instead depends on load."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            state = self.get("/v1/glmstream/state?map=0")[1]
-            if not state["sessions"]["active"] and not state["queue"]["waiting"]:
+            state = self.get("/v1/glmstream/state?map=0", **headers)[1]
+            if is_so(state["sessions"]["active"], state["queue"]["waiting"]):
                 return state
             time.sleep(0.05)
-        check(False, "the server does not become idle", state)
+        check(False, "the server does not become:", what, state)
         return state
+
+    def wait_idle(self, seconds=20):
+        return self.wait_state("idle", lambda active, waiting: not active and not waiting, seconds)
 
 
 def user(text):

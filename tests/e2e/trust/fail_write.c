@@ -3,8 +3,8 @@
  * fail_write NUMBER HOW PROGRAM ARGS...: runs a program and lets its writing system call NUMBER
  * to a file (counted from 1, over all threads) fail: HOW is ENOSPC, EIO, EINTR, or short (half of
  * the bytes are written); or KILL: the program gets SIGKILL before the call; or torn: half of the
- * bytes are written, and SIGKILL comes before the next call. NUMBER 0: nothing fails. Says "calls N" on standard error at the end; its
- * exit status is the program's, or 128 + signal.
+ * bytes are written, and SIGKILL comes before the next call. NUMBER 0: nothing fails. Says "calls
+ * N" on standard error at the end; its exit status is the program's, or 128 + signal.
  *
  * A filter of seccomp stops the program at these calls only, and a tracer changes them.
  */
@@ -120,8 +120,9 @@ int main(int argc, char **argv)
 		if (status >> 8 == (SIGTRAP | PTRACE_EVENT_SECCOMP << 8)) {
 			int is_counted = is_of_file(thread);
 			n += is_counted;
-			int kills = is_counted && ((n == failing && !strcmp(argv[2], "KILL")) ||
-									   (failing && n == failing + 1 && !strcmp(argv[2], "torn")));
+			int kills =
+				is_counted && ((n == failing && !strcmp(argv[2], "KILL")) ||
+								  (failing && n == failing + 1 && !strcmp(argv[2], "torn")));
 			if (kills)
 				kill(child, SIGKILL);
 			else if (is_counted && n == failing)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # kill -9 of conversions, chats that save, runs that store prompts and runs that keep a profile
 # (kill.py): nothing that was there is lost, and the next run is right.
-#     kill.sh [ROUNDS]      of each of the four; 4 in the tests, 125 and more by hand
+#     kill.sh [ROUNDS [PART ...]]      of each of the four parts; 4 in the tests, 125 and more by hand
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
 need_pocket
@@ -12,4 +12,5 @@ cc=$(command -v "${cc##* }" || command -v cc || command -v gcc || command -v cla
 "$cc" -O1 -o "$work/fail_write" tests/e2e/trust/fail_write.c || cannot_test "fail_write does not compile"
 python3 tests/e2e/convert/gen_checkpoint.py "$work/tiny" \
 	--tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" || cannot_test "no checkpoint"
-python3 tests/e2e/trust/kill.py "$GLMSTREAM" "$work" "${1:-4}"
+export GLMSTREAM_POCKET=$POCKET
+python3 tests/e2e/trust/kill.py "$GLMSTREAM" "$work" "${1:-4}" "${@:2}"
