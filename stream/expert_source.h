@@ -98,6 +98,10 @@ struct expert_stats {
 	uint64_t disk_busy_ns;
 	uint64_t bytes_in, in_busy_ns;   /* to the card */
 	uint64_t bytes_out, out_busy_ns; /* from the card */
+	uint64_t checked;  /* experts compared with their check values when they were read */
+	uint64_t reread;   /* ... wrong, and read again */
+	uint64_t wrong;    /* ... and wrong again */
+	uint64_t check_ns; /* time spent hashing, by whoever reads */
 };
 
 struct expert_source {

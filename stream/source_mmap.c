@@ -4,11 +4,14 @@
  * nothing but the address. */
 #include "stream/source_mmap.h"
 
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "stream/check/mapped_check.h"
 
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +19,8 @@ struct source_mmap {
 	struct expert_source base; /* first: the pointers are exchanged */
 	int n_layers;
 	struct expert_tensors *layers;
+	struct expert_check check;
+	atomic_uint_fast64_t checked, reread, wrong; /* as in base.stats, for other threads */
 	/* Copies on the card only: */
 	struct backend *backend;     /* NULL: the mapped file is used */
 	struct gguf_tensor *tensors; /* [n_layers * 3] */
@@ -30,13 +35,46 @@ static struct weight slice(const struct gguf_tensor *t, int32_t expert)
 	return w;
 }
 
+/* Compares what is used for the first time, or each time. It is the compute thread that waits for
+ * these bytes: when the page cache has them not, hashing brings them. */
+static int check_mapped_expert(struct source_mmap *m, int layer, int expert, struct err *e)
+{
+	struct expert_stats *stats = &m->base.stats;
+	const struct expert_tensors *t = &m->layers[layer];
+	const struct gguf_tensor *parts[] = {t->gate, t->up, t->down};
+	const uint64_t start = clock_ns();
+	bool any_reread = false;
+	int rc = 0;
+	for (size_t i = 0; i < ARRAY_LEN(parts) && !rc; i++) {
+		bool reread;
+		rc = mapped_check_range(m->check.values, parts[i], (uint64_t)expert, &reread, e);
+		any_reread |= reread;
+	}
+	stats->check_ns += clock_ns() - start;
+	stats->checked++;
+	stats->reread += any_reread;
+	stats->wrong += rc != 0;
+	atomic_store(&m->checked, stats->checked);
+	atomic_store(&m->reread, stats->reread);
+	atomic_store(&m->wrong, stats->wrong);
+	if (rc)
+		err_prefix(e, "expert %d of layer %d", expert, layer);
+	else
+		expert_check_passed(&m->check, layer, expert);
+	return rc;
+}
+
 static int mmap_acquire(struct expert_source *s, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
 	(void)use;
-	(void)e;
-	const struct expert_tensors *t = &((struct source_mmap *)s)->layers[layer];
+	struct source_mmap *m = (struct source_mmap *)s;
+	const struct expert_tensors *t = &m->layers[layer];
 	for (int i = 0; i < n; i++) {
+		int rc;
+		if (expert_check_due(&m->check, layer, refs[i].id) &&
+			(rc = check_mapped_expert(m, layer, refs[i].id, e)))
+			return rc;
 		refs[i].gate = slice(t->gate, refs[i].id);
 		refs[i].up = slice(t->up, refs[i].id);
 		refs[i].down = slice(t->down, refs[i].id);
@@ -63,6 +101,7 @@ static void mmap_close(struct expert_source *s)
 	struct source_mmap *m = (struct source_mmap *)s;
 	if (m->backend)
 		m->backend->ops->free(m->backend, MEM_DEVICE, m->arena, m->arena_bytes);
+	expert_check_fini(&m->check);
 	free(m->tensors);
 	free(m->layers);
 	free(m);
@@ -87,6 +126,25 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 	return &m->base;
 }
 
+void source_mmap_check(
+	struct expert_source *s, const struct check_values *values, enum check_mode mode)
+{
+	struct source_mmap *m = (struct source_mmap *)s;
+	uint64_t n_experts = 0;
+	for (int l = 0; l < m->n_layers; l++)
+		if (m->layers[l].gate)
+			n_experts = MAX(n_experts, m->layers[l].gate->ne[2]);
+	expert_check_init(&m->check, values, mode, m->n_layers, (int)n_experts);
+}
+
+void source_mmap_figures(const struct expert_source *s, struct expert_stats *out)
+{
+	const struct source_mmap *m = (const struct source_mmap *)s;
+	out->checked = atomic_load(&m->checked);
+	out->reread = atomic_load(&m->reread);
+	out->wrong = atomic_load(&m->wrong);
+}
+
 /* The next tensor's place in the arena; with a NULL arena it only adds up. */
 static const struct gguf_tensor *place(struct source_mmap *m, size_t i,
 	const struct gguf_tensor *from, struct tensor_span *span, size_t *used)
@@ -98,7 +156,7 @@ static const struct gguf_tensor *place(struct source_mmap *m, size_t i,
 	if (m->arena) {
 		to->data = (uint8_t *)m->arena + *used;
 		span[i] = (struct tensor_span){
-			from->file, from->offset, from->bytes, (uint8_t *)m->arena + *used};
+			from->file, from->offset, from->bytes, (uint8_t *)m->arena + *used, from};
 		if (!tensor_load_serves(m->backend))
 			m->backend->ops->upload(m->backend, span[i].dst, from->data, from->bytes);
 	}
@@ -128,11 +186,16 @@ int source_device_open(const struct expert_tensors *layers, int n_layers,
 		if (!pass && used)
 			rc = b->ops->alloc(b, MEM_DEVICE, used, &m->arena, e);
 	}
-	struct tensor_load_result r;
+	struct tensor_load_result r = {0};
 	if (!rc && tensor_load_serves(b) && !(rc = tensor_load(lo, spans, n, &r, e)))
 		log_verbose("experts: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9,
 			r.seconds, (double)r.bytes / 1e9 / r.seconds);
 	free(spans);
+	m->base.stats.checked = r.checks.checked / 3; /* gate, up, down */
+	m->base.stats.reread = r.checks.reread;
+	m->base.stats.check_ns = r.checks.ns;
+	atomic_store(&m->checked, m->base.stats.checked);
+	atomic_store(&m->reread, m->base.stats.reread);
 	if (rc)
 		err_prefix(e, "experts on %s", b->ops->name);
 	else

@@ -6,6 +6,7 @@
 #define GLM_STREAM_SOURCE_MMAP_H
 
 #include "src/format/gguf.h"
+#include "stream/check/expert_check.h"
 #include "stream/expert_source.h"
 #include "stream/tensor_load.h"
 
@@ -18,9 +19,17 @@ struct expert_tensors {
 /* layers: [n_layers], copied; the tensors must outlive the source. Close with ops->close. */
 struct expert_source *source_mmap_open(const struct expert_tensors *layers, int n_layers);
 
+/* Experts of a source_mmap_open are compared with check values when they are used, by the compute
+ * thread: with CHECK_FIRST each the first time. values outlive the source; NULL: nothing. */
+void source_mmap_check(
+	struct expert_source *s, const struct check_values *values, enum check_mode mode);
+
+/* checked, reread and wrong of either source here, up to now. Any thread. */
+void source_mmap_figures(const struct expert_source *s, struct expert_stats *out);
+
 /* The same with all tensors copied to the device memory of lo->backend, which must outlive the
- * source. ERR_MEMORY when they do not fit. Reads every expert once, as tensor_load does if it
- * serves that backend. */
+ * source. ERR_MEMORY when they do not fit. Reads every expert once, and compares it if lo says so,
+ * as tensor_load does if it serves that backend. */
 int source_device_open(const struct expert_tensors *layers, int n_layers,
 	const struct tensor_load_options *lo, struct expert_source **out, struct err *e);
 

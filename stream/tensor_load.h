@@ -10,13 +10,17 @@
 #define GLM_STREAM_TENSOR_LOAD_H
 
 #include "kernels/backend.h"
+#include "src/format/check_values.h"
 #include "src/format/gguf.h"
+#include "stream/check/expert_check.h"
 #include "stream/reader/reader.h"
 
 struct tensor_span {
 	uint32_t file; /* index in gguf.files */
 	uint64_t offset, bytes;
 	void *dst; /* the card's memory */
+	/* Whose bytes these are, all of them, for a check; NULL: they are not compared. */
+	const struct gguf_tensor *tensor;
 };
 
 struct tensor_load_options {
@@ -25,21 +29,26 @@ struct tensor_load_options {
 	struct copier *copier; /* lent, used by nobody else meanwhile; NULL: the backend's, opened for
 							* the time of the call */
 	struct reader_options reader;
+	/* With these the spans of tensors are compared; what is wrong is read again once, past the page
+	 * cache. NULL: nothing is compared. */
+	const struct check_values *check_values;
 	void (*progress)(void *user, uint64_t done,
 		uint64_t total); /* called now and then, and at the end; NULL: not */
 	void *user;
 };
 
 struct tensor_load_result {
-	uint64_t bytes; /* of the spans */
-	double seconds; /* from the first read to the last copy's end */
+	uint64_t bytes;              /* of the spans */
+	double seconds;              /* from the first read to the last copy's end */
+	struct check_figures checks; /* `checked`: ranges, not experts */
 };
 
 /* Whether this backend is loaded so: it has a copier. */
 bool tensor_load_serves(const struct backend *b);
 
 /* Sorts spans[0..n) in the order of the files and loads them; empty ones are fine. 0, or the code
- * and sentence of the first read or copy that failed; the memory may then be freed. */
+ * and sentence of the first read or copy that failed; the memory may then be freed. ERR_INPUT for
+ * bytes that were wrong twice. */
 int tensor_load(const struct tensor_load_options *o, struct tensor_span *spans, size_t n,
 	struct tensor_load_result *result, struct err *e);
 

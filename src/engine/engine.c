@@ -163,11 +163,18 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		.name = o->backend ? o->backend : "auto", .threads = o->threads, .no_graphs = o->no_graphs};
 	if ((rc = backend_open(&bo, &g->backend, e)))
 		goto out;
-	if ((rc = plan_make(&config, o, g->gguf, &weights, resident, g->backend, &p, e)))
+	struct engine_options planned = *o;
+	if (o->verify != CHECK_OFF && (rc = check_values_open(g->gguf, &g->check_values, e)))
 		goto out;
+	if (!g->check_values)
+		planned.verify = CHECK_OFF;
+	if ((rc = plan_make(&config, &planned, g->gguf, &weights, resident, g->backend, &p, e)))
+		goto out;
+	p.loader.check_values = g->check_values;
 	if (p.streaming && (rc = loader_open(&p.loader, &g->experts, e)))
 		goto out;
-	if ((rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, &o->reader, e)) ||
+	if ((rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, &o->reader,
+			 g->check_values, e)) ||
 		(rc = kv_cache_init(
 			 &g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
 		goto out;
@@ -177,16 +184,20 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 			&(struct tensor_load_options){.file = g->gguf,
 				.backend = g->backend,
 				.reader = o->reader,
+				.check_values = g->check_values,
 				.progress = o->loading,
 				.user = o->loading_user},
 			&g->experts, e);
-	else if (!p.streaming)
+	else if (!p.streaming) {
 		g->experts = source_mmap_open(weights.experts, n_layers);
+		source_mmap_check(g->experts, g->check_values, o->verify);
+	}
 	if (rc)
 		goto out;
 	if (p.streaming)
 		loader_pin_in_background(g->experts); /* the weights had the drive to themselves */
 	g->streaming = p.streaming;
+	g->verify_off = o->verify == CHECK_OFF;
 	g->cache = make_engine_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
 	if ((rc = wrap_experts(g, o, &p, &config, &weights, e)) ||
@@ -231,6 +242,7 @@ int engine_close(struct engine *g, struct err *e)
 		g->backend->ops->close(g->backend);
 	}
 	tokenizer_free(g->tokenizer);
+	check_values_free(g->check_values);
 	gguf_close(g->gguf);
 	free(g->taken);
 	free(g);
@@ -268,12 +280,15 @@ void engine_summary(const struct engine *g, char *out, size_t size)
 		snprintf(experts, sizeof experts, "%s",
 			strcmp(g->backend->ops->name, "cpu") ? "all on the card"
 												 : "read where the file is mapped");
-	snprintf(out, size, "%s: %u layers%s, %u experts (%u used), %s; %s (%s); context %u",
+	snprintf(out, size, "%s: %u layers%s, %u experts (%u used), %s; %s (%s); context %u; bytes %s",
 		c->name[0] ? c->name
 		: slash    ? slash + 1
 				   : path,
 		c->n_layers, g->model.has_mtp ? " + MTP" : "", c->n_experts, c->n_used, experts,
-		g->backend->ops->name, backend_describe(g->backend), g->context);
+		g->backend->ops->name, backend_describe(g->backend), g->context,
+		g->check_values ? "verified"
+		: g->verify_off ? "not verified"
+						: "not verified: the file has no check values");
 }
 
 const struct gguf *engine_gguf(const struct engine *g)
@@ -337,6 +352,8 @@ void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8
 	*c = g->cache;
 	if (g->streaming)
 		loader_residency_map(g->experts, map, &c->stats);
+	else
+		source_mmap_figures(g->experts, &c->stats);
 	for (uint32_t i = 0; map && i < c->n_layers; i++) {
 		bool loaded = g->model.weights.experts[i].gate != NULL; /* an MTP layer may be left out */
 		if (!loaded || !g->streaming)

@@ -17,6 +17,7 @@
 #include "src/format/gguf.h"
 #include "src/model/config.h"
 #include "src/text/tokenizer.h"
+#include "stream/check/expert_check.h"
 #include "stream/expert_source.h"
 #include "stream/reader/reader.h"
 
@@ -57,6 +58,9 @@ struct engine_options {
 	/* layers ahead to prefetch; 0: off; ENGINE_LOOKAHEAD_AUTO: 1 if experts come to a card */
 	int lookahead;
 	struct reader_options reader;
+	/* What is read is compared with the check values of the file, if it has any: experts when they
+	 * are read, other tensors when they are loaded. */
+	enum check_mode verify;
 	/* Progress, while the resident weights are loaded. NULL: not wanted. */
 	void (*loading)(void *user, uint64_t done_bytes, uint64_t total_bytes);
 	void *loading_user;
@@ -113,7 +117,8 @@ struct expert_stats engine_expert_stats(const struct engine *g);
 struct engine_cache {
 	uint32_t n_layers, n_experts; /* of the map: trunk layers, then n_mtp MTP layers */
 	uint32_t n_mtp;
-	bool streaming; /* false: no cache, every expert is resident; what follows is 0 then */
+	bool streaming; /* false: no cache, every expert is resident; what follows is 0 then, but for
+					 * checked, reread and wrong of the figures */
 	const char *policy;
 	int lookahead;             /* layers */
 	uint64_t tier_bytes[2];    /* memory taken for the two tiers */

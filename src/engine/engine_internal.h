@@ -9,6 +9,8 @@
 
 struct engine {
 	struct gguf *gguf;
+	struct check_values *check_values; /* NULL: nothing is compared, */
+	bool verify_off;                   /* ... because nobody wants it */
 	struct tokenizer *tokenizer;
 	struct backend *backend;
 	struct expert_source *source; /* what the model asks: `experts`, or a wrapper around it */

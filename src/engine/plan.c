@@ -350,6 +350,7 @@ static int plan_with_host(const struct model_config *c, const struct engine_opti
 				.policy = o->policy,
 				.lookahead = o->lookahead,
 				.reader = o->reader,
+				.check_mode = o->verify,
 				.replicas = o->replicas,
 				.n_replicas = o->n_replicas,
 			},

@@ -107,6 +107,18 @@ uint64_t check_value(const struct check_values *v, const struct gguf_tensor *t, 
 	return v->values[v->map.first[t - v->map.file->tensors] + i];
 }
 
+int check_values_err(const struct check_values *v, uint64_t i, uint64_t found, struct err *e)
+{
+	char text[CHECK_RANGE_TEXT];
+	err_set(e, ERR_RUN,
+		"%s: %s is not what was written, also when it is read again: XXH3 %016" PRIx64
+		", %016" PRIx64 " expected",
+		v->map.file->files[check_map_range(&v->map, i).tensor->file].path,
+		check_range_text(&v->map, i, text), found, v->values[i]);
+	err_hint(e, "glmstream verify -m FILE compares all of it; --verify off uses it as it is");
+	return ERR_RUN;
+}
+
 /* ---- the key ---- */
 
 static int open_key(const struct gguf *g, struct check_values **out, struct err *e)

@@ -80,6 +80,10 @@ void check_values_free(struct check_values *v); /* NULL is fine */
 /* The value of range i of this tensor of the model. */
 uint64_t check_value(const struct check_values *v, const struct gguf_tensor *t, uint64_t i);
 
+/* The sentence and hint of a range that was read twice, the second time with the value `found`.
+ * ERR_RUN. */
+int check_values_err(const struct check_values *v, uint64_t i, uint64_t found, struct err *e);
+
 /* The file beside the model: its path, freed by the caller; the bytes of one as if it had been
  * read from `name`; writing one (out_file.h). */
 char *check_values_path(const struct gguf *g);

@@ -4,6 +4,7 @@
 #include "src/format/file_map.h"
 
 #include "src/base/mem.h"
+#include "src/base/num.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -169,4 +170,20 @@ void file_map_close(struct file_map *m)
 	if (m->data)
 		munmap((void *)(uintptr_t)m->data, (size_t)m->size);
 	*m = (struct file_map){0};
+}
+
+void file_map_drop_cached(
+	const struct file_map *m, const char *path, uint64_t offset, uint64_t bytes)
+{
+	if (!m->data)
+		return;
+	const uint64_t from = num_align_down(offset, page_bytes),
+				   n = num_align_up(offset + bytes, page_bytes) - from;
+	/* first out of this process: the page cache keeps what is mapped */
+	madvise((void *)(uintptr_t)(m->data + from), (size_t)n, MADV_DONTNEED);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	posix_fadvise(fd, (off_t)from, (off_t)n, POSIX_FADV_DONTNEED);
+	close(fd);
 }

@@ -30,6 +30,11 @@ int file_map_open(struct file_map *m, const char *path, struct err *e);
 /* Safe on a zeroed or closed map. */
 void file_map_close(struct file_map *m);
 
+/* Asks the system to drop these bytes of the file from memory, so that the next look at them reads
+ * the drive. Pages that another process has mapped stay. `path`: the file's. */
+void file_map_drop_cached(
+	const struct file_map *m, const char *path, uint64_t offset, uint64_t bytes);
+
 /* ERR_RUN with a sentence that names `path` when bytes of the mapping have been lost, else 0. Any
  * thread may call it; it costs one load, so a step can end with it. */
 int file_map_check(const struct file_map *m, const char *path, struct err *e);

@@ -10,6 +10,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/dequant.h"
+#include "stream/check/mapped_check.h"
 #include "stream/tensor_load.h"
 
 #include <stdio.h>
@@ -28,6 +29,7 @@ struct tensor_walk {
 	size_t used; /* bytes of the arena so far */
 	struct err *e;
 	const struct weights_watch *watch; /* NULL: nobody */
+	const struct check_values *values; /* NULL: nothing is compared */
 	bool later;                        /* list in spans what needs no conversion, for tensor_load */
 	struct tensor_span *spans;
 	size_t n_spans, cap_spans;
@@ -65,23 +67,33 @@ static uint8_t *arena_take(struct tensor_walk *k, size_t bytes)
 	return k->backend ? k->arena + at : NULL;
 }
 
+/* Compares a tensor that is copied from where it is mapped. */
+static int check_mapped(struct tensor_walk *k, const struct gguf_tensor *t)
+{
+	return k->values ? mapped_check_tensor(k->values, t, k->e) : 0;
+}
+
 /* Copies the bytes of a tensor unchanged, or lists them for tensor_load. */
-static void copy_bytes(struct tensor_walk *k, const struct gguf_tensor *t, uint8_t *data)
+static int copy_bytes(struct tensor_walk *k, const struct gguf_tensor *t, uint8_t *data)
 {
 	if (!k->later) {
+		int rc = check_mapped(k, t);
+		if (rc)
+			return rc;
 		for (uint64_t at = 0; at < t->bytes; at += UPLOAD_STEP) {
 			uint64_t n = MIN(t->bytes - at, UPLOAD_STEP);
 			k->backend->ops->upload(k->backend, data + at, t->data + at, n);
 			report_progress(k, t->bytes - at - n);
 		}
-		return;
+		return 0;
 	}
 	if (k->n_spans == k->cap_spans) {
 		k->cap_spans = 2 * k->cap_spans + 64;
 		k->spans = mem_grow(k->spans, k->cap_spans, sizeof *k->spans);
 	}
-	k->spans[k->n_spans++] =
-		(struct tensor_span){.file = t->file, .offset = t->offset, .bytes = t->bytes, .dst = data};
+	k->spans[k->n_spans++] = (struct tensor_span){
+		.file = t->file, .offset = t->offset, .bytes = t->bytes, .dst = data, .tensor = t};
+	return 0;
 }
 
 /* A matrix where the file is mapped. */
@@ -114,10 +126,8 @@ static int bind_matrix(struct tensor_walk *k, const char *name, uint64_t n_in, u
 	if (rc)
 		return rc;
 	uint8_t *data = arena_take(k, t->bytes);
-	if (data)
-		copy_bytes(k, t, data);
 	out->data = data;
-	return 0;
+	return data ? copy_bytes(k, t, data) : 0;
 }
 
 static int bind_vector(struct tensor_walk *k, const char *name, uint64_t n, const float **out)
@@ -129,9 +139,13 @@ static int bind_vector(struct tensor_walk *k, const char *name, uint64_t n, cons
 		return err_set(k->e, ERR_INPUT, "%s: %s is %s, expected F32, F16 or BF16",
 			k->file->files[t->file].path, name, dtype_name(t->type));
 	uint8_t *data = arena_take(k, n * sizeof(float));
+	int rc;
 	if (data && t->type == DTYPE_F32) {
-		copy_bytes(k, t, data);
+		if ((rc = copy_bytes(k, t, data)))
+			return rc;
 	} else if (data) {
+		if ((rc = check_mapped(k, t)))
+			return rc;
 		float *v = mem_new(n, sizeof *v);
 		dequant_row(t->type, t->data, v, n);
 		k->backend->ops->upload(k->backend, data, v, n * sizeof *v);
@@ -283,7 +297,7 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 
 int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct backend *b, struct model_weights *w, const struct weights_watch *watch,
-	const struct reader_options *reader, struct err *e)
+	const struct reader_options *reader, const struct check_values *values, struct err *e)
 {
 	struct tensor_walk count = {.file = file, .c = c, .e = e};
 	int rc = walk_weights(&count, with_mtp, w);
@@ -301,13 +315,15 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		.arena = w->arena,
 		.e = e,
 		.watch = watch,
+		.values = values,
 		.total = count.used,
 		.later = reader && tensor_load_serves(b)};
 	report_progress(&k, 0);
 	rc = walk_weights(&k, with_mtp, w);
 	if (!rc && k.later) {
 		struct tensor_load_result r;
-		struct tensor_load_options lo = {.file = file, .backend = b, .reader = *reader};
+		struct tensor_load_options lo = {
+			.file = file, .backend = b, .reader = *reader, .check_values = values};
 		if (watch) {
 			lo.progress = watch->progress;
 			lo.user = watch->user;
@@ -317,6 +333,8 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 				r.seconds, (double)r.bytes / 1e9 / r.seconds);
 	}
 	free(k.spans);
+	if (!rc) /* by now it has been read ahead */
+		rc = check_mapped(&k, gguf_find_tensor(file, "token_embd.weight"));
 	return rc ? rc : b->ops->wait(b, e);
 }
 

@@ -12,6 +12,7 @@
 #define GLM_MODEL_WEIGHTS_H
 
 #include "kernels/backend.h"
+#include "src/format/check_values.h"
 #include "src/format/gguf.h"
 #include "src/model/config.h"
 #include "stream/reader/reader.h"
@@ -66,14 +67,16 @@ struct weights_watch {
 };
 
 /* Allocates the arena and loads the resident weights into it. Call once after weights_bind with the
- * same arguments.
+ * same arguments. What is loaded, and the embedding, is compared with check values.
  * - watch: NULL for none.
  * - reader: how the files are read for a card (stream/tensor_load.h); a line says how fast it was.
  *   NULL: they are copied from where they are mapped.
- * - Errors: ERR_MEMORY, a failed read. weights_free is needed after an error too. */
+ * - values: of the file; NULL: nothing is compared.
+ * - Errors: ERR_MEMORY, a failed read, ERR_INPUT for bytes that are not those of the check values.
+ *   weights_free is needed after an error too. */
 int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct backend *b, struct model_weights *w, const struct weights_watch *watch,
-	const struct reader_options *reader, struct err *e);
+	const struct reader_options *reader, const struct check_values *values, struct err *e);
 
 /* Accepts a zeroed or bound-only struct. */
 void weights_free(struct model_weights *w, struct backend *b);

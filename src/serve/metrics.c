@@ -237,6 +237,9 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_head(
 		out, "expert_wait_seconds", "_total", "Time the computation waited for experts", "counter");
 	buf_printf(out, "glmstream_expert_wait_seconds_total %.6f\n", (double)g->wait_ns / 1e9);
+	put_counter(out, "experts_verified", "Experts compared with check values", g->checked);
+	put_counter(out, "experts_reread", "Experts that were read wrong, and read again", g->reread);
+	put_counter(out, "experts_wrong", "Experts that were wrong again", g->wrong);
 	put_counter(out, "store_tokens", "Prompt tokens whose cache rows came from the session folder",
 		g->store_tokens);
 	put_gauge(out, "kept_responses",

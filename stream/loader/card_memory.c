@@ -13,8 +13,8 @@
 /* While a step is being pinned the driver lets nobody launch or copy: 20 ms a GiB (H200). */
 #define PIN_STEP_BYTES ((size_t)256 << 20)
 
-struct card_memory_plan card_memory_plan(
-	const struct extent_table *t, const struct reader *r, unsigned requests, bool has_tier1)
+struct card_memory_plan card_memory_plan(const struct extent_table *t, const struct reader *r,
+	unsigned requests, bool has_tier1, bool checked)
 {
 	struct card_memory_plan p = {0};
 	for (uint32_t i = 0; i < extent_n_layers(t); i++)
@@ -22,7 +22,7 @@ struct card_memory_plan card_memory_plan(
 	uint64_t slice = reader_slice(r);
 	p.buffer_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
 	uint64_t most = MAX(HOST_STAGING_BYTES_MAX / p.buffer_bytes, (uint64_t)BUFFERS_MIN);
-	uint64_t wish = reader_staging_buffers(r);
+	uint64_t wish = reader_staging_buffers(r) + (checked ? reader_useful_depth(r) : 0);
 	p.n_buffers = (unsigned)MIN(MAX(wish, (uint64_t)BUFFERS_MIN), MIN(most, (uint64_t)requests));
 	p.host_staging_bytes = p.n_buffers * p.buffer_bytes;
 #ifdef LOADER_POISON

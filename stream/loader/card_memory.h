@@ -53,9 +53,10 @@ struct card_memory {
 	void *arg;
 };
 
-/* What streaming to a card takes. `requests`: those that the reader takes at a time. */
-struct card_memory_plan card_memory_plan(
-	const struct extent_table *t, const struct reader *r, unsigned requests, bool has_tier1);
+/* What streaming to a card takes. `requests`: those that the reader takes at a time; `checked`:
+ * bytes are compared with check values, so that a chunk may have to wait for the one before it. */
+struct card_memory_plan card_memory_plan(const struct extent_table *t, const struct reader *r,
+	unsigned requests, bool has_tier1, bool checked);
 /* Takes everything but tier 1, and begins to pin that. ERR_MEMORY: refused. *out is set in any
  * case. */
 int card_memory_open(struct card_memory **out, const struct card_memory_options *o,

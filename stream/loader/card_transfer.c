@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One slot_transfer per slot counts the parts that are left: chunks being read, copies in flight,
- * and the queue entry itself as long as not all chunks were started. The last part that ends
- * reports the slot. Until then somebody may write to it, also after a failure.
+ * chunks to be compared with check values, and the queue entry itself as long as not all chunks
+ * were started. The last part that ends reports the slot. Until then somebody may write to it, also
+ * after a failure.
+ *
+ * Check values are compared by this thread, beside the copies to the card: a chunk stays in its
+ * staging buffer until it is copied and hashed. Chunks of an expert are hashed in its order, which
+ * is not always that of their arrival, in steps of some microseconds between which copies and reads
+ * are looked after. While it waits for the drive the thread has nothing better to do.
  *
  * Everything here belongs to the thread that called attach, opening and closing excepted.
  */
@@ -11,6 +17,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "stream/loader/load_check.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,8 +37,10 @@
 #define PREDICTED_READS_MAX 6
 /* Steps of tier 1 that are pinned ahead of demotions. */
 #define PIN_AHEAD_STEPS 8
-#define NONE            (-1)
-#define TIER1_CHUNK     (-2)
+/* Hashed at a time. */
+#define CHECK_STEP_BYTES ((uint64_t)128 << 10)
+#define NONE             (-1)
+#define TIER1_CHUNK      (-2)
 
 /* Loads from files and loads from tier 1 do not hold each other up. */
 enum load_source { FROM_FILE, FROM_TIER1, LOAD_SOURCES };
@@ -47,6 +56,9 @@ struct slot_transfer {
 	int32_t next;              /* slot, in its queue */
 	unsigned next_read;        /* from a file: the next chunk is of this read */
 	uint64_t next_at;          /* and begins here; from tier 1: the next chunk does */
+	unsigned n_chunks;         /* from a file: started */
+	struct load_check *check;  /* NULL: its bytes are not compared */
+	bool reread;               /* it was read wrong, and has begun again */
 };
 
 /* Slots whose loads have chunks left to start, in the order in which they were given. */
@@ -60,6 +72,11 @@ struct buffer {
 	int32_t slot; /* the chunk in it belongs to */
 	uint64_t dst_offset;
 	bool demand, predicted; /* how its read is counted */
+	unsigned chunk;         /* its number in the load */
+	unsigned holders;       /* copy and check: the last one releases it */
+	bool waits;             /* to be hashed, behind a chunk that has not come yet */
+	uint64_t bytes, hashed; /* of the chunk */
+	int32_t next_check;     /* buffer, in the list of those that can be hashed */
 };
 
 /* A copy in flight. */
@@ -96,6 +113,8 @@ struct card_transfer {
 	struct buffer *buffers; /* [n_buffers] */
 	int32_t free_buffer;
 	unsigned n_free_buffers;
+	int32_t first_check, last_check; /* buffers whose chunks can be hashed */
+	struct load_check_pool checks;
 	unsigned n_demand_reads, n_other_reads; /* chunks being read */
 	unsigned n_predicted_reads;             /* of the latter: of predicted experts */
 	unsigned n_tier1_chunks;                /* in flight in the stream COPY_AHEAD */
@@ -113,7 +132,20 @@ static struct card_transfer *card_of(struct transfer *t)
 	return (struct card_transfer *)t;
 }
 
+static struct extent_plan plan_of(const struct card_transfer *t, const struct slot_transfer *x)
+{
+	struct extent_plan p;
+	if (extent_plan(t->base.config.table, (uint32_t)x->q.layer, (uint32_t)x->q.expert, &p))
+		bug("no extents for expert %d of layer %d", x->q.expert, x->q.layer);
+	return p;
+}
+
 /* ---- parts of a load or demotion ---- */
+
+static void copy_in(struct card_transfer *t, int32_t slot, uint64_t dst_offset, const uint8_t *src,
+	uint64_t bytes, int32_t holds);
+static struct slot_queue *queue_of(struct card_transfer *t, const struct slot_transfer *x);
+static void queue_push(struct card_transfer *t, struct slot_queue *q, int32_t slot);
 
 /* Keeps the first error: it is the one of this slot, whatever fails elsewhere meanwhile. */
 static void copy_failed(struct slot_transfer *x, const struct err *e)
@@ -134,12 +166,73 @@ static void read_failed(
 	reader_completion_err(r, c, x->failure);
 }
 
+/* For a load that is due for a check. Without memory for it the load fails. */
+static void acquire_check(struct card_transfer *t, struct slot_transfer *x)
+{
+	const struct expert_check *c = t->base.config.check;
+	if (x->q.src || !expert_check_due(c, x->q.layer, x->q.expert))
+		return;
+	const struct extent_plan p = plan_of(t, x);
+	x->check = load_check_acquire(&t->checks, c, &p, x->q.layer, x->q.expert);
+	if (x->check)
+		return;
+	x->failure = NEW(struct err);
+	err_set(x->failure, ERR_MEMORY, "no memory to compare its bytes");
+}
+
+/* Puts a load into its queue, from its first byte on. */
+static void begin_load(
+	struct card_transfer *t, const struct transfer_request *q, bool reread, uint64_t bytes_read)
+{
+	struct slot_transfer *x = &t->slots[q->slot];
+	*x = (struct slot_transfer){
+		.parts_left = 1, /* the queue entry */
+		.q = *q,
+		.stream = q->priority == TRANSFER_DEMAND ? COPY_IN : COPY_AHEAD,
+		.reread = reread,
+		.bytes_read = bytes_read,
+	};
+	acquire_check(t, x);
+#ifdef LOADER_POISON
+	x->parts_left++;
+	copy_in(t, q->slot, 0, t->memory->poison, q->bytes, NONE);
+#endif
+	queue_push(t, queue_of(t, x), q->slot);
+}
+
+/* All bytes of a checked load are there. False: it begins again. */
+static bool judge_load(struct card_transfer *t, struct slot_transfer *x)
+{
+	struct expert_check *c = t->base.config.check;
+	const struct transfer_request q = x->q;
+	const struct span_check run = x->check->run;
+	load_check_release(&t->checks, x->check);
+	x->check = NULL;
+	c->figures.checked += !x->reread;
+	if (!run.n_wrong) {
+		expert_check_passed(c, q.layer, q.expert);
+		return true;
+	}
+	const struct extent_plan p = plan_of(t, x);
+	if (!x->reread) {
+		transfer_prepare_reread(&t->base, &p);
+		begin_load(t, &q, true, x->bytes_read);
+		return false;
+	}
+	c->figures.wrong++;
+	x->failure = NEW(struct err);
+	expert_check_err(c, &p, q.layer, q.expert, run.first_wrong, run.found, x->failure);
+	return true;
+}
+
 /* The last part reports the slot. */
 static void part_done(struct card_transfer *t, int32_t slot)
 {
 	struct slot_transfer *x = &t->slots[slot];
-	if (--x->parts_left)
+	if (--x->parts_left || (x->check && !x->failure && !judge_load(t, x)))
 		return;
+	load_check_release(&t->checks, x->check);
+	x->check = NULL;
 	struct err *failure = x->failure;
 	x->failure = NULL;
 	t->base.config.done(t->base.config.arg, slot, x->bytes_read, failure);
@@ -163,9 +256,30 @@ static int32_t buffer_acquire(struct card_transfer *t)
 	return buffer;
 }
 
+/* The copy or the check of its chunk is over. */
+static void buffer_let_go(struct card_transfer *t, int32_t buffer)
+{
+	if (!--t->buffers[buffer].holders)
+		buffer_release(t, buffer);
+}
+
 static uint8_t *buffer_memory(const struct card_transfer *t, int32_t buffer)
 {
 	return t->memory->host_staging.base + (uint64_t)buffer * t->memory->plan.buffer_bytes;
+}
+
+/* A load has failed: what waits for earlier chunks waits for ever. The caller holds a part of it.
+ */
+static void drop_waiting_chunks(struct card_transfer *t, int32_t slot)
+{
+	for (unsigned i = 0; t->slots[slot].check && i < t->memory->plan.n_buffers; i++) {
+		struct buffer *b = &t->buffers[i];
+		if (!b->waits || b->slot != slot)
+			continue;
+		b->waits = false;
+		buffer_let_go(t, (int32_t)i);
+		part_done(t, slot);
+	}
 }
 
 /* ---- copies in flight ---- */
@@ -234,11 +348,61 @@ static bool poll_copies(struct card_transfer *t, struct copy_ring *q)
 		if (c.holds >= 0 && q == &t->out)
 			t->free_staging[t->n_free_staging++] = c.holds;
 		else if (c.holds >= 0)
-			buffer_release(t, c.holds);
+			buffer_let_go(t, c.holds);
+		if (rc < 0)
+			drop_waiting_chunks(t, c.slot);
 		part_done(t, c.slot);
 	}
 	return any;
 }
+
+/* ---- check values ---- */
+
+/* Lists chunks of the slot that have come and whose turn it is. */
+static void list_chunks_to_check(struct card_transfer *t, int32_t slot)
+{
+	struct load_check *k = t->slots[slot].check;
+	for (unsigned i = 0; i < t->memory->plan.n_buffers; i++) {
+		struct buffer *b = &t->buffers[i];
+		if (!b->waits || b->slot != slot || b->chunk != k->next_chunk)
+			continue;
+		b->waits = false;
+		b->next_check = NONE;
+		if (t->first_check == NONE)
+			t->first_check = (int32_t)i;
+		else
+			t->buffers[t->last_check].next_check = (int32_t)i;
+		t->last_check = (int32_t)i;
+		k->next_chunk++;
+		i = UINT32_MAX; /* the next one may be in any buffer */
+	}
+}
+
+/* Hashes some bytes of the first chunk in the list. False: there is none. */
+static bool check_step(struct card_transfer *t)
+{
+	const int32_t buffer = t->first_check;
+	if (buffer == NONE)
+		return false;
+	struct buffer *b = &t->buffers[buffer];
+	const struct slot_transfer *x = &t->slots[b->slot];
+	if (!x->failure) {
+		const uint64_t start = clock_ns(), n = MIN(CHECK_STEP_BYTES, b->bytes - b->hashed);
+		span_check_add(
+			&x->check->run, b->dst_offset + b->hashed, buffer_memory(t, buffer) + b->hashed, n);
+		t->base.config.check->figures.ns += clock_ns() - start;
+		b->hashed += n;
+		if (b->hashed < b->bytes)
+			return true;
+	}
+	const int32_t slot = b->slot;
+	t->first_check = b->next_check;
+	buffer_let_go(t, buffer);
+	part_done(t, slot);
+	return true;
+}
+
+/* ---- reads that have ended ---- */
 
 static void card_read_done(struct transfer *base, const struct reader_completion *c)
 {
@@ -251,9 +415,16 @@ static void card_read_done(struct transfer *base, const struct reader_completion
 	if (c->code)
 		read_failed(x, base->config.reader, c);
 	if (!x->failure) {
+		t->buffers[buffer].holders = 1 + !!x->check;
+		t->buffers[buffer].waits = x->check != NULL;
+		t->buffers[buffer].bytes = c->bytes;
+		x->parts_left += !!x->check;
 		copy_in(t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, buffer);
+		if (x->check)
+			list_chunks_to_check(t, b.slot);
 		return;
 	}
+	drop_waiting_chunks(t, b.slot);
 	buffer_release(t, buffer);
 	part_done(t, b.slot);
 }
@@ -294,18 +465,7 @@ static bool queue_remove(struct card_transfer *t, struct slot_queue *q, int32_t 
 
 static void card_load(struct transfer *base, const struct transfer_request *q)
 {
-	struct card_transfer *t = card_of(base);
-	struct slot_transfer *x = &t->slots[q->slot];
-	*x = (struct slot_transfer){
-		.parts_left = 1, /* the queue entry */
-		.q = *q,
-		.stream = q->priority == TRANSFER_DEMAND ? COPY_IN : COPY_AHEAD,
-	};
-#ifdef LOADER_POISON
-	x->parts_left++;
-	copy_in(t, q->slot, 0, t->memory->poison, q->bytes, NONE);
-#endif
-	queue_push(t, queue_of(t, x), q->slot);
+	begin_load(card_of(base), q, false, 0);
 }
 
 /* ---- starting chunks ---- */
@@ -345,11 +505,9 @@ static enum start_result start_read(struct card_transfer *t, int32_t slot)
 {
 	struct slot_transfer *x = &t->slots[slot];
 	struct reader *reader = t->base.config.reader;
-	struct extent_plan p;
 	if (!may_read(t, x->q.priority))
 		return START_BLOCKED;
-	if (extent_plan(t->base.config.table, (uint32_t)x->q.layer, (uint32_t)x->q.expert, &p))
-		bug("no extents for expert %d of layer %d", x->q.expert, x->q.layer);
+	const struct extent_plan p = plan_of(t, x);
 	const struct extent_read *r = &p.reads[x->next_read];
 	uint64_t step = reader_slice_step(r->bytes, reader_slice(reader)),
 			 n = MIN(step, r->bytes - x->next_at);
@@ -375,7 +533,8 @@ static enum start_result start_read(struct card_transfer *t, int32_t slot)
 	t->buffers[buffer] = (struct buffer){.slot = slot,
 		.dst_offset = r->dst_offset + x->next_at,
 		.demand = demand,
-		.predicted = predicted};
+		.predicted = predicted,
+		.chunk = x->n_chunks++};
 	t->n_predicted_reads += predicted;
 	*(demand ? &t->n_demand_reads : &t->n_other_reads) += 1;
 	x->parts_left++;
@@ -459,6 +618,7 @@ static bool card_run(struct transfer *base)
 	any |= poll_copies(t, &t->ahead);
 	any |= poll_copies(t, &t->out);
 	any |= start_next(t);
+	any |= check_step(t);
 	busy_clock_set(&base->traffic.in, t->in.n + t->ahead.n > 0);
 	busy_clock_set(&base->traffic.out, t->out.n > 0);
 	return any;
@@ -467,7 +627,7 @@ static bool card_run(struct transfer *base)
 static bool card_copying(const struct transfer *base)
 {
 	const struct card_transfer *t = (const struct card_transfer *)base;
-	return t->in.n || t->ahead.n || t->out.n || t->n_staged;
+	return t->in.n || t->ahead.n || t->out.n || t->n_staged || t->first_check != NONE;
 }
 
 /* ---- demotions ---- */
@@ -559,8 +719,11 @@ static void card_drain(struct transfer *t)
 static void card_close(struct transfer *base)
 {
 	struct card_transfer *t = card_of(base);
-	for (int i = 0; t->slots && i < base->config.n_slots; i++)
+	for (int i = 0; t->slots && i < base->config.n_slots; i++) {
 		free(t->slots[i].failure);
+		load_check_release(&t->checks, t->slots[i].check);
+	}
+	load_check_pool_fini(&t->checks);
 	free(t->slots);
 	free(t->buffers);
 	free(t->in.ring);
@@ -611,7 +774,7 @@ struct transfer *card_transfer_open(
 	unsigned depth = reader_useful_depth(config->reader);
 	t->reads_max =
 		depth < reader_depth(config->reader) * reader_n_drives(config->reader) ? depth : n_buffers;
-	t->free_buffer = NONE;
+	t->free_buffer = t->first_check = NONE;
 	for (unsigned i = n_buffers; i-- > 0;)
 		buffer_release(t, (int32_t)i);
 	for (int32_t i = DEVICE_STAGING_SLOTS; i-- > 0;)

@@ -1,24 +1,40 @@
 /* SPDX-License-Identifier: MIT */
-/* The tag of a read is its slot. A load from a file is over when its last read has completed, also
- * when an earlier one failed: until then somebody may write to the slot. */
+/*
+ * The tag of a read is its slot and its number in the plan. A load from a file is over when its
+ * last read has completed, also when an earlier one failed: until then somebody may write to the
+ * slot.
+ *
+ * Check values are compared here, by the I/O thread, as soon as a read is complete: the reads of
+ * the same expert that are still in flight keep the drive busy meanwhile.
+ */
 #include "stream/loader/host_transfer.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
+#include "src/base/xxh3.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#define NONE (-1)
+
 /* The load into one slot. */
 struct host_load {
+	struct transfer_request q;
 	unsigned reads_left;
 	uint64_t bytes_read;
 	struct err *failure; /* of the first read that failed */
+	/* of a load that is checked */
+	bool checked, reread;
+	unsigned n_wrong, wrong_span; /* the first */
+	uint64_t wrong_value;
+	int32_t next_reread;
 };
 
 struct host_transfer {
 	struct transfer base;    /* first: the pointers are exchanged */
 	struct host_load *loads; /* [n_slots] */
+	int32_t rereads;         /* slots whose loads are to begin again; NONE */
 };
 
 static struct host_transfer *host_of(struct transfer *t)
@@ -26,15 +42,70 @@ static struct host_transfer *host_of(struct transfer *t)
 	return (struct host_transfer *)t;
 }
 
+static struct extent_plan plan_of(const struct transfer *t, const struct transfer_request *q)
+{
+	struct extent_plan p;
+	if (extent_plan(t->config.table, (uint32_t)q->layer, (uint32_t)q->expert, &p))
+		bug("no extents for expert %d of layer %d", q->expert, q->layer);
+	return p;
+}
+
+/* Compares the parts of the expert that this read has brought. */
+static void host_check_read(struct transfer *t, struct host_load *x, unsigned read)
+{
+	struct checked_span spans[EXTENT_PARTS];
+	const struct extent_plan p = plan_of(t, &x->q);
+	const struct extent_read *r = &p.reads[read];
+	const unsigned n = expert_check_spans(t->config.check, &p, x->q.layer, x->q.expert, spans);
+	const uint64_t start = clock_ns();
+	for (unsigned i = 0; i < n; i++) {
+		if (spans[i].begin < r->dst_offset || spans[i].begin >= r->dst_offset + r->bytes)
+			continue;
+		const uint64_t found = xxh3_of(x->q.dst + spans[i].begin, spans[i].end - spans[i].begin);
+		if (found != spans[i].expected && !x->n_wrong++) {
+			x->wrong_span = i;
+			x->wrong_value = found;
+		}
+	}
+	t->config.check->figures.ns += clock_ns() - start;
+}
+
+/* All reads of a checked load have succeeded. False: it begins again. */
+static bool host_judge_load(struct transfer *t, struct host_load *x)
+{
+	struct host_transfer *h = host_of(t);
+	struct expert_check *c = t->config.check;
+	const struct transfer_request *q = &x->q;
+	c->figures.checked += !x->reread;
+	if (!x->n_wrong) {
+		expert_check_passed(c, q->layer, q->expert);
+		return true;
+	}
+	const struct extent_plan p = plan_of(t, q);
+	if (!x->reread) {
+		transfer_prepare_reread(t, &p);
+		x->reread = true;
+		x->next_reread = h->rereads;
+		h->rereads = q->slot;
+		return false;
+	}
+	c->figures.wrong++;
+	x->failure = NEW(struct err);
+	expert_check_err(c, &p, q->layer, q->expert, x->wrong_span, x->wrong_value, x->failure);
+	return true;
+}
+
 static void host_read_done(struct transfer *t, const struct reader_completion *c)
 {
-	const int32_t slot = (int32_t)c->tag;
+	const int32_t slot = (int32_t)(c->tag / EXTENT_PARTS);
 	struct host_load *x = &host_of(t)->loads[slot];
 	if (c->code && !x->failure) {
 		x->failure = NEW(struct err);
 		reader_completion_err(t->config.reader, c, x->failure);
 	}
-	if (--x->reads_left)
+	if (x->checked && !x->failure)
+		host_check_read(t, x, (unsigned)(c->tag % EXTENT_PARTS));
+	if (--x->reads_left || (x->checked && !x->failure && !host_judge_load(t, x)))
 		return;
 	t->config.done(t->config.arg, slot, x->bytes_read, x->failure);
 	free(x->failure);
@@ -42,16 +113,16 @@ static void host_read_done(struct transfer *t, const struct reader_completion *c
 }
 
 /* Submits the reads of a load from a file. */
-static void host_submit_reads(struct transfer *t, const struct transfer_request *q)
+static void host_submit_reads(struct transfer *t, int32_t slot)
 {
-	struct host_load *x = &host_of(t)->loads[q->slot];
-	struct extent_plan p;
-	if (extent_plan(t->config.table, (uint32_t)q->layer, (uint32_t)q->expert, &p))
-		bug("no extents for expert %d of layer %d", q->expert, q->layer);
+	struct host_load *x = &host_of(t)->loads[slot];
+	const struct transfer_request q = x->q;
+	const struct extent_plan p = plan_of(t, &q);
 	x->reads_left = p.n_reads;
-	x->bytes_read = p.read_bytes;
+	x->bytes_read += p.read_bytes;
+	x->n_wrong = 0;
 #ifdef LOADER_POISON
-	memset(q->dst, READER_POISON, p.dst_bytes);
+	memset(q.dst, READER_POISON, p.dst_bytes);
 #endif
 	for (unsigned i = 0; i < p.n_reads; i++) {
 		struct reader_request r = {
@@ -59,15 +130,15 @@ static void host_submit_reads(struct transfer *t, const struct transfer_request 
 			.offset = p.reads[i].offset,
 			.bytes = p.reads[i].bytes,
 			.need = p.reads[i].need,
-			.dst = q->dst + p.reads[i].dst_offset,
-			.tag = (uint64_t)q->slot,
-			.urgent = q->priority == TRANSFER_DEMAND,
+			.dst = q.dst + p.reads[i].dst_offset,
+			.tag = (uint64_t)slot * EXTENT_PARTS + i,
+			.urgent = q.priority == TRANSFER_DEMAND,
 		};
 		int rc;
 		while ((rc = reader_submit(t->config.reader, &r)) == READER_BUSY)
 			transfer_reap(t, 1, -1);
 		if (rc)
-			bug("the reader refused expert %d of layer %d: code %d", q->expert, q->layer, rc);
+			bug("the reader refused expert %d of layer %d: code %d", q.expert, q.layer, rc);
 	}
 }
 
@@ -79,10 +150,13 @@ static void host_copy(struct transfer *t, const struct transfer_request *q)
 
 static void host_load(struct transfer *t, const struct transfer_request *q)
 {
-	if (q->src)
+	if (q->src) {
 		host_copy(t, q);
-	else
-		host_submit_reads(t, q);
+		return;
+	}
+	host_of(t)->loads[q->slot] = (struct host_load){
+		.q = *q, .checked = expert_check_due(t->config.check, q->layer, q->expert)};
+	host_submit_reads(t, q->slot);
 }
 
 static bool host_can_demote(struct transfer *t, const struct transfer_request *q)
@@ -100,8 +174,14 @@ static void host_boost(struct transfer *t, int32_t slot)
 
 static bool host_run(struct transfer *t)
 {
-	(void)t;
-	return false;
+	struct host_transfer *h = host_of(t);
+	const bool any = h->rereads != NONE;
+	while (h->rereads != NONE) {
+		const int32_t slot = h->rereads;
+		h->rereads = h->loads[slot].next_reread;
+		host_submit_reads(t, slot);
+	}
+	return any;
 }
 
 static bool host_copying(const struct transfer *t)
@@ -142,6 +222,7 @@ struct transfer *host_transfer_open(const struct transfer_config *config)
 	struct host_transfer *h = NEW(struct host_transfer);
 	h->base.ops = &host_ops;
 	h->base.config = *config;
+	h->rereads = NONE;
 	h->loads = mem_try_new((size_t)config->n_slots, sizeof *h->loads);
 	if (h->loads)
 		return &h->base;

@@ -41,7 +41,7 @@ static struct card_memory_plan plan_card(
 	const struct loader_options *o, const struct extent_table *t, const struct reader *r)
 {
 	unsigned requests = o->reader.requests ? o->reader.requests : READER_REQUESTS_DEFAULT;
-	return card_memory_plan(t, r, requests, o->tier_bytes[1] > 0);
+	return card_memory_plan(t, r, requests, o->tier_bytes[1] > 0, o->check_mode != CHECK_OFF);
 }
 
 static int no_memory_for_tables(const struct loader *l, struct err *e)
@@ -193,6 +193,7 @@ static int open_transfer(struct loader *l, const struct loader_options *o, struc
 	struct transfer_config config = {
 		.reader = l->reader,
 		.table = l->table,
+		.check = &l->check,
 		.n_slots = l->n_slots,
 		.done = loader_transfer_done,
 		.arg = l,
@@ -273,6 +274,7 @@ static int open_tables(struct loader *l, const struct loader_options *o, struct 
 	l->base.max_pinned[EXPERT_PREFILL] = c.n_prefill_slots / 2;
 	l->refs = NEW_ARRAY(struct cache_ref, (size_t)l->n_experts);
 	make_views(l);
+	expert_check_init(&l->check, o->check_values, o->check_mode, l->n_layers, l->n_experts);
 	l->shared.slot_work = mem_try_new((size_t)l->n_slots, sizeof *l->shared.slot_work);
 	return loader_queue_init(l) || !l->shared.slot_work ? no_memory_for_tables(l, e) : 0;
 }
@@ -332,6 +334,7 @@ void loader_close(struct expert_source *source)
 	else
 		free_host_memory(l);
 	cache_free(s->cache);
+	expert_check_fini(&l->check);
 	extent_table_free(l->table);
 	loader_queue_free(l);
 	free(s->slot_work);

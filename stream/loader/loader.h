@@ -31,6 +31,7 @@
  *    9  a chunk is read into a staging buffer       start_read (card_transfer.c)
  *   10  and copied to the slot on the card          card_read_done (card_transfer.c)
  *   11  the fence of the last copy ends the load    poll_copies (card_transfer.c)
+ *       if its bytes are those of the check values  judge_load (card_transfer.c)
  *   12  the slot is published                       loader_transfer_done (loader_io.c)
  *   13  the waiting model finds it ready            loader_wait_ready (loader_acquire.c)
  *   14  the views of the ref point into the slot    set_views (loader_acquire.c)
@@ -48,6 +49,7 @@
 #include "kernels/backend.h"
 #include "kernels/copier.h"
 #include "src/format/gguf.h"
+#include "stream/check/expert_check.h"
 #include "stream/expert_source.h"
 #include "stream/reader/reader.h"
 
@@ -67,6 +69,8 @@ struct loader_options {
 	/* On a card: bytes of the second tier pinned at a time, a multiple of the page size (0: 256
 	 * MiB), and of a chunk of a demotion that waits for a gap (0: 2.5 MiB). */
 	size_t pin_step_bytes, demotion_chunk_bytes;
+	const struct check_values *check_values; /* of `file`, outlive the source; NULL: none */
+	enum check_mode check_mode; /* CHECK_OFF when there are none saves some staging buffers */
 	/* Other paths with the same content as the (single) model file. */
 	const char *const *replicas;
 	unsigned n_replicas;

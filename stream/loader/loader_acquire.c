@@ -93,6 +93,10 @@ static void copy_stats(struct loader *l)
 	s->in_busy_ns = shared->traffic.in.ns;
 	s->bytes_out = shared->traffic.bytes_out;
 	s->out_busy_ns = shared->traffic.out.ns;
+	s->checked = shared->traffic.checks.checked;
+	s->reread = shared->traffic.checks.reread;
+	s->wrong = shared->traffic.checks.wrong;
+	s->check_ns = shared->traffic.checks.ns;
 }
 
 static enum cache_use cache_use_of(enum expert_use use)

@@ -130,6 +130,7 @@ struct loader {
 	struct backend *backend;
 	struct reader *reader; /* the I/O thread's, once it runs; reader_wake: any thread */
 	struct extent_table *table;
+	struct expert_check check; /* the transfer's, once it is open */
 	struct card_memory *card;  /* NULL: the host reaches the first tier */
 	struct transfer *transfer; /* the I/O thread's, once it runs; under_pressure: any thread */
 	int n_layers, n_experts, n_slots;

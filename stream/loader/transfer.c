@@ -27,9 +27,18 @@ void transfer_flush_reads(struct transfer *t)
 	set_disk_busy(t);
 }
 
+void transfer_prepare_reread(struct transfer *t, const struct extent_plan *plan)
+{
+	for (unsigned i = 0; i < plan->n_reads; i++)
+		reader_drop_cached(
+			t->config.reader, plan->reads[i].file, plan->reads[i].offset, plan->reads[i].bytes);
+	t->config.check->figures.reread++;
+}
+
 struct transfer_traffic transfer_traffic_now(const struct transfer *t)
 {
 	struct transfer_traffic now = t->traffic;
+	now.checks = t->config.check->figures;
 	struct busy_clock *clocks[] = {&now.disk, &now.in, &now.out};
 	uint64_t ns = clock_ns();
 	for (size_t i = 0; i < ARRAY_LEN(clocks); i++)

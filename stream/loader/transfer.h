@@ -20,6 +20,8 @@
  *   - At most one load or demotion is in flight into a slot.
  *   - A demotion moves the bytes that its source slot holds when ops->demote is called: a load into
  *     that slot may be given next, and waits until the old bytes are out of the way.
+ *   - A load from a file whose bytes are due for a check is over when they are those of the check
+ *     values. It is read again once, past the page cache; if they are wrong again it has failed.
  *   - done is called once for each load and demotion that ends before step 4, by that thread and
  *     from within these calls, when the last byte is there or when nobody writes to the slot any
  *     more. `failure`, lent for the call, is the error of this very load or demotion; NULL: it
@@ -28,6 +30,7 @@
 #ifndef GLM_STREAM_TRANSFER_H
 #define GLM_STREAM_TRANSFER_H
 
+#include "stream/check/expert_check.h"
 #include "stream/extent.h"
 #include "stream/reader/reader.h"
 
@@ -75,6 +78,7 @@ struct busy_clock {
 struct transfer_traffic {
 	struct busy_clock disk, in, out;
 	uint64_t bytes_in, bytes_out; /* to the card, from the card */
+	struct check_figures checks;  /* of experts read from files */
 };
 
 typedef void transfer_done_fn(
@@ -103,6 +107,7 @@ struct transfer_ops {
 struct transfer_config {
 	struct reader *reader;            /* lent; its reads are the transfer's */
 	const struct extent_table *table; /* lent */
+	struct expert_check *check;       /* lent, the transfer's while it is open */
 	int n_slots;
 	transfer_done_fn *done;
 	void *arg;
@@ -122,6 +127,9 @@ struct transfer {
 int transfer_reap(struct transfer *t, unsigned min, int timeout_ms);
 /* Starts queued reads, without waiting. */
 void transfer_flush_reads(struct transfer *t);
+/* An expert that was read wrong: drops its bytes from the page cache, so that they are read from
+ * the drive, and counts that. */
+void transfer_prepare_reread(struct transfer *t, const struct extent_plan *plan);
 /* The figures up to now, running times included. */
 struct transfer_traffic transfer_traffic_now(const struct transfer *t);
 

@@ -5,12 +5,14 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "src/base/xxh3.h"
 #include "tests/support/copier_null.h"
 #include "tests/support/reader_null.h"
 #include "stream/tensor_load.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -158,12 +160,113 @@ static void test_refused_read(void **state)
 	c->ops->close(c);
 }
 
+/* ---- check values ---- */
+
+/* Loads all tensors, compared with these values. *bytes_right: what came to the card is the file.
+ */
+static int load_checked(const struct check_values *v, const struct reader_faults *f, bool buffered,
+	struct tensor_load_result *result, bool *bytes_right, struct err *e)
+{
+	struct copier *c;
+	void *card;
+	const size_t n = file->n_tensors;
+	struct tensor_span *s = NEW_ARRAY(struct tensor_span, n),
+					   *was = NEW_ARRAY(struct tensor_span, n);
+	uint64_t at = 0;
+	assert_int_equal(copier_null_open(NULL, &c, e), 0);
+	assert_int_equal(c->ops->alloc(c, file->tensor_bytes, &card, e), 0);
+	for (size_t i = 0; i < n; i++) {
+		const struct gguf_tensor *t = &file->tensors[i];
+		s[i] = (struct tensor_span){t->file, t->offset, t->bytes, (uint8_t *)card + at, t};
+		at += t->bytes;
+	}
+	memcpy(was, s, n * sizeof *s);
+	struct tensor_load_options o = {.file = file,
+		.copier = c,
+		.check_values = v,
+		.reader = {.custom = &reader_null_engine,
+			.custom_options = f,
+			.buffered = buffered,
+			.slice_bytes = 65536}};
+	int rc = tensor_load(&o, s, n, result, e);
+	*bytes_right = true;
+	for (size_t i = 0; i < n; i++)
+		*bytes_right &=
+			!memcmp(copier_null_peek(c, was[i].dst), file->tensors[i].data, was[i].bytes);
+	c->ops->free(c, card, file->tensor_bytes);
+	c->ops->close(c);
+	free(s);
+	free(was);
+	return rc;
+}
+
+static void test_checked(void **state)
+{
+	(void)state;
+	struct check_values v;
+	struct tensor_load_result r;
+	bool right;
+	check_map_init(&v.map, file);
+	v.values = NEW_ARRAY(uint64_t, check_map_n(&v.map));
+	for (uint64_t i = 0; i < check_map_n(&v.map); i++) {
+		const struct check_range x = check_map_range(&v.map, i);
+		v.values[i] = xxh3_of(x.tensor->data + (x.offset - x.tensor->offset), x.bytes);
+	}
+	const struct gguf_tensor *experts = gguf_find_tensor(file, "blk.4.ffn_up_exps.weight"),
+							 *norm = gguf_find_tensor(file, "output_norm.weight");
+	for (uint64_t seed = 1; seed <= 4; seed++) {
+		struct err e = {0};
+		struct reader_faults f = {
+			.seed = seed, .latency_min_us = 1, .latency_max_us = 3000, .no_sleep = true};
+		const bool buffered = seed % 2;
+		if (load_checked(&v, &f, buffered, &r, &right, &e))
+			fail_msg("%s", e.text);
+		assert_true(right && r.bytes == file->tensor_bytes);
+		assert_int_equal(r.checks.checked, check_map_n(&v.map));
+		assert_int_equal(r.checks.reread + r.checks.wrong, 0);
+		/* once */
+		f.flip = true;
+		f.flip_times = 1;
+		f.flip_offset = experts->offset + experts->bytes / 3;
+		if (load_checked(&v, &f, buffered, &r, &right, &e))
+			fail_msg("%s", e.text);
+		assert_true(right && r.checks.reread == 1 && !r.checks.wrong);
+		assert_int_equal(r.checks.checked, check_map_n(&v.map));
+		assert_true(r.bytes == file->tensor_bytes);
+		/* for good */
+		f.flip_times = 0;
+		assert_int_equal(load_checked(&v, &f, buffered, &r, &right, &e), ERR_INPUT);
+		assert_int_equal(e.code, ERR_INPUT);
+		char name[80];
+		snprintf(name, sizeof name, MODEL ": blk.4.ffn_up_exps.weight, expert %u (",
+			(unsigned)(experts->ne[2] / 3));
+		assert_non_null(strstr(e.text, name));
+		f.flip_offset = norm->offset + norm->bytes - 1;
+		assert_int_equal(load_checked(&v, &f, buffered, &r, &right, &e), ERR_INPUT);
+		assert_non_null(strstr(e.text, MODEL ": output_norm.weight ("));
+		/* without values nobody sees it */
+		if (load_checked(NULL, &f, buffered, &r, &right, &e))
+			fail_msg("%s", e.text);
+		assert_true(!right && !r.checks.checked);
+		/* a read that fails beside checks */
+		f = (struct reader_faults){.seed = seed,
+			.latency_min_us = 1,
+			.latency_max_us = 500,
+			.fail_read = 20 + seed,
+			.no_sleep = true};
+		assert_true(load_checked(&v, &f, buffered, &r, &right, &e) < 0);
+	}
+	check_map_fini(&v.map);
+	free(v.values);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_spans),
 		cmocka_unit_test(test_failures),
 		cmocka_unit_test(test_refused_read),
+		cmocka_unit_test(test_checked),
 	};
 	return cmocka_run_group_tests(tests, tensor_load_setup, tensor_load_teardown);
 }

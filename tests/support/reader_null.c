@@ -41,7 +41,7 @@ struct null {
 	struct rng rng;
 	int *fds;
 	unsigned n_files;
-	uint64_t n_reads, n_range_failures;
+	uint64_t n_reads, n_range_failures, n_flips;
 	uint64_t virtual_ns; /* the clock with no_sleep */
 	struct pending_read *pending;
 	unsigned n, cap;
@@ -163,10 +163,17 @@ static void null_start(void *state, struct reader_op *op)
 }
 
 /* Fetches up to `bytes`: count, 0 at the end of the file, or -errno. */
-static int fetch(const struct null *z, const struct reader_op *op, uint32_t bytes)
+static int fetch(struct null *z, const struct reader_op *op, uint32_t bytes)
 {
+	const struct reader_faults *f = &z->faults;
 	unsigned handle = (unsigned)op->fd_index / 2;
 	ssize_t n = pread(z->fds[handle], op->dst, bytes, (off_t)op->offset);
+	if (f->flip && op->file == f->flip_file && f->flip_offset >= op->offset && n > 0 &&
+		f->flip_offset - op->offset < (uint64_t)n &&
+		(!f->flip_times || z->n_flips < f->flip_times)) {
+		op->dst[f->flip_offset - op->offset] ^= 1;
+		z->n_flips++;
+	}
 	return n < 0 ? -errno : (int)n;
 }
 

@@ -24,6 +24,10 @@ struct reader_faults {
 	uint32_t fail_file;
 	uint64_t fail_offset;
 	unsigned fail_times; /* how often fail_range strikes; 0: always */
+	bool flip;           /* reads that bring byte flip_offset of file flip_file bring a wrong one */
+	uint32_t flip_file;
+	uint64_t flip_offset;
+	unsigned flip_times; /* how often; 0: always */
 	uint64_t hang_read;  /* the n-th read hangs for hang_ms (0: until it is cancelled) */
 	unsigned hang_ms;
 	bool poison; /* destinations are filled with READER_POISON when a read starts */

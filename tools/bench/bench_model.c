@@ -11,6 +11,7 @@
 #include "kernels/backend.h"
 #include "src/engine/generate.h"
 #include "tools/output/interrupt.h"
+#include "tools/output/stats.h"
 #include "tools/trace/model_sizes.h"
 
 #include <stdlib.h>
@@ -90,6 +91,7 @@ int bench_decode(
 {
 	struct bench_prompt p = {0};
 	double tok_s[BENCH_MAX_REPEATS], gb_s[BENCH_MAX_REPEATS];
+	const struct expert_stats before = engine_expert_stats(g);
 	int rc = new_prompt(&p, g, n_prompt, n_new, e);
 	struct generate_options o = {
 		.max_new = n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
@@ -109,6 +111,10 @@ int bench_decode(
 			per_token * 1e-6);
 		bench_add(b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read",
 			"weights read");
+		const struct expert_stats d = stats_between(before, engine_expert_stats(g));
+		if (d.checked) /* with the first run, in which most are seen first */
+			bench_add_value(b, "decode", "ms", (double)d.check_ns * 1e-6,
+				"hashing %llu experts for --verify, all runs", (unsigned long long)d.checked);
 		if (!p.cpu)
 			rc = decode_usage(b, g, &p, &o, e);
 	}

@@ -390,6 +390,10 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 	add_link(j, name, "card to host", d.bytes_out, d.out_busy_ns, tokens, out_ms);
 	add_value(j, name, "ms/tok", ms, "a token");
 	add_value(j, name, "ms/tok", (double)d.wait_ns * 1e-6 / tokens, "waited for experts");
+	if (d.checked) {
+		add_value(j, name, "/tok", (double)d.checked / tokens, "experts hashed for --verify");
+		add_value(j, name, "ms/tok", (double)d.check_ns * 1e-6 / tokens, "hashing them");
+	}
 	add_value(j, name, "ms/tok", ms - j->compute_ms, "beyond computing alone");
 	/* the part of the links' busy time in which nobody waited for them */
 	const double busy_ms = (double)MAX(d.disk_busy_ns, d.in_busy_ns) * 1e-6 / tokens;

@@ -153,6 +153,9 @@ static void add_row(struct stream_job *j, struct stream_row *row)
 		bench_add_value(b, "stream", "/tok", d->wasted, "lookahead %d: useless prefetches", ahead);
 	}
 	bench_add_value(b, "stream", "ms/tok", d->wait_ms, "lookahead %d: waited for experts", ahead);
+	if (d->checked > 0)
+		bench_add_value(b, "stream", "ms/tok", d->check_ms,
+			"lookahead %d: hashing %.3g experts for --verify, beside that", ahead, d->checked);
 	if (b->format != BENCH_TEXT)
 		return;
 	printf("         lookahead %d: %.3g ms a token are %.2f times the bound of %.3g ms (computing "

@@ -353,6 +353,8 @@ static int decode_repeats(struct session *s, const int32_t *ids, uint32_t n, uin
 		sum.miss += d.miss;
 		sum.prefetch_useful += d.prefetch_useful;
 		sum.prefetch_wasted += d.prefetch_wasted;
+		sum.checked += d.checked;
+		sum.check_ns += d.check_ns;
 		out->tokens += r.new_tokens;
 		out->logits_hash = r.logits_hash;
 	}
@@ -365,6 +367,8 @@ static int decode_repeats(struct session *s, const int32_t *ids, uint32_t n, uin
 	out->misses = (double)sum.miss / tokens;
 	out->useful = (double)sum.prefetch_useful / tokens;
 	out->wasted = (double)sum.prefetch_wasted / tokens;
+	out->checked = (double)sum.checked / tokens;
+	out->check_ms = (double)sum.check_ns * 1e-6 / tokens;
 	return 0;
 }
 

@@ -53,6 +53,8 @@ struct measure_decode {
 	double bytes;           /* read for a token, mean */
 	double hits[2], misses; /* experts of a token found in each tier; read */
 	double useful, wasted;  /* prefetched experts a token */
+	double checked;         /* experts compared with check values, a token, */
+	double check_ms;        /* ... and the time for it, beside the computation */
 	uint64_t tokens;        /* measured */
 	uint64_t logits_hash;   /* of the last repeat: the same for all options */
 };

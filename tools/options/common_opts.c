@@ -25,6 +25,9 @@ static const struct arg_word policies[] = {{POLICY_DEFAULT, 0}, {"lru", 1}, {"si
 static const struct arg_word readers[] = {
 	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
 
+static const struct arg_word verify_modes[] = {
+	{"first", CHECK_FIRST}, {"always", CHECK_ALWAYS}, {"off", CHECK_OFF}, {0}};
+
 struct arg_group common_opts_group(struct common_opts *c)
 {
 	const struct arg list[] = {
@@ -58,6 +61,11 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.fallback = "auto"},
 		{"no-direct", 0, ARG_FLAG, .flag = &c->no_direct,
 			.help = "read through the page cache, not past it"},
+		{"verify", 0, ARG_CHOICE, .i32 = &c->verify, .words = verify_modes,
+			.help = "compare experts with the check values of the file when they are first read or "
+					"each time; what is wrong is read again once. Other weights: when they are "
+					"loaded",
+			.fallback = "first"},
 		{"replicas", 0, ARG_STRING, .string = &c->replicas, .value = "FILE,...",
 			.help =
 				"files with the same content as the model on other drives, read at the same time",
@@ -160,6 +168,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.policy = policies[c->policy].word,
 		.lookahead = c->lookahead_given ? c->lookahead : ENGINE_LOOKAHEAD_AUTO,
 		.reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct},
+		.verify = (enum check_mode)c->verify,
 		.trace = c->trace,
 		.force = c->force,
 		.warm = c->warm,

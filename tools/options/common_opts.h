@@ -7,7 +7,7 @@
 #include "src/base/err.h"
 #include "src/engine/prefix_store.h"
 
-#define COMMON_OPTS_MAX   20
+#define COMMON_OPTS_MAX   21
 #define COMMON_OPTS_TITLE "Model and machine"
 
 /* When the resident weights were loaded. */
@@ -27,7 +27,8 @@ struct common_opts {
 	int policy;           /* index into the words of --policy */
 	int lookahead;        /* unless given: ENGINE_LOOKAHEAD_AUTO */
 	bool lookahead_given;
-	int io; /* enum reader_engine */
+	int io;     /* enum reader_engine */
+	int verify; /* enum check_mode */
 	bool no_direct;
 	const char *trace, *warm; /* NULL: none */
 	bool force;               /* replace files that this program did not write */

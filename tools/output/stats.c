@@ -31,6 +31,10 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 		.in_busy_ns = after.in_busy_ns - before.in_busy_ns,
 		.bytes_out = after.bytes_out - before.bytes_out,
 		.out_busy_ns = after.out_busy_ns - before.out_busy_ns,
+		.checked = after.checked - before.checked,
+		.reread = after.reread - before.reread,
+		.wrong = after.wrong - before.wrong,
+		.check_ns = after.check_ns - before.check_ns,
 	};
 }
 
@@ -104,6 +108,11 @@ void stats_print(FILE *f, const struct stats *s, bool colours, bool hash)
 	if (s->experts.bytes_read)
 		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)",
 			(double)s->experts.bytes_read * 1e-9, read_gb_s(s), wait_ms_per_token(s));
+	if (s->experts.checked)
+		fprintf(f, "; %llu experts verified in %.1f ms", (unsigned long long)s->experts.checked,
+			(double)s->experts.check_ns * 1e-6);
+	if (s->experts.reread)
+		fprintf(f, ", %llu read again", (unsigned long long)s->experts.reread);
 	if (sum_of(r->drafts.tried, DRAFT_MAX)) {
 		fprintf(f, "; ");
 		if (hash)
@@ -134,6 +143,14 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 		fprintf(f, "; prefetches: %llu useful, %llu useless", (unsigned long long)s.prefetch_useful,
 			(unsigned long long)s.prefetch_wasted);
 	fprintf(f, "; waited %.2f s\n", (double)s.wait_ns * 1e-9);
+	if (!s.checked)
+		return;
+	fprintf(f, "verified: %llu experts in %.3f s", (unsigned long long)s.checked,
+		(double)s.check_ns * 1e-9);
+	if (s.reread)
+		fprintf(f, "; %llu were wrong, %llu of them also when they were read again",
+			(unsigned long long)s.reread, (unsigned long long)s.wrong);
+	fputc('\n', f);
 }
 
 static json_t *json_counts(const uint64_t *v, size_t n)
@@ -182,6 +199,9 @@ json_t *stats_json(const struct stats *s)
 	json_out_uint(o, "prefetch_useful", s->experts.prefetch_useful);
 	json_out_uint(o, "prefetch_wasted", s->experts.prefetch_wasted);
 	json_out_real(o, "wait_ms_per_token", wait_ms_per_token(s));
+	json_out_uint(o, "experts_verified", s->experts.checked);
+	json_out_uint(o, "experts_reread", s->experts.reread);
+	json_out_real(o, "verify_ms", (double)s->experts.check_ns * 1e-6);
 	json_out_str(o, "logits_hash", hash);
 	json_out_str(o, "backend", s->backend);
 	json_out_str(o, "io", s->io);

@@ -26,12 +26,14 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 void stats_print(FILE *f, const struct stats *s, bool colours, bool hash);
 
 /* One line with a line feed: where experts were found since the engine was opened, what was read,
- * how useful prefetches were. Nothing before the first access. */
+ * how useful prefetches were; another line when experts were compared with check values. Nothing
+ * before the first access. */
 void stats_print_experts(FILE *f, struct expert_stats s);
 
 /* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_cache, hit_ram, miss, bytes_read,
- * read_gb_s, prefetch_useful, prefetch_wasted, wait_ms_per_token, logits_hash, backend, io; and
- * reused_tokens, seed, stop; drafts: null or stats_drafts_json. */
+ * read_gb_s, prefetch_useful, prefetch_wasted, wait_ms_per_token, experts_verified, experts_reread,
+ * verify_ms, logits_hash, backend, io; and reused_tokens, seed, stop; drafts: null or
+ * stats_drafts_json. */
 json_t *stats_json(const struct stats *s);
 
 /* What drafts did in steps for single timelines: steps, rows_per_step, tokens_per_step, tried and

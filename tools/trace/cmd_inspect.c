@@ -2,8 +2,10 @@
 /* What is in a model file: shape, types and bytes by class, the IndexShare schedule, and what has
  * to fit where. Only the headers are touched, so a 400 GB file is inspected at once. */
 #include "src/base/args.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/format/check_values.h"
 #include "tools/commands/commands.h"
 #include "tools/trace/inspect_fits.h"
 #include "tools/trace/inspect_forecast.h"
@@ -42,6 +44,34 @@ static bool is_synthetic(const struct gguf *file, uint64_t *seed, uint32_t *alia
 	*alias = 0;
 	(void)gguf_get_u32_or(file, SYNTH_ALIAS_KEY, 0, alias, NULL);
 	return !gguf_get_u64(file, SYNTH_SEED_KEY, seed, NULL);
+}
+
+/* "file", "beside" or NULL: where the check values are. Faults of them are said and are no reason
+ * to show nothing else. */
+static const char *find_check_values(const struct gguf *file, uint64_t *n)
+{
+	struct check_values *v;
+	struct err e = {0};
+	if (check_values_open(file, &v, &e))
+		log_warn("%s", e.text);
+	if (!v)
+		return NULL;
+	const char *where = v->beside ? "beside" : "file";
+	*n = check_map_n(&v->map);
+	check_values_free(v);
+	return where;
+}
+
+static void print_check_values(const struct gguf *file)
+{
+	uint64_t n;
+	const char *where = find_check_values(file, &n);
+	if (!where)
+		printf("  check values    none; glmstream verify --write makes them\n");
+	else
+		printf("  check values    %llu, %s\n", (unsigned long long)n,
+			strcmp(where, "file") ? "in the file beside it (" CHECK_VALUES_SUFFIX ")"
+								  : "in the file");
 }
 
 static void print_shape(const struct gguf *file, const struct model_config *c)
@@ -91,6 +121,7 @@ static void print_shape(const struct gguf *file, const struct model_config *c)
 		if (c->index_full[i])
 			printf(" %u%s", i, i >= c->n_layers ? " (MTP)" : "");
 	printf("\n");
+	print_check_values(file);
 }
 
 static void print_classes(const struct model_sizes *s)
@@ -308,6 +339,10 @@ static void print_json(const struct gguf *file, const struct model_config *c,
 			json_out_uint(synthetic, "alias", alias);
 		json_object_set_new(o, "synthetic", synthetic);
 	}
+	uint64_t n_values = 0;
+	const char *where = find_check_values(file, &n_values);
+	json_object_set_new(o, "check_values", where ? json_string(where) : json_null());
+	json_out_uint(o, "n_check_values", n_values);
 	json_out_uint(o, "n_tensors", file->n_tensors);
 	json_out_uint(o, "tensor_bytes", file->tensor_bytes);
 	json_object_set_new(o, "config", config_json(c));

@@ -8,23 +8,25 @@
 . "$(dirname "$0")/../lib/lib.sh"
 need_pocket
 
-# offset TENSOR [EXPERT]: of its middle byte in $model
+# offset TENSOR [EXPERT]: of its middle byte in $model; EXPERT all: one in each, a line each
 offset() {
 	"$GLMSTREAM" inspect "$model" --tensors --json | python3 -c 'import json, sys
-name, expert = sys.argv[1], int(sys.argv[2])
+name, expert = sys.argv[1:]
 t = next(t for t in json.load(sys.stdin)["tensors"] if t["name"] == name)
-one = t["bytes"] // (t["shape"][2] if "_exps." in name else 1)
-print(t["offset"] + expert * one + one // 2)' "$1" "${2:-0}"
+n = t["shape"][2] if "_exps." in name else 1
+for i in range(n) if expert == "all" else [int(expert)]:
+    print(t["offset"] + i * (t["bytes"] // n) + t["bytes"] // n // 2)' "$1" "${2:-0}"
 }
 
-flip() { # offset in $model: changes a bit
-	python3 - "$model" "$1" <<-'END'
+flip() { # offsets in $model: changes a bit at each
+	python3 - "$model" "$@" <<-'END'
 	import sys
 	f = open(sys.argv[1], "r+b")
-	f.seek(int(sys.argv[2]))
-	b = f.read(1)
-	f.seek(int(sys.argv[2]))
-	f.write(bytes([b[0] ^ 16]))
+	for at in map(int, sys.argv[2:]):
+	    f.seek(at)
+	    b = f.read(1)
+	    f.seek(at)
+	    f.write(bytes([b[0] ^ 16]))
 	END
 }
 
@@ -73,7 +75,7 @@ END
 run verify "$model" -q
 exits 0
 check "-q says nothing" [ ! -s "$work/out" ]
-for at in "$at_expert" "$at_norm" "$at_embedding"; do flip "$at"; done
+flip "$at_expert" "$at_norm" "$at_embedding"
 run verify "$model"
 exits 3
 check "all are named" [ "$(grep -c '^warning: .*XXH3 [0-9a-f]\{16\}, [0-9a-f]\{16\} expected' "$work/err")" = 3 ]
@@ -81,7 +83,7 @@ check "and counted, the first of the file first" grep -q '^glmstream: .*: 3 of [
 run verify "$model" --write
 exits 3
 check "what is wrong is not written down as right" [ ! -e "$model.xxh3" ]
-for at in "$at_expert" "$at_norm" "$at_embedding"; do flip "$at"; done
+flip "$at_expert" "$at_norm" "$at_embedding"
 
 # the file stays one for programs that know nothing of this
 run dump-logits -m "$model" --ids <(echo 1 2 3) -o "$work/l" --backend cpu
@@ -146,6 +148,85 @@ exits 0
 head -c 500 "$work/other.gguf.xxh3" >"$work/cut" && mv "$work/cut" "$work/other.gguf.xxh3"
 run verify "$work/other.gguf"
 error_is_one_sentence 3 'other.gguf.xxh3: is damaged'
+
+# ---- runs ---------------------------------------------------------------------------------------
+
+model=$work/foreign.gguf
+rm "$model.xxh3"
+short=(-m "$model" -p 'Define river.' -n 6 --temp 0 --think off -c 400)
+counted() { # key: its number in the JSON line
+	tail -n 1 "$work/err" | python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"
+}
+run "${short[@]}" --json
+exits 0
+check "a file without values is not said to be verified" grep -q 'bytes not verified: the file has no check values$' "$work/err"
+check "and nothing is counted" [ "$(counted experts_verified)" = 0 ]
+cp "$work/out" "$work/answer"
+run inspect "$model"
+says 'check values +none; glmstream verify --write makes them'
+run verify "$model" --write -q
+exits 0
+run inspect "$model"
+says 'check values +822, in the file beside it \(\.xxh3\)'
+run inspect "$model" --json
+check "in JSON too" python3 -c 'import json, sys
+o = json.load(open(sys.argv[1]))
+assert (o["check_values"], o["n_check_values"]) == ("beside", 822)' "$work/out"
+run inspect "$work/synth.gguf"
+says 'check values +[0-9]+, in the file$'
+first=
+for how in "" "--cache-gb 0.004" "--cache-gb 0.004 --ram-gb 0.004 --no-direct"; do
+	# shellcheck disable=SC2086 # words
+	run "${short[@]}" --json $how
+	exits 0
+	check "the run says so: $how" grep -q 'bytes verified$' "$work/err"
+	check "the same answer: $how" cmp -s "$work/out" "$work/answer"
+	check "each expert once: $how" [ "$(counted experts_verified)" = "${first:=$(counted experts_verified)}" ]
+	check "all right: $how" [ "$(counted experts_reread)" = 0 ]
+done
+check "there were some" [ "$first" -gt 50 ]
+run "${short[@]}" --json --cache-gb 0.004 --verify always
+exits 0
+check "always: each time it is read" [ "$(counted experts_verified)" = "$(counted miss)" ]
+check "which is more" [ "$(counted experts_verified)" -gt "$first" ]
+run "${short[@]}" --json --cache-gb 0.004 --verify off
+exits 0
+check "off" [ "$(counted experts_verified)" = 0 ]
+check "off is said" grep -q 'bytes not verified$' "$work/err"
+run "${short[@]}" --verify often
+error_is_one_sentence 2 'first, always or off'
+
+# one bit in each expert of a part of a layer
+mapfile -t in_layer < <(offset blk.3.ffn_up_exps.weight all)
+flip "${in_layer[@]}"
+for how in "" "--cache-gb 0.004" "--cache-gb 0.004 --no-direct" "--cache-gb 0.004 --verify always"; do
+	# shellcheck disable=SC2086 # words
+	run "${short[@]}" $how -q
+	error_is_one_sentence 1 '^glmstream: expert [0-9]+ of layer 3: .*foreign.gguf: blk.3.ffn_up_exps.weight, expert [0-9]+ \([0-9]+ bytes at offset [0-9]+\) is not what was written'
+done
+run "${short[@]}" --cache-gb 0.004 --verify off -q
+exits 0
+if has_command serve; then
+	check "a server" python3 tests/e2e/trust/verify_serve.py "$model" 3
+fi
+flip "${in_layer[@]}"
+for name in output_norm.weight token_embd.weight blk.0.attn_q_b.weight; do
+	at=$(offset $name)
+	flip "$at"
+	run "${short[@]}" --cache-gb 0.004 -q
+	error_is_one_sentence 3 "^glmstream: .*foreign.gguf: $name .* is not what was written"
+	run "${short[@]}" --cache-gb 0.004 -q --verify off
+	exits 0
+	flip "$at"
+done
+run "${short[@]}" -q
+exits 0
+printf 'x' | dd of="$model.xxh3" bs=1 seek=100 conv=notrunc status=none
+run "${short[@]}" -q
+error_is_one_sentence 3 'foreign.gguf.xxh3: is damaged'
+run "${short[@]}" -q --verify off
+exits 0
+
 run verify "$POCKET" --force
 error_is_one_sentence 2 'belongs to --write'
 mkdir "$work/readonly" && cp "$POCKET" "$work/readonly/m.gguf" && chmod a-w "$work/readonly"

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""A server whose model has experts with wrong bytes: the answer that needs one ends with an error that names it, /metrics
+counts it, and the server goes on.
+
+    verify_serve.py MODEL WRONG_LAYER"""
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../serve"))
+from serve_lib import Server, check, finish  # noqa: E402
+
+model, layer = sys.argv[1:]
+body = {"prompt": "Define river.", "max_tokens": 4, "temperature": 0}
+
+
+def counter(server, name):
+    text = server.request("GET", "/metrics")[2]
+    return int(re.search(rf"^glmstream_{name}_total (\d+)$", text, re.M).group(1))
+
+
+for options in ["--cache-gb", "0.004"], ["--cache-gb", "0.004", "--no-direct", "--verify", "always"], []:
+    with Server(*options, model=model) as s:
+        rereads = 0
+        for tries in (1, 2):
+            status, _, data = s.request("POST", "/v1/completions", body)
+            check(status == 500, "the answer should fail, found", status, data, options)
+            check(counter(s, "experts_reread") > rereads, "counted as read again", options)
+            rereads = counter(s, "experts_reread")
+            check(counter(s, "experts_wrong") >= tries, "counted as wrong", options)
+            check(counter(s, "answers_failed") == tries, "counted as failed", options)
+        check(counter(s, "experts_verified") > 1, "others were compared", options)
+        check(s.request("GET", "/v1/models")[0] == 200, "the server goes on", options)
+        named = [line for line in s.log if f"of layer {layer}: {model}: blk.{layer}.ffn_up_exps.weight" in line]
+        check(len(named) == 2, "the log should name it each time", "".join(s.log), options)
+with Server("--verify", "off", model=model) as s:
+    status, _, data = s.request("POST", "/v1/completions", body)
+    check(status == 200, "--verify off uses them as they are", status, data)
+    check(counter(s, "experts_verified") == 0, "and counts nothing")
+finish()

@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Check values in the streaming source: every expert is compared when it is read, a read that goes
+ * wrong once does no harm, one that stays wrong is an error that names the expert, and whatever
+ * else happens to reads and copies meanwhile, nothing hangs or gets lost.
+ *
+ * Twice, as test_loader.c: reads land in slots, and through staging buffers to an emulated card.
+ */
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/xxh3.h"
+#include "tests/stream/loader_help.h"
+#include "tests/support/reader_null.h"
+#include "stream/check/mapped_check.h"
+#include "stream/source_mmap.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { N_SEEDS = 40 };
+#else
+enum { N_SEEDS = 150 };
+#endif
+
+static struct check_values values;
+
+static int values_setup(void **state)
+{
+	int rc = source_setup(state);
+	if (rc)
+		return rc;
+	check_map_init(&values.map, file);
+	values.values = NEW_ARRAY(uint64_t, check_map_n(&values.map));
+	for (uint64_t i = 0; i < check_map_n(&values.map); i++) {
+		const struct check_range r = check_map_range(&values.map, i);
+		values.values[i] = xxh3_of(r.tensor->data + (r.offset - r.tensor->offset), r.bytes);
+	}
+	return 0;
+}
+
+static int values_teardown(void **state)
+{
+	check_map_fini(&values.map);
+	free(values.values);
+	return source_teardown(state);
+}
+
+static struct loader_options checked_options(
+	double share, uint64_t ram, enum check_mode mode, const struct reader_faults *f)
+{
+	struct loader_options o = source_options(share, ram);
+	o.check_values = &values;
+	o.check_mode = mode;
+	o.lookahead = 0;
+	o.reader = (struct reader_options){
+		.custom = &reader_null_engine, .custom_options = f, .slice_bytes = 8192};
+	return o;
+}
+
+/* A byte in the middle of a part of an expert. */
+static uint64_t offset_in(int layer, const char *part, int expert)
+{
+	char name[64];
+	snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", layer, part);
+	const struct gguf_tensor *t = gguf_find_tensor(file, name);
+	const uint64_t bytes = t->bytes / t->ne[2];
+	return t->offset + (uint64_t)expert * bytes + bytes / 2;
+}
+
+/* How many experts the source has read so far. */
+static uint64_t experts_read(struct expert_source *s)
+{
+	return source_cache_stats(s).misses;
+}
+
+/* With CHECK_FIRST as many as there are different ones, with CHECK_ALWAYS as many as were read,
+ * with CHECK_OFF none. */
+static void test_modes(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense, k = (int)config.n_used;
+	for (int mode = CHECK_FIRST; mode <= CHECK_OFF; mode++) {
+		struct reader_faults f = {0};
+		struct loader_options o = checked_options(0, 0, (enum check_mode)mode, &f);
+		struct expert_source *s = open_source(&o);
+		struct expert_ref refs[CONFIG_MAX_USED];
+		uint64_t different = 0;
+		for (int round = 0; round < 3; round++)
+			for (int l = layer; l < (int)config.n_layers; l++) {
+				struct err e = {0};
+				s->ops->step(s, EXPERT_DECODE, 1, 0);
+				refs_from(refs, 0, k);
+				if (use_experts(s, l, EXPERT_DECODE, refs, k, &e))
+					fail_msg("%s", e.text);
+				different += round ? 0 : (uint64_t)k;
+			}
+		assert_true(experts_read(s) > different); /* the cache does not hold them */
+		assert_int_equal(s->stats.checked, mode == CHECK_OFF     ? 0
+										   : mode == CHECK_FIRST ? different
+																 : experts_read(s));
+		assert_int_equal(s->stats.reread + s->stats.wrong, 0);
+		assert_true((s->stats.check_ns > 0) == (mode != CHECK_OFF));
+		close_source(s);
+	}
+}
+
+/* A file without values, or nobody who wants them: nothing is compared. */
+static void test_no_values(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense;
+	struct reader_faults f = {
+		.flip = true, .flip_offset = offset_in(layer, "up", 1), .flip_times = 0};
+	struct loader_options o = checked_options(0.1, 0, CHECK_ALWAYS, &f);
+	o.check_values = NULL;
+	struct expert_source *s = open_source(&o);
+	struct expert_ref ref = {.id = 1};
+	struct err e = {0};
+	s->ops->step(s, EXPERT_DECODE, 1, 0);
+	int missing = s->ops->acquire(s, layer, EXPERT_DECODE, &ref, 1, &e);
+	while (missing > 0)
+		missing = s->ops->wait_ready(s, layer, &ref, 1, &e);
+	assert_int_equal(missing, 0);
+	s->ops->release(s, layer, &ref, 1);
+	assert_int_equal(s->stats.checked, 0);
+	close_source(s);
+}
+
+static const char *const parts[] = {"gate", "up", "down"};
+
+/* Wrong once: read again, and right. */
+static void test_transient(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense, k = (int)config.n_used;
+	for (size_t p = 0; p < ARRAY_LEN(parts); p++)
+		for (int buffered = 0; buffered < 2; buffered++) {
+			struct reader_faults f = {.seed = p,
+				.latency_min_us = 1,
+				.latency_max_us = 300,
+				.flip = true,
+				.flip_offset = offset_in(layer, parts[p], 2),
+				.flip_times = 1};
+			struct loader_options o =
+				checked_options(0.1, 0, buffered ? CHECK_ALWAYS : CHECK_FIRST, &f);
+			o.reader.buffered = buffered;
+			struct expert_source *s = open_source(&o);
+			struct expert_ref refs[CONFIG_MAX_USED];
+			struct err e = {0};
+			s->ops->step(s, EXPERT_DECODE, 1, 0);
+			refs_from(refs, 0, k);
+			if (use_experts(s, layer, EXPERT_DECODE, refs, k, &e)) /* compares the bytes */
+				fail_msg("%s", e.text);
+			assert_int_equal(s->stats.checked, k);
+			assert_int_equal(s->stats.reread, 1);
+			assert_int_equal(s->stats.wrong, 0);
+			close_source(s);
+		}
+}
+
+/* Wrong for good: an error each time, which names what is wrong; others can be used. */
+static void test_permanent(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense + 1, k = (int)config.n_used;
+	for (size_t p = 0; p < ARRAY_LEN(parts); p++) {
+		struct reader_faults f = {.flip = true, .flip_offset = offset_in(layer, parts[p], 2)};
+		struct loader_options o = checked_options(0.3, full.floor_bytes, CHECK_FIRST, &f);
+		struct expert_source *s = open_source(&o);
+		struct expert_ref refs[CONFIG_MAX_USED];
+		for (uint64_t tries = 1; tries <= 2; tries++) {
+			struct err e = {0};
+			char name[80], offset[40];
+			s->ops->step(s, EXPERT_DECODE, 1, 0);
+			refs_from(refs, 0, k);
+			assert_int_equal(use_experts(s, layer, EXPERT_DECODE, refs, k, &e), ERR_RUN);
+			snprintf(name, sizeof name,
+				"expert 2 of layer %d: " MODEL ": blk.%d.ffn_%s_exps.weight", layer, layer,
+				parts[p]);
+			if (strncmp(e.text, name, strlen(name)))
+				fail_msg("%s", e.text);
+			const struct gguf_tensor *t = gguf_find_tensor(file, strstr(name, "blk."));
+			snprintf(offset, sizeof offset, "at offset %llu)",
+				(unsigned long long)(t->offset + 2 * (t->bytes / t->ne[2])));
+			assert_non_null(strstr(e.text, offset));
+			assert_non_null(strstr(e.hint, "verify"));
+			assert_int_equal(s->stats.reread, tries);
+			assert_int_equal(s->stats.wrong, tries);
+		}
+		struct err e = {0};
+		refs_from(refs, 3, k);
+		if (use_experts(s, layer, EXPERT_DECODE, refs, k, &e))
+			fail_msg("%s", e.text);
+		close_source(s);
+	}
+}
+
+/* Delays, reorderings, short reads and retries, and a read that is wrong a few times. */
+static void test_check_seeds(void **state)
+{
+	(void)state;
+	uint64_t rereads = 0, checked = 0;
+	for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
+		struct rng r = {seed};
+		card_faults = (struct copier_faults){.seed = seed};
+		struct reader_faults f = {
+			.seed = seed,
+			.latency_min_us = 1,
+			.latency_max_us = 1 + rng_below(&r, 2000),
+			.short_per_1024 = rng_below(&r, 300),
+			.eagain_per_1024 = rng_below(&r, 300),
+			.poison = true,
+			.no_sleep = true,
+			.flip = seed % 2,
+			.flip_offset = offset_in(
+				(int)config.n_dense, parts[seed % 3], (int)rng_below(&r, config.n_experts)),
+			.flip_times = 1,
+		};
+		struct loader_options o = checked_options(rng_unit(&r) * rng_unit(&r),
+			rng_below(&r, 2) ? full.floor_bytes : 0, seed % 3 ? CHECK_FIRST : CHECK_ALWAYS, &f);
+		o.lookahead = 2;
+		o.reader.slice_bytes = 4096u << rng_below(&r, 6);
+		o.reader.depth = 1 + rng_below(&r, 40);
+		struct expert_source *s = open_source(&o);
+		int failed = random_run(s, &r, 2, NULL);
+		rereads += s->stats.reread;
+		checked += s->stats.checked;
+		close_source(s);
+		if (failed)
+			fail_msg("seed %llu: %d uses failed", (unsigned long long)seed, failed);
+	}
+	print_message("%llu experts compared, %llu read again\n", (unsigned long long)checked,
+		(unsigned long long)rereads);
+	assert_true(checked > 1000 && rereads > N_SEEDS / 8);
+}
+
+/* A read that fails in the middle of a checked load: what has come of it must not be waited for. So
+ * many of them that a staging buffer lost each time would be missed. */
+static void test_failed_reads(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense, k = (int)config.n_used;
+	for (uint64_t seed = 1; seed <= 4; seed++) {
+		struct reader_faults f = {.seed = seed,
+			.latency_min_us = 1,
+			.latency_max_us = 400,
+			.fail_range = true,
+			.fail_offset = offset_in(layer, parts[seed % 3], 0)};
+		struct loader_options o = checked_options(0.1, 0, CHECK_ALWAYS, &f);
+		o.reader.depth = 4;
+		struct expert_source *s = open_source(&o);
+		struct expert_ref refs[CONFIG_MAX_USED];
+		for (int i = 0; i < 40; i++) {
+			struct err e = {0};
+			s->ops->step(s, EXPERT_DECODE, 1, i);
+			refs_from(refs, 0, k);
+			assert_int_equal(use_experts(s, layer, EXPERT_DECODE, refs, k, &e), ERR_RUN);
+			assert_non_null(strstr(e.text, "failed after"));
+			refs_from(refs, 1 + i % 8, k);
+			if (use_experts(s, layer, EXPERT_DECODE, refs, k, &e))
+				fail_msg("%s", e.text);
+		}
+		assert_int_equal(s->stats.reread, 0);
+		close_source(s);
+	}
+}
+
+/* Copies that fail beside checks, and closing at any moment. */
+static void test_failed_copies_and_close(void **state)
+{
+	(void)state;
+	for (uint64_t i = 1; i <= 60; i++) {
+		struct rng r = {i};
+		struct reader_faults f = {.seed = i, .latency_min_us = 10, .latency_max_us = 1000};
+		card_faults = (struct copier_faults){
+			.seed = i, .latency_max_us = i % 4 < 2 ? 300 : 0, .fail_copy = i % 2 ? 5 * i : 0};
+		struct loader_options o =
+			checked_options(0.2, i % 3 ? full.floor_bytes : 0, CHECK_ALWAYS, &f);
+		struct expert_source *s = open_source(&o);
+		struct expert_ref refs[CONFIG_MAX_USED];
+		struct err e = {0};
+		const int layer = (int)config.n_dense, k = (int)config.n_used;
+		assert_in_range(random_run(s, &r, 1, NULL), 0, 1);
+		refs_random(refs, k, &r);
+		if (s->ops->acquire(s, layer, EXPERT_DECODE, refs, k, &e) >= 0) {
+			if (rng_below(&r, 2))
+				usleep(rng_below(&r, 1000));
+			s->ops->release(s, layer, refs, k);
+		}
+		close_source(s);
+	}
+}
+
+/* ---- where the file is mapped ---- */
+
+static void test_mapped(void **state)
+{
+	(void)state;
+	struct expert_tensors *layers = NEW_ARRAY(struct expert_tensors, config.n_layers);
+	for (uint32_t l = config.n_dense; l < config.n_layers; l++) {
+		const struct gguf_tensor **t[] = {&layers[l].gate, &layers[l].up, &layers[l].down};
+		for (size_t p = 0; p < ARRAY_LEN(parts); p++) {
+			char name[64];
+			snprintf(name, sizeof name, "blk.%u.ffn_%s_exps.weight", l, parts[p]);
+			*t[p] = gguf_find_tensor(file, name);
+		}
+	}
+	const int layer = (int)config.n_dense, k = (int)config.n_used;
+	struct expert_ref refs[CONFIG_MAX_USED];
+	for (int mode = CHECK_FIRST; mode <= CHECK_OFF; mode++) {
+		struct err e = {0};
+		struct expert_source *s = source_mmap_open(layers, (int)config.n_layers);
+		source_mmap_check(s, &values, (enum check_mode)mode);
+		for (int round = 0; round < 3; round++) {
+			refs_from(refs, 0, k);
+			assert_int_equal(s->ops->acquire(s, layer, EXPERT_DECODE, refs, k, &e), 0);
+			check_expert(layer, &refs[0]);
+		}
+		assert_int_equal(s->stats.checked, mode == CHECK_OFF ? 0 : mode == CHECK_FIRST ? k : 3 * k);
+		/* another value: the bytes are wrong */
+		const uint64_t i =
+			values.map.first[layers[layer + 1].down - file->tensors] + (uint64_t)k - 1;
+		values.values[i] ^= 1;
+		refs_from(refs, 0, k);
+		int rc = s->ops->acquire(s, layer + 1, EXPERT_DECODE, refs, k, &e);
+		assert_int_equal(rc, mode == CHECK_OFF ? 0 : ERR_RUN);
+		if (rc) {
+			assert_non_null(strstr(e.text, "ffn_down_exps.weight, expert "));
+			assert_true(s->stats.reread == 1 && s->stats.wrong == 1);
+		}
+		values.values[i] ^= 1;
+		s->ops->close(s);
+	}
+	free(layers);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_modes),
+		cmocka_unit_test(test_no_values),
+		cmocka_unit_test(test_transient),
+		cmocka_unit_test(test_permanent),
+		cmocka_unit_test(test_check_seeds),
+		cmocka_unit_test(test_failed_reads),
+		cmocka_unit_test(test_failed_copies_and_close),
+	};
+	const struct CMUnitTest mapped[] = {cmocka_unit_test(test_mapped)};
+	int failed = cmocka_run_group_tests_name("mapped", mapped, values_setup, values_teardown);
+	failed += cmocka_run_group_tests_name("direct", tests, values_setup, values_teardown);
+	card_kind = CARD_EMULATED;
+	return failed +
+		   cmocka_run_group_tests_name("emulated card", tests, values_setup, values_teardown);
+}
