@@ -37,9 +37,14 @@ static void record_access(
 	static const uint8_t tier[] = {
 		[EXPERT_VRAM] = TRACE_VRAM, [EXPERT_RAM] = TRACE_RAM, [EXPERT_DISK] = TRACE_DISK};
 	if (n > r->capacity) {
+		struct mem_scope scope;
+		mem_scope_begin(&scope);
+		bool good = mem_grow_array(&r->ids, (size_t)n, sizeof *r->ids) &&
+					mem_grow_array(&r->tiers, (size_t)n, sizeof *r->tiers);
+		mem_scope_end(&scope);
+		if (!good) /* not recorded; the answer does not depend on it */
+			return;
 		r->capacity = n;
-		r->ids = mem_grow(r->ids, (size_t)n, sizeof *r->ids);
-		r->tiers = mem_grow(r->tiers, (size_t)n, sizeof *r->tiers);
 	}
 	for (int i = 0; i < n; i++) {
 		r->ids[i] = refs[i].id;

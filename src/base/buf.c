@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Growable bytes; doubles, aborts on exhaustion through mem_grow. */
+/* Growable bytes; doubles. */
 #include "src/base/buf.h"
 
 #include "src/base/log.h"
@@ -10,25 +10,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-void buf_reserve(struct buf *b, size_t extra)
+bool buf_reserve(struct buf *b, size_t extra)
 {
 	size_t need;
 	if (__builtin_add_overflow(b->len, extra, &need) ||
 		__builtin_add_overflow(need, (size_t)1, &need))
 		bug("buffer size overflows");
 	if (need <= b->cap)
-		return;
+		return true;
 	size_t cap = b->cap ? b->cap : 64;
 	while (cap < need)
 		cap = cap > SIZE_MAX / 2 ? need : cap * 2;
-	b->data = mem_grow(b->data, cap, 1);
+	if (!mem_grow_array(&b->data, cap, 1))
+		return false;
 	b->cap = cap;
 	b->data[b->len] = 0;
+	return true;
 }
 
 void buf_append(struct buf *b, const void *p, size_t n)
 {
-	buf_reserve(b, n);
+	if (!buf_reserve(b, n))
+		return;
 	if (n)
 		memcpy(b->data + b->len, p, n);
 	b->len += n;
@@ -53,7 +56,8 @@ void buf_printf(struct buf *b, const char *fmt, ...)
 	va_end(ap);
 	if (n < 0)
 		bug("bad format");
-	buf_reserve(b, (size_t)n);
+	if (!buf_reserve(b, (size_t)n))
+		return;
 	va_start(ap, fmt);
 	vsnprintf(b->data + b->len, (size_t)n + 1, fmt, ap);
 	va_end(ap);

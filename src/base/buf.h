@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* A growable run of bytes that is also always a C string: data[len] is 0 (data is never NULL after
- * the first append; use buf_str for an always valid string). Zero-initialise; buf_free releases. */
+ * the first append; use buf_str for an always valid string). Zero-initialise; buf_free releases.
+ * When memory is exhausted in a scope (mem.h), what was to be appended is missing, and data may be
+ * NULL: who looks at data or len looks at them again behind an append. */
 #ifndef GLM_BASE_BUF_H
 #define GLM_BASE_BUF_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,7 +16,8 @@ struct buf {
 	size_t cap;
 };
 
-void buf_reserve(struct buf *b, size_t extra); /* room for `extra` more bytes and the final 0 */
+/* Room for `extra` more bytes and the final 0; false in a scope only. */
+bool buf_reserve(struct buf *b, size_t extra);
 void buf_append(struct buf *b, const void *p, size_t n);
 void buf_puts(struct buf *b, const char *s);
 void buf_putc(struct buf *b, char c);
@@ -21,6 +25,7 @@ void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(print
 void buf_clear(struct buf *b); /* keeps the memory */
 void buf_free(struct buf *b);
 const char *buf_str(const struct buf *b); /* "" when empty */
-char *buf_take(struct buf *b); /* hands the string to the caller, who frees it; b is empty then */
+/* Hands the string to the caller, who frees it; b is empty then. NULL in a scope only. */
+char *buf_take(struct buf *b);
 
 #endif

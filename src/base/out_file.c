@@ -83,7 +83,11 @@ static int open_beside(struct out_file *o, const char *path, bool there, mode_t 
 {
 	char *real = there ? realpath(path, NULL) : NULL;
 	o->path = real ? real : mem_strdup(path);
-	char *dir = mem_strdup(o->path);
+	char *dir = o->path ? mem_strdup(o->path) : NULL;
+	if (!dir) {
+		errno = ENOMEM;
+		return failed_open(o, -1, path, e);
+	}
 	char *slash = strrchr(dir, '/');
 	if (slash)
 		slash[slash == dir] = 0;
@@ -94,8 +98,12 @@ static int open_beside(struct out_file *o, const char *path, bool there, mode_t 
 	int fd = openat(o->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
 	if (fd < 0) {
 		o->temp = temp_name(o->path);
-		unlinkat(o->directory, o->temp, 0); /* of an earlier process with this number */
-		fd = openat(o->directory, o->temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode);
+		if (o->temp)
+			unlinkat(o->directory, o->temp, 0); /* of an earlier process with this number */
+		else
+			errno = ENOMEM;
+		if (o->temp)
+			fd = openat(o->directory, o->temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode);
 	}
 	if (fd < 0) {
 		free(o->temp); /* not ours to remove */
@@ -174,8 +182,11 @@ int out_file_commit(struct out_file *o, struct err *e)
 			char self[64];
 			snprintf(self, sizeof self, "/proc/self/fd/%d", fileno(o->f));
 			char *name = temp_name(o->path);
-			unlinkat(o->directory, name, 0); /* of an earlier process with this number */
-			if (linkat(AT_FDCWD, self, o->directory, name, AT_SYMLINK_FOLLOW)) {
+			if (name)
+				unlinkat(o->directory, name, 0); /* of an earlier process with this number */
+			else
+				errno = ENOMEM;
+			if (!name || linkat(AT_FDCWD, self, o->directory, name, AT_SYMLINK_FOLLOW)) {
 				what = "name";
 				rc = -1;
 				free(name);

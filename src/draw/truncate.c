@@ -99,6 +99,10 @@ static struct draw_cut cut_find(const float *logits, const struct draw_row *row,
 {
 	const struct draw_loops *loops = draw_loops_available(0);
 	struct draw_sum *h = NEW_ARRAY(struct draw_sum, DRAW_BUCKETS), before = {0};
+	const struct draw_cut best = {row->top, row->best};
+	*mass = 0;
+	if (!h)
+		return best;
 	uint64_t units[DRAW_BLOCK];
 	int32_t bucket[DRAW_BLOCK];
 	for (size_t i = 0; i < (size_t)row->n; i += DRAW_BLOCK) {
@@ -114,6 +118,10 @@ static struct draw_cut cut_find(const float *logits, const struct draw_row *row,
 	}
 	int32_t found = (int32_t)bucket_find(h, 0, 1, DRAW_BUCKETS, limit, &before);
 	int32_t *ids = NEW_ARRAY(int32_t, h[found].count + 1);
+	if (!ids) {
+		free(h);
+		return best;
+	}
 	size_t n_ids = 0;
 	for (size_t i = 0; i < (size_t)row->n; i += DRAW_BLOCK) {
 		if (row->maxima[i / DRAW_BLOCK] < floor)

@@ -19,7 +19,8 @@ struct draw_truncation {
 	float min_p; /* [0, 1); 0: off */
 };
 
-/* The last id that is kept; row->top is finite. */
+/* The last id that is kept; row->top is finite. In a scope (mem.h) that runs out of memory it may
+ * be any. */
 struct draw_cut draw_truncate(
 	const float *logits, const struct draw_row *row, double inv_t, const struct draw_truncation *t);
 

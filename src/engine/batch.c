@@ -116,8 +116,10 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 	int rc = check_parts(parts, n_parts, &rows, e);
 	if (rc)
 		return rc;
-	int32_t *ids = NEW_ARRAY(int32_t, 4 * (size_t)rows), *pos = ids + rows, *base = pos + rows,
-			*states = base + rows;
+	int32_t *ids = mem_try_new(4 * (size_t)rows, sizeof *ids), *pos = ids + rows,
+			*base = pos + rows, *states = base + rows;
+	if (!ids)
+		return err_set(e, ERR_MEMORY, "no memory for the token ids of %u rows", rows);
 	first_hidden = rows;
 	for (uint32_t i = 0; i < n_parts; i++) {
 		struct session *s = parts[i].session;

@@ -78,6 +78,7 @@ static void chain_next(struct block_chain *c, const int32_t *tokens)
 	}
 }
 
+/* NULL in a scope only (mem.h). */
 static char *block_path(const struct prefix_store *p, const char *name)
 {
 	return mem_printf("%s/%s", p->folder, name);
@@ -157,10 +158,13 @@ static int list_folder(const struct prefix_store *p, struct block_listing *l, st
 			unlinkat(p->fd, x->d_name, 0);
 		if (!is_block_name(x->d_name))
 			continue;
-		if (l->n == l->cap) {
-			l->cap = l->cap ? 2 * l->cap : 64;
-			l->entries = mem_grow(l->entries, l->cap, sizeof *l->entries);
+		size_t cap = l->n < l->cap ? l->cap : l->cap ? 2 * l->cap : 64;
+		if (cap > l->cap && !mem_grow_array(&l->entries, cap, sizeof *l->entries)) {
+			closedir(d);
+			free(l->entries);
+			return err_set(e, ERR_MEMORY, "%.400s: no memory for the list of blocks", p->folder);
 		}
+		l->cap = cap;
 		struct block_entry *n = &l->entries[l->n++];
 		memcpy(n->name, x->d_name, sizeof n->name);
 		n->bytes = (uint64_t)st.st_size;
@@ -277,6 +281,8 @@ static bool restore_block(struct prefix_store *p, struct session *s, const struc
 	struct err why = {0};
 	uint32_t first = c->block * PREFIX_BLOCK;
 	char *path = block_path(p, c->name[mtp]);
+	if (!path)
+		return false;
 	int got = session_rows_load(s, first, tokens, first + PREFIX_BLOCK, path, &why);
 	if (got == ERR_INPUT) {
 		log_warn("%s; it is removed and its tokens are computed", why.text);
@@ -373,7 +379,8 @@ int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, str
 			continue;
 		struct session_file_info info;
 		char *path = block_path(p, c.name[mtp]);
-		rc = session_rows_save(s, i * PREFIX_BLOCK, (i + 1) * PREFIX_BLOCK, path, &info, e);
+		rc = path ? session_rows_save(s, i * PREFIX_BLOCK, (i + 1) * PREFIX_BLOCK, path, &info, e)
+				  : err_set(e, ERR_MEMORY, "no memory for the name of a block");
 		free(path);
 		if (rc)
 			break;

@@ -58,8 +58,9 @@ static int32_t sampler_pick(
 	const struct sampler_options *o = &s->options;
 	struct draw_row row;
 	if (s->n_maxima < draw_blocks(n_valid)) {
+		if (!mem_grow_array(&s->maxima, draw_blocks(n_valid), sizeof *s->maxima))
+			return 0;
 		s->n_maxima = draw_blocks(n_valid);
-		s->maxima = mem_grow(s->maxima, s->n_maxima, sizeof *s->maxima);
 	}
 	draw_scan_row(logits, n_valid, s->maxima, &row);
 	/* all -infinity (or one +infinity): nothing to draw from but the best */
@@ -111,14 +112,17 @@ void sampler_note(struct sampler *s, int32_t id, bool in_prompt)
 		return;
 	if ((size_t)id >= s->n_counts) {
 		size_t n = (size_t)id + 1 > 2 * s->n_counts ? (size_t)id + 1 : 2 * s->n_counts;
-		s->counts = mem_grow(s->counts, n, sizeof *s->counts);
+		if (!mem_grow_array(&s->counts, n, sizeof *s->counts))
+			return;
 		memset(s->counts + s->n_counts, 0, (n - s->n_counts) * sizeof *s->counts);
 		s->n_counts = n;
 	}
 	if (!s->counts[id]) {
 		if (s->n_seen == s->seen_cap) {
-			s->seen_cap = s->seen_cap ? 2 * s->seen_cap : 256;
-			s->seen = mem_grow(s->seen, s->seen_cap, sizeof *s->seen);
+			size_t cap = s->seen_cap ? 2 * s->seen_cap : 256;
+			if (!mem_grow_array(&s->seen, cap, sizeof *s->seen))
+				return;
+			s->seen_cap = cap;
 		}
 		s->seen[s->n_seen++] = id;
 	}
@@ -162,6 +166,8 @@ int32_t sampler_draw(struct sampler *s, const float *logits, int32_t n_valid,
 	bool adjusts = sampler_adjusts(s), copied = adjusts || (filter && filter->n_banned);
 	if (!s->adjusted && (copied || (filter && filter->allows)))
 		s->adjusted = NEW_ARRAY(float, (size_t)n_valid);
+	if (!s->adjusted && (copied || (filter && filter->allows)))
+		return sampler_pick(s, logits, n_valid, position);
 	if (copied) {
 		memcpy(s->adjusted, logits, bytes);
 		logits_adjust(s, s->adjusted, n_valid);

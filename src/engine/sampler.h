@@ -49,6 +49,8 @@ struct sampler_filter {
 	size_t n_banned;
 };
 
+/* In a scope (mem.h) that runs out of memory, a token that is drawn follows neither options nor
+ * filter, and one that came does not count. */
 struct sampler {
 	struct sampler_options options;
 	uint32_t *counts; /* [n_counts] by id: times in the answer; top bit: in the prompt */

@@ -80,9 +80,9 @@ static void write_cache(struct json_write *w, const struct engine_cache *c, cons
 	if (map) {
 		size_t n = (size_t)c->n_layers * c->n_experts;
 		char *text = mem_new(n + 1, 1);
-		for (size_t i = 0; i < n; i++)
+		for (size_t i = 0; text && i < n; i++)
 			text[i] = map[i] < sizeof letters ? letters[map[i]] : '.';
-		json_write_text(w, "map", text, n);
+		json_write_text(w, "map", text ? text : "", text ? n : 0);
 		free(text);
 	}
 	json_write_close(w, '}');
@@ -102,7 +102,7 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	struct engine_cache cache = {0};
 	engine_cache_snapshot(s->engine, &cache, NULL);
 	uint8_t *places = map ? mem_new((size_t)cache.n_layers * cache.n_experts + 1, 1) : NULL;
-	if (map)
+	if (places)
 		engine_cache_snapshot(s->engine, &cache, places);
 	struct scheduler_snapshot snapshot;
 	scheduler_snapshot(s->scheduler, &snapshot);

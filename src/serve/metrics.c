@@ -115,7 +115,15 @@ void metrics_response(struct metrics *m, const char *route, unsigned status)
 		   (m->responses[i].status != status || strcmp(m->responses[i].route, route)))
 		i++;
 	if (i == m->n_responses) {
-		m->responses = mem_grow(m->responses, ++m->n_responses, sizeof *m->responses);
+		struct mem_scope scope; /* a status that was never sent before, uncounted */
+		mem_scope_begin(&scope);
+		bool good = mem_grow_array(&m->responses, i + 1, sizeof *m->responses);
+		mem_scope_end(&scope);
+		if (!good) {
+			pthread_mutex_unlock(&m->lock);
+			return;
+		}
+		m->n_responses++;
 		m->responses[i] = (struct response){.route = route, .status = status};
 	}
 	m->responses[i].n++;

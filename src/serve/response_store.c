@@ -90,11 +90,15 @@ static bool is_full(const struct response_store *s)
 	return s->stats.responses > RESPONSE_STORE_MAX || s->stats.bytes > RESPONSE_STORE_BYTES;
 }
 
-/* Takes the bytes. */
+/* Takes the bytes, also when there is no memory to keep them: NULL. */
 static struct kept_response *kept_add(
 	struct response_store *s, const char *id, char *bytes, size_t n_response, size_t n_items)
 {
 	struct kept_response *k = NEW(struct kept_response);
+	if (!k) {
+		free(bytes);
+		return NULL;
+	}
 	memcpy(k->id, id, sizeof k->id);
 	k->bytes = bytes;
 	k->n_response = n_response;
@@ -166,7 +170,7 @@ static struct kept_response *file_load(struct response_store *s, const char *id)
 	}
 	if (k)
 		futimens(fileno(f), NULL);
-	else
+	else if (!mem_scope_failed())
 		log_warn("%s/%s is damaged", s->folder, name);
 	fclose(f);
 	return k;
@@ -200,7 +204,8 @@ static void files_bound(struct response_store *s)
 		if (strlen(x->d_name) != NAME_LEN || strcmp(x->d_name + RESPONSE_ID_LEN, SUFFIX) != 0 ||
 			fstatat(s->fd, x->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
 			continue;
-		list = mem_grow(list, n + 1, sizeof *list);
+		if (!mem_grow_array(&list, n + 1, sizeof *list))
+			break; /* next time */
 		memcpy(list[n].name, x->d_name, sizeof list[n].name);
 		list[n].bytes = (uint64_t)st.st_size;
 		list[n].used = st.st_mtim;
@@ -224,7 +229,8 @@ static void file_write(struct response_store *s, const struct kept_response *k)
 	static const struct out_kind kind = {.name = "a response", .begins = KIND};
 	file_name(k->id, name);
 	char *path = mem_printf("%s/%s", s->folder, name);
-	int rc = out_file_open_private(&o, path, &kind, false, &e);
+	int rc = path ? out_file_open_private(&o, path, &kind, false, &e)
+				  : err_set(&e, ERR_MEMORY, "no memory for its name");
 	if (!rc) {
 		o.no_sync = 1; /* a power cut may lose it, as it loses what runs */
 		fprintf(o.f, KIND "%zu\n", k->n_response);
@@ -280,11 +286,15 @@ void response_store_put(
 	if (!is_id(id) || sizeof(struct kept_response) + n > RESPONSE_STORE_BYTES)
 		return;
 	char *bytes = NEW_ARRAY(char, n + 1);
+	if (!bytes || mem_scope_failed()) {
+		free(bytes);
+		return;
+	}
 	memcpy(bytes, buf_str(response), response->len);
 	memcpy(bytes + response->len, buf_str(items), items->len);
 	pthread_mutex_lock(&s->lock);
 	struct kept_response *k = kept_add(s, id, bytes, response->len, items->len);
-	if (s->folder) {
+	if (s->folder && k) {
 		file_write(s, k);
 		files_bound(s);
 	}

@@ -117,7 +117,6 @@ int server_open(
 	for (uint32_t i = 0; i < tokenizer_n_tokens(s->model.tokenizer); i++)
 		s->model.longest =
 			MAX(s->model.longest, (uint32_t)tokenizer_token(s->model.tokenizer, (int32_t)i).len);
-	json_object_seed(0); /* before there are threads that might do it at the same time */
 	int rc = scheduler_open(g,
 		&(struct scheduler_options){.n_sessions = o->sessions,
 			.queue_limit = o->queue,

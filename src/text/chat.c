@@ -16,7 +16,8 @@
 
 struct chat_text chat_text_new(const char *data, size_t len)
 {
-	return data ? (struct chat_text){mem_strndup(data, len), len} : (struct chat_text){0};
+	char *copy = data ? mem_strndup(data, len) : NULL;
+	return (struct chat_text){copy, copy ? len : 0};
 }
 
 struct chat_text chat_text_trimmed(struct chat_text t)
@@ -32,10 +33,10 @@ struct chat_text chat_text_trimmed(struct chat_text t)
 
 struct chat_message *chat_add(struct chat *c, enum chat_role role, const char *content, size_t len)
 {
-	if (c->n_messages == c->cap) {
-		c->cap = c->cap ? 2 * c->cap : 8;
-		c->messages = mem_grow(c->messages, c->cap, sizeof *c->messages);
-	}
+	size_t cap = c->n_messages < c->cap ? c->cap : c->cap ? 2 * c->cap : 8;
+	if (cap > c->cap && !mem_grow_array(&c->messages, cap, sizeof *c->messages))
+		return NULL;
+	c->cap = cap;
 	struct chat_message *m = &c->messages[c->n_messages++];
 	*m = (struct chat_message){.role = role, .content = chat_text_new(content, len)};
 	return m;
@@ -78,16 +79,16 @@ static void put_segment(struct chat_prompt *p, const char *s, size_t n, bool con
 {
 	if (p->most_bytes && n > p->most_bytes - p->text.len)
 		p->too_long = true;
-	if (p->too_long)
+	if (p->too_long || !buf_reserve(&p->text, n))
 		return;
 	struct chat_segment *last = p->n ? &p->segments[p->n - 1] : NULL;
 	if (last && !control && !last->control) {
 		last->len += n;
 	} else if (n) {
-		if (p->n == p->cap) {
-			p->cap = p->cap ? 2 * p->cap : 32;
-			p->segments = mem_grow(p->segments, p->cap, sizeof *p->segments);
-		}
+		size_t cap = p->n < p->cap ? p->cap : p->cap ? 2 * p->cap : 32;
+		if (cap > p->cap && !mem_grow_array(&p->segments, cap, sizeof *p->segments))
+			return;
+		p->cap = cap;
 		p->segments[p->n++] = (struct chat_segment){p->text.len, n, control};
 	}
 	buf_append(&p->text, s, n);

@@ -181,6 +181,8 @@ static void add_to_string(struct chat_args *a, const char *s, size_t n)
 {
 	size_t at = a->json.len;
 	json_text_dump_string(s, n, &a->json);
+	if (mem_scope_failed())
+		return;
 	/* without its quotes */
 	memmove(a->json.data + at, a->json.data + at + 1, a->json.len - at - 2);
 	a->json.len -= 2;

@@ -45,6 +45,11 @@ static int walk_refuse(struct json_walk *w, const char *expected, const json_t *
 		w->e, ERR_INPUT, "%s: expected %s, found %s", w->path, expected, json_text_type(found));
 }
 
+static int walk_no_memory(struct json_walk *w)
+{
+	return err_set(w->e, ERR_MEMORY, "%s: there is no memory for it", w->path);
+}
+
 static bool is_nothing(const json_t *v)
 {
 	return !v || json_is_null(v);
@@ -146,13 +151,18 @@ static int member_texts(struct json_walk *w, const json_t *list, const char *key
 	size_t i;
 	json_t *item;
 	*out = NEW_ARRAY(struct chat_text, json_array_size(list));
+	if (!*out)
+		return walk_no_memory(w);
 	json_array_foreach(list, i, item)
 	{
 		size_t old = walk_enter(w, "[%zu]", i);
 		const json_t *v = json_object_get(item, other);
 		if (!json_is_string(v) && !(v = string_member(w, item, key)))
 			return ERR_INPUT;
-		(*out)[(*n)++] = text_of(v);
+		(*out)[*n] = text_of(v);
+		if (!(*out)[*n].data)
+			return walk_no_memory(w);
+		++*n;
 		walk_leave(w, old);
 	}
 	return 0;
@@ -215,7 +225,11 @@ static int tool_call(struct json_walk *w, struct chat_call *c, const json_t *v)
 	if (call_arguments(w, json_object_get(v, "arguments"), &c->arguments))
 		return ERR_INPUT;
 	c->name = text_of(name);
-	return 0;
+	if (c->name.data && c->arguments)
+		return 0;
+	free(c->name.data);
+	json_decref(c->arguments);
+	return walk_no_memory(w);
 }
 
 static int tool_calls(struct json_walk *w, struct chat_message *m, const json_t *list)
@@ -227,6 +241,8 @@ static int tool_calls(struct json_walk *w, struct chat_message *m, const json_t 
 	size_t i;
 	json_t *v;
 	m->calls = NEW_ARRAY(struct chat_call, json_array_size(list));
+	if (!m->calls)
+		return walk_no_memory(w);
 	json_array_foreach(list, i, v)
 	{
 		size_t old = walk_enter(w, "[%zu]", i);
@@ -260,6 +276,8 @@ static int message(struct json_walk *w, struct chat *c, const json_t *v)
 			"%s.role: expected system, user, assistant or tool, found \"%.40s\"", w->path,
 			json_string_value(role));
 	struct chat_message *m = chat_add(c, roles[r].role, NULL, 0);
+	if (!m)
+		return walk_no_memory(w);
 	const json_t *content = json_object_get(v, "content");
 	size_t old = walk_enter(w, ".content");
 	if (m->role == CHAT_TOOL ? tool_content(w, m, content) : visible_text(w, content, &m->content))

@@ -98,10 +98,10 @@ static void call_begin(struct chat_parse *p)
 
 static void call_note(struct chat_parse *p, enum tag tag)
 {
-	if (p->n_tags == p->tags_cap) {
-		p->tags_cap = p->tags_cap ? 2 * p->tags_cap : 16;
-		p->tags = mem_grow(p->tags, p->tags_cap, sizeof *p->tags);
-	}
+	size_t cap = p->n_tags < p->tags_cap ? p->tags_cap : p->tags_cap ? 2 * p->tags_cap : 16;
+	if (cap > p->tags_cap && !mem_grow_array(&p->tags, cap, sizeof *p->tags))
+		return;
+	p->tags_cap = cap;
 	p->tags[p->n_tags++] = (struct chat_parse_tag){p->call.len, tag};
 	buf_puts(&p->call, tag_text[tag]);
 }
@@ -167,12 +167,15 @@ static void call_named(struct chat_parse *p)
 
 static void call_key(struct chat_parse *p)
 {
-	if (p->n_args == p->args_cap) {
-		p->args_cap = p->args_cap ? 2 * p->args_cap : 8;
-		p->args = mem_grow(p->args, p->args_cap, sizeof *p->args);
+	size_t cap = p->n_args < p->args_cap ? p->args_cap : p->args_cap ? 2 * p->args_cap : 8;
+	struct chat_text key = take_part(p);
+	if (!key.data || (cap > p->args_cap && !mem_grow_array(&p->args, cap, sizeof *p->args))) {
+		free(key.data);
+		return;
 	}
-	p->args[p->n_args++] = (struct chat_arg){.key = take_part(p)};
-	chat_args_key(&p->json, p->args[p->n_args - 1].key);
+	p->args_cap = cap;
+	p->args[p->n_args++] = (struct chat_arg){.key = key};
+	chat_args_key(&p->json, key);
 }
 
 static void value_bytes(struct chat_parse *p, const char *s, size_t n)
@@ -260,7 +263,8 @@ static bool call_accepts(struct chat_parse *p, enum tag tag)
 		if (tag == END_VALUE && !p->depth) {
 			chat_args_value_end(&p->json);
 			report_arguments(p);
-			p->args[p->n_args - 1].value = take_part(p);
+			if (p->n_args && !p->args[p->n_args - 1].value.data)
+				p->args[p->n_args - 1].value = take_part(p);
 			p->state = AFTER_VALUE;
 			return true;
 		}
@@ -283,7 +287,7 @@ static void on_tag(struct chat_parse *p, enum tag tag)
 		if (call_accepts(p, tag))
 			return;
 		/* give up what stood before this tag; the tag itself may begin the next call */
-		p->call.len = before;
+		p->call.len = MIN(before, p->call.len);
 		call_give_up(p);
 	}
 	if (p->state == REASONING ? tag == END_THINK : tag == THINK && !p->written) {
@@ -310,7 +314,7 @@ static void call_again(struct chat_parse *p)
 	call_clear(p);
 	p->state = ANSWER;
 	p->strict = true;
-	for (size_t i = 0; i < n_tags; i++) {
+	for (size_t i = 0; i < n_tags && tags[i].at <= bytes.len; i++) {
 		if (tags[i].at > at)
 			on_bytes(p, bytes.data + at, tags[i].at - at);
 		on_tag(p, tags[i].tag);

@@ -23,9 +23,13 @@
 	json_object_foreach(object, key, value) if (key_len = strlen(key), true)
 #endif
 
+/* Before there are threads, and before anything else of jansson's: its memory comes from mem.h, so
+ * that a scope remembers what it had to leave out. Without it, what is left out is not noticed. */
+void json_text_setup(void);
+
 /* Parses one value; duplicate keys are refused, NUL inside strings is allowed. any: a bare string,
  * number, true, false or null is accepted as well. NULL and a sentence ("line 3: ...") on error.
- * The caller owns the reference. */
+ * ERR_MEMORY is one. The caller owns the reference. */
 json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e);
 
 /* Appends the value. Values nested deeper than JSON_TEXT_DEPTH_MAX (not made by json_text_parse)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* mem_try_map: where mappings begin and end, that they are zero and can be written to, and that
- * nothing of them stays. */
+ * nothing of them stays. Scopes: what fails in them is remembered, and nothing ends. */
+#include "src/base/buf.h"
 #include "src/base/mem.h"
 
 #include <setjmp.h>
@@ -9,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -79,11 +81,51 @@ static void test_nothing_stays(void **state)
 	}
 }
 
+/* More than there can be. */
+#define TOO_MUCH (SIZE_MAX / 2)
+
+static void test_scopes(void **state)
+{
+	(void)state;
+	struct mem_scope outer, inner;
+	assert_false(mem_scope_failed());
+	mem_scope_fail(); /* without a scope: nothing */
+	mem_scope_begin(&outer);
+	char *p = mem_strdup("kept"), *q = p;
+	assert_false(mem_scope_failed());
+	mem_scope_begin(&inner);
+	assert_null(mem_new(TOO_MUCH, 1));
+	assert_true(mem_scope_failed());
+	mem_scope_clear();
+	assert_false(mem_scope_failed());
+	assert_false(mem_grow_array(&p, TOO_MUCH, 2)); /* overflows */
+	assert_ptr_equal(p, q);
+	assert_string_equal(p, "kept");
+	assert_true(mem_scope_end(&inner));
+	assert_false(mem_scope_failed()); /* the outer one goes on */
+	struct buf b = {0};
+	buf_puts(&b, "text");
+	assert_false(buf_reserve(&b, TOO_MUCH));
+	assert_true(mem_scope_failed());
+	mem_scope_clear();
+	assert_null(mem_alloc(TOO_MUCH));
+	assert_true(mem_scope_failed());
+	buf_puts(&b, ", and more");
+	assert_string_equal(buf_str(&b), "text, and more");
+	assert_true(mem_grow_array(&p, 100, 1));
+	assert_string_equal(p, "kept");
+	free(p);
+	buf_free(&b);
+	assert_true(mem_scope_end(&outer));
+	assert_false(mem_scope_failed());
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_map),
 		cmocka_unit_test(test_nothing_stays),
+		cmocka_unit_test(test_scopes),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

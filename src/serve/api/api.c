@@ -2,6 +2,7 @@
 /* What the APIs share. */
 #include "src/serve/api/api.h"
 
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/api/json_write.h"
 #include "src/text/json_text.h"
@@ -47,12 +48,15 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 	if (request_hold(r, values * VALUE_BYTES + STRING_COPIES * len, e))
 		return -1;
 	r->body = json_text_parse(body, len, true, &err);
+	if (mem_scope_failed())
+		return request_refuse_memory(e);
 	if (!r->body)
 		return request_refuse(e, 400, NULL, NULL, "the body is not JSON: %s", err.text);
 	if (!json_is_object(r->body))
 		return request_refuse(
 			e, 400, NULL, NULL, "the body: expected an object, found %s", json_text_type(r->body));
-	return api->parse(r, e);
+	int rc = api->parse(r, e);
+	return mem_scope_failed() ? request_refuse_memory(e) : rc;
 }
 
 void api_openai_error(const struct request_error *e, struct buf *out)

@@ -25,7 +25,8 @@ void prompt_talk_fini(struct prompt_talk *t)
 void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t len)
 {
 	if (i >= t->n_call_ids) {
-		t->call_ids = mem_grow(t->call_ids, i + 1, sizeof *t->call_ids);
+		if (!mem_grow_array(&t->call_ids, i + 1, sizeof *t->call_ids))
+			return;
 		while (t->n_call_ids <= i)
 			t->call_ids[t->n_call_ids++] = (struct buf){0};
 	}

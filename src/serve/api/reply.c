@@ -14,6 +14,8 @@ static struct job *make_job(struct reply *r, uint32_t index)
 {
 	const struct request *q = r->request;
 	struct job *j = job_new(r->mail, index);
+	if (!j)
+		return NULL;
 	job_share(j, q->shared, index / q->n);
 	j->max_new = q->max_new;
 	j->sampling = q->sampling;
@@ -56,13 +58,16 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 	const char *call_prefix, struct request_error *e)
 {
 	*r = (struct reply){.request = request, .mail = mailbox_new(), .call_prefix = call_prefix};
-	r->n_answers = (uint32_t)request->n_prompts * request->n;
-	r->answers = NEW_ARRAY(struct reply_answer, r->n_answers);
+	uint32_t n = (uint32_t)request->n_prompts * request->n;
+	r->answers = NEW_ARRAY(struct reply_answer, n);
 	struct job *jobs[REQUEST_ANSWERS_MAX];
-	request_share(request);
-	for (uint32_t i = 0; i < r->n_answers; i++) {
+	if (!r->mail || !r->answers || !request_share(request))
+		return request_refuse_memory(e);
+	for (; r->n_answers < n; r->n_answers++) {
+		uint32_t i = r->n_answers;
 		r->answers[i].index = i;
-		jobs[i] = r->answers[i].job = make_job(r, i);
+		if (!(jobs[i] = r->answers[i].job = make_job(r, i)))
+			return request_refuse_memory(e);
 	}
 	unsigned retry_s = 1;
 	return refuse_answer(
@@ -86,6 +91,12 @@ static void remember(struct reply *r, struct reply_answer *a)
 	size_t from = last ? q->built.goes_on : j->prompt.n - !q->output.in_reasoning;
 	size_t n = 0, reasoning = 0;
 	int32_t *ids = NEW_ARRAY(int32_t, j->prompt.n - from + j->generated.n + 1);
+	struct chat_call *calls = NEW_ARRAY(struct chat_call, a->n_calls + 1);
+	if (!ids || !calls) {
+		free(ids);
+		free(calls);
+		return;
+	}
 	for (size_t i = from; i < j->prompt.n; i++)
 		ids[n++] = j->prompt.data[i];
 	for (size_t i = 0; i < j->generated.n; i++)
@@ -99,7 +110,6 @@ static void remember(struct reply *r, struct reply_answer *a)
 	}
 	buf_append(&content, a->text.data, a->text.len);
 	buf_append(&thought, a->reasoning.data, a->reasoning.len);
-	struct chat_call *calls = NEW_ARRAY(struct chat_call, a->n_calls + 1);
 	struct buf call_ids = {0};
 	bool good = true;
 	for (size_t i = 0; i < a->n_calls; i++) {
@@ -116,7 +126,7 @@ static void remember(struct reply *r, struct reply_answer *a)
 		.before = hash_bytes(HASH_START, j->prompt.data, from * sizeof *j->prompt.data),
 		.n_before = from,
 		.reasoning = {thought.data, thought.len}};
-	if (good)
+	if (good && !mem_scope_failed())
 		turn_store_put(q->model->turns, &turn, ids, n, reasoning);
 	for (size_t i = 0; i < a->n_calls; i++)
 		json_decref(calls[i].arguments);
@@ -140,12 +150,18 @@ static void enter_end(struct reply *r, struct reply_answer *a, const struct job_
 		return;
 	a->reasoning_tokens = output_reasoning_tokens(j->output);
 	a->stop = v->stop >= 0 ? r->request->output.stops[v->stop] : NULL;
-	remember(r, a);
+	struct mem_scope scope; /* an answer that is not remembered is an answer */
+	bool incomplete = mem_scope_failed();
+	mem_scope_begin(&scope);
+	if (!incomplete)
+		remember(r, a);
+	mem_scope_end(&scope);
 }
 
 static void enter_call(struct reply *r, struct reply_answer *a, const struct job_event *v)
 {
-	a->calls = mem_grow(a->calls, a->n_calls + 1, sizeof *a->calls);
+	if (!mem_grow_array(&a->calls, a->n_calls + 1, sizeof *a->calls))
+		return;
 	struct reply_call *c = &a->calls[a->n_calls++];
 	*c = (struct reply_call){0};
 	request_make_id(c->id, sizeof c->id, r->call_prefix);
@@ -207,8 +223,7 @@ struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answe
 		break;
 	case JOB_TEXT:
 		buf_append(&a->text, v->text.data, v->text.len);
-		if (v->n_rows) {
-			a->rows = mem_grow(a->rows, a->n_rows + v->n_rows, sizeof *a->rows);
+		if (v->n_rows && mem_grow_array(&a->rows, a->n_rows + v->n_rows, sizeof *a->rows)) {
 			memcpy(a->rows + a->n_rows, v->rows, v->n_rows * sizeof *a->rows);
 			a->n_rows += v->n_rows;
 		}
@@ -217,9 +232,13 @@ struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answe
 		enter_call(r, a, v);
 		break;
 	case JOB_ARGUMENTS:
+		if (!a->n_calls) /* its beginning found no memory */
+			break;
 		buf_append(&a->calls[a->n_calls - 1].arguments, v->text.data, v->text.len);
 		break;
 	case JOB_CALL_END:
+		if (!a->n_calls)
+			break;
 		a->calls[a->n_calls - 1].complete = true;
 		break;
 	case JOB_END:
@@ -278,7 +297,7 @@ void reply_end(struct reply *r)
 		free(a->calls);
 		free(a->rows);
 	}
-	free(r->answers);
+	free(r->answers); /* jobs that were made and not submitted have no other holder */
 	mailbox_drop(r->mail);
 	*r = (struct reply){0};
 }

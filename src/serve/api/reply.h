@@ -62,8 +62,9 @@ int reply_possible(struct scheduler *s, struct client *client, struct request_er
 int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 	const char *call_prefix, struct request_error *e);
 
-/* The next event, already entered into its answer (*answer), or NULL after timeout_ms. The caller
- * frees it. The call that JOB_CALL, JOB_ARGUMENTS and JOB_CALL_END speak of is the answer's last.
+/* The next event, already entered into its answer (*answer), or NULL after timeout_ms. In a scope
+ * (mem.h) that runs out of memory the answer lacks what did not fit. The caller frees it. The call
+ * that JOB_CALL, JOB_ARGUMENTS and JOB_CALL_END speak of is the answer's last.
  */
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
 

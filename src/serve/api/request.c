@@ -22,20 +22,28 @@ void request_fini(struct request *r)
 	json_decref(r->body);
 	json_decref(r->items);
 	prompt_talk_fini(&r->talk);
-	request_share(r);
-	job_shared_drop(r->shared);
+	if (r->shared) {
+		job_shared_drop(r->shared);
+	} else {
+		struct job_shared own = {
+			.output = r->output, .prompts = r->prompts, .n_prompts = r->n_prompts, .part = r->part};
+		job_shared_fini(&own);
+	}
 	*r = (struct request){0};
 }
 
-void request_share(struct request *r)
+bool request_share(struct request *r)
 {
 	if (r->shared)
-		return;
+		return true;
 	r->shared = job_shared_new();
+	if (!r->shared)
+		return false;
 	r->shared->output = r->output;
 	r->shared->prompts = r->prompts;
 	r->shared->n_prompts = r->n_prompts;
 	r->shared->part = r->part;
+	return true;
 }
 
 int request_hold(struct request *r, size_t bytes, struct request_error *e)
@@ -82,6 +90,10 @@ static void repair_utf8(char *text, size_t size)
 {
 	struct buf b = {0};
 	utf8_repair(text, strlen(text), &b);
+	if (!b.data) /* no memory: what is quoted may be broken, so nothing is */
+		text[utf8_valid_prefix(text, strlen(text))] = 0;
+	if (!b.data)
+		return;
 	size_t n = b.len < size ? b.len : utf8_valid_prefix(buf_str(&b), size - 1);
 	memcpy(text, buf_str(&b), n);
 	text[n] = 0;
@@ -100,6 +112,14 @@ int request_refuse(
 	if (param)
 		snprintf(e->param, sizeof e->param, "%s", param);
 	repair_utf8(e->param, sizeof e->param);
+	return -1;
+}
+
+int request_refuse_memory(struct request_error *e)
+{
+	request_refuse(e, 503, "out_of_memory", NULL,
+		"the server has no memory for this request; try again in %d s", MEMORY_RETRY_S);
+	e->retry_s = MEMORY_RETRY_S;
 	return -1;
 }
 
@@ -240,8 +260,12 @@ static int add_stop(struct request *r, const char *key, const json_t *v, struct 
 		return request_refuse(
 			e, 400, NULL, key, "%s: more than %d stop strings", key, REQUEST_STOPS_MAX);
 	struct output_options *o = &r->output;
-	o->stops = mem_grow(o->stops, o->n_stops + 1, sizeof *o->stops);
-	o->stops[o->n_stops++] = mem_strndup(json_string_value(v), n);
+	char *stop = mem_strndup(json_string_value(v), n);
+	if (!stop || !mem_grow_array(&o->stops, o->n_stops + 1, sizeof *o->stops)) {
+		free(stop);
+		return request_refuse_memory(e);
+	}
+	o->stops[o->n_stops++] = stop;
 	return 0;
 }
 
@@ -390,7 +414,8 @@ int request_choice(struct request *r, enum tool_choice choice, const char *name,
 		if (!found)
 			return request_refuse(e, 400, NULL, param,
 				"%s names \"%.100s\", which is not among the tools", param, name);
-		r->output.choice_name = mem_strdup(name);
+		if (!(r->output.choice_name = mem_strdup(name)))
+			return request_refuse_memory(e);
 		r->output.one_call = true; /* this one call is what was asked for */
 	}
 	r->output.choice = choice;
@@ -518,8 +543,9 @@ int request_prompt(struct request *r, struct request_error *e)
 	struct err err = {0};
 	if (chat_continue(&r->talk.chat, &err))
 		return request_refuse_err(e, &err);
+	if (!(r->prompts = NEW_ARRAY(struct token_ids, 1)))
+		return request_refuse_memory(e);
 	r->n_prompts = 1;
-	r->prompts = NEW_ARRAY(struct token_ids, 1);
 	if (build_prompt(r, e))
 		return -1;
 	if (r->output.answer && r->built.goes_on)

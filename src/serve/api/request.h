@@ -101,14 +101,18 @@ int request_refuse(struct request_error *e, int status, const char *code, const 
 	const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 /* The same from a library error: ERR_INPUT 400, ERR_MEMORY 503, else 500. */
 int request_refuse_err(struct request_error *e, const struct err *err);
+/* Memory is exhausted: 503. Members that are missing for want of memory may have led to any other
+ * refusal, or to none: who parses in a scope (mem.h) asks the scope first. */
+int request_refuse_memory(struct request_error *e);
 /* The prompt is longer than request_most_bytes: 400 when the context is the reason, else 413. */
 int request_refuse_length(const struct request *r, const char *param, struct request_error *e);
 
 /* The request is going to hold so many bytes in all: 413 when that is more than one may, 429 when
  * others hold too much. */
 int request_hold(struct request *r, size_t bytes, struct request_error *e);
-/* prompts and output become owned by r->shared, which jobs can hold too. */
-void request_share(struct request *r);
+/* prompts and output become owned by r->shared, which jobs can hold too. False in a scope only:
+ * they are not. */
+bool request_share(struct request *r);
 
 /* ---- members of the body; all return 0, or -1 after request_refuse ---- */
 

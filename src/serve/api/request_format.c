@@ -8,6 +8,7 @@
 #include "src/text/json_text.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define STRICT_MAX        2000                     /* arguments of all strict tools */
@@ -123,7 +124,12 @@ static int strict_argument(struct request *r, const char *tool, const json_t *pa
 	}
 	a.tool = mem_strdup(tool);
 	a.key = mem_strdup(key);
-	o->strict = mem_grow(o->strict, o->n_strict + 1, sizeof *o->strict);
+	if (!a.tool || !a.key || !mem_grow_array(&o->strict, o->n_strict + 1, sizeof *o->strict)) {
+		free(a.tool);
+		free(a.key);
+		schema_free(a.schema);
+		return request_refuse_memory(e);
+	}
 	o->strict[o->n_strict++] = a;
 	o->tokens = r->model->tokens;
 	return 0;

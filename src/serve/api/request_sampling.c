@@ -147,6 +147,8 @@ static int parse_ends(struct request *r, struct request_error *e)
 	free(r->output.stop_ids);
 	r->output.n_stop_ids = 0;
 	r->output.stop_ids = NEW_ARRAY(int32_t, json_array_size(ids) + 1);
+	if (!r->output.stop_ids)
+		return request_refuse_memory(e);
 	json_array_foreach(ids, i, v)
 	{
 		int64_t id = json_is_integer(v) ? json_integer_value(v) : -1;

@@ -28,10 +28,12 @@ static int name_order(const void *a, const void *b)
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* What may be written next; takes the array, borrows the texts. */
+/* What may be written next; takes the array (NULL: memory is exhausted), borrows the texts. */
 static void set_names(struct constraint *f, const char **names, size_t n)
 {
-	qsort(names, n, sizeof *names, name_order);
+	n = names ? n : 0;
+	if (n)
+		qsort(names, n, sizeof *names, name_order);
 	free(f->names);
 	f->names = names;
 	f->n_names = n;
@@ -44,13 +46,16 @@ static void names_begin(struct constraint *f)
 	const char **names = NEW_ARRAY(const char *, json_array_size(f->tools) + 1);
 	size_t n = 0, i;
 	json_t *tool;
-	if (f->name)
+	if (!names) {
+		/* the answer fails */
+	} else if (f->name) {
 		names[n++] = f->name;
-	else
+	} else {
 		json_array_foreach(f->tools, i, tool)
 		{
 			names[n++] = json_string_value(json_object_get(chat_tool_function(tool), "name"));
 		}
+	}
 	f->properties = f->required = NULL;
 	set_names(f, names, n);
 }
@@ -275,6 +280,8 @@ bool constraint_allows(struct constraint *f, int32_t id)
 static void mask_by_grammar(struct constraint *f, float *logits, int32_t n_valid)
 {
 	const uint64_t *mask = grammar_run_mask(f->run);
+	if (!mask) /* the answer fails */
+		return;
 	for (int32_t from = 0; from < n_valid; from += 64) {
 		uint64_t bits = mask[from / 64];
 		for (int32_t id = from; bits != UINT64_MAX && id < from + 64 && id < n_valid; id++)
@@ -300,7 +307,7 @@ void constraint_mask(struct constraint *f, float *logits, int32_t n_valid)
 
 bool constraint_complete(const struct constraint *f)
 {
-	return f->state == ANSWER && grammar_run_must_end(f->run);
+	return f->state == ANSWER && f->run && grammar_run_must_end(f->run);
 }
 
 /* ---- what came ---- */
@@ -322,7 +329,7 @@ static void call_choose(struct constraint *f)
 	json_t *v;
 	json_object_foreach((json_t *)f->properties, key, v)
 	{
-		if (*key)
+		if (*key && keys)
 			keys[n++] = key;
 	}
 	set_names(f, keys, n);
@@ -373,7 +380,7 @@ void constraint_token(struct constraint *f, int32_t id)
 			f->state = NAME;
 			break;
 		}
-		if (!tokenizer_is_added(f->tokenizer, id))
+		if (!tokenizer_is_added(f->tokenizer, id) && f->run)
 			grammar_run_push(f->run, s.data, s.len);
 		f->empty = false;
 		break;

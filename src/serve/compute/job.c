@@ -31,6 +31,8 @@ void job_event_free(struct job_event *v)
 struct mailbox *mailbox_new(void)
 {
 	struct mailbox *m = NEW(struct mailbox);
+	if (!m)
+		return NULL;
 	atomic_init(&m->holders, 1);
 	pthread_mutex_init(&m->lock, NULL);
 	cond_init(&m->more);
@@ -110,7 +112,15 @@ struct job_event *mailbox_take(struct mailbox *m, int timeout_ms)
 struct job *job_new(struct mailbox *mail, uint32_t index)
 {
 	struct job *j = NEW(struct job);
+	if (!j || !(j->last = NEW(struct job_event)) || !(j->last->err = NEW(struct err))) {
+		if (j)
+			job_event_free(j->last);
+		free(j);
+		return NULL;
+	}
 	atomic_init(&j->holders, 1);
+	j->last->index = index;
+	j->last->stop = -1;
 	j->mail = mail;
 	mailbox_hold(mail);
 	j->index = index;
@@ -120,7 +130,8 @@ struct job *job_new(struct mailbox *mail, uint32_t index)
 struct job_shared *job_shared_new(void)
 {
 	struct job_shared *s = NEW(struct job_shared);
-	atomic_init(&s->holders, 1);
+	if (s)
+		atomic_init(&s->holders, 1);
 	return s;
 }
 
@@ -128,12 +139,17 @@ void job_shared_drop(struct job_shared *s)
 {
 	if (!s || atomic_fetch_sub(&s->holders, 1) != 1)
 		return;
+	job_shared_fini(s);
+	free(s);
+}
+
+void job_shared_fini(struct job_shared *s)
+{
 	output_options_fini(&s->output);
 	for (size_t i = 0; i < s->n_prompts; i++)
 		token_ids_free(&s->prompts[i]);
 	free(s->prompts);
 	budget_release(&s->part);
-	free(s);
 }
 
 void job_share(struct job *j, struct job_shared *shared, size_t prompt)
@@ -154,6 +170,7 @@ void job_drop(struct job *j)
 {
 	if (!j || atomic_fetch_sub(&j->holders, 1) != 1)
 		return;
+	job_event_free(j->last);
 	output_free(j->output);
 	sampler_fini(&j->sampler);
 	if (!j->shared) {
@@ -166,9 +183,12 @@ void job_drop(struct job *j)
 	free(j);
 }
 
+/* NULL: memory is exhausted. */
 static struct job_event *event_new(const struct job *j, enum job_event_kind kind)
 {
 	struct job_event *v = NEW(struct job_event);
+	if (!v)
+		return NULL;
 	v->kind = kind;
 	v->index = j->index;
 	v->stop = -1;
@@ -184,14 +204,20 @@ static void on_output(void *user, enum output_kind kind, struct text_span text,
 		[OUTPUT_ARGUMENTS] = JOB_ARGUMENTS,
 		[OUTPUT_CALL_END] = JOB_CALL_END};
 	struct job *j = user;
+	if (mem_scope_failed()) /* nothing follows a piece that is missing */
+		return;
 	struct job_event *v = event_new(j, kinds[kind]);
+	if (!v)
+		return;
 	buf_append(&v->text, text.data, text.len);
-	if (n_rows) {
-		v->rows = NEW_ARRAY(struct output_token, n_rows);
+	if (n_rows && (v->rows = NEW_ARRAY(struct output_token, n_rows))) {
 		memcpy(v->rows, rows, n_rows * sizeof *rows);
 		v->n_rows = n_rows;
 	}
-	mailbox_put(j->mail, v);
+	if (mem_scope_failed())
+		job_event_free(v);
+	else
+		mailbox_put(j->mail, v);
 }
 
 void job_begin(struct job *j, const struct tokenizer *t)
@@ -204,7 +230,12 @@ void job_begin(struct job *j, const struct tokenizer *t)
 
 void job_progress(struct job *j, uint32_t done, uint32_t total)
 {
+	struct mem_scope scope; /* who sees no progress loses nothing */
+	mem_scope_begin(&scope);
 	struct job_event *v = event_new(j, JOB_PROGRESS);
+	mem_scope_end(&scope);
+	if (!v)
+		return;
 	v->done = done;
 	v->total = total;
 	v->cached = j->cached;
@@ -218,7 +249,17 @@ void job_end(struct job *j, enum job_finish finish)
 		j->cut_in_call = output_in_call(j->output);
 		output_finish(j->output, finish == JOB_STOP_TOKEN);
 	}
-	struct job_event *v = event_new(j, JOB_END);
+	if (mem_scope_failed()) {
+		struct err e = {0};
+		err_set(&e, ERR_MEMORY, JOB_NO_MEMORY);
+		job_fail(j, &e);
+		return;
+	}
+	struct job_event *v = j->last;
+	j->last = NULL;
+	v->kind = JOB_END;
+	free(v->err);
+	v->err = NULL;
 	v->finish = finish;
 	if (j->output)
 		v->stop = output_stop_index(j->output);
@@ -229,8 +270,9 @@ void job_end(struct job *j, enum job_finish finish)
 
 void job_fail(struct job *j, const struct err *e)
 {
-	struct job_event *v = event_new(j, JOB_ERROR);
-	v->err = NEW(struct err);
+	struct job_event *v = j->last;
+	j->last = NULL;
+	v->kind = JOB_ERROR;
 	*v->err = *e;
 	mailbox_put(j->mail, v);
 }

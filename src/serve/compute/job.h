@@ -63,7 +63,7 @@ void job_event_free(struct job_event *v); /* NULL is fine */
  * no limit of its own: pieces of text are joined, and max_new bounds the rest. */
 struct mailbox;
 
-struct mailbox *mailbox_new(void); /* held once by the caller */
+struct mailbox *mailbox_new(void); /* held once by the caller; NULL in a scope only (mem.h) */
 void mailbox_hold(struct mailbox *m);
 void mailbox_drop(struct mailbox *m);
 void mailbox_put(struct mailbox *m,
@@ -81,8 +81,9 @@ struct job_shared {
 	struct budget_part part; /* what all this counts for */
 };
 
-struct job_shared *job_shared_new(void);    /* the caller holds it */
+struct job_shared *job_shared_new(void);    /* the caller holds it; NULL in a scope only */
 void job_shared_drop(struct job_shared *s); /* NULL is fine */
+void job_shared_fini(struct job_shared *s); /* what s holds, of one that nobody else has */
 
 struct job {
 	atomic_int holders;
@@ -99,7 +100,8 @@ struct job {
 	/* set by the connection when nobody waits for the answer any more */
 	atomic_bool cancel;
 	/* compute */
-	struct job *next; /* in the scheduler's queue, guarded by its lock */
+	struct job *next;       /* in the scheduler's queue, guarded by its lock */
+	struct job_event *last; /* made with the job, so that it can always end; NULL: given out */
 	struct output *output;
 	struct sampler sampler;
 	struct token_ids generated;                    /* everything sampled but the stop token */
@@ -108,16 +110,20 @@ struct job {
 	uint64_t started_ns, first_token_ns, ended_ns; /* clock_ns(); 0: not yet */
 };
 
-/* Begins the answer (compute thread): output and sampler. What the output gives out goes to the
- * mailbox. */
+/* The compute thread calls these in a scope (mem.h). Once an allocation has failed in it, the job
+ * lacks something, and job_fail with ERR_MEMORY is next: job_end does that by itself. */
+
+/* Begins the answer: output and sampler. What the output gives out goes to the mailbox. */
 void job_begin(struct job *j, const struct tokenizer *t);
 void job_progress(struct job *j, uint32_t done, uint32_t total);
 /* The last event: one of both, once. job_end gives out what was held back and says how the answer
  * ended. Then only job_drop may follow. */
 void job_end(struct job *j, enum job_finish finish);
 void job_fail(struct job *j, const struct err *e);
+#define JOB_NO_MEMORY "there is no memory for the answer; try again in a few seconds"
 
-/* A job with a prompt still to be filled in; holds the mailbox; the caller holds the job. */
+/* A job with a prompt still to be filled in; holds the mailbox; the caller holds the job. NULL in a
+ * scope only. */
 struct job *job_new(struct mailbox *mail, uint32_t index);
 /* Prompt and options become those of `shared`, which is held. */
 void job_share(struct job *j, struct job_shared *shared, size_t prompt);

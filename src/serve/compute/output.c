@@ -69,6 +69,8 @@ static void give_text(struct output *o, const char *text, size_t n)
 	while (ready < o->n_rows && o->rows[ready].at < o->bytes_out)
 		ready++;
 	struct output_token *rows = ready ? NEW_ARRAY(struct output_token, ready) : NULL;
+	if (ready && !rows) /* the answer fails */
+		return;
 	for (size_t i = 0; i < ready; i++)
 		rows[i] = o->rows[i].token;
 	o->n_rows -= ready;
@@ -101,6 +103,8 @@ static void on_text(struct output *o, const char *text, size_t n)
 		return;
 	}
 	buf_append(&o->held, text, n);
+	if (!o->held.data)
+		return;
 	size_t first = o->held.len;
 	for (size_t i = 0; i < o->options->n_stops; i++) {
 		const char *stop = o->options->stops[i];
@@ -198,6 +202,8 @@ struct output *output_new(
 	const struct output_options *options, const struct tokenizer *t, output_fn *emit, void *user)
 {
 	struct output *o = NEW(struct output);
+	if (!o)
+		return NULL;
 	*o = (struct output){.options = options,
 		.tokenizer = t,
 		.emit = emit,
@@ -256,13 +262,13 @@ enum output_next output_push(struct output *o, int32_t id, const float *logits, 
 					  ? tokenizer_is_added(o->tokenizer, id)
 					  : !o->options->show_control && tokenizer_is_control(o->tokenizer, id);
 	if (o->options->logprobs && !hidden) {
-		if (o->n_rows == o->rows_cap) {
-			o->rows_cap = o->rows_cap ? 2 * o->rows_cap : 16;
-			o->rows = mem_grow(o->rows, o->rows_cap, sizeof *o->rows);
+		size_t cap = o->n_rows < o->rows_cap ? o->rows_cap : o->rows_cap ? 2 * o->rows_cap : 16;
+		if (cap == o->rows_cap || mem_grow_array(&o->rows, cap, sizeof *o->rows)) {
+			o->rows_cap = cap;
+			struct row *r = &o->rows[o->n_rows++];
+			token_measure(o, id, logits, n_valid, &r->token);
+			r->at = o->bytes_in;
 		}
-		struct row *r = &o->rows[o->n_rows++];
-		token_measure(o, id, logits, n_valid, &r->token);
-		r->at = o->bytes_in;
 	}
 	if (o->options->chat) {
 		chat_parse_token(&o->parse, id);

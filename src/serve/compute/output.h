@@ -73,7 +73,8 @@ enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL, OUTPUT_COM
 
 struct output;
 
-/* Options and tokenizer are borrowed until output_free. */
+/* Options and tokenizer are borrowed until output_free. NULL in a scope only (mem.h); what is
+ * exhausted later leaves pieces out. */
 struct output *output_new(
 	const struct output_options *o, const struct tokenizer *t, output_fn *emit, void *user);
 void output_free(struct output *o); /* NULL is fine */

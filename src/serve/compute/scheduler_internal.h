@@ -76,6 +76,7 @@ void slot_keep_prefix(struct scheduler *s, struct slot *slot);
 /* The job gets its last event, and the slot is idle. */
 void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how);
 void slot_fail(struct scheduler *s, struct slot *slot, const struct err *e);
+void slot_fail_memory(struct scheduler *s, struct slot *slot);
 
 /* ---- scheduler_steps.c ---- */
 

@@ -2,6 +2,7 @@
 /* Sessions and jobs: who gets which session, and with how much of the prompt in it. */
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/compute/scheduler_internal.h"
 
@@ -29,8 +30,15 @@ static void slot_release(struct scheduler *s, struct slot *slot)
 void slot_keep_prefix(struct scheduler *s, struct slot *slot)
 {
 	struct err e = {0};
-	if (!s->store || session_length(slot->session) < PREFIX_BLOCK ||
-		!prefix_store_keep(s->store, slot->session, session_length(slot->session), &e))
+	struct mem_scope scope;
+	if (!s->store || session_length(slot->session) < PREFIX_BLOCK)
+		return;
+	mem_scope_begin(&scope);
+	int rc = prefix_store_keep(s->store, slot->session, session_length(slot->session), &e);
+	mem_scope_end(&scope);
+	if (rc == ERR_MEMORY) /* this time */
+		log_warn("%s; the prompt is not stored", e.text);
+	if (!rc || rc == ERR_MEMORY)
 		return;
 	log_warn("the session folder is not used any more: %s", e.text);
 	prefix_store_close(s->store);
@@ -44,7 +52,13 @@ void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how)
 	metrics_add(s->metrics, how == JOB_CANCELLED ? METRICS_CANCELLED : METRICS_ANSWERS, 1);
 	if (how != JOB_CANCELLED)
 		metrics_observe(s->metrics, METRICS_DURATION, clock_ns() - j->submitted_ns);
+	struct mem_scope scope;
+	bool incomplete = mem_scope_failed();
+	mem_scope_begin(&scope);
+	if (incomplete)
+		mem_scope_fail();
 	job_end(j, how);
+	mem_scope_end(&scope);
 	if (whole)
 		slot_keep_prefix(s, slot);
 	slot_release(s, slot);
@@ -55,6 +69,14 @@ void slot_fail(struct scheduler *s, struct slot *slot, const struct err *e)
 	metrics_add(s->metrics, METRICS_FAILED, 1);
 	job_fail(slot->job, e);
 	slot_release(s, slot);
+}
+
+void slot_fail_memory(struct scheduler *s, struct slot *slot)
+{
+	struct err e = {0};
+	err_set(&e, ERR_MEMORY, JOB_NO_MEMORY);
+	log_warn("out of memory; an answer is ended");
+	slot_fail(s, slot, &e);
 }
 
 /* ---- the beginning of jobs ---- */
@@ -108,10 +130,13 @@ static uint32_t slot_restore_prefix(
 {
 	struct err e = {0};
 	uint32_t n_read = 0, n = (uint32_t)prompt->n - 1;
+	struct mem_scope scope; /* what cannot be read is computed */
 	if (!s->store || start + PREFIX_BLOCK > n)
 		return start;
+	mem_scope_begin(&scope);
 	if (prefix_store_restore(s->store, slot->session, prompt->data, n, &n_read, &e))
 		log_warn("the session folder: %s", e.text);
+	mem_scope_end(&scope);
 	return session_length(slot->session);
 }
 
@@ -175,12 +200,17 @@ static void slot_begin_job(struct scheduler *s, struct job *j)
 	slot->prompt = (uint32_t)j->prompt.n;
 	j->cached = start;
 	j->started_ns = clock_ns();
+	struct mem_scope scope;
+	mem_scope_begin(&scope);
 	job_begin(j, engine_tokenizer(s->engine));
+	bool incomplete = mem_scope_end(&scope);
 	slot_find_leader(s, slot, start);
 	job_progress(j, start, slot->prompt);
 	metrics_add(s->metrics, METRICS_PROMPT_TOKENS, j->prompt.n);
 	metrics_add(s->metrics, METRICS_CACHED_TOKENS, start);
 	metrics_observe(s->metrics, METRICS_QUEUED, j->started_ns - j->submitted_ns);
+	if (incomplete)
+		slot_fail_memory(s, slot);
 }
 
 static struct slot *slot_find_idle(struct scheduler *s)

@@ -2,6 +2,7 @@
 /* Steps: prompts in chunks, answers a token at a time. */
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/generate.h"
 #include "src/serve/compute/scheduler_internal.h"
@@ -135,9 +136,9 @@ static size_t job_end_tokens(const struct scheduler *s, const struct job *j, int
 	return count;
 }
 
-/* The logits are at hand: draws the next token and gives it out. False when the answer has ended.
- */
-static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
+/* The logits are at hand: draws the next token and gives it out. False when the answer has ended,
+ * or an allocation of the scope has failed. */
+static bool slot_draw(struct scheduler *s, struct slot *slot, int32_t *id)
 {
 	struct job *j = slot->job;
 	const float *logits = session_logits(slot->session);
@@ -148,6 +149,8 @@ static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
 		.banned = ends_with,
 		.n_banned = job_bans_ends(j) ? job_end_tokens(s, j, ends_with) : 0};
 	*id = sampler_draw(&j->sampler, logits, n_valid, &filter, session_length(slot->session));
+	if (mem_scope_failed())
+		return false;
 	if (!j->first_token_ns) {
 		j->first_token_ns = clock_ns();
 		metrics_observe(s->metrics, METRICS_FIRST_TOKEN, j->first_token_ns - j->submitted_ns);
@@ -160,8 +163,10 @@ static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
 		return false;
 	}
 	metrics_add(s->metrics, METRICS_NEW_TOKENS, 1);
-	if (token_ids_push(&j->generated, *id))
-		bug("no memory for a token id");
+	if (token_ids_push(&j->generated, *id)) {
+		mem_scope_fail();
+		return false;
+	}
 	if (sampler_adjusts(&j->sampler))
 		sampler_note(&j->sampler, *id, false);
 	enum output_next next = output_push(j->output, *id, logits, n_valid);
@@ -173,6 +178,18 @@ static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
 	else if (ends)
 		slot_finish(s, slot, JOB_LENGTH);
 	return slot->job != NULL;
+}
+
+static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
+{
+	struct mem_scope scope;
+	mem_scope_begin(&scope);
+	bool goes_on = slot_draw(s, slot, id);
+	if (mem_scope_end(&scope) && slot->job) {
+		slot_fail_memory(s, slot);
+		goes_on = false;
+	}
+	return goes_on;
 }
 
 /* One token of up to SCHEDULER_ROWS sessions. */

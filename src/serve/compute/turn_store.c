@@ -126,6 +126,16 @@ void turn_store_put(struct turn_store *r, const struct stored_turn *turn, const 
 	turn_spell(turn, &key);
 	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
 	struct chat_text reasoning = chat_text_trimmed(turn->reasoning);
+	char *own_reasoning = mem_strndup(reasoning.data ? reasoning.data : "", reasoning.len);
+	int32_t *own_ids = NEW_ARRAY(int32_t, n + 1);
+	struct turn *fresh = NEW(struct turn);
+	if (!own_reasoning || !own_ids || !fresh || mem_scope_failed()) { /* not remembered */
+		free(own_reasoning);
+		free(own_ids);
+		free(fresh);
+		buf_free(&key);
+		return;
+	}
 	pthread_mutex_lock(&r->lock);
 	struct turn *t = turn_find(r, hash, &key);
 	if (t) { /* given again: what was written last counts */
@@ -134,16 +144,17 @@ void turn_store_put(struct turn_store *r, const struct stored_turn *turn, const 
 		free(t->reasoning);
 		free(t->ids);
 	} else {
-		t = NEW(struct turn);
+		t = fresh;
+		fresh = NULL;
 		t->hash = hash;
 		t->key_len = key.len;
 		t->key = buf_take(&key);
 		t->next = r->buckets[hash % N_BUCKETS];
 		r->buckets[hash % N_BUCKETS] = t;
 	}
-	t->reasoning = mem_strndup(reasoning.data ? reasoning.data : "", reasoning.len);
+	t->reasoning = own_reasoning;
 	t->reasoning_len = reasoning.len;
-	t->ids = NEW_ARRAY(int32_t, n + 1);
+	t->ids = own_ids;
 	if (n)
 		memcpy(t->ids, ids, n * sizeof *ids);
 	t->n = n;
@@ -153,6 +164,7 @@ void turn_store_put(struct turn_store *r, const struct stored_turn *turn, const 
 	while (r->bytes > r->limit && r->oldest)
 		forget_oldest(r);
 	pthread_mutex_unlock(&r->lock);
+	free(fresh);
 	buf_free(&key);
 }
 
@@ -164,7 +176,7 @@ bool turn_store_get(struct turn_store *r, const struct stored_turn *turn, bool w
 	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
 	struct chat_text reasoning = chat_text_trimmed(turn->reasoning);
 	pthread_mutex_lock(&r->lock);
-	struct turn *t = turn_find(r, hash, &key);
+	struct turn *t = mem_scope_failed() ? NULL : turn_find(r, hash, &key);
 	bool good = t && (!reasoning.len || (reasoning.len == t->reasoning_len &&
 											!memcmp(reasoning.data, t->reasoning, reasoning.len)));
 	size_t kept = out->n;

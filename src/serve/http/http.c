@@ -39,6 +39,7 @@
 	   */
 #define BODIES_FACTOR 8  /* all bodies together, in largest bodies */
 #define SHARE         75 /* percent */
+#define NO_MEMORY     "the server has no memory for this request; try again in 2 s"
 #define STREAM_BLOCK  (16u << 10)
 #define THREAD_STACK  ((size_t)2 << 20)
 
@@ -270,6 +271,13 @@ static void take_body(struct exchange *x, const char *data, size_t n)
 	}
 	size_t before = x->body.cap;
 	buf_append(&x->body, data, n);
+	if (mem_scope_failed()) {
+		exchange_refuse(x, 503, "out_of_memory", NO_MEMORY);
+		atomic_fetch_add(&h->body_bytes, x->body.cap - before);
+		client_count(x->client, CLIENT_BODIES, x->body.cap - before);
+		let_body_go(x);
+		return;
+	}
 	size_t more = x->body.cap - before, most = h->options.max_body_bytes * BODIES_FACTOR,
 		   held = atomic_fetch_add(&h->body_bytes, more);
 	bool share = client_may_take(x->client, CLIENT_BODIES, more, held, most);
@@ -285,6 +293,15 @@ static void take_body(struct exchange *x, const char *data, size_t n)
 }
 
 /* ---- responses ---- */
+
+static void exchange_drop_headers(struct exchange *x)
+{
+	for (unsigned i = 0; i < x->n_headers; i++) {
+		free(x->headers[i].name);
+		free(x->headers[i].value);
+	}
+	x->n_headers = 0;
+}
 
 static enum MHD_Result response_queue(
 	struct exchange *x, struct MHD_Response *response, unsigned status, const char *type)
@@ -318,15 +335,33 @@ static enum MHD_Result response_queue(
 	return rc;
 }
 
+/* Takes the bytes. NULL: memory is exhausted. */
+static struct MHD_Response *response_of(struct buf *body)
+{
+	size_t n = body->len;
+	char *data = n ? buf_take(body) : NULL;
+	struct MHD_Response *response = MHD_create_response_from_buffer(
+		n, data ? data : (char *)"", data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+	if (!response)
+		free(data);
+	buf_free(body);
+	return response;
+}
+
 static enum MHD_Result answer_refusal(struct exchange *x)
 {
 	struct buf body = {0};
+	mem_scope_clear();
 	if (x->refusal.status != 204)
 		x->http->calls.refuse(x->http->calls.user, x, &x->refusal, &body);
+	if (mem_scope_failed()) { /* without words */
+		buf_free(&body);
+		mem_scope_clear();
+	}
 	size_t n = body.len;
-	char *data = buf_take(&body);
-	struct MHD_Response *response = MHD_create_response_from_buffer(
-		n, data ? data : (char *)"", data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+	struct MHD_Response *response = response_of(&body);
+	if (!response)
+		return MHD_NO;
 	if (x->refusal.status == 401)
 		MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
 	if (x->allow)
@@ -339,6 +374,7 @@ static enum MHD_Result answer_refusal(struct exchange *x)
 static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 {
 	struct exchange *x = cls;
+	struct mem_scope scope;
 	(void)pos;
 	connection_set_deadline(x->connection, 0, false);
 	while (x->sent == x->pending.len) {
@@ -346,8 +382,9 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 		x->sent = 0;
 		if (x->finished)
 			return MHD_CONTENT_READER_END_OF_STREAM;
+		mem_scope_begin(&scope);
 		x->finished = !x->next(x->user, &x->pending);
-		if (exchange_gone(x))
+		if (mem_scope_end(&scope) || exchange_gone(x))
 			return MHD_CONTENT_READER_END_WITH_ERROR;
 	}
 	size_t n = MIN(max, x->pending.len - x->sent);
@@ -359,7 +396,8 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 
 /* ---- the library's calls ---- */
 
-static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char *url,
+/* on_call, in a scope. */
+static enum MHD_Result take_call(void *cls, struct MHD_Connection *mhd, const char *url,
 	const char *method, const char *version, const char *upload, size_t *upload_size,
 	void **con_cls)
 {
@@ -369,11 +407,19 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 	if (!connection_of(mhd))
 		return MHD_NO;
 	if (!x) {
-		x = *con_cls = NEW(struct exchange);
+		char *own_method = mem_strdup(method), *own_path = mem_strdup(url);
+		x = NEW(struct exchange);
+		if (!own_method || !own_path || !x) {
+			free(own_method);
+			free(own_path);
+			free(x);
+			return MHD_NO;
+		}
+		*con_cls = x;
 		*x = (struct exchange){
 			.http = h, .mhd = mhd, .connection = connection_of(mhd), .began_ns = clock_ns()};
-		x->method = mem_strdup(method);
-		x->path = mem_strdup(url);
+		x->method = own_method;
+		x->path = own_path;
 		atomic_fetch_add(&h->exchanges, 1);
 		if (framing_refuses(x))
 			return answer_refusal(x);
@@ -419,15 +465,28 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 	return x->status ? MHD_YES : MHD_NO;
 }
 
+static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char *url,
+	const char *method, const char *version, const char *upload, size_t *upload_size,
+	void **con_cls)
+{
+	struct mem_scope scope;
+	mem_scope_begin(&scope);
+	enum MHD_Result rc = take_call(cls, mhd, url, method, version, upload, upload_size, con_cls);
+	mem_scope_end(&scope);
+	return rc;
+}
+
 static void on_completed(
 	void *cls, struct MHD_Connection *mhd, void **con_cls, enum MHD_RequestTerminationCode code)
 {
 	struct http *h = cls;
 	(void)mhd;
 	struct exchange *x = *con_cls;
+	struct mem_scope scope;
 	if (!x)
 		return;
 	*con_cls = NULL;
+	mem_scope_begin(&scope);
 	if (x->end)
 		x->end(x->user);
 	h->calls.done(h->calls.user, x,
@@ -439,10 +498,7 @@ static void on_completed(
 			.note = x->note});
 	let_body_go(x);
 	buf_free(&x->pending);
-	for (unsigned i = 0; i < x->n_headers; i++) {
-		free(x->headers[i].name);
-		free(x->headers[i].value);
-	}
+	exchange_drop_headers(x);
 	free(x->method);
 	free(x->path);
 	if (x->counted)
@@ -450,6 +506,7 @@ static void on_completed(
 	client_drop(x->client);
 	connection_set_deadline(x->connection, IDLE_NS, true);
 	free(x);
+	mem_scope_end(&scope);
 	atomic_fetch_sub(&h->exchanges, 1);
 }
 
@@ -660,8 +717,14 @@ void exchange_set_header(struct exchange *x, const char *name, const char *value
 {
 	if (x->n_headers == ARRAY_LEN(x->headers))
 		bug("more than %zu headers", ARRAY_LEN(x->headers));
-	x->headers[x->n_headers].name = mem_strdup(name);
-	x->headers[x->n_headers++].value = mem_strdup(value);
+	char *own_name = mem_strdup(name), *own_value = mem_strdup(value);
+	if (!own_name || !own_value) {
+		free(own_name);
+		free(own_value);
+		return;
+	}
+	x->headers[x->n_headers].name = own_name;
+	x->headers[x->n_headers++].value = own_value;
 }
 
 void exchange_set_tokens(struct exchange *x, uint64_t prompt_tokens, uint64_t new_tokens)
@@ -677,12 +740,16 @@ void exchange_set_note(struct exchange *x, const char *note)
 
 void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body)
 {
-	size_t n = body->len;
-	char *data = buf_take(body);
-	response_queue(x,
-		MHD_create_response_from_buffer(
-			n, data ? data : (char *)"", data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT),
-		status, type);
+	struct MHD_Response *response = mem_scope_failed() ? NULL : response_of(body);
+	if (response) {
+		response_queue(x, response, status, type);
+		return;
+	}
+	buf_free(body);
+	exchange_drop_headers(x);
+	exchange_set_note(x, "out_of_memory");
+	x->refusal = (struct http_refusal){503, "out_of_memory", NO_MEMORY};
+	answer_refusal(x);
 }
 
 void exchange_stream(
@@ -693,9 +760,14 @@ void exchange_stream(
 	x->user = user;
 	exchange_set_header(x, "Cache-Control", "no-cache");
 	exchange_set_header(x, "X-Accel-Buffering", "no");
-	response_queue(x,
-		MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL),
-		200, type);
+	struct MHD_Response *response = mem_scope_failed()
+										? NULL
+										: MHD_create_response_from_callback(
+											  MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL);
+	if (response)
+		response_queue(x, response, 200, type);
+	else
+		exchange_reply(x, 503, NULL, &(struct buf){0});
 }
 
 #endif

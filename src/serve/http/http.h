@@ -113,10 +113,13 @@ void exchange_set_header(struct exchange *x, const char *name, const char *value
 void exchange_set_tokens(struct exchange *x, uint64_t prompt_tokens, uint64_t new_tokens);
 void exchange_set_note(struct exchange *x, const char *note);
 
-/* Takes the bytes of `body`. Every handled exchange needs exactly one of the two. */
+/* Takes the bytes of `body`. Every handled exchange needs exactly one of the two. handle, next and
+ * end are called in a scope (mem.h): when an allocation has failed in it, body is not used, and the
+ * client gets 503. */
 void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body);
 
-/* A response that comes piece by piece. next appends what there is to `out`, waiting at most about
+/* A response that comes piece by piece. When `next` returns and an allocation has failed in its
+ * scope, the connection is cut. next appends what there is to `out`, waiting at most about
  * 200 ms for it; false: that was the last. It is asked again until then, or until the client has
  * gone. `end` is called once, whatever happens. */
 typedef bool exchange_next_fn(void *user, struct buf *out);

@@ -47,8 +47,13 @@ void request_log_model(struct request_log *l, const char *asked, const char *ser
 	for (size_t i = 0; i < l->n_names && fresh; i++)
 		fresh = strlen(l->names[i]) != len || memcmp(l->names[i], asked, len) != 0;
 	fresh = fresh && l->n_names < NAMES_MAX;
-	if (fresh)
-		l->names[l->n_names++] = mem_strndup(asked, len);
+	if (fresh) {
+		struct mem_scope scope; /* else it is logged again */
+		mem_scope_begin(&scope);
+		l->names[l->n_names] = mem_strndup(asked, len);
+		l->n_names += l->names[l->n_names] != NULL;
+		mem_scope_end(&scope);
+	}
 	pthread_mutex_unlock(&l->lock);
 	if (fresh)
 		log_info("a client asks for the model \"%.*s\": \"%s\" answers (--strict-model refuses)",

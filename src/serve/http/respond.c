@@ -72,10 +72,26 @@ static void write_event(
 	}
 }
 
+/* There is no memory for an event: what is written of it goes, and the stream ends with an error.
+ * If there is none for that either, the scope has failed again, and the connection is cut. */
+static void break_stream(struct stream_turn *t, size_t from, struct buf *out)
+{
+	struct request_error e = {0};
+	if (out->len > from) {
+		out->len = from;
+		out->data[from] = 0;
+	}
+	mem_scope_clear();
+	request_refuse_memory(&e);
+	t->api->broken(&t->reply, &e, out);
+	t->done = true;
+}
+
 static bool stream_next(void *user, struct buf *out)
 {
 	struct stream_turn *t = user;
 	struct reply_answer *a;
+	size_t from = out->len;
 	/* what waits already goes out in one piece */
 	struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
 	uint64_t now = clock_ns();
@@ -84,13 +100,17 @@ static bool stream_next(void *user, struct buf *out)
 		t->api->begin(&t->reply, out);
 		t->begun = true;
 	}
-	for (; v; v = t->done ? NULL : reply_next(&t->reply, 0, &a)) {
+	for (; v; v = t->done || mem_scope_failed() ? NULL : reply_next(&t->reply, 0, &a)) {
 		if (v->kind == JOB_PROGRESS)
 			progress = t->reply.progress_done < t->reply.progress_total;
-		else
+		else if (!mem_scope_failed()) /* else the answer lacks what the event says */
 			write_event(t, a, v, out);
 		job_event_free(v);
+		if (!mem_scope_failed())
+			from = out->len;
 	}
+	if (mem_scope_failed())
+		break_stream(t, from, out);
 	if (!out->len && now - t->last_ns > (progress ? PROGRESS_NS : SILENCE_NS))
 		(t->begun || t->api->stream_type ? t->api->ping : api_comment_ping)(&t->reply, out);
 	if (out->len)
@@ -106,7 +126,7 @@ static void answer_whole(struct stream_turn *t)
 	struct reply_answer *a;
 	struct buf body = {0};
 	uint64_t looked = clock_ns();
-	while (t->reply.n_ended < t->reply.n_answers && !e.status) {
+	while (t->reply.n_ended < t->reply.n_answers && !e.status && !mem_scope_failed()) {
 		struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
 		if (v && v->kind == JOB_ERROR)
 			request_refuse_err(&e, v->err);
@@ -132,6 +152,10 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	const char *body = exchange_body(x, &len);
 	struct request_error e = {0};
 	struct stream_turn *t = NEW(struct stream_turn);
+	if (!t) {
+		exchange_reply(x, 503, NULL, &(struct buf){0});
+		return;
+	}
 	t->api = api;
 	t->exchange = x;
 	t->model = *model;

@@ -202,6 +202,10 @@ void handle_events(struct server *s, struct exchange *x, const char *rest)
 	(void)rest;
 	const char *interval = exchange_query(x, "interval");
 	struct watcher *w = NEW(struct watcher);
+	if (!w) {
+		exchange_reply(x, 503, NULL, &(struct buf){0});
+		return;
+	}
 	long ms = interval ? strtol(interval, NULL, 10) : 500;
 	*w = (struct watcher){
 		.server = s, .map = wants_map(x), .interval_ms = (unsigned)MAX(MIN(ms, 10000), 100)};

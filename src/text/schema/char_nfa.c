@@ -37,8 +37,12 @@ void char_nfa_edge(struct char_nfa *n, uint32_t from, uint32_t to, uint32_t lo, 
 		return;
 	}
 	if (n->n_edges == n->cap) {
-		n->cap = n->cap ? 2 * n->cap : 32;
-		n->edges = mem_grow(n->edges, n->cap, sizeof *n->edges);
+		size_t cap = n->cap ? 2 * n->cap : 32;
+		if (!mem_grow_array(&n->edges, cap, sizeof *n->edges)) {
+			n->too_large = true;
+			return;
+		}
+		n->cap = cap;
 	}
 	n->edges[n->n_edges++] = (struct char_edge){from, to, lo, hi};
 }
@@ -139,10 +143,22 @@ struct edge_index {
 	uint32_t *list;  /* [n_edges] edge numbers */
 };
 
+static void index_free(struct edge_index *x)
+{
+	free(x->first);
+	free(x->list);
+	*x = (struct edge_index){0};
+}
+
+/* first is NULL when memory is exhausted. */
 static struct edge_index index_make(const struct char_nfa *n, bool by_target)
 {
 	struct edge_index x = {
 		NEW_ARRAY(uint32_t, n->n_states + 2), NEW_ARRAY(uint32_t, n->n_edges + 1)};
+	if (!x.first || !x.list) {
+		index_free(&x);
+		return x;
+	}
 	for (size_t i = 0; i < n->n_edges; i++)
 		x.first[(by_target ? n->edges[i].to : n->edges[i].from) + 2]++;
 	for (uint32_t s = 0; s < n->n_states; s++)
@@ -150,12 +166,6 @@ static struct edge_index index_make(const struct char_nfa *n, bool by_target)
 	for (size_t i = 0; i < n->n_edges; i++)
 		x.list[x.first[(by_target ? n->edges[i].to : n->edges[i].from) + 1]++] = (uint32_t)i;
 	return x;
-}
-
-static void index_free(struct edge_index *x)
-{
-	free(x->first);
-	free(x->list);
 }
 
 /* ---- intersection ---- */
@@ -166,6 +176,7 @@ struct pair_map {
 	size_t cap, n;
 };
 
+/* NULL: memory is exhausted. */
 static uint32_t *pair_find(struct pair_map *m, uint64_t key, bool *fresh)
 {
 	if (2 * m->n >= m->cap) {
@@ -173,6 +184,12 @@ static uint32_t *pair_find(struct pair_map *m, uint64_t key, bool *fresh)
 		m->cap = old.cap ? 2 * old.cap : 1024;
 		m->keys = NEW_ARRAY(uint64_t, m->cap);
 		m->ids = NEW_ARRAY(uint32_t, m->cap);
+		if (!m->keys || !m->ids) {
+			free(m->keys);
+			free(m->ids);
+			*m = old;
+			return NULL;
+		}
 		for (size_t i = 0; i < old.cap; i++)
 			if (old.keys[i]) {
 				size_t at = (old.keys[i] * 0x9e3779b97f4a7c15u >> 20) % m->cap;
@@ -208,13 +225,15 @@ static uint32_t product_state(struct product *p, uint32_t a, uint32_t b)
 	bool fresh;
 	uint64_t key = (uint64_t)a << 32 | b;
 	uint32_t *id = pair_find(&p->map, key, &fresh);
-	if (!fresh)
+	if (id && !fresh)
 		return *id;
-	*id = char_nfa_state(&p->out);
-	if (p->n_todo == p->cap) {
-		p->cap = p->cap ? 2 * p->cap : 1024;
-		p->todo = mem_grow(p->todo, p->cap, sizeof *p->todo);
+	size_t cap = p->n_todo < p->cap ? p->cap : p->cap ? 2 * p->cap : 1024;
+	if (!id || (cap > p->cap && !mem_grow_array(&p->todo, cap, sizeof *p->todo))) {
+		p->out.too_large = true;
+		return p->out.final;
 	}
+	p->cap = cap;
+	*id = char_nfa_state(&p->out);
 	p->todo[p->n_todo++] = key;
 	return *id;
 }
@@ -249,6 +268,7 @@ void char_nfa_intersect(struct char_nfa *a, struct char_nfa *b)
 	struct edge_index ia = index_make(a, false), ib = index_make(b, false);
 	char_nfa_init(&p.out);
 	char_nfa_empty(&p.out, p.out.start, product_state(&p, a->start, b->start));
+	p.out.too_large = p.out.too_large || !ia.first || !ib.first;
 	for (size_t i = 0; i < p.n_todo && !p.out.too_large; i++)
 		product_pair(&p, a, b, &ia, &ib, p.todo[i]);
 	p.out.too_large = p.out.too_large || a->too_large || b->too_large;
@@ -265,10 +285,16 @@ void char_nfa_intersect(struct char_nfa *a, struct char_nfa *b)
 
 /* ---- trimming ---- */
 
-static void mark_reachable(const struct char_nfa *n, bool backwards, uint8_t *mark, uint8_t bit)
+/* False: memory is exhausted. */
+static bool mark_reachable(const struct char_nfa *n, bool backwards, uint8_t *mark, uint8_t bit)
 {
 	struct edge_index x = index_make(n, backwards);
 	uint32_t *todo = NEW_ARRAY(uint32_t, n->n_states + 1), count = 0;
+	if (!todo || !x.first) {
+		free(todo);
+		index_free(&x);
+		return false;
+	}
 	todo[count++] = backwards ? n->final : n->start;
 	mark[todo[0]] |= bit;
 	while (count) {
@@ -284,14 +310,19 @@ static void mark_reachable(const struct char_nfa *n, bool backwards, uint8_t *ma
 	}
 	free(todo);
 	index_free(&x);
+	return true;
 }
 
 bool char_nfa_trim(struct char_nfa *n)
 {
 	uint8_t *mark = NEW_ARRAY(uint8_t, n->n_states);
 	uint32_t *ids = NEW_ARRAY(uint32_t, n->n_states), count = 2;
-	mark_reachable(n, false, mark, 1);
-	mark_reachable(n, true, mark, 2);
+	if (!mark || !ids || !mark_reachable(n, false, mark, 1) || !mark_reachable(n, true, mark, 2)) {
+		n->too_large = true;
+		free(mark);
+		free(ids);
+		return true;
+	}
 	bool any = mark[n->start] == 3;
 	for (uint32_t s = 0; s < n->n_states; s++)
 		ids[s] = s == n->start ? 0 : s == n->final ? 1 : mark[s] == 3 ? count++ : 0;
@@ -332,6 +363,9 @@ bool char_nfa_matches(const struct char_nfa *n, const char *text, size_t len)
 	uint32_t *now = NEW_ARRAY(uint32_t, n->n_states), *next = NEW_ARRAY(uint32_t, n->n_states);
 	uint8_t *in = NEW_ARRAY(uint8_t, n->n_states);
 	size_t n_now = 1, step;
+	bool found = false;
+	if (!x.first || !now || !next || !in)
+		goto done;
 	now[0] = n->start;
 	in[n->start] = 1;
 	match_close(n, &x, in, now, &n_now);
@@ -353,7 +387,8 @@ bool char_nfa_matches(const struct char_nfa *n, const char *text, size_t len)
 		next = other;
 		n_now = n_next;
 	}
-	bool found = n_now && in[n->final];
+	found = n_now && in[n->final];
+done:
 	free(now);
 	free(next);
 	free(in);

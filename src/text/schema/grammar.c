@@ -17,6 +17,12 @@ void grammar_free(struct grammar *g)
 	*g = (struct grammar){0};
 }
 
+int grammar_begin(struct grammar *g)
+{
+	*g = (struct grammar){.rules_cap = 64};
+	return mem_grow_array(&g->rules, g->rules_cap, sizeof *g->rules) ? 0 : ERR_MEMORY;
+}
+
 uint32_t grammar_state(struct grammar *g)
 {
 	if (g->n_states >= GRAMMAR_STATES_MAX) {
@@ -29,8 +35,11 @@ uint32_t grammar_state(struct grammar *g)
 uint32_t grammar_rule(struct grammar *g)
 {
 	if (g->n_rules == g->rules_cap) {
-		g->rules_cap = g->rules_cap ? 2 * g->rules_cap : 64;
-		g->rules = mem_grow(g->rules, g->rules_cap, sizeof *g->rules);
+		if (!mem_grow_array(&g->rules, 2 * g->rules_cap, sizeof *g->rules)) {
+			g->too_large = true;
+			return 0;
+		}
+		g->rules_cap *= 2;
 	}
 	g->rules[g->n_rules] =
 		(struct grammar_rule){.start = grammar_state(g), .height = GRAMMAR_NEVER};
@@ -45,8 +54,12 @@ static void edge_add(struct grammar *g, struct grammar_edge e)
 		return;
 	}
 	if (g->n_edges == g->edges_cap) {
-		g->edges_cap = g->edges_cap ? 2 * g->edges_cap : 256;
-		g->edges = mem_grow(g->edges, g->edges_cap, sizeof *g->edges);
+		size_t cap = g->edges_cap ? 2 * g->edges_cap : 256;
+		if (!mem_grow_array(&g->edges, cap, sizeof *g->edges)) {
+			g->too_large = true;
+			return;
+		}
+		g->edges_cap = cap;
 	}
 	g->edges[g->n_edges++] = e;
 }
@@ -78,10 +91,18 @@ uint32_t grammar_text(struct grammar *g, uint32_t from, const char *text, size_t
 
 /* ---- finishing ---- */
 
-static void edges_sort(struct grammar *g)
+#define NO_MEMORY "there is no memory for the schema"
+
+/* False: memory is exhausted; so below. */
+static bool edges_sort(struct grammar *g)
 {
 	struct grammar_edge *sorted = NEW_ARRAY(struct grammar_edge, g->n_edges + 1);
 	uint32_t *first = NEW_ARRAY(uint32_t, g->n_states + 2);
+	if (!sorted || !first) {
+		free(sorted);
+		free(first);
+		return false;
+	}
 	for (size_t i = 0; i < g->n_edges; i++)
 		first[g->edges[i].from + 2]++;
 	for (uint32_t s = 0; s < g->n_states; s++)
@@ -91,6 +112,7 @@ static void edges_sort(struct grammar *g)
 	free(g->edges);
 	g->edges = sorted;
 	g->first = first;
+	return true;
 }
 
 /* The work of needs_find: states by the number of rules that have to be open to reach the end,
@@ -128,13 +150,16 @@ static void needs_spread(struct needs *n, uint8_t level)
 	}
 }
 
-static void needs_find(struct grammar *g)
+static bool needs_find(struct grammar *g)
 {
 	struct needs n = {.g = g,
 		.back_first = NEW_ARRAY(uint32_t, g->n_states + 2),
 		.back = NEW_ARRAY(uint32_t, g->n_edges + 1),
 		.todo = NEW_ARRAY(uint32_t, g->n_states + 1)};
 	g->needs = NEW_ARRAY(uint8_t, g->n_states + 1);
+	bool good = n.back_first && n.back && n.todo && g->needs;
+	if (!good)
+		goto done;
 	memset(g->needs, GRAMMAR_NEVER, g->n_states);
 	for (size_t i = 0; i < g->n_edges; i++)
 		n.back_first[g->edges[i].to + 2]++;
@@ -161,9 +186,11 @@ static void needs_find(struct grammar *g)
 				more = true;
 			}
 	}
+done:
 	free(n.back_first);
 	free(n.back);
 	free(n.todo);
+	return good;
 }
 
 /* ---- how rules begin ---- */
@@ -182,7 +209,7 @@ struct first_calls {
 		*size; /* [n_rules] states that are reached before a byte: own, then with those of calls */
 };
 
-static void first_calls_find(struct first_calls *f, size_t rule)
+static bool first_calls_find(struct first_calls *f, size_t rule)
 {
 	const struct grammar *g = f->g;
 	size_t n = 0, met = 0;
@@ -199,12 +226,15 @@ static void first_calls_find(struct first_calls *f, size_t rule)
 			if (e->kind != GRAMMAR_CALL)
 				continue;
 			if (f->n_calls == f->cap) {
-				f->cap = f->cap ? 2 * f->cap : 256;
-				f->calls = mem_grow(f->calls, f->cap, sizeof *f->calls);
+				size_t cap = f->cap ? 2 * f->cap : 256;
+				if (!mem_grow_array(&f->calls, cap, sizeof *f->calls))
+					return false;
+				f->cap = cap;
 			}
 			f->calls[f->n_calls++] = e->rule;
 		}
 	f->size[rule] = (uint32_t)n;
+	return true;
 }
 
 /* All calls of the rule have their size. */
@@ -224,14 +254,17 @@ static int check_first_calls(const struct grammar *g, struct err *e)
 		.todo = NEW_ARRAY(uint32_t, g->n_states + 1),
 		.from = NEW_ARRAY(size_t, g->n_rules + 1),
 		.size = NEW_ARRAY(uint32_t, g->n_rules)};
-	for (size_t r = 0; r < g->n_rules; r++)
-		first_calls_find(&f, r);
-	f.from[g->n_rules] = f.n_calls;
 	/* depth first: 1 on the way here, 2 done */
 	uint8_t *mark = NEW_ARRAY(uint8_t, g->n_rules);
 	uint32_t *path = NEW_ARRAY(uint32_t, g->n_rules);
 	size_t *next = NEW_ARRAY(size_t, g->n_rules), depth;
-	bool found = false, too_many = false;
+	bool found = false, too_many = false,
+		 good = f.seen && f.todo && f.from && f.size && mark && path && next;
+	for (size_t r = 0; r < g->n_rules && good; r++)
+		good = first_calls_find(&f, r);
+	if (!good)
+		goto done;
+	f.from[g->n_rules] = f.n_calls;
 	for (size_t r = 0; r < g->n_rules && !found; r++) {
 		if (mark[r])
 			continue;
@@ -256,6 +289,7 @@ static int check_first_calls(const struct grammar *g, struct err *e)
 			next[depth++] = f.from[to];
 		}
 	}
+done:
 	free(mark);
 	free(path);
 	free(next);
@@ -264,6 +298,8 @@ static int check_first_calls(const struct grammar *g, struct err *e)
 	free(f.calls);
 	free(f.from);
 	free(f.size);
+	if (!good)
+		return err_set(e, ERR_MEMORY, NO_MEMORY);
 	if (found)
 		return err_set(e, ERR_INPUT, "the schema refers to itself with nothing between");
 	if (too_many)
@@ -277,9 +313,9 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
 		return err_set(
 			e, ERR_INPUT, "the schema is too large: more than %d states", GRAMMAR_STATES_MAX);
 	g->root = root;
-	edges_sort(g);
-	needs_find(g);
 	g->final_of = NEW_ARRAY(uint32_t, g->n_states + 1);
+	if (!g->final_of || !edges_sort(g) || !needs_find(g))
+		return err_set(e, ERR_MEMORY, NO_MEMORY);
 	for (size_t r = 0; r < g->n_rules; r++)
 		g->final_of[g->rules[r].final] = 1 + (uint32_t)r;
 	if (g->rules[root].height == GRAMMAR_NEVER)

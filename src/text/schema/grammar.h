@@ -4,9 +4,10 @@
  * byte, nothing, or a text of another rule. It describes what an answer may be; grammar_run.h walks
  * it.
  *
- * Build: grammar_rule, grammar_state and the edges, then grammar_finish. Limits are not checked
- * call by call: beyond them too_large is set, edges are dropped, and grammar_finish refuses. A
- * finished grammar is constant: any thread may use it.
+ * Build: grammar_begin, grammar_rule, grammar_state and the edges, then grammar_finish. Limits are
+ * not checked call by call: beyond them, and when memory is exhausted, too_large is set, rules and
+ * edges are dropped, and grammar_finish refuses. A finished grammar is constant: any thread may use
+ * it.
  *
  * Every state knows how many rules have to be open at least to come from it to the end of its rule
  * (`needs`). A walk that stays within GRAMMAR_DEPTH_MAX by this number can always end.
@@ -52,8 +53,9 @@ struct grammar {
 	uint32_t *final_of; /* [n_states] 1 + the rule that ends there; 0: none */
 };
 
-/* Zero-initialise. */
-void grammar_free(struct grammar *g);
+/* ERR_MEMORY in a scope only (mem.h); grammar_free then, too. */
+int grammar_begin(struct grammar *g);
+void grammar_free(struct grammar *g); /* also of a zeroed one */
 /* A new rule with its start and final state, and a new state: their numbers. */
 uint32_t grammar_rule(struct grammar *g);
 uint32_t grammar_state(struct grammar *g);
@@ -65,7 +67,7 @@ void grammar_call(struct grammar *g, uint32_t from, uint32_t to, uint32_t rule);
 uint32_t grammar_text(struct grammar *g, uint32_t from, const char *text, size_t n);
 
 /* ERR_INPUT when the grammar is too large, has no text, or a rule begins with itself or in too many
- * ways. */
+ * ways; ERR_MEMORY in a scope only. */
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 
 #endif

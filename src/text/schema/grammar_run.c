@@ -187,12 +187,17 @@ static size_t stack_slot(const struct grammar_run *r, uint32_t state, uint32_t b
 	return at;
 }
 
+/* When memory is exhausted, `below`: a wrong stack, of an answer that fails. */
 static uint32_t stack_push(struct grammar_run *r, uint32_t state, uint32_t below)
 {
 	if (2 * r->n_stacks >= r->stack_slots) {
-		r->stack_slots = r->stack_slots ? 2 * r->stack_slots : 1024;
+		size_t slots = r->stack_slots ? 2 * r->stack_slots : 1024;
+		uint32_t *table = NEW_ARRAY(uint32_t, slots);
+		if (!table)
+			return below;
 		free(r->stack_table);
-		r->stack_table = NEW_ARRAY(uint32_t, r->stack_slots);
+		r->stack_table = table;
+		r->stack_slots = slots;
 		for (size_t i = 1; i < r->n_stacks; i++)
 			r->stack_table[stack_slot(r, r->stacks[i].state, r->stacks[i].below)] = (uint32_t)i + 1;
 	}
@@ -200,8 +205,9 @@ static uint32_t stack_push(struct grammar_run *r, uint32_t state, uint32_t below
 	if (r->stack_table[at])
 		return r->stack_table[at] - 1;
 	if (r->n_stacks == r->stacks_cap) {
+		if (!mem_grow_array(&r->stacks, 2 * r->stacks_cap, sizeof *r->stacks))
+			return below;
 		r->stacks_cap *= 2;
-		r->stacks = mem_grow(r->stacks, r->stacks_cap, sizeof *r->stacks);
 	}
 	r->stacks[r->n_stacks] = (struct stack_node){state, below, r->stacks[below].depth + 1};
 	r->stack_table[at] = (uint32_t)r->n_stacks + 1;
@@ -297,14 +303,19 @@ static size_t set_slot(
 	return at;
 }
 
-/* The number of the set in `work`, which may be empty; DEAD when there are too many sets. */
+/* The number of the set in `work`, which may be empty; DEAD when there are too many sets, or no
+ * memory for one more. */
 static int32_t set_intern(struct grammar_run *r)
 {
 	qsort(r->work, r->n_work, sizeof *r->work, position_order);
 	if (2 * r->n_sets >= r->set_slots) {
-		r->set_slots = r->set_slots ? 2 * r->set_slots : 256;
+		size_t slots = r->set_slots ? 2 * r->set_slots : 256;
+		uint32_t *table = NEW_ARRAY(uint32_t, slots);
+		if (!table)
+			return DEAD;
 		free(r->set_table);
-		r->set_table = NEW_ARRAY(uint32_t, r->set_slots);
+		r->set_table = table;
+		r->set_slots = slots;
 		for (size_t i = 0; i < r->n_sets; i++)
 			r->set_table[set_slot(r, r->sets[i]->positions, r->sets[i]->n_positions,
 				r->sets[i]->accepts)] = (uint32_t)i + 1;
@@ -314,18 +325,21 @@ static int32_t set_intern(struct grammar_run *r)
 		return (int32_t)r->set_table[at] - 1;
 	if (r->n_sets && (r->n_sets >= SETS_MAX || r->n_stored >= STORED_MAX))
 		return DEAD;
+	size_t cap = r->n_sets < r->sets_cap ? r->sets_cap : r->sets_cap ? 2 * r->sets_cap : 64;
+	if (cap > r->sets_cap && !mem_grow_array(&r->sets, cap, sizeof *r->sets))
+		return DEAD;
+	r->sets_cap = cap;
 	struct position_set *s = NEW(struct position_set);
+	if (!s || !(s->positions = NEW_ARRAY(struct grammar_position, r->n_work + 1))) {
+		free(s);
+		return DEAD;
+	}
 	s->n_positions = (uint32_t)r->n_work;
 	r->n_stored += r->n_work;
-	s->positions = NEW_ARRAY(struct grammar_position, r->n_work + 1);
 	memcpy(s->positions, r->work, r->n_work * sizeof *r->work);
 	s->accepts = r->accepts;
 	s->mask = -1;
 	memset(s->next, 0xff, sizeof s->next);
-	if (r->n_sets == r->sets_cap) {
-		r->sets_cap = r->sets_cap ? 2 * r->sets_cap : 64;
-		r->sets = mem_grow(r->sets, r->sets_cap, sizeof *r->sets);
-	}
 	r->sets[r->n_sets] = s;
 	r->set_table[at] = (uint32_t)r->n_sets + 1;
 	return (int32_t)r->n_sets++;
@@ -385,11 +399,13 @@ static uint32_t stack_copy(struct grammar_run *r, const struct stack_node *old, 
 /* Forgets all sets and stacks but those of the present one. */
 static void sets_forget(struct grammar_run *r)
 {
+	struct stack_node *old = r->stacks, *stacks = NEW_ARRAY(struct stack_node, r->stacks_cap);
+	if (!stacks)
+		return;
 	struct position_set *s = r->sets[r->now];
 	r->sets[r->now] = r->sets[--r->n_sets];
 	sets_clear(r);
-	struct stack_node *old = r->stacks;
-	r->stacks = NEW_ARRAY(struct stack_node, r->stacks_cap);
+	r->stacks = stacks;
 	r->n_stacks = 1;
 	memset(r->stack_table, 0, r->stack_slots * sizeof *r->stack_table);
 	closure_begin(r);
@@ -408,6 +424,8 @@ static void sets_forget(struct grammar_run *r)
 struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_trie *tokens)
 {
 	struct grammar_run *r = NEW(struct grammar_run);
+	if (!r)
+		return NULL;
 	r->g = g;
 	r->tokens = tokens;
 	r->stacks_cap = 256;
@@ -416,8 +434,14 @@ struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_
 	r->work = NEW_ARRAY(struct grammar_position, POSITIONS_MAX);
 	r->seen = NEW_ARRAY(struct grammar_position, SEEN_MAX);
 	r->seen_table = NEW_ARRAY(uint32_t, SEEN_SLOTS);
-	grammar_run_restart(r);
-	return r;
+	if (r->stacks && r->work && r->seen && r->seen_table)
+		grammar_run_restart(r);
+	else
+		r->now = DEAD;
+	if (r->now >= 0)
+		return r;
+	grammar_run_free(r);
+	return NULL;
 }
 
 void grammar_run_restart(struct grammar_run *r)
@@ -462,6 +486,8 @@ bool grammar_run_allows(struct grammar_run *r, const char *bytes, size_t n)
 
 bool grammar_run_push(struct grammar_run *r, const char *bytes, size_t n)
 {
+	if (r->now < 0)
+		return false;
 	if (r->n_sets > SETS_KEPT || r->n_stored > STORED_KEPT || r->n_stacks > STACKS_KEPT)
 		sets_forget(r);
 	int32_t to = walk(r, bytes, n);
@@ -473,30 +499,38 @@ bool grammar_run_push(struct grammar_run *r, const char *bytes, size_t n)
 
 bool grammar_run_may_end(const struct grammar_run *r)
 {
-	return r->sets[r->now]->accepts;
+	return r->now >= 0 && r->sets[r->now]->accepts;
 }
 
 bool grammar_run_must_end(const struct grammar_run *r)
 {
-	return r->sets[r->now]->accepts && !r->sets[r->now]->n_positions;
+	return r->now >= 0 && r->sets[r->now]->accepts && !r->sets[r->now]->n_positions;
 }
 
 const uint64_t *grammar_run_mask(struct grammar_run *r)
 {
 	const struct token_trie *x = r->tokens;
+	if (r->now < 0)
+		return NULL;
 	if (r->sets[r->now]->mask >= 0)
 		return r->masks[r->sets[r->now]->mask].bits;
 	size_t slot = r->n_masks < MASKS_MAX ? r->n_masks++ : r->oldest++ % MASKS_MAX,
 		   words = (x->n_tokens + 63) / 64;
 	struct mask *m = &r->masks[slot];
+	int32_t *at = NEW_ARRAY(int32_t, x->longest + 1);
 	if (!m->bits) {
+		m->set = -1;
 		m->bits = NEW_ARRAY(uint64_t, words + 1);
 	} else {
 		if (m->set >= 0)
 			r->sets[m->set]->mask = -1;
 		memset(m->bits, 0, words * sizeof *m->bits);
+		m->set = -1;
 	}
-	int32_t *at = NEW_ARRAY(int32_t, x->longest + 1);
+	if (!at || !m->bits) {
+		free(at);
+		return NULL;
+	}
 	at[0] = r->now;
 	r->spent = 0;
 	for (size_t i = 0; i < x->n_nodes;) {

@@ -30,7 +30,8 @@ void token_trie_free(struct token_trie *x); /* NULL is fine */
 
 struct grammar_run;
 
-/* Borrows both until grammar_run_free. tokens: needed for grammar_run_mask, else NULL. */
+/* Borrows both until grammar_run_free. tokens: needed for grammar_run_mask, else NULL. NULL when
+ * memory is exhausted in a scope (mem.h); what is exhausted later counts as not allowed. */
 struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_trie *tokens);
 void grammar_run_free(struct grammar_run *r);    /* NULL is fine */
 void grammar_run_restart(struct grammar_run *r); /* back to the start of the text */
@@ -42,7 +43,8 @@ bool grammar_run_may_end(const struct grammar_run *r);  /* what was pushed is a 
 bool grammar_run_must_end(const struct grammar_run *r); /* and no byte may follow */
 
 /* Bit id % 64 of word id / 64: the token may come next. [(n_tokens + 63) / 64] words, n_tokens of
- * the tokenizer, owned by r and valid until the next call. Added tokens and padding have 0. */
+ * the tokenizer, owned by r and valid until the next call. Added tokens and padding have 0. NULL
+ * in a scope only. */
 const uint64_t *grammar_run_mask(struct grammar_run *r);
 
 #endif

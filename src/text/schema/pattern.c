@@ -54,6 +54,8 @@ struct pattern_parser {
 	bool failed;
 };
 
+#define NO_MEMORY "there is no memory for it"
+
 static uint32_t parse_alternatives(struct pattern_parser *p);
 
 /* The first error counts; ends the parse. Returns 0, so that `return fail(...)` works. */
@@ -69,8 +71,10 @@ static uint32_t fail(struct pattern_parser *p, const char *what)
 static uint32_t node_add(struct pattern_parser *p, struct pattern_node n)
 {
 	if (p->n_nodes == p->nodes_cap) {
-		p->nodes_cap = p->nodes_cap ? 2 * p->nodes_cap : 64;
-		p->nodes = mem_grow(p->nodes, p->nodes_cap, sizeof *p->nodes);
+		size_t cap = p->nodes_cap ? 2 * p->nodes_cap : 64;
+		if (!mem_grow_array(&p->nodes, cap, sizeof *p->nodes))
+			return fail(p, NO_MEMORY);
+		p->nodes_cap = cap;
 	}
 	p->nodes[p->n_nodes] = n;
 	return (uint32_t)p->n_nodes++;
@@ -81,8 +85,12 @@ static uint32_t node_add(struct pattern_parser *p, struct pattern_node n)
 static void range_add(struct pattern_parser *p, uint32_t lo, uint32_t hi)
 {
 	if (p->n_ranges == p->ranges_cap) {
-		p->ranges_cap = p->ranges_cap ? 2 * p->ranges_cap : 64;
-		p->ranges = mem_grow(p->ranges, p->ranges_cap, sizeof *p->ranges);
+		size_t cap = p->ranges_cap ? 2 * p->ranges_cap : 64;
+		if (!mem_grow_array(&p->ranges, cap, sizeof *p->ranges)) {
+			fail(p, NO_MEMORY);
+			return;
+		}
+		p->ranges_cap = cap;
 	}
 	p->ranges[p->n_ranges++] = (struct char_range){lo, hi};
 }
@@ -114,6 +122,10 @@ static void ranges_invert(struct pattern_parser *p, size_t first, uint32_t most)
 	ranges_join(p, first);
 	size_t n = p->n_ranges - first;
 	struct char_range *old = NEW_ARRAY(struct char_range, n + 1);
+	if (!old) {
+		fail(p, NO_MEMORY);
+		return;
+	}
 	if (n)
 		memcpy(old, p->ranges + first, n * sizeof *old);
 	p->n_ranges = first;

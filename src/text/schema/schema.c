@@ -29,6 +29,7 @@
 #define ITEMS_MAX   10000
 #define LISTED_MAX  5000 /* values of an enum */
 #define ONE_OF_MAX  64
+#define NO_MEMORY   "there is no memory for the schema"
 
 struct schema {
 	struct grammar grammar;
@@ -75,9 +76,15 @@ uint32_t schema_rule(struct schema_compiler *c, const struct schema_part *w, con
 		return 0;
 	}
 	if (2 * c->n_list >= c->slots) {
-		c->slots = c->slots ? 2 * c->slots : 256;
+		size_t slots = c->slots ? 2 * c->slots : 256;
+		uint32_t *table = NEW_ARRAY(uint32_t, slots);
+		if (!table) {
+			schema_refuse(c, w, NO_MEMORY);
+			return 0;
+		}
 		free(c->table);
-		c->table = NEW_ARRAY(uint32_t, c->slots);
+		c->table = table;
+		c->slots = slots;
 		for (size_t i = 0; i < c->n_list; i++)
 			c->table[schema_slot(c, c->list[i].schema, c->list[i].raw)] = (uint32_t)i + 1;
 	}
@@ -90,8 +97,12 @@ uint32_t schema_rule(struct schema_compiler *c, const struct schema_part *w, con
 	}
 	char *path = strlen(w->path) > 200 ? mem_strdup(w->path)
 									   : mem_printf("%s%s%s", w->path, *w->path ? "." : "", part);
-	if ((c->n_list & (c->n_list - 1)) == 0)
-		c->list = mem_grow(c->list, 2 * c->n_list + 2, sizeof *c->list);
+	if (!path || ((c->n_list & (c->n_list - 1)) == 0 &&
+					 !mem_grow_array(&c->list, 2 * c->n_list + 2, sizeof *c->list))) {
+		free(path);
+		schema_refuse(c, w, NO_MEMORY);
+		return 0;
+	}
 	c->list[c->n_list] = (struct schema_part){s, path, grammar_rule(c->g), raw};
 	c->table[at] = (uint32_t)++c->n_list;
 	return c->list[c->n_list - 1].rule;
@@ -385,6 +396,15 @@ static json_t *with_discriminator(
 	return out;
 }
 
+/* v, which lives as long as the compiler; NULL, and refused, when memory is exhausted. */
+static json_t *keep_made(struct schema_compiler *c, const struct schema_part *w, json_t *v)
+{
+	if (!json_array_append_new(c->made, v))
+		return v;
+	schema_refuse(c, w, NO_MEMORY);
+	return NULL;
+}
+
 static void compile_alternatives(struct schema_compiler *c, const struct schema_part *w,
 	const char *keyword, uint32_t from, uint32_t to)
 {
@@ -396,12 +416,10 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			one ? ONE_OF_MAX : SCHEMAS_MAX);
 		return;
 	}
-	json_t *parts = json_array(), *base = NULL;
-	json_array_append_new(c->made, parts);
+	json_t *parts = keep_made(c, w, json_array()), *base = NULL;
 	if (schema_constrains(w->schema, keyword)) {
-		base = json_copy((json_t *)w->schema);
+		base = keep_made(c, w, json_copy((json_t *)w->schema));
 		json_object_del(base, keyword);
-		json_array_append_new(c->made, base);
 	}
 	unsigned all = 0;
 	for (size_t i = 0; i < n && !c->failed; i++) {
@@ -417,7 +435,10 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			schema_refuse_part(c, w);
 			return;
 		}
-		json_array_append_new(parts, part);
+		if (json_array_append_new(parts, part)) { /* and it is let go */
+			schema_refuse(c, w, NO_MEMORY);
+			return;
+		}
 		all |= schema_possible_types(c->root, part);
 		for (size_t k = 0; one && k < i; k++)
 			if (!c->failed && !schema_exclude_each_other(c->root, json_array_get(parts, k), part))
@@ -451,9 +472,7 @@ static bool merge_parts(struct schema_compiler *c, struct schema_part *w)
 		schema_refuse_part(c, w);
 		return false;
 	}
-	json_array_append_new(c->made, merged);
-	w->schema = merged;
-	return true;
+	return (w->schema = keep_made(c, w, merged));
 }
 
 /* Writes the rule of one schema of the list. */
@@ -525,12 +544,16 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 	struct schema **out, struct err *e)
 {
 	struct schema *s = NEW(struct schema);
+	*out = NULL;
+	if (!s || grammar_begin(&s->grammar)) {
+		schema_free(s);
+		return err_set(e, ERR_MEMORY, NO_MEMORY);
+	}
 	struct err own;
 	struct schema_compiler c = {
 		.g = &s->grammar, .build.g = &s->grammar, .root = root, .e = e ? e : &own};
 	struct schema_part top = {.path = (char *)""};
 	c.merges_left = SCHEMA_MERGES_MAX;
-	*out = NULL;
 	c.made = json_array();
 	uint32_t rule = grammar_rule(c.g), start = c.g->rules[rule].start, end = c.g->rules[rule].final;
 	uint32_t value = part ? schema_rule(&c, &top, "", part, form == SCHEMA_ARGUMENT)

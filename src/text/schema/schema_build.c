@@ -179,10 +179,10 @@ static void build_class(
 	while (i < b->n_classes &&
 		   (b->classes[i].lo != lo || b->classes[i].hi != hi || b->classes[i].raw != raw))
 		i++;
-	if (i == b->n_classes && i < CLASSES_MAX) {
+	if (i == b->n_classes && i < CLASSES_MAX &&
+		mem_grow_array(&b->classes, i + 1, sizeof *b->classes)) {
 		uint32_t rule = grammar_rule(b->g);
 		class_body(b, raw, b->g->rules[rule].start, b->g->rules[rule].final, lo, hi);
-		b->classes = mem_grow(b->classes, i + 1, sizeof *b->classes);
 		b->classes[b->n_classes++] = (struct class_rule){lo, hi, rule, raw};
 	}
 	if (i < b->n_classes)

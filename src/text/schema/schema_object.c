@@ -99,6 +99,11 @@ static bool other_keys(struct schema_compiler *c, const struct schema_part *w,
 	const char **list = NEW_ARRAY(const char *, json_object_size(properties) + 1), *key;
 	size_t count = 0;
 	json_t *v;
+	if (!list) {
+		char_nfa_init(n);
+		schema_refuse(c, w, "there is no memory for the properties");
+		return false;
+	}
 	json_object_foreach((json_t *)properties, key, v)
 	{
 		list[count++] = key;
@@ -193,7 +198,10 @@ static json_t *named_properties(struct schema_compiler *c, const struct schema_p
 		return NULL;
 	}
 	json_t *all = properties ? json_copy(properties) : json_object();
-	json_array_append_new(c->made, all);
+	if (json_array_append_new(c->made, all)) { /* and it is let go */
+		schema_refuse(c, w, "there is no memory for the properties");
+		return NULL;
+	}
 	json_array_foreach(required, i, v)
 	{
 		const char *name = json_string_value(v);

@@ -3,25 +3,38 @@
  * A library for LD_PRELOAD: lets allocation number FAIL_ALLOC of the program fail, once. With
  * FAIL_COUNT in the environment it says "allocations N" on standard error at the end. Those of the
  * dynamic loader, before its constructor runs, do not count.
+ *
+ * FAIL_CONTROL names a file of three longs that is mapped, for programs that go on: those who write
+ * there set the number of the next allocation (it counts up), and which ones fail: from number
+ * `first` on, `count` of them.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 extern void *__libc_malloc(size_t n);
 extern void *__libc_calloc(size_t n, size_t size);
 extern void *__libc_realloc(void *p, size_t n);
 
-static atomic_long calls;
-static long failing; /* 0: none */
+struct control {
+	atomic_long calls;
+	volatile long first, count; /* count 0: none fails */
+};
+
+static struct control own, *control = &own;
 static atomic_int running;
 
 static int fails(void)
 {
-	if (!atomic_load(&running) || atomic_fetch_add(&calls, 1) + 1 != failing)
+	if (!atomic_load(&running))
+		return 0;
+	long n = atomic_fetch_add(&control->calls, 1) + 1;
+	if (n < control->first || n - control->first >= control->count)
 		return 0;
 	errno = ENOMEM;
 	return 1;
@@ -44,8 +57,16 @@ void *realloc(void *p, size_t n)
 
 __attribute__((constructor)) static void begin(void)
 {
-	const char *text = getenv("FAIL_ALLOC");
-	failing = text ? atol(text) : 0;
+	const char *text = getenv("FAIL_ALLOC"), *path = getenv("FAIL_CONTROL");
+	own.first = text ? atol(text) : 0;
+	own.count = text != NULL;
+	int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+	if (fd >= 0) {
+		void *p = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		close(fd);
+		if (p != MAP_FAILED)
+			control = p;
+	}
 	atomic_store(&running, 1);
 }
 
@@ -53,5 +74,5 @@ __attribute__((destructor)) static void end(void)
 {
 	atomic_store(&running, 0);
 	if (getenv("FAIL_COUNT"))
-		fprintf(stderr, "allocations %ld\n", atomic_load(&calls));
+		fprintf(stderr, "allocations %ld\n", atomic_load(&control->calls));
 }

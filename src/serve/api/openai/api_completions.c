@@ -53,7 +53,8 @@ static int parse_prompt(struct request *r, struct request_error *e)
 	bool special = false;
 	if (request_bool(r->body, "parse_special", &special, e))
 		return -1;
-	r->prompts = NEW_ARRAY(struct token_ids, REQUEST_ANSWERS_MAX);
+	if (!(r->prompts = NEW_ARRAY(struct token_ids, REQUEST_ANSWERS_MAX)))
+		return request_refuse_memory(e);
 	if (json_is_string(prompt))
 		return encode(r, json_string_value(prompt), json_string_length(prompt), special, e);
 	if (!json_is_array(prompt) || !json_array_size(prompt))
