@@ -34,11 +34,11 @@ static bool chain_step_set(
 	return all % 16 == 0;
 }
 
-static size_t chain_shared_bytes(const struct chain_args *a)
-{
-	return CHAIN_LIMBS +
-		   (size_t)(a->step[0].n_in / 256) * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
-}
+/* The kernel for 1 .. CHAIN_ROWS rows, at [rows - 1], and its shared memory */
+static void (*const chain_kernels[CHAIN_ROWS])(struct chain_args) = {
+	gemv_chain_kernel<1>, gemv_chain_kernel<2>, gemv_chain_kernel<3>, gemv_chain_kernel<4>};
+static int (*const chain_bytes[CHAIN_ROWS])(int super_blocks) = {
+	chain_form<1>::bytes, chain_form<2>::bytes, chain_form<3>::bytes, chain_form<4>::bytes};
 
 /* Whether the kernel, whose shapes are constants, is made for these two steps. */
 static bool chain_fits(const struct cuda_backend *b, const struct chain_args *a)
@@ -46,7 +46,7 @@ static bool chain_fits(const struct cuda_backend *b, const struct chain_args *a)
 	const struct chain_step *first = &a->step[0], *second = &a->step[1];
 	int most = INT_MAX / (b->n_sm + 1); /* shares are 32-bit products */
 	return b->n_sm > 1 && first->n_items <= most && second->n_items <= most &&
-		   first->log_split == 3 && chain_shared_bytes(a) <= CHAIN_BYTES &&
+		   first->log_split == 3 && first->n_in <= CHAIN_SUPER_BLOCKS * 256 &&
 		   second->log_split == 2 && second->n_in == CHAIN_VALUES;
 }
 
@@ -62,22 +62,24 @@ static void chain_set_target(struct chain_args *a, int i, enum chain_target to)
 		a->n_append_items += items;
 }
 
-/* Whether the device gives the kernel its shared memory. That is more than max_shared, which
- * leaves more for static arrays than this kernel has. Queried once: b->chain_supported is 0 before,
- * then 1 for yes, 2 for no. */
+/* Whether the device gives the kernels their shared memory. That is more than max_shared, which
+ * leaves more for static arrays than these kernels have. Queried once: b->chain_supported is 0
+ * before, then 1 for yes, 2 for no. */
 static bool chain_supported(struct cuda_backend *b)
 {
-	int *known = &b->chain_supported, blocks = 0;
+	int *known = &b->chain_supported;
 	if (*known)
 		return *known == 1;
-	*known = b->has_pdl &&
-					 cudaFuncSetAttribute(gemv_chain_kernel,
-						 cudaFuncAttributeMaxDynamicSharedMemorySize, CHAIN_BYTES) == cudaSuccess &&
-					 cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-						 &blocks, gemv_chain_kernel, CHAIN_THREADS, CHAIN_BYTES) == cudaSuccess &&
-					 blocks
-				 ? 1
-				 : 2;
+	*known = b->has_pdl ? 1 : 2;
+	for (int i = 0; i < CHAIN_ROWS && *known == 1; i++) {
+		int bytes = chain_bytes[i](CHAIN_SUPER_BLOCKS), blocks = 0;
+		if (cudaFuncSetAttribute(chain_kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+				bytes) != cudaSuccess ||
+			cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+				&blocks, chain_kernels[i], CHAIN_THREADS, (size_t)bytes) != cudaSuccess ||
+			!blocks)
+			*known = 2;
+	}
 	if (*known == 2)
 		cudaGetLastError();
 	return *known == 1;
@@ -100,8 +102,9 @@ static void chain_launch(struct cuda_backend *b, struct chain_args *a)
 	a->state = b->chain;
 	a->n_blocks = items < most ? items : most;
 	a->report = cuda_poll_report(b, POLL_GEMV_CHAIN);
-	cuda_launch(b, gemv_chain_kernel, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS,
-		chain_shared_bytes(a), *a);
+	int form = a->rows.n - 1, bytes = chain_bytes[form](a->step[0].n_in / 256);
+	cuda_launch(b, chain_kernels[form], dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS,
+		(size_t)bytes, *a);
 }
 
 /* Products, norm and cache rows in one launch. Products of l->in that have another type, and that
@@ -110,7 +113,7 @@ static void chain_launch(struct cuda_backend *b, struct chain_args *a)
 static bool chain_latents(struct cuda_backend *b, const struct batch *rows, const struct rope *rope,
 	const struct latents *l)
 {
-	if (rows->n != 1 || !l->n_in || !l->n_out || !l->q || l->n_in > CHAIN_PARTS ||
+	if (rows->n > CHAIN_ROWS || !l->n_in || !l->n_out || !l->q || l->n_in > CHAIN_PARTS ||
 		l->n_q != CHAIN_VALUES || (uintptr_t)l->q_gain % 16 ||
 		(l->kv && norm_threads(l->n_kv) > CHAIN_THREADS))
 		return false;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The fused gemv chain: the two gemv steps of a layer's latents in one launch. The second step
- * multiplies the normed outputs of the first. For one row and Q8_0; the first step splits a row
- * over 8 warps, the second, of 8 super-blocks, over 4. Arithmetic, order of additions and shares
- * are gemv_aligned_kernel's (gemv_aligned.cuh), so the bits are the same. One launch is faster than
- * two because copies of weights run ahead from the first step into the second: the second step's
- * weights arrive while the blocks exchange values and split the second x into limbs.
+ * multiplies the normed outputs of the first. For 1 to CHAIN_ROWS rows of x and Q8_0; the first
+ * step splits a row over 8 warps, the second, of 8 super-blocks, over 4. Arithmetic, order of
+ * additions and shares are gemv_aligned_kernel's (gemv_aligned.cuh), so the bits are the same. One
+ * launch is faster than two because copies of weights run ahead from the first step into the
+ * second: the second step's weights arrive while the blocks exchange values and split the second x
+ * into limbs.
  *
  * Grid: at most one block per SM. Each block computes a contiguous share of the units of each step.
  * If there are cache rows to append (struct chain_args), one more block, the cache block, does that
  * and nothing else. Block: two sides of 8 consumer warps, which take the block's units in turns,
  * and a producer warp. The producer loads the weights of both steps by bulk copies into a ring per
- * side: while values pass between the steps, the next CHAIN_STAGES chunks of each side are there or
- * in flight.
+ * side: while values pass between the steps, the next chunks of each side are there or in flight.
  *
  *      item         16 weight rows, as in gemv_pipeline.cuh
  *      unit         what a side computes at a time. First step: an item; of chunk k warp w has
@@ -20,6 +20,11 @@
  *                   the second; of chunk k = 0, 1 warp w has super-block 4 k + w % 4
  *      chunk        what one stage of a ring holds: 16 lines of 2176 bytes. First step: line r is
  *                   2176 bytes of row r. Second step: half of row r, then half of row 16 + r
+ *      tile         two rows of x: six columns of an mma, three limbs each (gemv_mma.cuh)
+ *
+ * Several rows of x multiply the same weights from shared memory, so they cost no more bytes. A
+ * form of the kernel is compiled for each number of rows (struct chain_form). On an H200 two rows
+ * take 21 us in place of 35 for the ops one by one, four 29 in place of 44; one row takes 19.
  *
  * Exchange between the steps, flag-in-data: a value travels with the launch's sequence tag in one
  * 8-byte store, so a reader needs no fence. Readers first poll a counter of finished items, because
@@ -51,15 +56,16 @@
 #include "kernels/cuda/gemv/gemv_aligned.cuh"
 
 #define CHAIN_PARTS  4    /* matrices of a step, at most */
+#define CHAIN_ROWS   4    /* rows of x, at most */
 #define CHAIN_VALUES 2048 /* that the first step hands to the second: the n_in of the second */
 
 /* In device memory, kept between launches. gemv_chain_open sets the tag to 1, all else to 0. */
 struct chain_state {
 	alignas(128) uint32_t items_done; /* finished items of the first step that feed the second */
-	alignas(128) uint32_t append_items_done;  /* finished items that the cache block reads */
-	alignas(128) uint32_t blocks_done;        /* blocks that wait for nothing more */
-	alignas(128) uint32_t tag;                /* sequence tag of this launch; never 0 */
-	alignas(128) uint2 handoff[CHAIN_VALUES]; /* value and tag */
+	alignas(128) uint32_t append_items_done; /* finished items that the cache block reads */
+	alignas(128) uint32_t blocks_done;       /* blocks that wait for nothing more */
+	alignas(128) uint32_t tag;               /* sequence tag of this launch; never 0 */
+	alignas(128) uint2 handoff[CHAIN_ROWS][CHAIN_VALUES]; /* value and tag */
 };
 
 /* Destination of a part's outputs */
@@ -72,13 +78,13 @@ enum chain_target {
 /* One matrix of a step */
 struct chain_part {
 	const uint8_t *w;
-	float *y;
+	float *y;            /* [rows][n_out] */
 	int n_out, item_end; /* items of the step up to this part's last */
 	enum chain_target to;
 };
 
 struct chain_step {
-	const float *x;    /* [n_in], first step only */
+	const float *x;    /* [rows][n_in], first step only */
 	const float *gain; /* [n_in], second step: x is normed with it, as rms_norm does */
 	int row_bytes, n_in, n_parts, n_items;
 	int log_split; /* log2 of the warps that share an item */
@@ -102,25 +108,41 @@ struct chain_args {
 #define CHAIN_SIDE         8 /* warps */
 #define CHAIN_WARPS        (2 * CHAIN_SIDE)
 #define CHAIN_THREADS      (CHAIN_WARPS * 32 + 32)
-#define CHAIN_STAGES       3
 #define CHAIN_SB_BYTES     (256 / 32 * 34)
 #define CHAIN_LINE         (8 * CHAIN_SB_BYTES)
 #define CHAIN_STRIDE       (CHAIN_LINE + 16) /* in shared memory: no bank conflicts */
 #define CHAIN_STAGE        (MMA_ROWS * CHAIN_STRIDE)
 #define CHAIN_SUPER_BLOCKS 24 /* of the first x, at most: two per warp */
 
-/* Shared memory: rings, partial sums, limbs of x, their scales */
-#define CHAIN_PARTIALS (2 * CHAIN_STAGES * CHAIN_STAGE)
-#define CHAIN_LIMBS    (CHAIN_PARTIALS + 2 * CHAIN_WARPS * MMA_ROWS * 4)
-#define CHAIN_BYTES    (CHAIN_LIMBS + CHAIN_SUPER_BLOCKS * (SUPER_BLOCK_LIMBS * 8 + 4))
+/* The form of the kernel for ROWS rows of x. Shared memory: rings, partial sums, limbs of x, their
+ * scales; so more rows leave less for the rings. */
+template <int ROWS> struct chain_form {
+	static constexpr int TILES = (ROWS + 1) / 2;        /* of columns: two rows of x each */
+	static constexpr int TILE_ROWS = ROWS == 1 ? 1 : 2; /* rows of x of a tile */
+	static constexpr int SIDE_ROWS = (ROWS + 1) / 2;    /* rows that a side norms, at most */
+	static constexpr int STAGES = ROWS == 1 ? 6 : ROWS == 2 ? 5 : 4; /* of both rings */
+	static constexpr int PARTIALS = STAGES * CHAIN_STAGE;
+	static constexpr int LIMBS =
+		PARTIALS + 2 * CHAIN_WARPS * TILES * TILE_ROWS * MMA_ROWS * (int)sizeof(float);
+
+	/* of a side's ring */
+	static constexpr __host__ __device__ int stages(int side)
+	{
+		return STAGES / 2 + (STAGES % 2 && !side);
+	}
+	static constexpr __host__ __device__ int bytes(int super_blocks)
+	{
+		return LIMBS + super_blocks * ROWS * (SUPER_BLOCK_LIMBS * 8 + 4);
+	}
+};
 
 /* Named barriers */
 enum {
 	CHAIN_ALL = 1, /* all consumer warps: the limbs of x are written */
 	CHAIN_READ,    /* all consumer warps: the limbs of the first x are no longer needed */
-	CHAIN_NORM,    /* side 1: the items that it reads have been finished by all blocks */
-	CHAIN_DONE,    /* all warps: nobody polls any more */
-	CHAIN_GROUP    /* the warps that share an item: 2 groups in the first step, then 4 */
+	CHAIN_NORM,    /* a side: the items that it reads have been finished by all blocks */
+	CHAIN_DONE = CHAIN_NORM + 2, /* all warps: nobody polls any more */
+	CHAIN_GROUP /* the warps that share an item: 2 groups in the first step, then 4 */
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -227,30 +249,47 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
 		chain_reset(a.state, chain_exit(a.state), tag);
 	}
 	__syncthreads();
-	if (a.latents.kv)
-		append_latent(a.rows, a.rope, a.latents, 0, false);
-	if (a.latents.key)
-		append_key(a.rows, a.rope, a.latents, 0);
+#pragma unroll 1
+	for (int r = 0; r < a.rows.n; r++) {
+		if (a.latents.kv)
+			append_latent(a.rows, a.rope, a.latents, r, false);
+		if (a.latents.key)
+			append_key(a.rows, a.rope, a.latents, r);
+	}
 }
 
-/* v[0 .. 8) = this lane's values of super-block sb of n_sb of the second x, normed with `gain`
- * (this lane's eight); the other half of v is scratch. Offsets in the hand-off: at: of the first
- * four of those values; sums_at, sums_at + sums_step: of the four and four values whose squares
- * this lane adds, in rms_norm's order. sums: shared, [n_sb]; barrier: mbarrier at which every warp
- * with a super-block arrives once. */
-static __device__ __forceinline__ void load_and_norm(const struct poll_report &report,
-	const uint2 *handoff, int at, int sums_at, int sums_step, uint32_t tag, int sb, int n_sb,
-	double *sums, uint32_t barrier, int n_in, float eps, const float gain[8], float v[16])
+/* The sums of squares of the second x, a super-block a warp */
+template <int ROWS> struct chain_norm {
+	double sums[ROWS][CHAIN_SIDE];
+	uint64_t barrier[ROWS]; /* mbarrier: all sums of a row are there */
+};
+
+/* v = this lane's values of super-block sb of a row of the second x. Adds to the row's norm the
+ * squares of the values sums_at .. + 4 and sums_at + sums_step .. + 4, in rms_norm's order.
+ * handoff: of the row; at: of the first four values of v. */
+static __device__ __forceinline__ void load_and_square(const struct poll_report &report,
+	const uint2 *handoff, int at, int sums_at, int sums_step, uint32_t tag, double *sum_to,
+	uint32_t barrier, float v[8])
 {
-	int lane = threadIdx.x % 32;
 	int from[4] = {at, at + 16, sums_at, sums_at + sums_step};
-	load_tagged<4>(report, handoff, from, tag, v);
-	double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
-		make_float4(v[12], v[13], v[14], v[15])));
-	if (!lane) {
-		sums[sb] = sum;
+	float all[16];
+	load_tagged<4>(report, handoff, from, tag, all);
+	double sum = warp_sum(add_squares(add_squares(0, make_float4(all[8], all[9], all[10], all[11])),
+		make_float4(all[12], all[13], all[14], all[15])));
+	if (threadIdx.x % 32 == 0) {
+		*sum_to = sum;
 		mbarrier_arrive(barrier);
 	}
+#pragma unroll
+	for (int i = 0; i < 8; i++)
+		v[i] = all[i];
+}
+
+/* Norms v with this lane's eight of `gain`. sums: of the row's n_sb super-blocks. */
+static __device__ __forceinline__ void norm_values(const double *sums, int n_sb, uint32_t barrier,
+	int n_in, float eps, const float gain[8], float v[8])
+{
+	int lane = threadIdx.x % 32;
 	mbarrier_wait(barrier, 0);
 	float scale = (float)rsqrt(warp_sum(lane < n_sb ? sums[lane] : 0.0) / n_in + (double)eps);
 #pragma unroll
@@ -258,29 +297,19 @@ static __device__ __forceinline__ void load_and_norm(const struct poll_report &r
 		v[i] = __fmul_rn(__fmul_rn(v[i], scale), gain[i]);
 }
 
-/* Passes output `at` of a part on to its destination; stores: this lane has one. Lane 0 counts the
- * item. */
-static __device__ __forceinline__ void chain_store(const struct chain_args &a, enum chain_target to,
-	float *y, int at, float v, bool stores, uint32_t tag, int lane)
+/* Counts a finished item, behind the warp's stores of its outputs. */
+static __device__ __forceinline__ void chain_count(
+	struct chain_state *state, enum chain_target to, int lane)
 {
-	if (to == CHAIN_TO_NEXT_STEP) {
-		if (stores)
-			store_tagged(a.state->handoff + at, v, tag);
-		if (!lane)
-			count_done(&a.state->items_done, false);
-		return;
-	}
-	if (stores)
-		y[at] = v;
-	if (to == CHAIN_TO_CACHE_BLOCK) {
+	if (to == CHAIN_TO_CACHE_BLOCK)
 		__syncwarp();
-		if (!lane)
-			count_done(&a.state->append_items_done, true);
-	}
+	if (!lane && to != CHAIN_TO_Y)
+		count_done(to == CHAIN_TO_NEXT_STEP ? &state->items_done : &state->append_items_done,
+			to == CHAIN_TO_CACHE_BLOCK);
 }
 
-struct chain_barriers {
-	uint64_t full[2][CHAIN_STAGES], empty[2][CHAIN_STAGES], norm_barrier;
+template <int ROWS> struct chain_barriers {
+	uint64_t full[2][chain_form<ROWS>::stages(0)], empty[2][chain_form<ROWS>::stages(0)];
 };
 
 /* A side's units of a step: first, first + 2, ... below end; each has `chunks` chunks. */
@@ -299,11 +328,14 @@ static __device__ __forceinline__ struct chain_share chain_share_of(
 /* All of the producer warp: each half of it loads the weights of a side, a lane one line of a
  * stage. `round` counts how often the ring has been filled: from the second time on a stage is
  * overwritten only when its consumers have released it. */
+template <int ROWS>
 static __device__ __forceinline__ void chain_produce(
-	const struct chain_args &a, uint8_t *ring, struct chain_barriers *b, int lane)
+	const struct chain_args &a, uint8_t *ring, struct chain_barriers<ROWS> *b, int lane)
 {
-	int side = lane / 16, row = lane % 16, stage = 0, round = 0;
-	uint32_t to = shared_address(ring) + side * (CHAIN_STAGES * CHAIN_STAGE) + row * CHAIN_STRIDE;
+	typedef struct chain_form<ROWS> form;
+	int side = lane / 16, row = lane % 16, stages = form::stages(side), stage = 0, round = 0;
+	uint32_t to =
+		shared_address(ring) + side * (form::stages(0) * CHAIN_STAGE) + row * CHAIN_STRIDE;
 #pragma unroll 1
 	for (int s = 0; s < 2; s++) {
 		const struct chain_step &t = a.step[s];
@@ -327,7 +359,7 @@ static __device__ __forceinline__ void chain_produce(
 				} else {
 					bulk_copy(at, from + k * CHAIN_LINE, CHAIN_LINE, full);
 				}
-				if (++stage == CHAIN_STAGES) {
+				if (++stage == stages) {
 					stage = 0;
 					round++;
 				}
@@ -338,13 +370,16 @@ static __device__ __forceinline__ void chain_produce(
 
 #endif
 
+template <int ROWS>
 static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	gemv_chain_kernel(const __grid_constant__ struct chain_args a)
 {
 #if __CUDA_ARCH__ >= 900
+	typedef struct chain_form<ROWS> form;
+	constexpr int TILES = form::TILES, TILE_ROWS = form::TILE_ROWS;
 	extern __shared__ __align__(16) uint8_t shared[];
-	__shared__ __align__(8) struct chain_barriers bars;
-	__shared__ double norm_sums[CHAIN_SIDE];
+	__shared__ __align__(8) struct chain_barriers<ROWS> bars;
+	__shared__ __align__(8) struct chain_norm<ROWS> norm;
 	__shared__ uint32_t shared_tag;
 	int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(0xffffffffu, tid / 32, 0);
 
@@ -355,11 +390,12 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	}
 	if (!tid) {
 		for (int side = 0; side < 2; side++)
-			for (int i = 0; i < CHAIN_STAGES; i++) {
+			for (int i = 0; i < form::stages(side); i++) {
 				mbarrier_init(shared_address(&bars.full[side][i]), 1);
 				mbarrier_init(shared_address(&bars.empty[side][i]), CHAIN_SIDE);
 			}
-		mbarrier_init(shared_address(&bars.norm_barrier), CHAIN_SIDE);
+		for (int row = 0; row < ROWS; row++)
+			mbarrier_init(shared_address(&norm.barrier[row]), CHAIN_SIDE);
 		mbarrier_init_fence();
 	}
 	__syncthreads();
@@ -372,16 +408,22 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		return;
 	}
 
-	float *partials = (float *)(shared + CHAIN_PARTIALS);
-	uint2 *limbs = (uint2 *)(shared + CHAIN_LIMBS);
-	int side = warp / CHAIN_SIDE, w = warp % CHAIN_SIDE, r0 = lane / 4, c = lane % 4, stage = 0;
-	const uint8_t *ring = shared + side * (CHAIN_STAGES * CHAIN_STAGE) + r0 * CHAIN_STRIDE;
-	uint32_t parity = 0;
+	float *partials = (float *)(shared + form::PARTIALS);
+	uint2 *limbs = (uint2 *)(shared + form::LIMBS); /* [super-block][row] */
+	int side = warp / CHAIN_SIDE, w = warp % CHAIN_SIDE, r0 = lane / 4, c = lane % 4,
+		stages = form::stages(side), stage = 0;
+	/* Offsets and addresses: of this warp's super-block in a line of the side's first stage (the
+	 * second item of a unit is half a line further on), of the side's mbarriers. The asm keeps them
+	 * in registers, else they are recomputed in every round of the inner loop. */
+	uint32_t parity = 0, full = shared_address(bars.full[side]),
+			 empty = shared_address(bars.empty[side]),
+			 mine = side * (form::stages(0) * CHAIN_STAGE) + r0 * CHAIN_STRIDE + w * CHAIN_SB_BYTES;
+	asm("" : "+r"(full), "+r"(empty), "+r"(mine));
 	auto release_stage = [&]() { /* to the producer */
 		__syncwarp();
 		if (!lane)
-			mbarrier_arrive(shared_address(&bars.empty[side][stage]));
-		if (++stage == CHAIN_STAGES) {
+			mbarrier_arrive(empty + 8 * stage);
+		if (++stage == stages) {
 			stage = 0;
 			parity ^= 1;
 		}
@@ -392,37 +434,78 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		struct chain_share share = chain_share_of(a, s, side);
 		int n_sb = t.n_in / 256, log_split = 3 - s, split = 1 << log_split, part = w & (split - 1),
 			turn = 0;
-		/* this warp's super-block in a line; the second item of a unit is half a line further on */
-		const uint8_t *mine = ring + w * CHAIN_SB_BYTES;
-		float *scales = (float *)(limbs + n_sb * SUPER_BLOCK_LIMBS);
-		const uint2 *column = r0 < 3 ? limbs + part * SUPER_BLOCK_LIMBS + r0 * 4 + c : NULL;
+		float *scales = (float *)(limbs + n_sb * ROWS * SUPER_BLOCK_LIMBS);
+		/* this lane's column of a tile is limb r0 % 3 of row r0 / 3; columns 6 and 7 are not used
+		 */
+		const uint2 *column[TILES];
+		int scale_at[TILES][2]; /* of its accumulators' columns */
+#pragma unroll
+		for (int n = 0; n < TILES; n++) {
+			int row = 2 * n + r0 / 3;
+			column[n] = r0 < 3 * TILE_ROWS && row < ROWS
+							? limbs + (part * ROWS + row) * SUPER_BLOCK_LIMBS + r0 % 3 * 4 + c
+							: NULL;
+#pragma unroll
+			for (int e = 0; e < 2; e++)
+				scale_at[n][e] =
+					part * ROWS + (2 * n + 1 < ROWS ? 2 * n + (2 * c + e) / 3 % 2 : 2 * n);
+		}
 		if (!s) {
+			/* super-blocks of a warp: loads of three at a time overlap */
+			constexpr int MOST = (CHAIN_SUPER_BLOCKS * ROWS + CHAIN_WARPS - 1) / CHAIN_WARPS,
+						  AT_ONCE = MOST < 3 ? MOST : 3;
 			grid_dependency_wait();
 			if (!tid)
 				shared_tag = flag_load(&a.state->tag);
-			float v[2][8];
+#pragma unroll 1
+			for (int before = 0; before < MOST; before += AT_ONCE) {
+				int first = warp + before * CHAIN_WARPS;
+				float v[AT_ONCE][8];
 #pragma unroll
-			for (int i = 0; i < 2; i++)
-				if (warp + i * CHAIN_WARPS < n_sb)
-					load_full_super_block(t.x, warp + i * CHAIN_WARPS, v[i]);
+				for (int i = 0; i < AT_ONCE; i++) {
+					int u = first + i * CHAIN_WARPS;
+					if (u < n_sb * ROWS)
+						load_full_super_block(t.x + u % ROWS * t.n_in, u / ROWS, v[i]);
+				}
 #pragma unroll
-			for (int i = 0; i < 2; i++)
-				if (warp + i * CHAIN_WARPS < n_sb)
-					write_limbs(v[i], limbs + (warp + i * CHAIN_WARPS) * SUPER_BLOCK_LIMBS,
-						scales + warp + i * CHAIN_WARPS);
+				for (int i = 0; i < AT_ONCE; i++) {
+					int u = first + i * CHAIN_WARPS;
+					if (u < n_sb * ROWS)
+						write_limbs(v[i], limbs + u * SUPER_BLOCK_LIMBS, scales + u);
+				}
+			}
 			named_barrier_sync(CHAIN_ALL, CHAIN_WARPS * 32);
-		} else if (side) { /* side 1 splits the second x into limbs, a super-block a warp */
+		} else if (side || ROWS > 1) { /* splits rows of the second x into limbs, a super-block a
+										  warp: side 1 rows 0 and 2, side 0 rows 1 and 3 */
 			uint32_t tag = shared_tag;
-			float v[16], g[8];
+			float v[form::SIDE_ROWS][8], g[8];
 			load_full_super_block(t.gain, w, g);
-			if (tid == CHAIN_SIDE * 32)
+			if (tid == side * CHAIN_SIDE * 32)
 				poll_until(a.report,
 					[&]() { return flag_load(&a.state->items_done) == a.n_handoff_items; });
-			named_barrier_sync(CHAIN_NORM, CHAIN_SIDE * 32);
-			load_and_norm(a.report, a.state->handoff, sb_offset(w), 4 * (w * 32 + lane), 1024, tag,
-				w, n_sb, norm_sums, shared_address(&bars.norm_barrier), t.n_in, a.eps, g, v);
+			named_barrier_sync(CHAIN_NORM + side, CHAIN_SIDE * 32);
+#pragma unroll
+			for (int i = 0; i < form::SIDE_ROWS; i++) {
+				int row = 2 * i + 1 - side;
+				if (row < ROWS)
+					load_and_square(a.report, a.state->handoff[row], sb_offset(w),
+						4 * (w * 32 + lane), 1024, tag, &norm.sums[row][w],
+						shared_address(&norm.barrier[row]), v[i]);
+			}
+#pragma unroll
+			for (int i = 0; i < form::SIDE_ROWS; i++) {
+				int row = 2 * i + 1 - side;
+				if (row < ROWS)
+					norm_values(norm.sums[row], n_sb, shared_address(&norm.barrier[row]), t.n_in,
+						a.eps, g, v[i]);
+			}
 			named_barrier_sync(CHAIN_READ, CHAIN_WARPS * 32);
-			write_limbs(v, limbs + w * SUPER_BLOCK_LIMBS, scales + w);
+#pragma unroll
+			for (int i = 0; i < form::SIDE_ROWS; i++) {
+				int u = w * ROWS + 2 * i + 1 - side;
+				if (2 * i + 1 - side < ROWS)
+					write_limbs(v[i], limbs + u * SUPER_BLOCK_LIMBS, scales + u);
+			}
 			named_barrier_sync(CHAIN_ALL, CHAIN_WARPS * 32);
 			named_barrier_arrive(CHAIN_DONE, CHAIN_THREADS);
 		} else {
@@ -436,31 +519,52 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 			struct item_position p = chain_item_position(t, (u << s) + (s ? w / 4 : 0));
 			const struct chain_part &q = t.part[p.part];
 			/* the warps of a group take turns at adding the partial sums */
-			bool stores = part == (turn & (split - 1)) && lane < MMA_ROWS;
 			float *y = q.y;
 			enum chain_target to = q.to;
-			float acc[1][4] = {{0, 0, 0, 0}};
+			float acc[TILES][4] = {};
 #pragma unroll 1
 			for (int k = 0; k < share.chunks; k++) {
-				mbarrier_wait(shared_address(&bars.full[side][stage]), parity);
-				const uint8_t *row = mine + stage * CHAIN_STAGE;
-				float x_scale = scales[k * split + part];
-				const float x_scales[1][2] = {{x_scale, x_scale}};
-				const uint2 *const at_sb[1] = {
-					column ? column + k * split * SUPER_BLOCK_LIMBS : NULL};
-				super_block_mma<DTYPE_Q8_0, 1, 1>(row, row + 8 * CHAIN_STRIDE, 0, 256, c, NULL,
-					lane_tables{shared, 0}, at_sb, x_scales, acc);
+				mbarrier_wait(full + 8 * stage, parity);
+				const uint8_t *row = shared + mine + stage * CHAIN_STAGE;
+				const uint2 *at_sb[TILES];
+				float x_scales[TILES][2];
+#pragma unroll
+				for (int n = 0; n < TILES; n++) {
+					at_sb[n] = column[n] ? column[n] + k * split * ROWS * SUPER_BLOCK_LIMBS : NULL;
+#pragma unroll
+					for (int e = 0; e < 2; e++)
+						x_scales[n][e] = scales[k * split * ROWS + scale_at[n][e]];
+				}
+				super_block_mma<DTYPE_Q8_0, TILES, 1, 4>(row, row + 8 * CHAIN_STRIDE, 0, 256, c,
+					NULL, lane_tables{shared, 0}, at_sb, x_scales, acc);
 				release_stage();
 			}
 			/* Two buffers in turns: a group writes one again only behind the barrier of the next
 			 * unit, which its reader passes after its reads. */
-			float *here = partials + ((turn & 1) * CHAIN_WARPS + (warp & ~(split - 1))) * MMA_ROWS;
-			store_partials<1>(acc[0], here, part, lane);
+			constexpr int PARTIALS = TILE_ROWS * MMA_ROWS; /* of a warp and tile */
+			float *here =
+				partials + ((turn & 1) * CHAIN_WARPS + (warp & ~(split - 1))) * (TILES * PARTIALS);
+#pragma unroll
+			for (int n = 0; n < TILES; n++)
+				store_partials<TILE_ROWS>(acc[n], here + n * split * PARTIALS, part, lane);
 			named_barrier_sync(CHAIN_GROUP + (s ? 2 + warp / 4 : side), split * 32);
+			/* the warps of a group take turns at adding the partial sums */
 			if (part != (turn & (split - 1)))
 				continue;
-			chain_store(a, to, y, p.row + lane, add_partials<1>(here + lane % MMA_ROWS, split),
-				stores, shared_tag, lane);
+			int at = p.row + lane % MMA_ROWS;
+#pragma unroll
+			for (int n = 0; n < TILES; n++) {
+				int row = 2 * n + lane % PARTIALS / MMA_ROWS;
+				float v =
+					add_partials<TILE_ROWS>(here + n * split * PARTIALS + lane % PARTIALS, split);
+				if (lane >= PARTIALS || row >= ROWS)
+					continue;
+				if (to == CHAIN_TO_NEXT_STEP)
+					store_tagged(&a.state->handoff[row][at], v, shared_tag);
+				else
+					y[row * q.n_out + at] = v;
+			}
+			chain_count(a.state, to, lane);
 		}
 	}
 #endif

@@ -181,15 +181,15 @@ static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limb
 
 /* acc += one super-block of 16 weight rows times 8 * TILES columns of limbs. p0, p1: the
  * super-block of rows r and r + 8; u: its number in the stage; left: values of x from here on;
- * column: this lane's limbs of each tile (NULL: it has no column); x_scale: of its two columns. */
-template <int T, int TILES, int UNROLL = 8>
+ * column: this lane's limbs of each tile (NULL: it has no column); x_scale: of its two columns.
+ * BATCH: steps whose loads are under way together. */
+template <int T, int TILES, int UNROLL = 8,
+	int BATCH = (bytes_type<T>::TABLES || TILES > 1) ? 1 : 4>
 static __device__ __forceinline__ void super_block_mma(const uint8_t *p0, const uint8_t *p1, int u,
 	int left, int c, const struct cuda_tables *t, const struct lane_tables &tables,
 	const uint2 *const column[TILES], const float x_scale[TILES][2], float acc[TILES][4])
 {
 	typedef struct bytes_type<T> type;
-	constexpr int BATCH =
-		type::TABLES || TILES > 1 ? 1 : 4; /* steps whose loads are under way together */
 	typename type::head h0, h1;
 	type::read_head(p0, c, t, h0);
 	type::read_head(p1, c, t, h1);
