@@ -38,48 +38,72 @@
 #define P_STRIDE 40               /* halves of a row of 32 attention weights */
 #define P_SCALE  16384.0f         /* of attention weights as halves */
 
-/* Shared memory. Queries, scores and later the values of the segments overwrite k_b. */
+#define MLA_ROWS 4 /* rows of a step, at most */
+
+#define ROW_NAMES 12 /* named barriers: of 256 threads that have a row */
+
+/* Bytes of a buffer: the cache rows of a segment, or the block's half of v_b */
+#define BUFFER (SEGMENT * ROW)
+
+/* Shared memory. Queries, scores and later the values of the segments, z of two rows and the sums
+ * of half the width of v_b overwrite k_b. Bulk copy j = 0 .. ROWS goes to buffer j % 2: the cache
+ * rows of row j of the step, last v_b. */
 #define AT_K       0
 #define AT_QUERY   0
 #define AT_SCORES  (2 * GROUP * ROW)
 #define AT_JOIN    0
-#define AT_V       (AT_SCORES + 2 * 4 * GROUP * TILE * 4)
-#define AT_CACHE   (AT_V + V_WARPS * V_TILE)
-#define AT_WEIGHTS (AT_CACHE + SEGMENT * ROW)
+#define AT_Z       (AT_JOIN + PARTS * HALF * 4)
+#define AT_HALVES  (AT_Z + 2 * HALF * 4)
+#define AT_BUFFERS (AT_SCORES + 2 * 4 * GROUP * TILE * 4)
+#define AT_WEIGHTS (AT_BUFFERS + 2 * BUFFER)
 #define AT_LIMBS   (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
-#define AT_Z       (AT_LIMBS + 3 * SUPER_BLOCK_LIMBS * 8)
-#define BYTES      (AT_Z + HALF * 4)
-/* The output projection: its ring overwrites v_b and the cache rows, the limbs of all values
- * overwrite the values of the segments */
-#define AT_VALUES   0
-#define AT_HALVES   (AT_VALUES + OUT_LIMBS)
-#define AT_RING     AT_V
-#define AT_PARTIALS (AT_RING + OUT_RING)
-#define AT_SCALES   (AT_PARTIALS + OUT_PARTIALS)
-#define AT_HANDED   (AT_SCALES + OUT_SCALES)
+/* The output projection: the limbs of all values overwrite what overwrote k_b, its ring the buffers
+ */
+#define AT_VALUES 0
 
-static_assert(
-	WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
-static_assert(AT_HALVES + V_WARPS * 32 * 8 <= AT_V && AT_RING + OUT_RING <= AT_WEIGHTS &&
-				  AT_HANDED + OUT_HANDED <= AT_LIMBS && OUT_SUPER_BLOCKS == N_HEADS,
-	"the output product does not fit where mla was");
+/* The form for ROWS rows of the step. AT_LIMBS has limbs of the halves of z of all rows, then of
+ * q. */
+template <int ROWS> struct mla_form {
+	static constexpr int END = AT_LIMBS + 3 * ROWS * SUPER_BLOCK_LIMBS * 8;
+};
 
-/* mbarriers of a block; the last two: limbs of its own half of z, of the other block's half */
-enum { HAS_K, HAS_V, HAS_CACHE, HAS_OWN, HAS_OTHER, N_BARRIERS };
+/* The same with the output projection */
+template <int ROWS> struct mla_product_form {
+	typedef struct out_form<ROWS> out;
+	static constexpr int AT_RING = out::LIMBS < AT_BUFFERS ? AT_BUFFERS : out::LIMBS;
+	static constexpr int AT_PARTIALS = AT_RING + out::RING;
+	static constexpr int AT_SCALES = AT_PARTIALS + out::PARTIALS;
+	static constexpr int AT_HANDED = AT_SCALES + out::SCALES, OUT_END = AT_HANDED + out::HANDED;
+	static constexpr int END = mla_form<ROWS>::END < OUT_END ? OUT_END : mla_form<ROWS>::END;
+
+	static_assert(AT_PARTIALS <= AT_LIMBS, "the ring is filled while the limbs of z are used");
+};
+
+static_assert(WARPS * K_TILE + 256 <= AT_BUFFERS &&
+				  AT_HALVES + MLA_ROWS * V_WARPS * 32 * 8 <= AT_BUFFERS &&
+				  V_WARPS * V_TILE <= BUFFER,
+	"what comes after k_b is larger");
+static_assert(OUT_SUPER_BLOCKS == N_HEADS, "a head's values are a super-block");
+
+/* mbarriers of a block: k_b; v_b; limbs of its own half of z of all rows, of the other block's
+ * half; cache rows of each row of the step */
+enum { HAS_K, HAS_V, HAS_OWN, HAS_OTHER, HAS_CACHE, N_BARRIERS = HAS_CACHE + MLA_ROWS };
 
 struct mla_flags {
-	uint32_t query[N_HEADS][VALUE];
-	uint32_t value[N_HEADS][2][PARTS][HALF]; /* in an order of their own, see column_of */
-	uint32_t meta[N_HEADS][2][PARTS][2];     /* maximum, sum */
+	uint32_t query[MLA_ROWS][N_HEADS][VALUE];
+	/* in an order of their own, see column_of */
+	uint32_t value[MLA_ROWS][N_HEADS][2][PARTS][HALF];
+	uint32_t meta[MLA_ROWS][N_HEADS][2][PARTS][2]; /* maximum, sum */
 	/* values for the output projection, two sets that launches alternate between */
-	uint32_t out[2][N_HEADS * OUT];
+	uint32_t out[2][OUT_ROWS][N_HEADS * OUT];
 	/* Blocks started, modulo two launches: tells which set this launch has. Never FLAG_EMPTY. */
 	uint32_t blocks;
 };
 
 struct mla_args {
 	const uint8_t *k, *v;
-	const float *q, *rotate, *cos_sin; /* q: [N_HEADS][q_stride] */
+	/* q: [rows][N_HEADS][q_stride], rotate: [rows][N_HEADS][rotate_stride] */
+	const float *q, *rotate, *cos_sin;
 	int64_t q_stride, rotate_stride;
 	const __half *cache;
 	const int32_t *base, *sel, *n_sel;
@@ -183,9 +207,9 @@ static __device__ __forceinline__ void mla_split_query(const struct poll_report 
 }
 
 /* Phase 2: scores of 16 heads and a tile of positions over a quarter of the
- * width. warp % 4: the quarter, warp / 4: the tile. */
+ * width. warp % 4: the quarter, warp / 4: the tile; cache: shared address of the cache rows. */
 static __device__ __forceinline__ void mla_scores(
-	uint32_t base, float *quarter_scores, int warp, int lane)
+	uint32_t base, uint32_t cache, float *quarter_scores, int warp, int lane)
 {
 	int r0 = lane / 4, c = lane % 4;
 	constexpr int N = TILE / 8;
@@ -205,9 +229,8 @@ static __device__ __forceinline__ void mla_scores(
 #pragma unroll
 		for (int n = 0; n < N; n += 2) {
 			uint32_t b[4];
-			load_matrices(b,
-				base + AT_CACHE +
-					row_at(tile * TILE + n * 8 + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
+			load_matrices(b, cache + row_at(tile * TILE + n * 8 + lane / 16 * 8 + lane % 8,
+										 piece + lane / 8 % 2));
 			mma_half(hi[n], q_hi, b[0], b[1]);
 			mma_half(hi[n + 1], q_hi, b[2], b[3]);
 			mma_half(lo[n], q_lo, b[0], b[1]);
@@ -281,9 +304,10 @@ static __device__ __forceinline__ void mla_softmax(const float *quarter_scores, 
 }
 
 /* Phase 2: values of the segment for 16 heads, 32 columns a warp. A tile's sum starts from zero and
- * is then added to the running sum. value: flag words of the group's heads. */
-static __device__ __forceinline__ void mla_values(uint32_t (*value)[2][PARTS][HALF], int part,
-	bool two, uint32_t base, const __half *weights, const float *shrink, int warp, int lane)
+ * is then added to the running sum. value: flag words of the group's heads; cache:
+ * shared address of the cache rows. */
+static __device__ __forceinline__ void mla_values(uint32_t (*value)[2][PARTS][HALF], int segment,
+	bool two, uint32_t cache, const __half *weights, const float *shrink, int warp, int lane)
 {
 	int r0 = lane / 4, c = lane % 4;
 	float acc[4][4];
@@ -311,8 +335,7 @@ static __device__ __forceinline__ void mla_values(uint32_t (*value)[2][PARTS][HA
 #pragma unroll
 			for (int k = 0; k < 2; k++)
 				load_matrices_turned(b[k],
-					base + AT_CACHE +
-						row_at(tile * TILE + s * 16 + lane % 16, warp * 4 + 2 * k + lane / 16));
+					cache + row_at(tile * TILE + s * 16 + lane % 16, warp * 4 + 2 * k + lane / 16));
 #pragma unroll
 			for (int term = 0; term < 2; term++)
 #pragma unroll
@@ -327,7 +350,7 @@ static __device__ __forceinline__ void mla_values(uint32_t (*value)[2][PARTS][HA
 	}
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		uint32_t *to = value[r0 + 8 * i][warp / 8][part] + warp % 8 * 32 + 4 * c;
+		uint32_t *to = value[r0 + 8 * i][warp / 8][segment] + warp % 8 * 32 + 4 * c;
 #pragma unroll
 		for (int m = 0; m < 2; m++)
 			flag_store4(to + 16 * m,

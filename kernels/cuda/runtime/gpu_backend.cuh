@@ -92,7 +92,7 @@ struct cuda_backend {
 	struct kernel_shared kernel_shared[CUDA_KERNELS]; /* hash table by kernel */
 	bool merge_carveout_set;                          /* attend_mma.cu */
 	/* Whether a kernel fits the device: 0 not known yet, 1 yes, 2 no */
-	int mla_supported[2], ffn_supported, chain_supported;
+	int mla_supported[2][4], ffn_supported, chain_supported;
 
 	/* The stream */
 	cudaStream_t stream;
