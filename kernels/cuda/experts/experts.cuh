@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * experts_kernel (experts_fused.cu): all of a layer's experts of one slot each in one launch, for
+ * experts_kernel (experts_fused.cu): all of a layer's experts of few slots each in one launch, for
  * the types that decode mostly has, IQ2_XXS and Q2_K. The same bits as the two passes of
  * experts.cu.
  */
@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/gemv/gemv.cuh"
 
-/* Whether cuda_experts_single takes this job: one slot; matrices of one of its types, with rows of
+/* Whether cuda_experts_single takes this job: few slots; matrices of one of its types, with rows of
  * 8 or 24 super-blocks of 256 weights (Q2_K also 4 or 12) and large enough; and a card with the
  * shared memory and the bulk copies that it needs (compute capability 9.0 and newer). The answer
  * may differ from call to call; numbers are the same either way. */
