@@ -8,7 +8,7 @@
 # shape, words). Exit status 77 of a unit means skipped, its last line of output is the reason. The
 # whole log of each failed unit is printed, and the names of all before the last line. Exit status 1
 # if any failed. Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (600;
-# 1800 under a sanitizer).
+# 1800 under a sanitizer), more where other programs take the cores.
 #
 # On a card also: compute-sanitizer --tool memcheck build/release/tests/test_backend_parity small;
 # --tool racecheck --num-cuda-barriers 64 with brief test_deferred, built with
@@ -29,7 +29,9 @@ export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # several programs share the cores: none may spin
 case $build in *san-*) limit=1800 ;; *) limit=600 ;; esac
 limit=${TEST_TIMEOUT:-$limit}
-jobs=${TEST_JOBS:-$(nproc)}
+cores=$(nproc)
+jobs=${TEST_JOBS:-$cores}
+export cores jobs
 
 # One line per unit: name, then the command.
 list_units() {
@@ -54,9 +56,19 @@ list_units() {
 	done
 }
 
+# What other programs take of the cores the units do not get: their time limit grows with the load
+# that is not ours.
+scale_limit() { # limit
+	local load
+	read -r load _ </proc/loadavg
+	load=$((${load%.*} - jobs))
+	echo $(($1 * (load > 0 ? load + cores : cores) / cores))
+}
+
 run_unit() { # logs limit name command...
 	local logs=$1 limit=$2 name=$3 start rc cases verdict note=''
 	shift 3
+	limit=$(scale_limit "$limit")
 	start=$(date +%s%N)
 	timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1 </dev/null
 	rc=$?
@@ -78,7 +90,7 @@ run_unit() { # logs limit name command...
 	echo "$verdict" >"$logs/$name.verdict"
 	printf '%-4s %-28s %6d ms  %s\n' "$verdict" "$name" $((($(date +%s%N) - start) / 1000000)) "$note"
 }
-export -f run_unit
+export -f run_unit scale_limit
 
 units=$(list_units)
 if [ $# -gt 0 ]; then
