@@ -113,6 +113,47 @@ static const struct text_case cases[] = {
 	{"{\"type\":\"object\",\"properties\":{\"ab\":{}},\"propertyNames\":{\"maxLength\":2}}",
 		{"{\"ab\":1,\"x\":2}"}, {"{\"abc\":1}"}, false},
 	{"{\"type\":\"object\",\"propertyNames\":false}", {"{}"}, {"{\"a\":1}"}, false},
+	{"{\"type\":\"string\",\"pattern\":\"^[\\\\w.-]+@\\\\S+\\\\s\\\\D$\"}", {"\"a_Z9.-@x x\""},
+		{"\"a@x xx\"", "\"a@ x\"", "\"@x x\"", "\"a@x 1\""}, false},
+	{"{\"type\":\"string\",\"pattern\":\"^\\\\W[^\\\\d\\\\s]\\\\x41\\\\u00e9\\\\.\\\\/$\"}",
+		{"\"-bA\xc3\xa9./\""}, {"\"abA\xc3\xa9./\"", "\"-1A\xc3\xa9./\"", "\"-bA\xc3\xa9x/\""},
+		false},
+	{"{\"type\":\"string\",\"pattern\":\"^[\\\\x30-\\\\x39\\\\-\\\\]]*\\\\t?\\\\n?\\\\r?\\\\f?"
+	 "\\\\v?$\"}",
+		{"\"0-]9\\t\\n\\r\\f\"", "\"\\u000b\"", "\"\""}, {"\"a\"", "\"\\n\\t\""}, false},
+	{"{\"type\":\"string\",\"pattern\":\"^(?:a|(?<n>b)|(?P<m>c)){2}[^a-c]{,2}x{1,}?$\"}",
+		{"\"abd{,2}x\"", "\"cc0{,2}xx\""}, {"\"ad{,2}x\"", "\"aba{,2}x\"", "\"abdx\""}, false},
+	{"{\"type\":\"string\",\"pattern\":\"^[\\\\b\\\\0]$\"}", {"\"\\b\"", "\"\\u0000\""}, {"\"b\""},
+		false},
+	{"{\"allOf\":[{\"minimum\":3,\"maximum\":9},{\"minimum\":5,\"maximum\":7,\"type\":\"integer\"}]"
+	 "}",
+		{"5", "7"}, {"4", "8", "3"}, false},
+	{"{\"allOf\":[{\"type\":\"string\",\"minLength\":1,\"maxLength\":4},{\"minLength\":2,"
+	 "\"maxLength\":3}]}",
+		{"\"ab\"", "\"abc\""}, {"\"a\"", "\"abcd\""}, false},
+	{"{\"allOf\":[{\"enum\":[1,2,3]},{\"enum\":[2,3,4]}],\"title\":\"t\"}", {"2", "3"}, {"1", "4"},
+		false},
+	{"{\"allOf\":[{\"type\":[\"string\",\"null\",\"integer\"]},{\"type\":[\"null\",\"number\","
+	 "\"array\"]}]}",
+		{"null", "3"}, {"\"a\"", "3.5", "[]"}, false},
+	{"{\"allOf\":[{\"properties\":{\"a\":{\"minimum\":1},\"b\":{}},\"required\":[\"a\"]},"
+	 "{\"properties\":{\"a\":{\"maximum\":2},\"c\":{}},\"required\":[\"c\",\"a\"]}]}",
+		{"{\"a\":1,\"c\":0}", "{\"a\":2,\"b\":0,\"c\":0}"},
+		{"{\"a\":3,\"c\":0}", "{\"a\":0,\"c\":0}", "{\"a\":1}"}, false},
+	{"{\"allOf\":[{\"items\":{\"minimum\":1}},{\"items\":{\"maximum\":2},\"minItems\":1},"
+	 "{\"maxItems\":2,\"minItems\":0}]}",
+		{"[1]", "[2,1]"}, {"[]", "[3]", "[0]", "[1,1,1]"}, false},
+	{"{\"$ref\":\"#/$defs/a%20b~1c\",\"minLength\":2,\"$defs\":{\"a b/c\":{\"type\":\"string\","
+	 "\"maxLength\":2}}}",
+		{"\"ab\""}, {"\"a\"", "\"abc\""}, false},
+	{"{\"allOf\":[true,{\"type\":\"null\"}]}", {"null"}, {"1"}, false},
+	{"{\"minimum\":2,\"exclusiveMinimum\":true,\"maximum\":5,\"exclusiveMaximum\":true,\"type\":"
+	 "\"integer\"}",
+		{"3", "4"}, {"2", "5"}, false},
+	{"{\"oneOf\":[{\"properties\":{\"k\":{\"const\":\"a\"}}},{\"properties\":{\"k\":{\"const\":"
+	 "\"b\"},\"v\":{\"type\":\"null\"}}}],\"discriminator\":{\"propertyName\":\"k\"},\"type\":"
+	 "\"object\"}",
+		{"{\"k\":\"a\"}", "{\"k\":\"b\",\"v\":null}"}, {"{\"k\":\"c\"}", "{}"}, false},
 };
 
 /* Made by the first test that needs it, freed by main. */
@@ -174,7 +215,7 @@ static void test_validator(void **state)
 			continue;
 		json_t *schema = json_loads(c->schema, JSON_DECODE_ANY, NULL);
 		for (size_t k = 0; k < ARRAY_LEN(c->good) && c->good[k]; k++) {
-			json_t *v = json_loads(c->good[k], JSON_DECODE_ANY, NULL);
+			json_t *v = json_loads(c->good[k], JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
 			enum schema_verdict verdict = schema_check(schema, schema, v);
 			if (verdict == SCHEMA_INVALID)
 				fail_msg("%s refuses %s", c->schema, c->good[k]);
@@ -231,6 +272,32 @@ static void test_refusals(void **state)
 			"cannot be merged"},
 		{"{\"oneOf\":[{\"type\":\"string\"},{\"required\":[\"a\"]}]}", "may both match"},
 		{"3", "expected a schema"},
+		{"{\"type\":\"string\",\"pattern\":\"(?<=a)b\"}", "look-behind"},
+		{"{\"type\":\"string\",\"pattern\":\"(?i)b\"}", "a group of the form (?...)"},
+		{"{\"type\":\"string\",\"pattern\":\"\\\\bx\"}", "word boundaries"},
+		{"{\"type\":\"string\",\"pattern\":\"\\\\p{L}\"}", "Unicode properties"},
+		{"{\"type\":\"string\",\"pattern\":\"\\\\k<n>\"}", "back references"},
+		{"{\"type\":\"string\",\"pattern\":\"\\\\Ax\"}", "this escape is not supported"},
+		{"{\"type\":\"string\",\"pattern\":\"\\\\y\"}", "an escape is not known"},
+		{"{\"type\":\"string\",\"pattern\":\"\\\\x4\"}", "hexadecimal digits"},
+		{"{\"type\":\"string\",\"pattern\":\"\\\\ud800\"}", "half of a surrogate pair"},
+		{"{\"type\":\"string\",\"pattern\":\"x\\\\\"}", "ends with a backslash"},
+		{"{\"type\":\"string\",\"pattern\":\"[]\"}", "an empty class"},
+		{"{\"type\":\"string\",\"pattern\":\"[[:alpha:]]\"}", "[:names:]"},
+		{"{\"type\":\"string\",\"pattern\":\"[b-a]\"}", "goes backwards"},
+		{"{\"type\":\"string\",\"pattern\":\"[ab\"}", "a class has no end"},
+		{"{\"type\":\"string\",\"pattern\":\"+a\"}", "repeats nothing"},
+		{"{\"type\":\"string\",\"pattern\":\"a{3,2}\"}", "backwards or beyond 10000"},
+		{"{\"type\":\"string\",\"pattern\":\"a++\"}", "possessive"},
+		{"{\"allOf\":[{\"const\":1},{\"const\":2}]}", "two values of \"const\" cannot be merged"},
+		{"{\"allOf\":[]}", "found an empty one"},
+		{"{\"allOf\":[3]}", "expected a schema"},
+		{"{\"anyOf\":[{}],\"oneOf\":[{}]}", "anyOf beside oneOf"},
+		{"{\"anyOf\":[]}", "anyOf: expected an array"},
+		{"{\"enum\":[1],\"minimum\":0}", "beside enum or const"},
+		{"{\"$ref\":3}", "$ref: expected a string"},
+		{"{\"prefixItems\":3}", "prefixItems: expected an array"},
+		{"{\"type\":\"array\",\"maxItems\":99999999}", "maxItems: at most"},
 	};
 	for (size_t i = 0; i < ARRAY_LEN(list); i++) {
 		struct err e = {0};
@@ -296,7 +363,7 @@ static void test_hostile(void **state)
 }
 
 /* Bytes at random among those that may come, with a bias to the end after a while. Whatever was
- * written, the walk must come to an end, and what it wrote must be JSON. */
+ * written, the walk must come to an end, and what it wrote must be JSON that is valid. */
 static void test_random_walks(void **state)
 {
 	(void)state;
@@ -330,6 +397,10 @@ static void test_random_walks(void **state)
 						: json_loadb(text.data, text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
 		if (!v && !strstr(text.data, "\\u0000"))
 			fail_msg("%s: no JSON: %s", c->schema, text.data);
+		json_t *schema = c->schema ? json_loads(c->schema, JSON_DECODE_ANY, NULL) : json_true();
+		if (v && !c->argument && schema_check(schema, schema, v) == SCHEMA_INVALID)
+			fail_msg("%s does not allow %s", c->schema, text.data);
+		json_decref(schema);
 		json_decref(v);
 		buf_free(&text);
 		grammar_run_free(r);
