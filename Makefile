@@ -4,6 +4,7 @@
 
 V          ?= 0
 SAN        ?=
+COVERAGE   ?=
 PREFIX     ?= /usr/local
 POCKET_SRC ?= ../shared/pocket2
 # the best mix under 30 MB by KL to the bf16 model: tools/pocket/README.md
@@ -15,7 +16,7 @@ comma := ,
 space := $(subst ,, )
 Q     := $(if $(filter 1,$(V)),,@)
 say    = $(if $(filter 1,$(V)),@:,@printf '  %-5s %s\n' $(1) $(2))
-MODE  := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
+MODE  := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),$(if $(COVERAGE),coverage,release))
 GOALS := $(or $(MAKECMDGOALS),all)
 # a package has all parts, and a build tree of its own
 PACKS := $(filter deb tarball,$(GOALS))
@@ -81,6 +82,10 @@ WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpo
             -Wno-psabi -Wno-format-truncation
 WERR     := $(if $(filter 1,$(WERROR)),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
+# in the inner loops without the checks of every access that the address sanitizer makes too: a
+# quarter of the time of a model's tests
+LEAN      = $(if $(findstring undefined,$(SAN)),$(if $(filter kernels/% src/quant/%,$(1)), \
+            -fno-sanitize=null$(comma)object-size$(comma)pointer-overflow))
 include tools/scripts/harden.mk
 C_ALL     = -std=gnu11 $(CFLAGS) $(HARDEN) -fno-math-errno -ffp-contract=off \
             -fopenmp-simd $(SANFLAGS) $(WARN) $(WERR) \
@@ -88,7 +93,7 @@ C_ALL     = -std=gnu11 $(CFLAGS) $(HARDEN) -fno-math-errno -ffp-contract=off \
 # sanitizer builds fill cache slots with poison before they are read into: a test that meets it has
 # read too early
 CPP_ALL   = -I. -I$(BUILD)/page $(DEFS) $(if $(SAN),-DLOADER_POISON) \
-            $(if $(DEPS),-isystem $(DEPS)/include) $(CPPFLAGS)
+            $(if $(DEPS),-isystem $(DEPS)/include) $(COVERAGE_DEF) $(CPPFLAGS)
 # kernels/cpu/NAME_avx2.c and NAME_avx512.c get their instruction sets; on other machines such a
 # file compiles to nothing
 isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
@@ -97,7 +102,7 @@ DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib \
             -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
 LIBS      = -Wl,--as-needed $(LDHARDEN) $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson \
             $(call has,LZ4,-llz4) $(call has,URING,-luring) $(call has,EDIT,-ledit) \
-            $(call has,HTTP,-lmicrohttpd) $(CUDA_LIBS) -lpthread -lm
+            $(call has,HTTP,-lmicrohttpd) $(CUDA_LIBS) $(if $(COVERAGE),--coverage) -lpthread -lm
 
 # ---- files ---------------------------------------------------------------------------------------
 LIB_SRC  := $(sort $(shell find src cache stream kernels -name '*.c'))
@@ -108,7 +113,7 @@ TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/%.o)
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_AUX := $(filter-out $(TEST_SRC) tests/fuzz/%,$(wildcard tests/*/*.c))
 TESTS    := $(addprefix $(BUILD)/tests/,$(notdir $(TEST_SRC:.c=)))
-include tests/fuzz/fuzz.mk
+include tests/fuzz/fuzz.mk tests/coverage.mk
 C_FILES   = $(sort $(shell find src cache stream kernels tools tests \
             -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'))
 
@@ -136,7 +141,8 @@ $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 
 $(BUILD)/%.o: %.c $(BUILD)/.flags
 	$(call say,CC,$<)
-	$(Q)mkdir -p $(@D) && $(CC) $(C_ALL) $(call isa,$<) $(CPP_ALL) $(LOCAL) -MMD -MP -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(CC) $(C_ALL) $(call isa,$<) $(call LEAN,$<) \
+	  $(call COVERED,$<) $(CPP_ALL) $(LOCAL) -MMD -MP -c $< -o $@
 
 # the page's files are part of its object file
 $(BUILD)/page/files.inc: tools/scripts/build_page.sh $(wildcard src/serve/page/* \
@@ -163,7 +169,7 @@ run: all ## chat with the pocket model; ARGS='-p "Define river."' passes options
 test: tests ## build and run all tests (installs missing packages)
 	@tests/run_tests.sh $(BUILD)
 
-tests: $(if $(SAN)$(DEPS),,$(BUILD)/portable/glmstream)
+tests: $(if $(SAN)$(COVERAGE)$(DEPS),,$(BUILD)/portable/glmstream)
 tests: all $(TESTS) $(REPLAYS) ## build the tests without running them
 
 deps: ; @: ## install the Debian packages that the program needs
@@ -213,7 +219,7 @@ clean: ## remove build/
 	rm -rf build
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile tests/fuzz/fuzz.mk | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread'
 	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP WITH_PAGE=auto|0|1'
 	@echo '           DEPS=folder WERROR=1 V=1'

@@ -263,6 +263,53 @@ static void test_filter_has_the_last_word(void **state)
 	}
 }
 
+/* Penalties and biases, one after the other, on logits whose best token is known: greedy draws. */
+static void test_penalties_and_biases(void **state)
+{
+	(void)state;
+	static const float logits[] = {4, 3.5f, -1, -1.5f, 2};
+	enum { N_IDS = ARRAY_LEN(logits) };
+	static const struct {
+		struct sampler_options o;
+		int32_t prompt[3], answer[4]; /* ids, -1: the end */
+		int32_t best;
+	} cases[] = {
+		{{.repetition = 1}, {0, -1}, {0, -1}, 0},
+		/* 4 / 1.2 < 3.5, for a token of the prompt and for one of the answer */
+		{{.repetition = 1.2f}, {0, -1}, {-1}, 1},
+		{{.repetition = 1.2f}, {-1}, {0, 0, -1}, 1},
+		/* negative logits are multiplied: -1 * 2 < -1.5 */
+		{{.repetition = 2, .n_bias = 3, .bias = {{0, -50}, {1, -50}, {4, -50}}}, {2, -1}, {-1}, 3},
+		/* presence counts once, and not for the prompt */
+		{{.presence = 0.6f}, {0, 0, -1}, {-1}, 0},
+		{{.presence = 0.6f}, {-1}, {0, -1}, 1},
+		{{.presence = 0.4f}, {-1}, {0, 0, 0, -1}, 0},
+		/* frequency for each time */
+		{{.frequency = 0.2f}, {0, -1}, {0, 0, -1}, 0},
+		{{.frequency = 0.2f}, {-1}, {0, 0, 0, -1}, 1},
+		{{.n_bias = 2, .bias = {{4, 3}, {99, 100}}}, {-1}, {-1}, 4},
+		/* biases that leave nothing do not count */
+		{{.n_bias = 5,
+			 .bias = {{0, -INFINITY}, {1, -INFINITY}, {2, -INFINITY}, {3, -INFINITY},
+				 {4, -INFINITY}}},
+			{-1}, {-1}, 0},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		struct sampler s;
+		sampler_init(&s, &cases[i].o);
+		assert_int_equal(sampler_adjusts(&s), i > 0);
+		for (const int32_t *id = cases[i].prompt; *id >= 0; id++)
+			sampler_note(&s, *id, true);
+		for (const int32_t *id = cases[i].answer; *id >= 0; id++)
+			sampler_note(&s, *id, false);
+		sampler_note(&s, -1, false); /* nothing */
+		int32_t got = sampler_draw(&s, logits, N_IDS, NULL, 0);
+		if (got != cases[i].best)
+			fail_msg("case %zu: token %d, expected %d", i, got, cases[i].best);
+		sampler_fini(&s);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -274,6 +321,7 @@ int main(void)
 		cmocka_unit_test(test_tiny_temperatures_are_greedy),
 		cmocka_unit_test(test_all_finite),
 		cmocka_unit_test(test_filter_has_the_last_word),
+		cmocka_unit_test(test_penalties_and_biases),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -108,6 +108,10 @@ void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
 	const char *home = getenv("HOME");
 	if (home && *home && strcmp(common_opts_backend(c), "cpu") != 0)
 		add_place(&l, mem_printf("%s/.nv", home), true); /* the driver's cache of kernels */
+		/* counts of a build for coverage are written at the end */
+#ifdef COVERAGE_FOLDER
+	add_place(&l, mem_strdup(COVERAGE_FOLDER), true);
+#endif
 	o->landlock = sandbox_files(l.paths, l.n);
 	for (size_t i = 0; i < l.n; i++)
 		free((char *)(uintptr_t)l.paths[i].path);

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+# COVERAGE=1: a build that counts which lines and branches run (tests/coverage.py). Included by the
+# Makefile.
+
+# the folders that are reported: as written, so that each line counts for itself
+COVERED = $(if $(COVERAGE),$(if $(filter $(addsuffix /%,src/format src/text src/serve src/engine \
+          cache stream),$(1)),-O0 -U_FORTIFY_SOURCE --coverage))
+# what a confined server may write besides
+COVERAGE_DEF = $(if $(COVERAGE),-DCOVERAGE_FOLDER='"$(abspath $(BUILD))"')
+
+# not those of kernels; of the scripts those that reach most for their time
+COVERAGE_E2E   := cli expert_walk overwrite replicas sandbox serve serve_framing serve_shares session
+COVERAGE_TESTS  = $(notdir $(basename $(filter-out tests/kernels/% tests/quant/%,$(TEST_SRC)))) \
+                  $(FUZZERS:%=replay_%) $(COVERAGE_E2E:%=e2e_%)
+
+coverage: ## run the tests of the library in a build that counts, and print what they reach
+	@$(MAKE) COVERAGE=1 CUDA=0 tests
+	@find build/coverage -name '*.gcda' -delete
+	@tests/run_tests.sh build/coverage $(COVERAGE_TESTS)
+	@tests/coverage.py build/coverage
+
+.PHONY: coverage
