@@ -112,6 +112,11 @@ for name in $(printf '%s\n' "$units" | cut -d ' ' -f 1); do
 	cat "$logs/$name.log" 2>/dev/null
 	printf -- '---- end of %s\n' "$logs/$name.log"
 done
+# how busy the cores were: of the shell's children
+times >"$logs/times"
+read -r user system < <(tail -n 1 "$logs/times")
+seconds() { awk -F'[ms]' '{ printf "%d", $1 * 60 + $2 }' <<<"$1"; }
+echo "$SECONDS s by the clock with $jobs at a time, $(($(seconds "$user") + $(seconds "$system"))) s of processors"
 [ ${#failed[@]} = 0 ] || printf '\nfailed: %s\n' "${failed[*]}"
 echo "$(count ok) passed, ${#failed[@]} failed, $(count skip) skipped"
 [ ${#failed[@]} = 0 ] && [ "$(count ok)" -gt 0 ]

@@ -21,9 +21,15 @@
 #define N_SESSIONS 10      /* more than a step writes for */
 #ifdef __SANITIZE_THREAD__ /* which computes with one thread, and slowly */
 #define N_JOBS   10
+#define N_NEW    8 /* tokens of an answer */
+#define CHUNK    32
+#define LONGEST  50 /* prompt */
 #define PATIENCE 1500
 #else
 #define N_JOBS   16
+#define N_NEW    20
+#define CHUNK    64
+#define LONGEST  200
 #define PATIENCE 120
 #endif
 
@@ -36,7 +42,7 @@ static int serve_scheduler_setup(void **state)
 	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
 		.backend = "cpu",
 		.context = 320,
-		.chunk = 64,
+		.chunk = CHUNK,
 		.sessions = N_SESSIONS,
 		.no_mtp = true};
 	g = engine_of(&o);
@@ -107,13 +113,13 @@ static void collect(struct mailbox *mail, struct answer *answers, uint32_t n)
 
 static uint32_t prompt_length(uint32_t i)
 {
-	return 1 + i * 37 % (N_JOBS > 10 ? 200 : 80); /* some longer than a chunk */
+	return 1 + i * 37 % LONGEST; /* some longer than a chunk */
 }
 
 static void run_alone(struct scheduler *s, uint32_t i, struct answer *a)
 {
 	struct mailbox *mail = mailbox_new();
-	struct job *j = make_job(mail, 0, 100 + i, prompt_length(i), 20);
+	struct job *j = make_job(mail, 0, 100 + i, prompt_length(i), N_NEW);
 	unsigned retry;
 	assert_int_equal(scheduler_submit(s, &j, 1, &retry), SCHEDULER_TAKEN);
 	collect(mail, a, 1);
@@ -135,7 +141,7 @@ static void test_same_under_load(void **state)
 	struct job *jobs[N_JOBS];
 	unsigned retry;
 	for (uint32_t i = 0; i < N_JOBS; i++) {
-		jobs[i] = make_job(mail, i, 100 + i, prompt_length(i), 20);
+		jobs[i] = make_job(mail, i, 100 + i, prompt_length(i), N_NEW);
 		assert_int_equal(scheduler_submit(s, &jobs[i], 1, &retry), SCHEDULER_TAKEN);
 	}
 	collect(mail, together, N_JOBS);
@@ -167,7 +173,7 @@ static void test_cancel(void **state)
 	struct job *jobs[N_JOBS];
 	unsigned retry;
 	for (uint32_t i = 0; i < N_JOBS; i++)
-		jobs[i] = make_job(mail, i, 100 + i % 8, prompt_length(i % 8), 20);
+		jobs[i] = make_job(mail, i, 100 + i % 8, prompt_length(i % 8), N_NEW);
 	assert_int_equal(scheduler_submit(s, jobs, N_JOBS, &retry), SCHEDULER_TAKEN);
 	for (uint32_t i = 8; i < N_JOBS; i++) {
 		nanosleep(&(struct timespec){.tv_nsec = (long)rng_below(&r, 10000000)}, NULL);
