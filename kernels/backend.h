@@ -26,7 +26,8 @@
  * - Numbers: every row is computed independently, in an order that does not depend on the number of
  *   rows: a row is bit-identical in a batch of 1 and in a batch of 512. A backend may have one way
  *   for few rows (decode) and one for many (prefill), which differ in the last bits; the rule then
- *   holds within each. CUDA's few are at most 16 rows; the CPU has one way.
+ *   holds within each. The decode way has steps of at most ops->decode_rows rows; the CPU has one
+ *   way.
  * - Threads: one thread computes. It makes all calls of the table.
  */
 #ifndef GLM_KERNELS_BACKEND_H
@@ -41,6 +42,8 @@
 
 struct backend;
 struct copier;
+struct draw_request; /* src/draw/draw.h */
+struct draw_result;
 
 /* ---- views ---- */
 
@@ -269,7 +272,8 @@ struct backend_ops {
 	const char *(*describe)(struct backend *b);
 	/* Waits, then releases everything but the memory that `alloc` gave. */
 	void (*close)(struct backend *b);
-	bool async; /* ops return before they have run; constant */
+	bool async;      /* ops return before they have run; constant */
+	int decode_rows; /* most rows of a step that is computed in the decode way; see Numbers */
 
 	/* Memory
 	 * - alloc: page-aligned, contents undefined. Fails with ERR_MEMORY and says how much was
@@ -282,7 +286,7 @@ struct backend_ops {
 
 	/* Copies
 	 * - upload: enqueued like an op. src (host) may be reused when the call returns.
-	 * - copy: device to device, no overlap.
+	 * - copy: between any two places that alloc gave, no overlap.
 	 * - download: waits for all ops, then copies to dst (host). Returns 0 or the kept failure.
 	 * - wait: waits for all ops. Returns 0 or the kept failure.
 	 * - copier_open: copy streams beside the ops (copier.h); closed before the backend. NULL: the
@@ -425,6 +429,12 @@ struct backend_ops {
 	 * rows of n values. Then `next`, a norm of the new x; NULL: none. */
 	void (*moe_combine)(struct backend *b, const float *out, const float *weights, int n_used,
 		const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
+
+	/* out[r] = draw_row of the first n ids of row r, logits + r * stride, as requests[r] (host)
+	 * says. rows <= DRAW_ROWS_MAX. out: [rows], MEM_SHARED. Equal to the last bit on all backends.
+	 */
+	void (*draw)(struct backend *b, const float *logits, int64_t stride, int32_t n,
+		const struct draw_request *requests, int rows, struct draw_result *out);
 };
 
 /* Implementations put this first in their own struct. Fields belong to the thread that computes. */

@@ -10,6 +10,7 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,6 +138,7 @@ static const struct backend_ops cpu_ops = {
 	.fence_wait = cpu_fence_wait,
 	.fence_signaled = cpu_fence_signaled,
 	.async = false,
+	.decode_rows = INT_MAX,
 	.segment_begin = cpu_segment_begin,
 	.segment_end = cpu_nothing,
 	.segments_drop = cpu_nothing,
@@ -158,6 +160,7 @@ static const struct backend_ops cpu_ops = {
 	.wait_expert_ids = cpu_wait_expert_ids,
 	.expert_ffn = cpu_expert_ffn,
 	.moe_combine = cpu_moe_combine,
+	.draw = cpu_draw,
 };
 
 #if defined(__x86_64__)

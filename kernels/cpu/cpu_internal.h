@@ -125,5 +125,7 @@ void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *
 	int rows, int n_used, float *out);
 void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
 	const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
+void cpu_draw(struct backend *b, const float *logits, int64_t stride, int32_t n,
+	const struct draw_request *requests, int rows, struct draw_result *out);
 
 #endif

@@ -142,3 +142,22 @@ void draw_before(const float *logits, const struct draw_row *row, float scale, i
 	}
 	all->count = (uint64_t)row->n;
 }
+
+void draw_row(const float *logits, int32_t n, const struct draw_request *request, float *maxima,
+	struct draw_result *result)
+{
+	struct draw_row row;
+	draw_scan_row(logits, n, maxima, &row);
+	int32_t id = row.best;
+	if (request->inv_t > 0 && isfinite(row.top))
+		id = draw_winner(logits, &row, &request->noise, request->inv_t, NULL);
+	*result = (struct draw_result){
+		.id = id, .best = row.best, .logit = logits[id], .top = row.top, .finite = row.finite};
+	if (!request->sums || id == row.best)
+		return;
+	struct draw_sum before, all;
+	draw_before(logits, &row, draw_unit_scale(request->inv_t), id, &before, &all);
+	result->n_before = (uint32_t)before.count;
+	result->mass_before = before.mass;
+	result->mass = all.mass;
+}

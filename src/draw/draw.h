@@ -67,4 +67,29 @@ struct draw_sum {
 void draw_before(const float *logits, const struct draw_row *row, float scale, int32_t id,
 	struct draw_sum *before, struct draw_sum *all);
 
+/* ---- a row as a whole: the op `draw` of the backends ---- */
+
+#define DRAW_ROWS_MAX 64 /* of one call */
+
+struct draw_request {
+	struct draw_noise noise;
+	double inv_t; /* 1 / temperature; 0: the first in rank wins */
+	bool sums;    /* fill n_before, mass_before and mass */
+};
+
+struct draw_result {
+	int32_t id;      /* the winner among all ids; where row->top is not finite the first in rank */
+	int32_t best;    /* the first in rank */
+	float logit;     /* of id */
+	float top;       /* of best */
+	uint32_t finite; /* 1: no NaN and no infinity */
+	/* draw_before of id, when asked for; zeros where id is best */
+	uint32_t n_before;
+	uint64_t mass_before, mass;
+};
+
+/* maxima: [draw_blocks(n)] scratch */
+void draw_row(const float *logits, int32_t n, const struct draw_request *request, float *maxima,
+	struct draw_result *result);
+
 #endif

@@ -6,6 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "src/draw/draw.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -34,7 +35,8 @@ struct op {
 		ROUTE,
 		EXPERTS,
 		DEFERRED,
-		COMBINE
+		COMBINE,
+		DRAW
 	} kind;
 	void *to;
 	const void *from, *more, *last;
@@ -171,6 +173,9 @@ static void lazy_device_run(struct backend *b, struct op *p)
 	case COMBINE:
 		x->moe_combine(b, p->from, p->more, (int)p->n[0], p->last, (int)p->n[1], (int)p->n[2],
 			p->to, p->n[3] ? p->norms : NULL, p->f);
+		break;
+	case DRAW:
+		x->draw(b, p->from, p->n[0], (int32_t)p->n[1], p->held, (int)p->n[2], p->to);
 		break;
 	case DEFERRED:
 		break;
@@ -515,6 +520,20 @@ static void dev_moe_combine(struct backend *b, const float *out, const float *we
 		p->norms[0] = *next;
 }
 
+static void dev_draw(struct backend *b, const float *logits, int64_t stride, int32_t n,
+	const struct draw_request *requests, int rows, struct draw_result *out)
+{
+	(void)b;
+	assert_in_range(rows, 1, DRAW_ROWS_MAX);
+	struct op *p = op_add(DRAW);
+	p->from = logits;
+	p->to = out;
+	p->n[0] = stride, p->n[1] = n, p->n[2] = rows;
+	p->held = NEW_ARRAY(struct draw_request, (size_t)rows);
+	memcpy(p->held, requests, (size_t)rows * sizeof *requests);
+	memset(out, 0xff, (size_t)rows * sizeof *out);
+}
+
 /* ---- experts ---- */
 
 static bool dev_can_defer_experts(struct backend *b, const struct expert_job *shape, int n_used)
@@ -636,5 +655,6 @@ void lazy_device_start(struct backend *b, bool can_defer, uint64_t seed)
 	o->experts_deferred = dev_experts_deferred;
 	o->expert_ffn = dev_expert_ffn;
 	o->moe_combine = dev_moe_combine;
+	o->draw = dev_draw;
 	b->ops = o;
 }

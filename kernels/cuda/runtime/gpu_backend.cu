@@ -311,6 +311,7 @@ static const struct backend_ops cuda_ops = {
 	.describe = cuda_describe,
 	.close = cuda_close,
 	.async = true,
+	.decode_rows = DECODE_MAX_ROWS,
 	.alloc = cuda_alloc,
 	.free = cuda_free,
 	.free_bytes = cuda_free_bytes,
@@ -345,6 +346,7 @@ static const struct backend_ops cuda_ops = {
 	.can_defer_experts = cuda_can_defer_experts,
 	.experts_deferred = cuda_experts_deferred,
 	.moe_combine = cuda_moe_combine,
+	.draw = cuda_draw,
 };
 
 static void fill_tables(struct cuda_tables *t)
