@@ -168,9 +168,9 @@ static uint64_t top_p_mass(float top_p, uint64_t all)
 	return mass > 1 ? (uint64_t)mass : 1;
 }
 
-static struct draw_cut min_p_cut(const struct draw_row *row, double inv_t, float min_p)
+static struct draw_cut min_p_cut(float top, double inv_t, float min_p)
 {
-	float least = (float)((double)row->top + log((double)min_p) / inv_t);
+	float least = (float)((double)top + log((double)min_p) / inv_t);
 	return (struct draw_cut){least, INT32_MAX};
 }
 
@@ -179,9 +179,9 @@ static struct draw_cut cut_earlier(struct draw_cut a, struct draw_cut b)
 	return draw_keeps(&a, b.logit, b.id) ? b : a;
 }
 
-static bool top_k_is_on(const struct draw_row *row, const struct draw_truncation *t)
+static bool top_k_is_on(int32_t n, const struct draw_truncation *t)
 {
-	return t->top_k > 0 && t->top_k < row->n;
+	return t->top_k > 0 && t->top_k < n;
 }
 
 /* floor: a logit below which the id that is looked for cannot be. */
@@ -191,7 +191,7 @@ static struct draw_cut truncate_above(const float *logits, const struct draw_row
 	float scale = draw_unit_scale(inv_t);
 	struct draw_cut cut = {-INFINITY, INT32_MAX};
 	uint64_t mass = 0;
-	if (top_k_is_on(row, t)) {
+	if (top_k_is_on(row->n, t)) {
 		size_t k = (size_t)t->top_k;
 		struct draw_sum limit = {k, UINT64_MAX};
 		cut = cut_find(logits, row, scale, top_k_floor(row, k), &limit, &mass);
@@ -206,7 +206,7 @@ static struct draw_cut truncate_above(const float *logits, const struct draw_row
 		struct draw_cut p = cut_find(logits, row, scale, fmaxf(floor, cut.logit), &limit, &mass);
 		cut = cut_earlier(cut, p);
 	}
-	return t->min_p > 0 ? cut_earlier(cut, min_p_cut(row, inv_t, t->min_p)) : cut;
+	return t->min_p > 0 ? cut_earlier(cut, min_p_cut(row->top, inv_t, t->min_p)) : cut;
 }
 
 struct draw_cut draw_truncate(
@@ -220,7 +220,7 @@ bool draw_truncation_keeps(const float *logits, const struct draw_row *row, doub
 {
 	if (id == row->best)
 		return true;
-	if (top_k_is_on(row, t)) {
+	if (top_k_is_on(row->n, t)) {
 		*cut = truncate_above(logits, row, inv_t, t, -INFINITY);
 		return draw_keeps(cut, logits[id], id);
 	}
@@ -233,11 +233,29 @@ bool draw_truncation_keeps(const float *logits, const struct draw_row *row, doub
 		}
 	}
 	if (t->min_p > 0) {
-		struct draw_cut least = min_p_cut(row, inv_t, t->min_p);
+		struct draw_cut least = min_p_cut(row->top, inv_t, t->min_p);
 		if (!draw_keeps(&least, logits[id], id)) {
 			*cut = truncate_above(logits, row, inv_t, t, -INFINITY);
 			return false;
 		}
 	}
 	return true;
+}
+
+bool draw_result_kept(const struct draw_result *r, int32_t n, const struct draw_request *q,
+	const struct draw_truncation *t)
+{
+	if (r->id == r->best)
+		return true;
+	bool top_k = top_k_is_on(n, t), top_p = t->top_p < 1;
+	if ((top_k || top_p) && (!q->sums || (top_k && top_p)))
+		return false;
+	if (top_k && r->n_before >= (uint32_t)t->top_k)
+		return false;
+	if (top_p && r->mass_before >= top_p_mass(t->top_p, r->mass))
+		return false;
+	struct draw_cut least = {-INFINITY, INT32_MAX};
+	if (t->min_p > 0)
+		least = min_p_cut(r->top, q->inv_t, t->min_p);
+	return draw_keeps(&least, r->logit, r->id);
 }

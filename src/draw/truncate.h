@@ -29,4 +29,9 @@ struct draw_cut draw_truncate(
 bool draw_truncation_keeps(const float *logits, const struct draw_row *row, double inv_t,
 	const struct draw_truncation *t, int32_t id, struct draw_cut *cut);
 
+/* Whether the truncation keeps the winner of a row of n ids that was drawn for q. False also where
+ * the result does not say: without sums, and with top-k and top-p together. */
+bool draw_result_kept(const struct draw_result *r, int32_t n, const struct draw_request *q,
+	const struct draw_truncation *t);
+
 #endif

@@ -19,6 +19,11 @@ uint32_t batch_max_rows(const struct engine *g)
 	return g->chunk;
 }
 
+uint32_t batch_decode_rows(const struct engine *g)
+{
+	return MIN(g->chunk, (uint32_t)g->backend->ops->decode_rows);
+}
+
 /* How many of its last rows have their logits computed. */
 static uint32_t part_rows(const struct batch_part *p)
 {
@@ -47,47 +52,71 @@ static int check_parts(
 	return 0;
 }
 
-/* Logits of neighbouring rows, the last one of which ends parts[end - 1]: to their sessions. */
-static int download_logits(
-	const struct batch_part *parts, uint32_t first, uint32_t end, struct err *e)
+/* Logits of parts [first, end), which lie in ws.logits in this order, are drawn from and brought to
+ * their sessions; `stay`: but for those of parts that draw. One synchronisation. */
+static int batch_take_logits(const struct batch_part *parts, uint32_t first, uint32_t end,
+	uint32_t rows, bool stay, struct err *e)
 {
-	struct backend *b = parts[0].session->g->backend;
-	const struct model *m = &parts[0].session->g->model;
-	size_t n_vocab = m->config.n_vocab, at = 0;
+	const struct engine *g = parts[first].session->g;
+	const struct workspace *ws = &g->model.ws;
+	struct backend *b = g->backend;
+	size_t n_vocab = g->model.config.n_vocab;
+	struct draw_request requests[rows];
+	uint32_t at = 0;
+	bool draws = false;
 	for (uint32_t i = first; i < end; i++) {
+		struct session *s = parts[i].session;
 		uint32_t n = part_rows(&parts[i]);
-		int rc = b->ops->download(b, session_row_buffer(parts[i].session, n, e),
-			m->ws.logits + at * n_vocab, n * n_vocab * sizeof(float), e);
-		if (rc)
-			return rc;
+		for (uint32_t k = 0; k < n; k++)
+			requests[at + k] = parts[i].draws ? parts[i].draws[k] : (struct draw_request){0};
+		draws |= n && parts[i].draws;
+		s->device_serial = stay && parts[i].draws ? ws->logits_serial : 0;
+		s->device_row = at;
+		if (n && !s->device_serial)
+			b->ops->copy(b, session_row_buffer(s, n, e), ws->logits + at * n_vocab,
+				n * n_vocab * sizeof(float));
 		at += n;
 	}
-	return 0;
+	if (draws)
+		b->ops->draw(b, ws->logits, (int64_t)n_vocab, g->n_valid, requests, (int)rows, ws->drawn);
+	int rc = b->ops->wait(b, e);
+	at = 0;
+	for (uint32_t i = first; !rc && i < end; at += part_rows(&parts[i++]))
+		if (parts[i].draws)
+			memcpy(parts[i].drawn, ws->drawn + at, part_rows(&parts[i]) * sizeof *ws->drawn);
+	return rc;
 }
 
-/* Logits of all parts that want them, into their sessions. */
+/* Logits of all parts that want them. */
 static int batch_logits(const struct batch_part *parts, uint32_t n_parts, struct err *e)
 {
 	struct model *m = &parts[0].session->g->model;
 	struct backend *b = m->backend;
-	size_t n_embd = m->config.n_embd;
-	uint32_t row = 0;
+	size_t n_embd = m->config.n_embd, n_vocab = m->config.n_vocab;
+	uint32_t row = 0, taken = 0, rows = 0; /* rows of ws.logits, of parts [taken, i) */
+	m->ws.logits_serial++;
 	for (uint32_t i = 0; i < n_parts;) {
-		uint32_t first = i, n = part_rows(&parts[i]);
+		uint32_t n = part_rows(&parts[i]);
+		if (rows + n > m->ws.logit_rows) {
+			int rc = batch_take_logits(parts, taken, i, rows, false, e);
+			if (rc)
+				return rc;
+			taken = i;
+			rows = 0;
+		}
 		row += parts[i++].n;
 		if (!n)
 			continue;
 		for (; i < n_parts && part_rows(&parts[i]) == parts[i].n &&
-			   n + parts[i].n <= m->ws.logit_rows;
+			   rows + n + parts[i].n <= m->ws.logit_rows;
 			 n += parts[i++].n)
 			row += parts[i].n;
-		b->ops->matmul(b, &(struct matmul){.w = m->weights.head, .y = m->ws.logits}, 1,
+		b->ops->matmul(b,
+			&(struct matmul){.w = m->weights.head, .y = m->ws.logits + rows * n_vocab}, 1,
 			m->ws.hidden + (row - n) * n_embd, (int)n);
-		int rc = download_logits(parts, first, i, e);
-		if (rc)
-			return rc;
+		rows += n;
 	}
-	return 0;
+	return rows ? batch_take_logits(parts, taken, n_parts, rows, true, e) : 0;
 }
 
 /* The step is computed: the timelines grow. */
@@ -103,8 +132,16 @@ static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
 		memcpy(s->tokens + s->length, parts[i].tokens, parts[i].n * sizeof *s->tokens);
 		session_advance(s, parts[i].n, row, part_rows(&parts[i]), s->mtp);
 	}
-	for (uint32_t i = 0; i < n_parts; i++)
-		session_check_finite(parts[i].session, NULL);
+	for (uint32_t i = 0; i < n_parts; i++) {
+		const struct batch_part *p = &parts[i];
+		bool finite = true;
+		if (!p->draws)
+			session_check_finite(p->session, NULL);
+		for (uint32_t k = 0; p->draws && k < part_rows(p); k++)
+			finite &= p->drawn[k].finite;
+		if (!finite)
+			session_rewind(p->session, 0);
+	}
 }
 
 int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *cancel, struct err *e)

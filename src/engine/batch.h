@@ -2,11 +2,13 @@
 /*
  * One step for several sessions of one engine. Rows of all of them go through the model together,
  * so an expert read for one serves all. A row's numbers do not depend on what its neighbours are,
- * but on CUDA on whether the step has more than 16 rows (kernels/backend.h: Numbers).
+ * but on CUDA on whether the step has more than batch_decode_rows rows (kernels/backend.h:
+ * Numbers).
  */
 #ifndef GLM_ENGINE_BATCH_H
 #define GLM_ENGINE_BATCH_H
 
+#include "src/draw/draw.h"
 #include "src/engine/session.h"
 
 /* Tokens to append to one session. */
@@ -16,10 +18,17 @@ struct batch_part {
 	uint32_t n;            /* >= 1 */
 	bool logits; /* compute the logits of the last token; else session_logits is NULL afterwards */
 	bool verify; /* keep the logits of all n <= SESSION_ROWS_MAX rows, as session_verify does */
+	/* With both: a token is drawn from each row with logits, on the device (op `draw` of
+	 * kernels/backend.h). The logits stay there until session_fetch_logits. draws: [rows with
+	 * logits]; drawn: out, the same. */
+	const struct draw_request *draws;
+	struct draw_result *drawn;
 };
 
 /* Most rows of one step: those of all parts together. */
 uint32_t batch_max_rows(const struct engine *g);
+/* Most rows of a step that gives each row the bits that it has in a step of its own. */
+uint32_t batch_decode_rows(const struct engine *g);
 
 /* Appends and computes all parts.
  * - The sessions are distinct and of one engine, with MTP or without; at most batch_max_rows

@@ -52,6 +52,28 @@ static inline lanes lanes_load(const float *x, size_t left)
 	return v;
 }
 
+static struct draw_truncation sampler_truncation(const struct sampler_options *o)
+{
+	return (struct draw_truncation){.top_k = o->top_k, .top_p = o->top_p, .min_p = o->min_p};
+}
+
+struct draw_request sampler_request(const struct sampler *s, uint32_t position)
+{
+	const struct sampler_options *o = &s->options;
+	bool greedy = o->temperature < GREEDY;
+	return (struct draw_request){.noise = {.seed = o->seed, .position = position},
+		.inv_t = greedy ? 0 : 1.0 / (double)o->temperature,
+		.sums = !greedy && (o->top_k > 0 || o->top_p < 1)};
+}
+
+bool sampler_accepts(
+	const struct sampler *s, int32_t n_valid, uint32_t position, const struct draw_result *drawn)
+{
+	const struct draw_request q = sampler_request(s, position);
+	const struct draw_truncation t = sampler_truncation(&s->options);
+	return !sampler_adjusts(s) && draw_result_kept(drawn, n_valid, &q, &t);
+}
+
 static int32_t sampler_pick(
 	struct sampler *s, const float *logits, int32_t n_valid, uint32_t position)
 {
@@ -66,14 +88,13 @@ static int32_t sampler_pick(
 	/* all -infinity (or one +infinity): nothing to draw from but the best */
 	if (o->temperature < GREEDY || !isfinite(row.top))
 		return row.best;
-	double inv_t = 1.0 / (double)o->temperature;
-	const struct draw_noise noise = {.seed = o->seed, .position = position};
-	const struct draw_truncation t = {.top_k = o->top_k, .top_p = o->top_p, .min_p = o->min_p};
+	const struct draw_request q = sampler_request(s, position);
+	const struct draw_truncation t = sampler_truncation(o);
 	struct draw_cut cut;
-	int32_t id = draw_winner(logits, &row, &noise, inv_t, NULL);
-	return draw_truncation_keeps(logits, &row, inv_t, &t, id, &cut)
+	int32_t id = draw_winner(logits, &row, &q.noise, q.inv_t, NULL);
+	return draw_truncation_keeps(logits, &row, q.inv_t, &t, id, &cut)
 			   ? id
-			   : draw_winner(logits, &row, &noise, inv_t, &cut);
+			   : draw_winner(logits, &row, &q.noise, q.inv_t, &cut);
 }
 
 bool sampler_all_finite(const float *logits, int32_t n_valid)

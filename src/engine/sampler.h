@@ -14,6 +14,8 @@
 #ifndef GLM_ENGINE_SAMPLER_H
 #define GLM_ENGINE_SAMPLER_H
 
+#include "src/draw/draw.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -81,6 +83,13 @@ void sampler_note(struct sampler *s, int32_t id, bool in_prompt);
  * then. Where biases and `banned` leave none of the tokens that it allows, they do not count. */
 int32_t sampler_draw(struct sampler *s, const float *logits, int32_t n_valid,
 	const struct sampler_filter *filter, uint32_t position);
+
+/* The same with the op `draw` of the backends: what to ask for, and whether what came is the token
+ * that sampler_draw gives without a filter. Where it is not known, sampler_draw must decide: always
+ * with penalties or biases. */
+struct draw_request sampler_request(const struct sampler *s, uint32_t position);
+bool sampler_accepts(
+	const struct sampler *s, int32_t n_valid, uint32_t position, const struct draw_result *drawn);
 
 /* ln softmax(logits)[id] over the first n_valid ids, in double. */
 double sampler_logprob(const float *logits, int32_t n_valid, int32_t id);

@@ -151,6 +151,22 @@ float *session_row_buffer(struct session *s, uint32_t n, struct err *e)
 void session_drop_logits(struct session *s)
 {
 	s->n_rows = 0;
+	s->device_serial = 0;
+}
+
+int session_fetch_logits(struct session *s, struct err *e)
+{
+	const struct model *m = &s->g->model;
+	size_t n_vocab = m->config.n_vocab;
+	if (!s->device_serial || !s->n_rows)
+		return 0;
+	if (s->device_serial != m->ws.logits_serial)
+		bug("the logits of a session were overwritten before they were fetched");
+	int rc = s->g->backend->ops->download(s->g->backend, s->of_several ? s->rows : s->logits,
+		m->ws.logits + s->device_row * n_vocab, s->n_rows * n_vocab * sizeof(float), e);
+	if (!rc)
+		s->device_serial = 0;
+	return rc;
 }
 
 bool session_has_mtp_rows(const struct session *s, uint32_t first, uint32_t n)
@@ -370,7 +386,7 @@ const int32_t *session_tokens(const struct session *s)
 
 const float *session_row_logits(const struct session *s, uint32_t row)
 {
-	if (row >= s->n_rows)
+	if (row >= s->n_rows || s->device_serial)
 		return NULL;
 	return s->of_several ? s->rows + (size_t)row * s->g->model.config.n_vocab : s->logits;
 }

@@ -88,6 +88,11 @@ const int32_t *session_tokens(const struct session *s); /* [length], valid until
  * not available. Those from engine_n_valid on are of padding rows: not to be sampled. */
 const float *session_logits(const struct session *s);
 
+/* Brings the logits of the last step to the host, where batch_step left them on the device
+ * (batch_part.draws); session_logits and session_row_logits are NULL before. Only until something
+ * else is computed by any session of the engine. Does nothing when they are there. */
+int session_fetch_logits(struct session *s, struct err *e);
+
 /* From now on also fills the MTP layer's caches, which drafts need: two projections a token.
  * ERR_INPUT when the model has no MTP layer. */
 int session_enable_mtp(struct session *s, struct err *e);

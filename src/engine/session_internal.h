@@ -18,6 +18,10 @@ struct session {
 	float *logits;   /* [n_vocab], of one row; shared memory, so the device writes it */
 	float *rows;     /* [SESSION_ROWS_MAX][n_vocab], of several; NULL until they are needed */
 	bool of_several; /* which of the two holds them */
+	/* They are still where the model computed them, from row device_row of ws.logits on, as long as
+	 * ws.logits_serial is this one; 0: they are in the memory above. */
+	uint64_t device_serial;
+	uint32_t device_row;
 	bool mtp;
 	bool has_state;      /* the hidden state of position length - 1 is kept ... */
 	uint32_t last_state; /* ... as this state of the slot (mtp.h) */

@@ -205,6 +205,7 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 {
 	const struct model_config *c = &m->config;
 	struct backend *b = m->backend;
+	m->ws.logits_serial++;
 	for (uint32_t at = 0; at < n;) {
 		uint32_t rows = MIN(n - at, m->ws.logit_rows);
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.head, .y = m->ws.logits}, 1,

@@ -7,13 +7,16 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/draw/draw.h"
 #include "src/forward/lookahead.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define LOGIT_ROWS      32 /* rows of logits at once: bounds the workspace for large vocabularies */
+#define LOGIT_ROWS      64 /* rows of logits at once: bounds the workspace for large vocabularies */
 #define WORKSPACE_ALIGN 256 /* of every buffer */
+
+_Static_assert(LOGIT_ROWS <= DRAW_ROWS_MAX, "one call draws from all rows of logits");
 
 /* Consecutive buffers of one allocation; base NULL: only their size. */
 struct arena {
@@ -68,6 +71,7 @@ static void workspace_layout(
 	size_t width = config_cache_width(c), ff = MAX(c->n_dense ? c->ff_dense : 0, c->ff_shared);
 	size_t ahead = LOOKAHEAD_MAX * lookahead_max_rows(ws->max_rows);
 	ws->logit_rows = MIN(ws->max_rows, LOGIT_ROWS);
+	ws->drawn = arena_alloc(shared, ws->logit_rows, sizeof *ws->drawn);
 	ws->expert_ids = arena_alloc(shared, r * c->n_used, sizeof(uint64_t));
 	ws->predicted_ids = arena_alloc(shared, 2 * ahead * c->n_used, sizeof(uint64_t));
 	ws->step = arena_alloc(device, workspace_step_bytes(ws, ws->max_rows), 1);

@@ -56,6 +56,8 @@ struct workspace {
 	float *hidden;
 	float *logits; /* [logit_rows][n_vocab] */
 	uint32_t logit_rows;
+	struct draw_result *drawn; /* [logit_rows] shared: what was drawn from them */
+	uint64_t logits_serial;    /* changes when others are computed into `logits` */
 	/* drafts, NULL without MTP; M: draft_rows */
 	uint32_t draft_rows;  /* sequences that draft together, at most */
 	float *mtp_in;        /* [R][2 * n_embd] */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Steps over several sessions on the pocket model: whoever shares a step, in whatever order and mix
- * of prompts and single tokens, every session gets the bits it gets alone; copied prefixes are as
- * good as computed ones.
+ * of prompts and single tokens, every session gets the bits it gets alone, also where tokens are
+ * drawn by the device and its logits are fetched later; copied prefixes are as good as computed
+ * ones.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -67,6 +68,20 @@ static uint64_t expected(int i, uint32_t n)
 	return alone[i][n];
 }
 
+static void check_drawn(
+	const float *logits, const struct draw_request *request, const struct draw_result *drawn)
+{
+	struct draw_result want;
+	int32_t n = engine_n_valid(g);
+	float maxima[draw_blocks(n)];
+	draw_row(logits, n, request, maxima, &want);
+	assert_int_equal(drawn->id, want.id);
+	assert_int_equal(drawn->best, want.best);
+	assert_int_equal(drawn->finite, 1);
+	assert_int_equal(drawn->n_before, want.n_before);
+	assert_int_equal(drawn->mass, want.mass);
+}
+
 /* Random mixes: each session of a step adds one token or some, in random order; the sums keep
  * within the chunk. */
 static void test_mixed_steps(void **state)
@@ -84,6 +99,8 @@ static void test_mixed_steps(void **state)
 		session_rewind(sessions[i], 0);
 	for (int step = 0; step < 14; step++) {
 		struct batch_part parts[N];
+		struct draw_request draws[N];
+		struct draw_result drawn[N];
 		uint32_t n_parts = 0, room = CHUNK;
 		int first = (int)rng_below(&r, N);
 		for (int k = 0; k < N; k++) {
@@ -94,10 +111,19 @@ static void test_mixed_steps(void **state)
 			if (!n || !rng_below(&r, 5))
 				continue;
 			room -= n;
-			parts[n_parts++] = (struct batch_part){.session = sessions[i],
+			parts[n_parts] = (struct batch_part){.session = sessions[i],
 				.tokens = text[i] + length,
 				.n = n,
 				.logits = rng_below(&r, 4) > 0};
+			draws[n_parts] = (struct draw_request){.noise = {rng_u64(&r), length + n},
+				.inv_t = rng_below(&r, 4) ? 1.25 : 0,
+				.sums = true};
+			draws[n_parts].sums = draws[n_parts].inv_t > 0;
+			if (rng_below(&r, 2)) {
+				parts[n_parts].draws = &draws[n_parts];
+				parts[n_parts].drawn = &drawn[n_parts];
+			}
+			n_parts++;
 		}
 		struct err e = {0};
 		if (batch_step(parts, n_parts, NULL, &e))
@@ -111,6 +137,11 @@ static void test_mixed_steps(void **state)
 			if (!parts[p].logits) {
 				assert_null(session_logits(s));
 				continue;
+			}
+			if (parts[p].draws) {
+				assert_null(session_logits(s));
+				assert_int_equal(session_fetch_logits(s, &e), 0);
+				check_drawn(session_logits(s), &draws[p], &drawn[p]);
 			}
 			assert_true(n_got < 64);
 			at[n_got].session = i;

@@ -110,7 +110,10 @@ static uint64_t decode(const struct engine_options *o, enum how how, uint64_t se
 			continue;
 		struct batch_part p[2];
 		for (int i = 0; i < 2; i++)
-			p[i] = (struct batch_part){s[i], text[i] + 270 + 2 * k, 1 + (k == 4), true, false};
+			p[i] = (struct batch_part){.session = s[i],
+				.tokens = text[i] + 270 + 2 * k,
+				.n = 1 + (k == 4),
+				.logits = true};
 		if (batch_step(p, 2, NULL, &e))
 			fail_msg("%s", e.text);
 		for (int i = 0; i < 2; i++)

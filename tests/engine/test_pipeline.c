@@ -358,7 +358,10 @@ static uint64_t pipeline_run(const struct engine_options *o, bool lagging, uint6
 	for (uint32_t k = 0; k < 4; k++) {
 		struct batch_part p[3];
 		for (int i = 0; i < 3; i++) /* 9 rows in the last step: more than are recorded */
-			p[i] = (struct batch_part){s[i], text[i] + 100 + 3 * k, k == 3 ? 3 : 1, true, false};
+			p[i] = (struct batch_part){.session = s[i],
+				.tokens = text[i] + 100 + 3 * k,
+				.n = k == 3 ? 3 : 1,
+				.logits = true};
 		if (batch_step(p, 3, NULL, &e))
 			fail_msg("%s", e.text);
 		for (int i = 0; i < 3; i++)

@@ -7,6 +7,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "src/engine/generate.h"
 #include "src/serve/compute/scheduler.h"
 #include "tests/support/engine_help.h"
 
@@ -153,6 +154,58 @@ static void test_same_under_load(void **state)
 				buf_str(&together[i].text));
 		buf_free(&alone[i].text);
 		buf_free(&together[i].text);
+		job_drop(jobs[i]);
+	}
+	mailbox_drop(mail);
+	scheduler_close(s);
+}
+
+/* Options that the device can decide, those that it cannot, and those for which it does not say:
+ * all give the tokens of generate(), which draws on the host. */
+static void test_same_as_generate(void **state)
+{
+	(void)state;
+	static const struct sampler_options options[] = {
+		{.temperature = 0, .top_p = 1},
+		{.temperature = 1, .top_p = 1},
+		{.temperature = 1.4f, .top_p = 0.9f},
+		{.temperature = 1.4f, .top_p = 0.3f},
+		{.temperature = 1, .top_p = 1, .top_k = 3},
+		{.temperature = 1.2f, .top_p = 0.8f, .top_k = 20},
+		{.temperature = 1.3f, .top_p = 1, .min_p = 0.1f},
+		{.temperature = 1, .top_p = 0.95f, .repetition = 1.2f},
+	};
+	struct token_ids want[2 * ARRAY_LEN(options)] = {0};
+	struct answer got[ARRAY_LEN(want)] = {0};
+	struct job *jobs[ARRAY_LEN(want)];
+	struct mailbox *mail = mailbox_new();
+	struct session *session = session_of(g, false);
+	unsigned retry;
+	for (uint32_t i = 0; i < ARRAY_LEN(want); i++) {
+		struct job *j = jobs[i] = make_job(mail, i, 500 + i, 20 + 7 * i, 25);
+		struct err e = {0};
+		j->sampling = options[i / 2];
+		j->sampling.seed = i;
+		j->options.logprobs = i % 2 && i % 4 == 1;
+		struct generate_options o = {.max_new = 25, .sampler = j->sampling};
+		struct generate_result r;
+		assert_int_equal(generate(session, j->prompt.data, (uint32_t)j->prompt.n, &o, &r, &e), 0);
+		for (uint32_t k = 0; k < r.new_tokens; k++)
+			assert_int_equal(token_ids_push(&want[i], session_tokens(session)[j->prompt.n + k]), 0);
+	}
+	session_free(session);
+	struct scheduler *s = open_scheduler(N_SESSIONS, N_JOBS);
+	for (uint32_t i = 0; i < ARRAY_LEN(want); i += N_JOBS)
+		assert_int_equal(scheduler_submit(s, jobs + i, MIN(N_JOBS, ARRAY_LEN(want) - i), &retry),
+			SCHEDULER_TAKEN);
+	collect(mail, got, ARRAY_LEN(want));
+	for (uint32_t i = 0; i < ARRAY_LEN(want); i++) {
+		assert_int_equal(got[i].last, JOB_END);
+		assert_int_equal(jobs[i]->generated.n, want[i].n);
+		assert_memory_equal(
+			jobs[i]->generated.data, want[i].data, want[i].n * sizeof *want[i].data);
+		buf_free(&got[i].text);
+		token_ids_free(&want[i]);
 		job_drop(jobs[i]);
 	}
 	mailbox_drop(mail);
@@ -373,6 +426,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_same_under_load),
+		cmocka_unit_test(test_same_as_generate),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_queue),
 		cmocka_unit_test(test_sessions_are_found),

@@ -83,7 +83,8 @@ void output_free(struct output *o); /* NULL is fine */
 bool output_allows(struct output *o, int32_t id);
 void output_mask(struct output *o, float *logits, int32_t n_valid);
 
-/* The next token (not one that ends the turn) and the logits it was drawn from, unmasked. */
+/* The next token (not one that ends the turn) and the logits it was drawn from, unmasked; they may
+ * be NULL without `logprobs`. */
 enum output_next output_push(struct output *o, int32_t id, const float *logits, int32_t n_valid);
 
 /* The end: gives out what was held back. ended: the model ended its turn. */

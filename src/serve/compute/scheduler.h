@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SCHEDULER_ROWS         8 /* most sessions in a step that writes */
+#define SCHEDULER_ROWS         64 /* most sessions in a step that writes */
 #define SCHEDULER_SESSIONS_MAX 64
 
 struct scheduler;

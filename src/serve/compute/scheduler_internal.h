@@ -21,6 +21,7 @@ struct slot {
 	struct session *session;
 	struct job *job; /* NULL: idle */
 	enum scheduler_state state;
+	int32_t next;        /* WRITING: the token that was drawn last; it is computed next */
 	uint32_t prompt;     /* tokens of the prompt of the last job */
 	struct slot *leader; /* reads `common` tokens that this job begins with too; NULL: none */
 	uint32_t common;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Steps: prompts in chunks, answers a token at a time. */
+/*
+ * Steps: prompts in chunks, answers a token at a time. The token behind a row is drawn as soon as
+ * the row is computed, and given out. It is computed in the next step (slot.next).
+ */
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -44,7 +47,7 @@ static bool parts_compute(
 	metrics_add(s->metrics, METRICS_STEPS, 1);
 	metrics_add(s->metrics, METRICS_ROWS, rows);
 	for (uint32_t i = 0; i < n && !rc; i++)
-		if (parts[i].logits && !session_logits(at[i]->session))
+		if (!session_length(at[i]->session)) /* batch_step has forgotten it */
 			slot_fail_not_finite(s, at[i]);
 	if (!rc)
 		return true;
@@ -56,46 +59,6 @@ static bool parts_compute(
 	for (uint32_t i = 0; i < n; i++)
 		slot_fail(s, at[i], &e);
 	return false;
-}
-
-/* One chunk, shared evenly by all sessions that still read their prompts. */
-static void prefill_step(struct scheduler *s)
-{
-	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
-	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
-	uint32_t n = 0, left = 0, room = batch_max_rows(s->engine);
-	for (uint32_t i = 0; i < s->n_slots; i++)
-		left += s->slots[i].job && s->slots[i].state == SCHEDULER_READING &&
-				!slot_follows(s, &s->slots[i]);
-	for (uint32_t k = 0; k < s->n_slots && left && room; k++) {
-		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
-		if (!slot->job || slot->state != SCHEDULER_READING || slot->leader)
-			continue;
-		const struct token_ids *prompt = &slot->job->prompt;
-		uint32_t done = session_length(slot->session), rest = (uint32_t)prompt->n - done;
-		uint32_t rows = MIN(rest, MAX(room / left, 1));
-		left--;
-		room -= rows;
-		at[n] = slot;
-		parts[n] = (struct batch_part){.session = slot->session,
-			.tokens = prompt->data + done,
-			.n = rows,
-			.logits = rows == rest};
-		n++;
-	}
-	s->turn = (s->turn + 1) % s->n_slots;
-	if (!parts_compute(s, parts, at, n))
-		return;
-	for (uint32_t i = 0; i < n; i++) {
-		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
-		if (!at[i]->job)
-			continue;
-		job_progress(at[i]->job, session_length(at[i]->session), at[i]->prompt);
-		if (parts[i].logits) {
-			at[i]->state = SCHEDULER_WRITING;
-			slot_keep_prefix(s, at[i]);
-		}
-	}
 }
 
 #define JOB_ENDS_MAX 128 /* stop tokens of the model and 64 of a request */
@@ -136,40 +99,85 @@ static size_t job_end_tokens(const struct scheduler *s, const struct job *j, int
 	return count;
 }
 
-/* The logits are at hand: draws the next token and gives it out. False when the answer has ended,
- * or an allocation of the scope has failed. */
-static bool slot_draw(struct scheduler *s, struct slot *slot, int32_t *id)
+/* Whether nobody needs the logits that the job's tokens are drawn from, as long as the token that
+ * the device draws is allowed. */
+static bool job_draws_on_device(const struct job *j)
+{
+	return !j->options.logprobs && !job_bans_ends(j) && !sampler_adjusts(&j->sampler);
+}
+
+/* The last row of this part of a step has logits: how the next token is drawn. */
+static void part_draws(struct batch_part *part, const struct job *j, struct draw_request *request,
+	struct draw_result *drawn)
+{
+	part->logits = true;
+	if (!job_draws_on_device(j))
+		return;
+	*request = sampler_request(&j->sampler, session_length(part->session) + part->n);
+	part->draws = request;
+	part->drawn = drawn;
+}
+
+/* Draws the token of a slot behind its last step. 0, or an error of the device. */
+static int slot_draw(struct scheduler *s, struct slot *slot, const struct batch_part *part,
+	int32_t *id, struct err *e)
 {
 	struct job *j = slot->job;
-	const float *logits = session_logits(slot->session);
+	uint32_t position = session_length(slot->session);
 	int32_t n_valid = engine_n_valid(s->engine), ends_with[JOB_ENDS_MAX];
+	if (part->draws && sampler_accepts(&j->sampler, n_valid, position, part->drawn) &&
+		output_allows(j->output, part->drawn->id)) {
+		*id = part->drawn->id;
+		return 0;
+	}
+	int rc = session_fetch_logits(slot->session, e);
+	if (rc)
+		return rc;
 	const struct sampler_filter filter = {.user = j->output,
 		.allows = token_allowed,
 		.mask = tokens_mask,
 		.banned = ends_with,
 		.n_banned = job_bans_ends(j) ? job_end_tokens(s, j, ends_with) : 0};
-	*id = sampler_draw(&j->sampler, logits, n_valid, &filter, session_length(slot->session));
+	*id = sampler_draw(&j->sampler, session_logits(slot->session), n_valid, &filter, position);
+	return 0;
+}
+
+/* The token is drawn and given out, unless an allocation of the scope has failed. */
+static void slot_give_token(struct scheduler *s, struct slot *slot, const struct batch_part *part)
+{
+	struct job *j = slot->job;
+	struct err e = {0};
+	int32_t id;
+	if (slot_draw(s, slot, part, &id, &e)) {
+		log_warn("the logits of a step: %s", e.text);
+		err_set(&e, e.code, "the model could not be computed; the server's log says why");
+		slot_fail(s, slot, &e);
+		return;
+	}
 	if (mem_scope_failed())
-		return false;
+		return;
 	if (!j->first_token_ns) {
 		j->first_token_ns = clock_ns();
 		metrics_observe(s->metrics, METRICS_FIRST_TOKEN, j->first_token_ns - j->submitted_ns);
 	}
+	slot->state = SCHEDULER_WRITING;
+	slot->next = id;
 	enum generate_stop stop;
-	bool ends = generate_ends(s->engine, *id, session_length(slot->session),
+	bool ends = generate_ends(s->engine, id, session_length(slot->session),
 		(uint32_t)j->generated.n, j->max_new, false, &stop);
-	if ((ends && stop == GENERATE_STOP_TOKEN) || is_stop_id(j, *id)) {
+	if ((ends && stop == GENERATE_STOP_TOKEN) || is_stop_id(j, id)) {
 		slot_finish(s, slot, JOB_STOP_TOKEN);
-		return false;
+		return;
 	}
 	metrics_add(s->metrics, METRICS_NEW_TOKENS, 1);
-	if (token_ids_push(&j->generated, *id)) {
+	if (token_ids_push(&j->generated, id)) {
 		mem_scope_fail();
-		return false;
+		return;
 	}
 	if (sampler_adjusts(&j->sampler))
-		sampler_note(&j->sampler, *id, false);
-	enum output_next next = output_push(j->output, *id, logits, n_valid);
+		sampler_note(&j->sampler, id, false);
+	enum output_next next =
+		output_push(j->output, id, session_logits(slot->session), engine_n_valid(s->engine));
 	if (next != OUTPUT_GO_ON)
 		slot_finish(s, slot,
 			next == OUTPUT_ONE_CALL   ? JOB_ONE_CALL
@@ -177,40 +185,85 @@ static bool slot_draw(struct scheduler *s, struct slot *slot, int32_t *id)
 									  : JOB_STOP_STRING);
 	else if (ends)
 		slot_finish(s, slot, JOB_LENGTH);
-	return slot->job != NULL;
 }
 
-static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
+/* The last row of a slot has been computed: draws the next token and gives it out. The job is gone
+ * from its slot when the answer has ended. */
+static void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_part *part)
 {
 	struct mem_scope scope;
 	mem_scope_begin(&scope);
-	bool goes_on = slot_draw(s, slot, id);
-	if (mem_scope_end(&scope) && slot->job) {
+	slot_give_token(s, slot, part);
+	if (mem_scope_end(&scope) && slot->job)
 		slot_fail_memory(s, slot);
-		goes_on = false;
-	}
-	return goes_on;
 }
 
-/* One token of up to SCHEDULER_ROWS sessions. */
+/* One chunk, shared evenly by all sessions that still read their prompts. */
+static void prefill_step(struct scheduler *s)
+{
+	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
+	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
+	struct draw_request draws[SCHEDULER_SESSIONS_MAX];
+	struct draw_result drawn[SCHEDULER_SESSIONS_MAX];
+	uint32_t n = 0, left = 0, room = batch_max_rows(s->engine);
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		left += s->slots[i].job && s->slots[i].state == SCHEDULER_READING &&
+				!slot_follows(s, &s->slots[i]);
+	for (uint32_t k = 0; k < s->n_slots && left && room; k++) {
+		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
+		if (!slot->job || slot->state != SCHEDULER_READING || slot->leader)
+			continue;
+		const struct token_ids *prompt = &slot->job->prompt;
+		uint32_t done = session_length(slot->session), rest = (uint32_t)prompt->n - done;
+		uint32_t rows = MIN(rest, MAX(room / left, 1));
+		left--;
+		room -= rows;
+		at[n] = slot;
+		parts[n] =
+			(struct batch_part){.session = slot->session, .tokens = prompt->data + done, .n = rows};
+		if (rows == rest)
+			part_draws(&parts[n], slot->job, &draws[n], &drawn[n]);
+		n++;
+	}
+	s->turn = (s->turn + 1) % s->n_slots;
+	if (!parts_compute(s, parts, at, n))
+		return;
+	for (uint32_t i = 0; i < n; i++) {
+		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
+		if (!at[i]->job)
+			continue;
+		job_progress(at[i]->job, session_length(at[i]->session), at[i]->prompt);
+		if (!parts[i].logits)
+			continue;
+		slot_continue(s, at[i], &parts[i]);
+		if (at[i]->job)
+			slot_keep_prefix(s, at[i]);
+	}
+}
+
+/* One token of up to SCHEDULER_ROWS sessions, as many as the device computes with equal bits. */
 static void decode_step(struct scheduler *s)
 {
 	struct batch_part parts[SCHEDULER_ROWS];
 	struct slot *at[SCHEDULER_ROWS] = {NULL};
-	int32_t ids[SCHEDULER_ROWS];
-	uint32_t n = 0, k, most = MIN(SCHEDULER_ROWS, batch_max_rows(s->engine));
+	struct draw_request draws[SCHEDULER_ROWS];
+	struct draw_result drawn[SCHEDULER_ROWS];
+	uint32_t n = 0, k, most = MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine));
 	for (k = 0; k < s->n_slots && n < most; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
-		if (!slot->job || slot->state != SCHEDULER_WRITING || !slot_sample(s, slot, &ids[n]))
+		if (!slot->job || slot->state != SCHEDULER_WRITING)
 			continue;
 		at[n] = slot;
-		parts[n] = (struct batch_part){
-			.session = slot->session, .tokens = &ids[n], .n = 1, .logits = true};
+		parts[n] = (struct batch_part){.session = slot->session, .tokens = &slot->next, .n = 1};
+		part_draws(&parts[n], slot->job, &draws[n], &drawn[n]);
 		n++;
 	}
 	s->turn = (s->turn + k) % s->n_slots;
-	if (n)
-		parts_compute(s, parts, at, n);
+	if (!parts_compute(s, parts, at, n))
+		return;
+	for (uint32_t i = 0; i < n; i++)
+		if (at[i]->job)
+			slot_continue(s, at[i], &parts[i]);
 }
 
 void scheduler_step(struct scheduler *s)
