@@ -329,6 +329,60 @@ static void test_sessions_are_found(void **state)
 	scheduler_close(s);
 }
 
+/* A long prompt is read in slices while an answer is written, with tokens of the answer between
+ * them; in three steps when nobody writes. */
+static void test_prompts_in_slices(void **state)
+{
+	(void)state;
+	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+		.backend = "cpu",
+		.context = 1600,
+		.chunk = 512,
+		.sessions = 2,
+		.no_mtp = true};
+	struct engine *global = g;
+	g = engine_of(&o);
+	struct scheduler *s = open_scheduler(2, 4);
+	unsigned retry;
+	for (int busy = 0; busy < 2; busy++) {
+		struct mailbox *mail = mailbox_new(), *apart = mailbox_new();
+		struct job *writer = make_job(apart, 0, 900, 20, 1500),
+				   *reader = make_job(mail, 0, 901 + (uint64_t)busy, 1400, 1);
+		struct answer got[2] = {0};
+		writer->options.min_new = 1500;
+		if (busy) {
+			assert_int_equal(scheduler_submit(s, &writer, 1, &retry), SCHEDULER_TAKEN);
+			for (uint64_t before = metrics_get(metrics, METRICS_NEW_TOKENS);
+				 metrics_get(metrics, METRICS_NEW_TOKENS) < before + 5;)
+				nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+		}
+		uint64_t steps = metrics_get(metrics, METRICS_STEPS),
+				 tokens = metrics_get(metrics, METRICS_NEW_TOKENS);
+		assert_int_equal(scheduler_submit(s, &reader, 1, &retry), SCHEDULER_TAKEN);
+		collect(mail, &got[0], 1);
+		/* one or two more than there were when the reader ended */
+		tokens = metrics_get(metrics, METRICS_NEW_TOKENS) - tokens;
+		steps = metrics_get(metrics, METRICS_STEPS) - steps - (tokens - 1);
+		if (busy) {
+			assert_true(steps > 8); /* that read */
+			assert_true(tokens > steps);
+			atomic_store(&writer->cancel, true);
+			collect(apart, &got[1], 1);
+		} else {
+			assert_int_equal(steps, 3);
+		}
+		buf_free(&got[0].text);
+		buf_free(&got[1].text);
+		job_drop(writer);
+		job_drop(reader);
+		mailbox_drop(mail);
+		mailbox_drop(apart);
+	}
+	scheduler_close(s);
+	assert_int_equal(engine_close(g, NULL), 0);
+	g = global;
+}
+
 /* What several prompts have in common is read once, also when they come at the same moment, and
  * when the first one leaves. */
 static void test_common_prompts(void **state)
@@ -431,6 +485,7 @@ int main(void)
 		cmocka_unit_test(test_queue),
 		cmocka_unit_test(test_sessions_are_found),
 		cmocka_unit_test(test_common_prompts),
+		cmocka_unit_test(test_prompts_in_slices),
 		cmocka_unit_test(test_end_of_context),
 	};
 	return cmocka_run_group_tests(tests, serve_scheduler_setup, serve_scheduler_teardown);

@@ -234,12 +234,12 @@ void cuda_draw(struct backend *base, const float *logits, int64_t stride, int32_
 		sum_rows |= (uint64_t)(requests[r].sums && requests[r].inv_t > 0) << r;
 	}
 	unsigned n_parts = (unsigned)((n + PART_IDS - 1) / PART_IDS);
-	size_t cells = (size_t)rows * n_parts;
+	size_t n_all = (size_t)rows * n_parts;
 	struct part_scores *parts = (struct part_scores *)cuda_scratch(
-		b, cells * (sizeof(struct part_scores) + sizeof(struct part_sums)));
+		b, n_all * (sizeof(struct part_scores) + sizeof(struct part_sums)));
 	if (!parts)
 		return;
-	struct part_sums *sums = (struct part_sums *)(parts + cells);
+	struct part_sums *sums = (struct part_sums *)(parts + n_all);
 	dim3 grid(n_parts, (unsigned)rows);
 	cuda_launch(b, scores_kernel, grid, THREADS, 0, logits, stride, n, all, parts);
 	if (sum_rows)

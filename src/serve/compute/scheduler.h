@@ -2,9 +2,10 @@
 /*
  * The one thread that computes. Jobs wait in a bounded queue until a session is free: clients get
  * them in turn (client_rank), the jobs of one client in their order. The jobs that have a session
- * take turns: a step either reads prompts (a chunk shared by all sessions that still read) or
- * writes (one token of up to SCHEDULER_ROWS sessions). Reading and writing get the same time while
- * both want it. An answer's tokens do not depend on who else is served.
+ * take turns: a step either reads prompts (rows shared by all sessions that still read) or writes
+ * (one token of up to SCHEDULER_ROWS sessions). Reading and writing get the same time while both
+ * want it, and prompts are then read in slices that take about as long as a few tokens. An answer's
+ * tokens do not depend on who else is served.
  *
  * A session keeps its timeline when its job ends. A new job gets the idle session whose
  * conversation it goes on with; else the one that was idle longest, into which the longest common

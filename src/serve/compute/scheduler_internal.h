@@ -13,6 +13,7 @@
 
 #include "src/engine/batch.h"
 #include "src/serve/compute/scheduler.h"
+#include "src/serve/compute/slices.h"
 
 #include <pthread.h>
 
@@ -37,12 +38,14 @@ struct scheduler {
 	uint32_t n_slots;           /* constant */
 	uint32_t queue_limit;       /* constant */
 	pthread_t thread;
-	struct slot *slots; /* [n_slots] compute */
-	uint32_t turn;      /* compute: who is first in the next step */
-	uint64_t n_jobs;    /* compute: begun */
-	uint64_t n_ended;   /* compute */
-	int64_t writing_ns; /* compute: decode time that prompts have delayed */
-	atomic_bool abort;  /* cuts a step short */
+	struct slot *slots;        /* [n_slots] compute */
+	uint32_t turn;             /* compute: who is first in the next step */
+	uint64_t n_jobs;           /* compute: begun */
+	uint64_t n_ended;          /* compute */
+	int64_t writing_ns;        /* compute: decode time that prompts have delayed */
+	uint64_t decode_ns;        /* compute: of a step that writes, smoothed; 0: none yet */
+	struct slice_costs slices; /* compute */
+	atomic_bool abort;         /* cuts a step short */
 	pthread_mutex_t lock;
 	pthread_cond_t wake, ended;
 	struct job *first, **last;         /* lock: the queue */

@@ -2,6 +2,9 @@
 /*
  * Steps: prompts in chunks, answers a token at a time. The token behind a row is drawn as soon as
  * the row is computed, and given out. It is computed in the next step (slot.next).
+ *
+ * While answers are written, prompts are read in slices (slices.h). Both get the same time: before
+ * the next slice answers are written for as long as the last one took.
  */
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -9,6 +12,8 @@
 #include "src/base/num.h"
 #include "src/engine/generate.h"
 #include "src/serve/compute/scheduler_internal.h"
+
+#define SLICE_STEPS 4 /* a slice of prompts takes about as long as so many steps that write */
 
 static void slot_fail_not_finite(struct scheduler *s, struct slot *slot)
 {
@@ -198,14 +203,26 @@ static void slot_continue(struct scheduler *s, struct slot *slot, const struct b
 		slot_fail_memory(s, slot);
 }
 
-/* One chunk, shared evenly by all sessions that still read their prompts. */
-static void prefill_step(struct scheduler *s)
+/* How many of the `rest` rows of a prompt are read now, where there is room for some. A rest of so
+ * few rows that the device computed them in its way for decoding is not left behind: a prompt's
+ * bits would depend on how it was cut. */
+static uint32_t prompt_rows(const struct scheduler *s, uint32_t rest, uint32_t room)
+{
+	uint32_t few = batch_decode_rows(s->engine), rows = MIN(rest, MAX(room, 1));
+	if (rest > rows && rest - rows <= few && rows > 2 * few)
+		rows -= few;
+	return rows;
+}
+
+/* Up to `room` rows, shared evenly by all sessions that still read their prompts. Returns how many
+ * were computed. */
+static uint32_t prefill_step(struct scheduler *s, uint32_t room)
 {
 	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
 	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
 	struct draw_request draws[SCHEDULER_SESSIONS_MAX];
 	struct draw_result drawn[SCHEDULER_SESSIONS_MAX];
-	uint32_t n = 0, left = 0, room = batch_max_rows(s->engine);
+	uint32_t n = 0, left = 0, total = 0;
 	for (uint32_t i = 0; i < s->n_slots; i++)
 		left += s->slots[i].job && s->slots[i].state == SCHEDULER_READING &&
 				!slot_follows(s, &s->slots[i]);
@@ -215,9 +232,10 @@ static void prefill_step(struct scheduler *s)
 			continue;
 		const struct token_ids *prompt = &slot->job->prompt;
 		uint32_t done = session_length(slot->session), rest = (uint32_t)prompt->n - done;
-		uint32_t rows = MIN(rest, MAX(room / left, 1));
+		uint32_t rows = prompt_rows(s, rest, room / left);
 		left--;
 		room -= rows;
+		total += rows;
 		at[n] = slot;
 		parts[n] =
 			(struct batch_part){.session = slot->session, .tokens = prompt->data + done, .n = rows};
@@ -227,7 +245,7 @@ static void prefill_step(struct scheduler *s)
 	}
 	s->turn = (s->turn + 1) % s->n_slots;
 	if (!parts_compute(s, parts, at, n))
-		return;
+		return 0;
 	for (uint32_t i = 0; i < n; i++) {
 		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
 		if (!at[i]->job)
@@ -239,6 +257,7 @@ static void prefill_step(struct scheduler *s)
 		if (at[i]->job)
 			slot_keep_prefix(s, at[i]);
 	}
+	return total;
 }
 
 /* One token of up to SCHEDULER_ROWS sessions, as many as the device computes with equal bits. */
@@ -266,6 +285,13 @@ static void decode_step(struct scheduler *s)
 			slot_continue(s, at[i], &parts[i]);
 }
 
+/* Fewer rows would be computed in the device's way for decoding. */
+static uint32_t slice_least(const struct scheduler *s)
+{
+	uint32_t few = batch_decode_rows(s->engine);
+	return few < batch_max_rows(s->engine) ? few + 1 : 1;
+}
+
 void scheduler_step(struct scheduler *s)
 {
 	bool reading = slots_count(s, SCHEDULER_READING), writing = slots_count(s, SCHEDULER_WRITING);
@@ -273,11 +299,21 @@ void scheduler_step(struct scheduler *s)
 		return;
 	uint64_t start = clock_ns();
 	bool write = writing && (!reading || s->writing_ns > 0);
+	uint32_t room = batch_max_rows(s->engine), rows = 0;
+	if (writing && s->decode_ns > 0)
+		room = MAX(slices_rows(&s->slices, SLICE_STEPS * s->decode_ns, room), slice_least(s));
 	if (write)
 		decode_step(s);
 	else
-		prefill_step(s);
-	int64_t took = (int64_t)(clock_ns() - start);
-	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, (uint64_t)took);
-	s->writing_ns = !reading || !writing ? 0 : write ? s->writing_ns - took : took;
+		rows = prefill_step(s, MIN(room, batch_max_rows(s->engine)));
+	uint64_t took = clock_ns() - start;
+	if (write)
+		s->decode_ns = s->decode_ns ? (7 * s->decode_ns + took) / 8 : took;
+	else if (rows)
+		slices_observe(&s->slices, rows, took);
+	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, took);
+	if (!reading || !writing)
+		s->writing_ns = 0;
+	else
+		s->writing_ns += write ? -(int64_t)took : (int64_t)took;
 }

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+/* Least squares with weights that decay. */
+#include "src/serve/compute/slices.h"
+
+#define DECAY 0.9
+#define WHOLE 0.75 /* of most rows: a step of this size may as well have all */
+
+/* Steps of one size do not tell the fixed part: then what was fitted before stays. */
+static void costs_fit(struct slice_costs *c)
+{
+	double spread = c->n * c->rows_squared - c->rows * c->rows;
+	if (spread < 0.01 * c->n * c->rows_squared)
+		return;
+	double slope = (c->n * c->rows_ns - c->rows * c->ns) / spread;
+	double start = (c->ns - slope * c->rows) / c->n;
+	c->fitted = true;
+	if (slope <= 0) { /* all cost the same */
+		c->fixed = c->ns / c->n;
+		c->each = 0;
+	} else if (start <= 0) {
+		c->fixed = 0;
+		c->each = c->rows_ns / c->rows_squared;
+	} else {
+		c->fixed = start;
+		c->each = slope;
+	}
+}
+
+void slices_observe(struct slice_costs *c, uint32_t rows, uint64_t ns)
+{
+	double r = (double)rows, t = (double)ns;
+	c->n = DECAY * c->n + 1;
+	c->rows = DECAY * c->rows + r;
+	c->rows_squared = DECAY * c->rows_squared + r * r;
+	c->ns = DECAY * c->ns + t;
+	c->rows_ns = DECAY * c->rows_ns + r * t;
+	costs_fit(c);
+}
+
+uint32_t slices_rows(const struct slice_costs *c, uint64_t target_ns, uint32_t most)
+{
+	if (c->n <= 0 || most <= 1)
+		return most;
+	if (!c->fitted)
+		return most / 2; /* which tells, at little loss */
+	/* the machine may have become slower or faster since the fit */
+	double pace = c->ns / (c->fixed * c->n + c->each * c->rows);
+	double fixed = pace * c->fixed, each = pace * c->each;
+	/* fixed / rows + each <= SLICE_LOSS * (fixed / most + each) */
+	double allowed = SLICE_LOSS * fixed / most + (SLICE_LOSS - 1) * each;
+	double rows = allowed > 0 ? fixed / allowed : 1;
+	double in_time = each > 0 ? ((double)target_ns - fixed) / each : 0;
+	if (in_time > rows)
+		rows = in_time;
+	return rows >= WHOLE * most ? most : rows > 1 ? (uint32_t)rows : 1;
+}
