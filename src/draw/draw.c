@@ -37,7 +37,7 @@ void draw_scan_row(const float *logits, int32_t n, float *maxima, struct draw_ro
 			row->top = maxima[b];
 			where = b;
 		}
-	for (size_t i = where * DRAW_BLOCK; i < (size_t)n; i++)
+	for (size_t i = where * DRAW_BLOCK; row->top > -INFINITY && i < (size_t)n; i++)
 		if (logits[i] == row->top) {
 			row->best = (int32_t)i;
 			break;
