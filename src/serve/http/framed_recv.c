@@ -23,12 +23,8 @@ void framed_recv_attach(int fd, struct framing *f)
 		atomic_store(&framings[fd], f);
 }
 
-void framed_recv_detach(int fd)
-{
-	if (fd >= 0 && (unsigned)fd < DESCRIPTORS)
-		atomic_store(&framings[fd], NULL);
-}
-
+/* What nobody has read when a socket is closed makes the kernel reset the connection, and the
+ * client would not see why it was refused. */
 static void drop_bytes(int fd, char *scratch, size_t n)
 {
 	while (n) {
@@ -37,6 +33,16 @@ static void drop_bytes(int fd, char *scratch, size_t n)
 			return;
 		n -= (size_t)got;
 	}
+}
+
+void framed_recv_detach(int fd)
+{
+	if (fd < 0 || (unsigned)fd >= DESCRIPTORS)
+		return;
+	const struct framing *f = atomic_exchange(&framings[fd], NULL);
+	char scratch[LOOK_BYTES];
+	if (f && framing_is_over(f))
+		drop_bytes(fd, scratch, DRAIN_BYTES);
 }
 
 ssize_t framed_recv(int fd, void *buf, size_t n, int flags)
@@ -59,8 +65,6 @@ ssize_t framed_recv(int fd, void *buf, size_t n, int flags)
 			return seen;
 		size_t used, made = framing_feed(f, in, (size_t)seen, &used, buf, n);
 		drop_bytes(fd, in, used);
-		/* what nobody has read when the socket is closed makes the kernel reset the connection, and
-		 * the client would not see the refusal */
 		if (framing_is_over(f))
 			drop_bytes(fd, in, DRAIN_BYTES);
 		if (made)

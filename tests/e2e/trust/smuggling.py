@@ -160,6 +160,7 @@ def try_directly(port, name, pieces, mark):
     c.send([*pieces, follow_up(mark)] if len(pieces) > 1 else [b"".join(pieces) + follow_up(mark)])
     wanted = whole + refused
     # the next request ends the connection; what goes on for ever has no answer
+    c.read(lambda: len(c.responses()) >= wanted, 20)
     c.read(lambda: len(c.responses()) > wanted, WAIT if goes_on else 20)
     statuses = [r[0] for r in c.responses()]
     early = [413, 431, 404, 405, 204]  # an answer before the body was sent, after which the connection ends
