@@ -11,8 +11,8 @@
  *   - It stores its scores as flag-in-data words of 64 bits: key and score. They are 0 between
  *     launches.
  *   - The last block has no weights. It writes the normed x of the first router. When the words are
- *     there it selects, a warp for each row of each router, zeroes the words and signals the fence.
- *     The other blocks wait for nobody, so no two blocks need run at the same time.
+ *     there it selects, each warp a row of a router at a time, zeroes the words and signals the
+ *     fence. The other blocks wait for nobody, so no two blocks need run at the same time.
  *
  * select_kernel: at most 32 * LANE_EXPERTS experts of one group, 32 rows times routers. One block,
  * a warp for each row of each router; it signals the fence. gate_kernel and select_kernel keep
@@ -37,7 +37,7 @@
 #define GATE_ROWS         4 /* weight rows of a block */
 #define GATE_WARPS        8 /* share a weight row, as in gemv_kernel */
 #define GATE_SUPER_BLOCKS 3 /* of a warp, at most */
-#define GATE_X            4 /* rows of x, at most */
+#define GATE_X            8 /* rows of x, at most */
 
 struct routes {
 	struct route of[ROUTES_MAX];
@@ -336,19 +336,29 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	}
 	grid_dependency_wait();
 	unsigned long long number = fence_next_value(a.fence);
+	/* this lane's values of row r for the products; those of a row are loaded before the row ahead
+	 * of it is multiplied */
+	auto load_x = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
+		const float *from = own.x + (int64_t)r * n_in;
+#pragma unroll
+		for (int i = 0; i < GATE_SUPER_BLOCKS; i++)
+#pragma unroll
+			for (int g = 0; g < 2; g++)
+				v[i][g] = *(const float4 *)(from + at[i] + 128 * g);
+	};
+	float4 next[GATE_SUPER_BLOCKS][2];
+	load_x(0, next);
+	/* squares as norm_row's threads take them, three of which this one is */
 #pragma unroll 1
 	for (int r = 0; r < a.rows; r++) {
 		const float *from = own.x + (int64_t)r * n_in;
-		/* squares as norm_row's threads take them, three of which this one is */
-		float4 q[GATE_SUPER_BLOCKS][2], v[GATE_SUPER_BLOCKS][2];
+		float4 q[GATE_SUPER_BLOCKS][2];
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
 			int k = min(4 * (tid + i * 32 * GATE_WARPS), n_in / 2 - 4);
 #pragma unroll
-			for (int g = 0; g < 2; g++) {
+			for (int g = 0; g < 2; g++)
 				q[i][g] = *(const float4 *)(from + k + g * (n_in / 2));
-				v[i][g] = *(const float4 *)(from + at[i] + 128 * g);
-			}
 		}
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
@@ -356,7 +366,16 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 			if (!lane)
 				squares[r][warp + i * GATE_WARPS] = sum;
 		}
-		__syncthreads();
+	}
+	__syncthreads();
+#pragma unroll 1
+	for (int r = 0; r < a.rows; r++) {
+		float4 v[GATE_SUPER_BLOCKS][2];
+#pragma unroll
+		for (int i = 0; i < GATE_SUPER_BLOCKS; i++)
+			v[i][0] = next[i][0], v[i][1] = next[i][1];
+		if (r + 1 < a.rows)
+			load_x(r + 1, next);
 		float scale = (float)rsqrt(
 			warp_sum(lane < super_blocks ? squares[r][lane] : 0) / n_in + (double)own.eps);
 		float acc[GATE_ROWS] = {0, 0, 0, 0};
@@ -388,9 +407,10 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	if (last)
 		__threadfence(); /* h: a deferred kernel reads it when the host, which has seen the fence,
 							has posted */
-	if (last && warp < a.n * a.rows)
-		select_from_flags(a.of[warp / a.rows], warp % a.rows, a.flags + warp * GATE_EXPERTS,
-			a.report, scores + warp, number);
+	if (last)
+		for (int u = warp; u < a.n * a.rows; u += GATE_WARPS)
+			select_from_flags(a.of[u / a.rows], u % a.rows, a.flags + u * GATE_EXPERTS, a.report,
+				scores + warp, number);
 	__syncthreads();
 	if (last) {
 		if (!tid)
