@@ -7,6 +7,7 @@
 
 #include <stdarg.h>
 #include <stdint.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,6 +159,14 @@ void mem_read_ahead(const void *p, size_t bytes)
 {
 	size_t before = (uintptr_t)p & ((size_t)sysconf(_SC_PAGESIZE) - 1);
 	posix_madvise((unsigned char *)(uintptr_t)p - before, bytes + before, POSIX_MADV_WILLNEED);
+}
+
+void mem_drop_cached(int fd, uint64_t offset, uint64_t bytes)
+{
+	/* the page cache holds runs of pages as one, and drops whole ones only */
+	const uint64_t run = (uint64_t)2 << 20, from = offset & ~(run - 1);
+	posix_fadvise(fd, (off_t)from, (off_t)((offset + bytes - from + run - 1) & ~(run - 1)),
+		POSIX_FADV_DONTNEED);
 }
 
 /* The number in a one-number file ("max" or unreadable: SIZE_MAX). */

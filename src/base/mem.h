@@ -14,6 +14,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* NULL in a scope only; n * size is checked. Zeroed memory. free() releases all of these. */
 void *mem_new(size_t n, size_t size);
@@ -55,6 +56,11 @@ void mem_unmap(void *p, size_t bytes);
 
 /* Asks the kernel to read mapped pages of a file soon; returns at once, refusal changes nothing. */
 void mem_read_ahead(const void *p, size_t bytes);
+
+/* Asks the kernel to drop bytes of a file from the page cache, so that they are read from the drive
+ * next time; what lies around them within 2 MiB goes too. Mapped pages stay; refusal changes
+ * nothing. */
+void mem_drop_cached(int fd, uint64_t offset, uint64_t bytes);
 
 /* Bytes this process may still use: the least of MemAvailable and what its cgroup limits leave
  * (cgroup v1 and v2); 0 when unknown. */

@@ -18,6 +18,7 @@
 /* ---- lost bytes ---- */
 
 #define NOTHING_LOST UINT64_MAX
+#define DROP_ALIGN   ((uint64_t)2 << 20) /* as mem_drop_cached */
 
 /* An address range that the handler knows. Ranges are never freed, so that the handler may walk
  * the list at any time; those of closed mappings are used again. */
@@ -177,13 +178,13 @@ void file_map_drop_cached(
 {
 	if (!m->data)
 		return;
-	const uint64_t from = num_align_down(offset, page_bytes),
-				   n = num_align_up(offset + bytes, page_bytes) - from;
 	/* first out of this process: the page cache keeps what is mapped */
-	madvise((void *)(uintptr_t)(m->data + from), (size_t)n, MADV_DONTNEED);
+	const uint64_t from = num_align_down(offset, DROP_ALIGN),
+				   to = MIN(num_align_up(offset + bytes, DROP_ALIGN), m->size);
+	madvise((void *)(uintptr_t)(m->data + from), (size_t)(to - from), MADV_DONTNEED);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return;
-	posix_fadvise(fd, (off_t)from, (off_t)n, POSIX_FADV_DONTNEED);
+	mem_drop_cached(fd, offset, bytes);
 	close(fd);
 }

@@ -88,5 +88,10 @@ int expert_check_err(const struct expert_check *c, const struct extent_plan *pla
 	enum extent_part order[EXTENT_PARTS];
 	if (span >= slot_order(plan, order))
 		bug("an expert has no span %u", span);
-	return check_values_err(c->values, expert_check_range(c, layer, order[span], expert), found, e);
+	check_values_err(c->values, expert_check_range(c, layer, order[span], expert), found, e);
+	if (c->has_copies)
+		err_hint(e, "the wrong bytes may be those of a copy (--replicas): glmstream verify -m FILE "
+					"compares each file, with FILE.gguf.xxh3 beside it if it has no check values "
+					"in it");
+	return ERR_RUN;
 }

@@ -31,6 +31,7 @@ struct expert_check {
 	const struct check_values *values; /* lent; NULL: nothing is checked */
 	enum check_mode mode;
 	int n_layers, n_experts;
+	bool has_copies;                 /* reads may come from copies of the file: an error says so */
 	uint64_t (*first)[EXTENT_PARTS]; /* [n_layers] number of a part's first range */
 	bool *passed;                    /* [n_layers * n_experts] */
 	struct check_figures figures;

@@ -275,6 +275,7 @@ static int open_tables(struct loader *l, const struct loader_options *o, struct 
 	l->refs = NEW_ARRAY(struct cache_ref, (size_t)l->n_experts);
 	make_views(l);
 	expert_check_init(&l->check, o->check_values, o->check_mode, l->n_layers, l->n_experts);
+	l->check.has_copies = o->n_replicas > 0;
 	l->shared.slot_work = mem_try_new((size_t)l->n_slots, sizeof *l->shared.slot_work);
 	return loader_queue_init(l) || !l->shared.slot_work ? no_memory_for_tables(l, e) : 0;
 }

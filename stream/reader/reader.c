@@ -12,7 +12,6 @@
 #include "stream/reader/reader_core.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -277,10 +276,8 @@ uint32_t reader_file_memory_align(const struct reader *r, uint32_t file)
 void reader_drop_cached(const struct reader *r, uint32_t file, uint64_t offset, uint64_t bytes)
 {
 	uint32_t i = file;
-	do { /* whole pages only are dropped */
-		const uint64_t from = num_align_down(offset, 4096);
-		posix_fadvise(handle_of(r, i)->fd, (off_t)from,
-			(off_t)(num_align_up(offset + bytes, 4096) - from), POSIX_FADV_DONTNEED);
+	do {
+		mem_drop_cached(handle_of(r, i)->fd, offset, bytes);
 		i = r->files.h[i].next_replica;
 	} while (i != file);
 }

@@ -4,8 +4,12 @@
 
 #include "tests/support/temp_dir.h"
 
+#include <fcntl.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -88,11 +92,54 @@ static void test_sent_signal(void **state)
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* How many pages of the mapping are in memory. */
+static size_t pages_in_memory(const struct file_map *m)
+{
+	static unsigned char in[FILE_BYTES / 4096];
+	size_t n = 0;
+	assert_int_equal(mincore((void *)(uintptr_t)m->data, FILE_BYTES, in), 0);
+	for (size_t i = 0; i < sizeof in; i++)
+		n += in[i] & 1;
+	return n;
+}
+
+/* Bytes that were looked at leave memory, those around them stay, and all can be looked at again.
+ */
+static void test_drop_cached(void **state)
+{
+	(void)state;
+	struct file_map m = {0};
+	struct err e = {0};
+	const char *path = make_file();
+	int fd = open(path, O_RDONLY);
+	assert_int_equal(fsync(fd), 0); /* what is not on the drive yet stays */
+	close(fd);
+	assert_int_equal(file_map_open(&m, path, &e), 0);
+	unsigned sum = 0;
+	for (size_t i = 0; i < FILE_BYTES; i++)
+		sum += m.data[i];
+	assert_int_equal(sum, FILE_BYTES);
+	assert_int_equal(pages_in_memory(&m), FILE_BYTES / 4096);
+	file_map_drop_cached(&m, path, 8192 + 5, 40960);
+	const size_t left = pages_in_memory(&m);
+	struct statfs fs;
+	assert_int_equal(statfs(path, &fs), 0);
+	if (fs.f_type == TMPFS_MAGIC)
+		print_message("the file is in memory alone\n");
+	else
+		assert_true(left <= FILE_BYTES / 4096 - 11);
+	for (size_t i = 0; i < FILE_BYTES; i++)
+		sum -= m.data[i];
+	assert_int_equal(sum, 0);
+	file_map_close(&m);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_lost_bytes),
 		cmocka_unit_test(test_sent_signal),
+		cmocka_unit_test(test_drop_cached),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

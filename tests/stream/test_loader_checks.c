@@ -201,6 +201,24 @@ static void test_permanent(void **state)
 	}
 }
 
+/* With a copy beside the file the error says that either may be wrong. */
+static void test_copies(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense;
+	struct reader_faults f = {.flip = true, .flip_offset = offset_in(layer, "up", 2)};
+	struct loader_options o = checked_options(0.1, 0, CHECK_FIRST, &f);
+	o.replicas = (const char *const[]){MODEL};
+	o.n_replicas = 1;
+	struct expert_source *s = open_source(&o);
+	struct expert_ref ref = {.id = 2};
+	struct err e = {0};
+	s->ops->step(s, EXPERT_DECODE, 1, 0);
+	assert_int_equal(use_experts(s, layer, EXPERT_DECODE, &ref, 1, &e), ERR_RUN);
+	assert_non_null(strstr(e.hint, "may be those of a copy"));
+	close_source(s);
+}
+
 /* Delays, reorderings, short reads and retries, and a read that is wrong a few times. */
 static void test_check_seeds(void **state)
 {
@@ -347,6 +365,7 @@ int main(void)
 		cmocka_unit_test(test_no_values),
 		cmocka_unit_test(test_transient),
 		cmocka_unit_test(test_permanent),
+		cmocka_unit_test(test_copies),
 		cmocka_unit_test(test_check_seeds),
 		cmocka_unit_test(test_failed_reads),
 		cmocka_unit_test(test_failed_copies_and_close),
