@@ -174,21 +174,20 @@ o = json.load(open(sys.argv[1]))
 assert (o["check_values"], o["n_check_values"]) == ("beside", 822)' "$work/out"
 run inspect "$work/synth.gguf"
 says 'check values +[0-9]+, in the file$'
-first=
 for how in "" "--cache-gb 0.004" "--cache-gb 0.004 --ram-gb 0.004 --no-direct"; do
 	# shellcheck disable=SC2086 # words
 	run "${short[@]}" --json $how
 	exits 0
 	check "the run says so: $how" grep -q 'bytes verified$' "$work/err"
 	check "the same answer: $how" cmp -s "$work/out" "$work/answer"
-	check "each expert once: $how" [ "$(counted experts_verified)" = "${first:=$(counted experts_verified)}" ]
+	check "experts are compared: $how" [ "$(counted experts_verified)" -gt 50 ]
+	check "once: $how" [ "$(counted experts_verified)" -le $((7 * 32)) ]
 	check "all right: $how" [ "$(counted experts_reread)" = 0 ]
 done
-check "there were some" [ "$first" -gt 50 ]
-run "${short[@]}" --json --cache-gb 0.004 --verify always
+run "${short[@]}" -n 20 --json --cache-gb 0.004 --verify always
 exits 0
-check "always: each time it is read" [ "$(counted experts_verified)" = "$(counted miss)" ]
-check "which is more" [ "$(counted experts_verified)" -gt "$first" ]
+check "always: each time it is read" [ "$(counted experts_verified)" -ge "$(counted miss)" ]
+check "which is more" [ "$(counted experts_verified)" -gt $((7 * 32)) ]
 run "${short[@]}" --json --cache-gb 0.004 --verify off
 exits 0
 check "off" [ "$(counted experts_verified)" = 0 ]
