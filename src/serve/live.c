@@ -59,6 +59,23 @@ static void write_totals(
 	json_write_close(w, '}');
 }
 
+static void write_drafts(struct json_write *w, const struct draft_stats *d)
+{
+	json_write_open(w, "drafts", '{');
+	json_write_int(w, "steps", (int64_t)d->steps);
+	json_write_int(w, "rows", (int64_t)d->rows);
+	json_write_open(w, "tried", '[');
+	for (uint32_t i = 0; i < DRAFT_MAX; i++)
+		json_write_int(w, NULL, (int64_t)d->tried[i]);
+	json_write_close(w, ']');
+	json_write_open(w, "accepted", '[');
+	for (uint32_t i = 0; i < DRAFT_MAX; i++)
+		json_write_int(w, NULL, (int64_t)d->accepted[i]);
+	json_write_close(w, ']');
+	json_write_real(w, "saved_s", d->saved_ns / 1e9);
+	json_write_close(w, '}');
+}
+
 static void write_cache(struct json_write *w, const struct engine_cache *c, const uint8_t *map)
 {
 	static const char letters[] = {[ENGINE_NO_EXPERT] = '-',
@@ -130,6 +147,7 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	json_write_real(&w, "read_bytes_s", rates.read_bytes_s);
 	json_write_close(&w, '}');
 	write_totals(&w, s->metrics, &cache.stats);
+	write_drafts(&w, &snapshot.drafts);
 	write_cache(&w, &cache, places);
 	json_write_open(&w, "store", '{');
 	json_write_int(&w, "bytes", (int64_t)snapshot.store.bytes);
@@ -164,6 +182,7 @@ void live_gauges(const struct live_source *s, struct metrics_gauges *g)
 		.wrong = cache.stats.wrong,
 		.store_bytes = snapshot.store.bytes,
 		.store_tokens = snapshot.store.tokens_read,
+		.drafts = snapshot.drafts,
 		.cache_bytes = {cache.tier_bytes[0], cache.tier_bytes[1]},
 		.resident_bytes = sizes.resident_bytes,
 		.kv_bytes = sizes.kv_bytes,

@@ -22,6 +22,8 @@
  *                 cached_tokens, prefill_tokens, new_tokens, hit_cache, hit_ram, miss, bytes_read,
  *                 prefetch_useful, prefetch_wasted, wait_ms }; hits and misses count requested
  *                 experts by where they were found
+ *   drafts        zeros with --draft off: { steps: of single answers, rows, tried, accepted: drafts
+ *                 by position, saved_s: time gained, by the measured costs of steps }
  *   cache         { streaming: false when every expert stands where it is computed, policy,
  *                 lookahead, cache_bytes, ram_bytes, everything_bytes, expert_bytes (average),
  *                 layers, mtp_layers (the last of them), experts, map }

@@ -223,6 +223,22 @@ static void put_clients(struct buf *out, const struct client_stats *s)
 				(unsigned long long)s->refused[i]);
 }
 
+static void put_drafts(struct buf *out, const struct draft_stats *d)
+{
+	put_counter(out, "draft_steps", "Steps of answers that could have drafts", d->steps);
+	put_counter(out, "draft_rows", "Rows that these computed", d->rows);
+	put_head(out, "drafts", "_total", "Drafts of tokens that were verified", "counter");
+	for (uint32_t i = 0; i < DRAFT_MAX; i++)
+		buf_printf(out, "glmstream_drafts_total{position=\"%u\"} %llu\n", i + 1,
+			(unsigned long long)d->tried[i]);
+	put_head(out, "drafts_accepted", "_total", "Verified drafts that were right", "counter");
+	for (uint32_t i = 0; i < DRAFT_MAX; i++)
+		buf_printf(out, "glmstream_drafts_accepted_total{position=\"%u\"} %llu\n", i + 1,
+			(unsigned long long)d->accepted[i]);
+	put_gauge(out, "draft_saved_seconds", "Time gained by drafts, by the measured costs of steps",
+		d->saved_ns / 1e9);
+}
+
 static void put_experts(struct buf *out, const struct metrics_gauges *g)
 {
 	const struct {
@@ -248,6 +264,7 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_counter(out, "experts_verified", "Experts compared with check values", g->checked);
 	put_counter(out, "experts_reread", "Experts that were read wrong, and read again", g->reread);
 	put_counter(out, "experts_wrong", "Experts that were wrong again", g->wrong);
+	put_drafts(out, &g->drafts);
 	put_counter(out, "store_tokens", "Prompt tokens whose cache rows came from the session folder",
 		g->store_tokens);
 	put_gauge(out, "kept_responses",

@@ -8,6 +8,7 @@
 #define GLM_SERVE_METRICS_H
 
 #include "src/base/buf.h"
+#include "src/engine/draft/draft.h"
 #include "src/serve/client_share.h"
 
 #include <stdatomic.h>
@@ -67,6 +68,7 @@ struct metrics_gauges {
 	uint64_t request_bytes, request_bytes_peak, request_bytes_limit; /* budget.h */
 	uint64_t requests_over_budget;
 	struct client_stats clients;
+	struct draft_stats drafts;
 	uint64_t cache_bytes[2], resident_bytes, kv_bytes;
 	double uptime_s;
 	const char *version, *model, *backend; /* escaped by metrics_text */

@@ -121,7 +121,8 @@ int server_open(
 		&(struct scheduler_options){.n_sessions = o->sessions,
 			.queue_limit = o->queue,
 			.folder = o->folder,
-			.folder_bytes = o->folder_bytes},
+			.folder_bytes = o->folder_bytes,
+			.draft = o->draft},
 		s->metrics, &s->scheduler, e);
 	const struct http_calls calls = {.user = s,
 		.lookup = on_lookup,

@@ -41,6 +41,7 @@ struct server_options {
 	uint32_t queue;         /* most answers that wait */
 	const char *folder;     /* --session-dir; NULL: none; borrowed while opening */
 	uint64_t folder_bytes;  /* 0: the store's own limit */
+	int draft;              /* as of scheduler_options */
 	const char *model_name; /* borrowed until server_close */
 	bool strict_model;      /* refuse requests that name another model */
 	const char *version;

@@ -9,6 +9,7 @@
 #include "src/text/utf8.h"
 #include "tools/commands/commands.h"
 #include "tools/options/common_opts.h"
+#include "tools/options/draft_opts.h"
 #include "tools/options/sandbox_opts.h"
 #include "tools/output/interrupt.h"
 #include "tools/options/pocket.h"
@@ -27,6 +28,7 @@ struct serve_opts {
 	uint32_t port, sessions, queue, connections, max_body_mb, client_share;
 	bool strict_model;
 	struct prefix_opts prefix;
+	struct draft_opts draft;
 	struct sandbox_opts sandbox;
 };
 
@@ -43,7 +45,7 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 					"separated by commas: each is a client of its own for --client-share",
 			.fallback = "the environment's GLMSTREAM_API_KEY, else none"},
 		{"sessions", 0, ARG_UINT, .u32 = &o->sessions, .min = 1, .max = 64, .value = "N",
-			.help = "timelines kept at the same time; up to 8 of them write in one step; each has "
+			.help = "timelines kept at the same time, which write in steps together; each has "
 					"the whole context",
 			.fallback = "4"},
 		{"queue", 0, ARG_UINT, .u32 = &o->queue, .max = 100000, .value = "N",
@@ -74,7 +76,8 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 			.fallback = "none: all that a proxy passes on is one client's"},
 	};
 	struct arg_group groups[] = {common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)},
-		prefix_opts_group(&o->prefix), sandbox_opts_group(&o->sandbox)};
+		draft_opts_group(&o->draft), prefix_opts_group(&o->prefix),
+		sandbox_opts_group(&o->sandbox)};
 	const struct args args = {
 		.command = "glmstream serve",
 		.usage = "[-m MODEL] [options]",
@@ -171,8 +174,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	struct engine *g = NULL;
 	struct server *s = NULL;
 	o.common.sessions = o.sessions;
-	o.common.no_mtp =
-		true; /* drafts are not used here: their layer's caches would be dead weight */
+	o.common.no_mtp = o.draft.mode == DRAFT_OFF;
 	sandbox_opts_files(&o.sandbox, &o.common, &o.prefix, NULL, NULL);
 	if ((rc = common_opts_open(&o.common, &g, e)))
 		goto out;
@@ -191,6 +193,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 		.queue = o.queue,
 		.folder = o.prefix.folder,
 		.folder_bytes = o.prefix.bytes,
+		.draft = o.draft.mode,
 		.model_name = name,
 		.strict_model = o.strict_model,
 		.version = GLM_VERSION,

@@ -15,10 +15,6 @@ struct drafter {
 	bool no_lookup;
 	uint64_t (*clock)(void);
 	struct draft_stats stats;
-	/* scratch of drafts_propose, [cap] */
-	struct draft_request *requests;
-	struct draft_offer *offers;
-	uint32_t cap;
 };
 
 /* By the length of the match, as lookup_grade has it. */
@@ -57,8 +53,6 @@ void drafter_free(struct drafter *d)
 		return;
 	if (d->source.close)
 		d->source.close(d->source.user);
-	free(d->requests);
-	free(d->offers);
 	free(d);
 }
 
@@ -94,6 +88,7 @@ struct draft_timeline *draft_timeline_new(struct drafter *d, struct session *ses
 	struct draft_timeline *t = NEW(struct draft_timeline);
 	t->drafter = d;
 	t->session = session;
+	t->most = DRAFT_MAX;
 	if (!d->no_lookup)
 		t->lookup = lookup_new();
 	return t;
@@ -120,8 +115,14 @@ void drafts_begin(
 	drafts_forget(t);
 	t->sampler = sampler;
 	t->length = n;
+	t->most = DRAFT_MAX;
 	if (t->lookup)
 		lookup_sync(t->lookup, tokens, n);
+}
+
+void drafts_limit(struct draft_timeline *t, uint32_t most)
+{
+	t->most = MIN(most, DRAFT_MAX);
 }
 
 void drafts_push(struct draft_timeline *t, int32_t id)
@@ -151,18 +152,9 @@ static void chain_look_up(struct draft_timeline *t)
 {
 	struct draft_chain *c = &t->chains[DRAFT_LOOKUP];
 	uint32_t length;
-	c->n = lookup_find(t->lookup, t->drafter->gate.limit, c->ids, &length);
+	c->n = lookup_find(t->lookup, MIN(t->drafter->gate.limit, t->most), c->ids, &length);
 	for (uint32_t k = 0; k < c->n; k++)
 		c->grades[k] = lookup_grade(length + k);
-}
-
-static void scratch_reserve(struct drafter *d, uint32_t n)
-{
-	if (n <= d->cap)
-		return;
-	d->requests = mem_grow(d->requests, n, sizeof *d->requests);
-	d->offers = mem_grow(d->offers, n, sizeof *d->offers);
-	d->cap = n;
 }
 
 /* Asks the source that computes for those timelines where that promises more than prompt lookup. */
@@ -170,17 +162,19 @@ static int chains_compute(struct drafter *d, struct draft_timeline *const *t, ui
 	uint32_t rows_max, struct err *e)
 {
 	struct draft_gate *g = &d->gate;
+	struct draft_request requests[n];
 	uint32_t n_requests = 0, levels = 0;
 	for (uint32_t i = 0; i < n; i++) {
 		struct draft_record *r = &t[i]->record;
 		double computed,
 			found = draft_gate_value(g, r, DRAFT_LOOKUP, &t[i]->chains[DRAFT_LOOKUP], n);
-		uint32_t k = draft_gate_depth(g, r, DRAFT_COMPUTED, n, rows_max - n, &computed);
+		uint32_t k =
+			draft_gate_depth(g, r, DRAFT_COMPUTED, n, MIN(rows_max - n, t[i]->most), &computed);
 		if (!k || (found > 0 && found >= computed)) {
 			r->exploring = false;
 			continue;
 		}
-		d->requests[n_requests++] = (struct draft_request){.session = t[i]->session,
+		requests[n_requests++] = (struct draft_request){.session = t[i]->session,
 			.sampler = t[i]->sampler,
 			.next = t[i]->next,
 			.position = t[i]->length,
@@ -192,18 +186,23 @@ static int chains_compute(struct drafter *d, struct draft_timeline *const *t, ui
 	if (!n_requests)
 		return 0;
 	uint64_t start = d->clock();
-	int rc = d->source.propose(d->source.user, d->requests, n_requests, e);
+	int rc = d->source.propose(d->source.user, requests, n_requests, e);
 	double ns = (double)(d->clock() - start);
 	d->stats.drafting_ns += ns;
 	draft_gate_note_drafting(g, n_requests, levels, ns);
 	return rc;
 }
 
+void drafts_drop(struct draft_timeline *t)
+{
+	t->n = 0;
+}
+
 int drafts_propose(struct drafter *d, struct draft_timeline *const *t, uint32_t n,
 	uint32_t rows_max, struct err *e)
 {
 	const struct draft_gate *g = &d->gate;
-	scratch_reserve(d, n);
+	struct draft_offer offers[n];
 	for (uint32_t i = 0; i < n; i++) {
 		drafts_forget(t[i]);
 		t[i]->source = DRAFT_LOOKUP;
@@ -221,13 +220,13 @@ int drafts_propose(struct drafter *d, struct draft_timeline *const *t, uint32_t 
 			draft_gate_value(g, r, DRAFT_LOOKUP, found, n) >
 				draft_gate_value(g, r, DRAFT_COMPUTED, computed, n))
 			t[i]->source = DRAFT_LOOKUP;
-		d->offers[i] = (struct draft_offer){
+		offers[i] = (struct draft_offer){
 			.record = r, .chain = &t[i]->chains[t[i]->source], .source = t[i]->source};
 	}
 	if (!rc)
-		draft_gate_choose(g, d->offers, n, rows_max);
+		draft_gate_choose(g, offers, n, rows_max);
 	for (uint32_t i = 0; i < n; i++) {
-		t[i]->n = rc ? 0 : d->offers[i].n;
+		t[i]->n = rc ? 0 : offers[i].n;
 		t[i]->ids = t[i]->chains[t[i]->source].ids;
 		for (uint32_t k = 0; k < DRAFT_SOURCES; k++)
 			t[i]->right[k] = true;

@@ -80,6 +80,7 @@ struct draft_timeline {
 	struct draft_chain chains[DRAFT_SOURCES]; /* of the step in hand */
 	bool right[DRAFT_SOURCES];                /* all drafts met by tokens so far were right */
 	uint32_t pushed;                          /* tokens since the proposal */
+	uint32_t most;                            /* drafts that the next step may have */
 	uint32_t source;                          /* whose drafts are verified */
 	uint32_t n;                               /* how many */
 	struct sampler *sampler;                  /* borrowed; NULL: unknown */
@@ -97,6 +98,10 @@ void draft_timeline_free(struct draft_timeline *t); /* NULL is fine */
 void drafts_begin(
 	struct draft_timeline *t, const int32_t *tokens, uint32_t n, struct sampler *sampler);
 
+/* The steps from now on have at most so many drafts of this timeline: as many tokens as the answer
+ * may still have. drafts_begin sets DRAFT_MAX. */
+void drafts_limit(struct draft_timeline *t, uint32_t most);
+
 /* A token was drawn and follows the text. */
 void drafts_push(struct draft_timeline *t, int32_t id);
 
@@ -108,6 +113,9 @@ int drafts_propose(struct drafter *d, struct draft_timeline *const *t, uint32_t 
 
 /* Now, by the clock that steps are to be measured with. */
 uint64_t drafter_clock(const struct drafter *d);
+
+/* The next step has no drafts of this timeline after all. */
+void drafts_drop(struct draft_timeline *t);
 
 /* The step for these timelines is done, and what was drawn from its rows is pushed. ns: the time it
  * took by drafter_clock, without drafts_propose. */

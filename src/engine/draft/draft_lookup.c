@@ -21,6 +21,7 @@ static const uint32_t run_lengths[RUNS] = {2, 4, 8, 16};
 struct draft_lookup {
 	int32_t *text; /* [n] of [cap] */
 	uint32_t n, cap;
+	bool lost;              /* memory was exhausted: nothing is found before the next text */
 	uint32_t *tables[RUNS]; /* [2 * cap] position behind a run; 0: empty */
 	uint32_t match[RUNS]; /* position behind the latest earlier occurrence of the last run; or 0 */
 };
@@ -65,40 +66,63 @@ static void runs_index(struct draft_lookup *l, uint32_t end)
 	}
 }
 
-/* Room for n tokens. Growing doubles, so that a token costs the same on average. */
-static void lookup_reserve(struct draft_lookup *l, uint32_t n)
+static void lookup_clear(struct draft_lookup *l)
 {
-	if (n <= l->cap)
-		return;
+	for (int r = 0; r < RUNS; r++)
+		free(l->tables[r]);
+	free(l->text);
+	*l = (struct draft_lookup){.lost = true};
+}
+
+/* Room for n tokens. Growing doubles, so that a token costs the same on average. False without
+ * memory. */
+static bool lookup_reserve(struct draft_lookup *l, uint32_t n)
+{
+	if (n <= l->cap || l->lost)
+		return !l->lost;
 	uint32_t cap = l->cap ? l->cap : FIRST_CAP;
 	while (cap < n)
 		cap *= 2;
-	l->text = mem_grow(l->text, cap, sizeof *l->text);
+	int32_t *text = mem_try_new(cap, sizeof *text);
+	bool all = text != NULL;
+	if (all && l->n)
+		memcpy(text, l->text, l->n * sizeof *text);
+	free(l->text);
+	l->text = text;
 	l->cap = cap;
 	for (int r = 0; r < RUNS; r++) {
 		free(l->tables[r]);
-		l->tables[r] = NEW_ARRAY(uint32_t, 2 * (size_t)cap);
+		l->tables[r] = mem_try_new(2 * (size_t)cap, sizeof *l->tables[r]);
+		all &= l->tables[r] != NULL;
+	}
+	if (!all) {
+		lookup_clear(l);
+		return false;
 	}
 	for (uint32_t end = 1; end <= l->n; end++)
 		runs_index(l, end);
+	return true;
 }
 
 void lookup_sync(struct draft_lookup *l, const int32_t *tokens, uint32_t n)
 {
+	l->lost = false;
 	bool goes_on = l->n <= n && (!l->n || !memcmp(l->text, tokens, l->n * sizeof *tokens));
 	if (!goes_on) {
 		for (int r = 0; r < RUNS; r++)
 			memset(l->tables[r], 0, 2 * (size_t)l->cap * sizeof *l->tables[r]);
 		l->n = 0;
 	}
-	lookup_reserve(l, n);
+	if (!lookup_reserve(l, n))
+		return;
 	for (uint32_t i = l->n; i < n; i++)
 		lookup_push(l, tokens[i]);
 }
 
 void lookup_push(struct draft_lookup *l, int32_t id)
 {
-	lookup_reserve(l, l->n + 1);
+	if (!lookup_reserve(l, l->n + 1))
+		return;
 	l->text[l->n++] = id;
 	runs_index(l, l->n);
 }

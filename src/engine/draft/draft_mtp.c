@@ -28,9 +28,6 @@ struct mtp_choice {
 
 struct mtp_source {
 	struct engine *engine;
-	struct batch_draft *drafts; /* [cap] */
-	struct mtp_choice *choices; /* [cap] */
-	uint32_t cap;
 	float *maxima; /* of one row (draw.h) */
 };
 
@@ -62,6 +59,8 @@ static int32_t draft_choose(void *user, const float *logits, uint32_t step)
 	const struct draft_request *r = c->request;
 	int32_t id = sampler_draw(
 		r->sampler, logits, engine_n_valid(c->source->engine), NULL, r->position + step);
+	if (id < 0 || id >= engine_n_valid(c->source->engine))
+		id = 0; /* an allocation of the sampler failed */
 	float p = id_probability(c->source, logits, id, r->sampler->options.temperature);
 	uint8_t grade = DRAFT_GRADES - 1;
 	while (p < grade_least[grade])
@@ -74,34 +73,29 @@ static int32_t draft_choose(void *user, const float *logits, uint32_t step)
 static int mtp_propose(void *user, struct draft_request *requests, uint32_t n, struct err *e)
 {
 	struct mtp_source *m = user;
+	struct batch_draft drafts[n];
+	struct mtp_choice choices[n];
 	uint32_t n_drafts = 0;
-	if (m->cap < n) {
-		m->drafts = mem_grow(m->drafts, n, sizeof *m->drafts);
-		m->choices = mem_grow(m->choices, n, sizeof *m->choices);
-		m->cap = n;
-	}
 	for (uint32_t i = 0; i < n; i++) {
 		const struct draft_request *r = &requests[i];
 		if (!session_can_draft(r->session))
 			continue;
 		r->chain->n = r->k;
-		m->choices[n_drafts] = (struct mtp_choice){.source = m, .request = r};
-		m->drafts[n_drafts] = (struct batch_draft){.session = r->session,
+		choices[n_drafts] = (struct mtp_choice){.source = m, .request = r};
+		drafts[n_drafts] = (struct batch_draft){.session = r->session,
 			.next = r->next,
 			.k = r->k,
 			.ids = r->chain->ids,
 			.choose = draft_choose,
-			.user = &m->choices[n_drafts]};
+			.user = &choices[n_drafts]};
 		n_drafts++;
 	}
-	return n_drafts ? batch_mtp_draft(m->drafts, n_drafts, e) : 0;
+	return n_drafts ? batch_mtp_draft(drafts, n_drafts, e) : 0;
 }
 
 static void mtp_close(void *user)
 {
 	struct mtp_source *m = user;
-	free(m->drafts);
-	free(m->choices);
 	free(m->maxima);
 	free(m);
 }

@@ -48,6 +48,8 @@ static void snapshot_publish(struct scheduler *s)
 			.done = x->job ? MIN(session_length(x->session), x->prompt) : 0,
 			.new_tokens = x->job ? (uint32_t)x->job->generated.n : 0};
 	}
+	if (s->drafter)
+		snapshot.drafts = drafter_stats(s->drafter);
 	pthread_mutex_lock(&s->lock);
 	snapshot.healthy = s->snapshot.healthy;
 	if (s->store)
@@ -99,8 +101,13 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	pthread_cond_init(&s->wake, NULL);
 	cond_init(&s->ended);
 	int rc = 0;
-	for (; s->n_slots < n_sessions && !rc; s->n_slots += !rc)
-		rc = session_new(g, &s->slots[s->n_slots].session, e);
+	if (o->draft != DRAFT_OFF)
+		s->drafter = drafter_open(g, o->draft);
+	for (; s->n_slots < n_sessions && !rc; s->n_slots += !rc) {
+		struct slot *slot = &s->slots[s->n_slots];
+		if (!(rc = session_new(g, &slot->session, e)))
+			slot->drafts = draft_timeline_open(s->drafter, slot->session);
+	}
 	if (!rc && o->folder)
 		rc = prefix_store_open(o->folder, o->folder_bytes, g, &s->store, e);
 	if (!rc) {
@@ -203,8 +210,11 @@ void scheduler_close(struct scheduler *s)
 		scheduler_stop(s, 0);
 	if (s->thread)
 		pthread_join(s->thread, NULL);
-	for (uint32_t i = 0; i < s->n_slots; i++)
+	for (uint32_t i = 0; i < s->n_slots; i++) {
+		draft_timeline_free(s->slots[i].drafts);
 		session_free(s->slots[i].session);
+	}
+	drafter_free(s->drafter);
 	prefix_store_close(s->store);
 	pthread_cond_destroy(&s->wake);
 	pthread_cond_destroy(&s->ended);

@@ -13,12 +13,17 @@
  * for it. With a folder, rows of prompts are kept on disk when a prompt has been read and when its
  * answer has ended, and are looked for there when no session has as many.
  *
+ * With drafts a step computes several rows of an answer, as many as the gate of all answers
+ * together finds worth it (draft/draft.h): fewer, the more answers share the step. Tokens do not
+ * depend on it.
+ *
  * The scheduler knows nothing of requests and formats; it sees jobs (job.h).
  */
 #ifndef GLM_SERVE_SCHEDULER_H
 #define GLM_SERVE_SCHEDULER_H
 
 #include "src/base/err.h"
+#include "src/engine/draft/draft_mtp.h"
 #include "src/engine/engine.h"
 #include "src/engine/prefix_store.h"
 #include "src/serve/compute/job.h"
@@ -36,6 +41,7 @@ struct scheduler_options {
 	uint32_t n_sessions, queue_limit;
 	const char *folder;    /* store prompts' cache rows here (prefix_store.h); NULL: nowhere */
 	uint64_t folder_bytes; /* at most; 0: the store's own limit */
+	int draft;             /* DRAFT_OFF, DRAFT_AUTO or most drafts of an answer in a step */
 };
 
 /* Takes the engine for itself until scheduler_close: no other thread may compute with it. The
@@ -73,6 +79,7 @@ struct scheduler_snapshot {
 	uint32_t n_sessions, active, waiting, queue_limit;
 	bool healthy;                    /* the last step did not fail */
 	struct prefix_store_stats store; /* zeros without a folder */
+	struct draft_stats drafts;       /* zeros without drafts */
 	struct scheduler_session sessions[SCHEDULER_SESSIONS_MAX];
 };
 void scheduler_snapshot(struct scheduler *s, struct scheduler_snapshot *snapshot);

@@ -20,7 +20,8 @@
 /* Owned by the compute thread. */
 struct slot {
 	struct session *session;
-	struct job *job; /* NULL: idle */
+	struct draft_timeline *drafts; /* NULL: none are made */
+	struct job *job;               /* NULL: idle */
 	enum scheduler_state state;
 	int32_t next;        /* WRITING: the token that was drawn last; it is computed next */
 	uint32_t prompt;     /* tokens of the prompt of the last job */
@@ -35,6 +36,7 @@ struct scheduler {
 	struct engine *engine;      /* constant */
 	struct prefix_store *store; /* compute; NULL: none */
 	struct metrics *metrics;    /* constant */
+	struct drafter *drafter;    /* compute; NULL: no drafts */
 	uint32_t n_slots;           /* constant */
 	uint32_t queue_limit;       /* constant */
 	pthread_t thread;

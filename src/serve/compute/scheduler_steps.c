@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Steps: prompts in chunks, answers a token at a time. The token behind a row is drawn as soon as
- * the row is computed, and given out. It is computed in the next step (slot.next).
+ * Steps: prompts in chunks, answers a token and its drafts at a time. The token behind a row is
+ * drawn as soon as the row is computed, and given out. It is computed in the next step (slot.next).
  *
  * While answers are written, prompts are read in slices (slices.h). Both get the same time: before
  * the next slice answers are written for as long as the last one took.
@@ -12,6 +12,8 @@
 #include "src/base/num.h"
 #include "src/engine/generate.h"
 #include "src/serve/compute/scheduler_internal.h"
+
+#include <string.h>
 
 #define SLICE_STEPS 4 /* a slice of prompts takes about as long as so many steps that write */
 
@@ -111,28 +113,31 @@ static bool job_draws_on_device(const struct job *j)
 	return !j->options.logprobs && !job_bans_ends(j) && !sampler_adjusts(&j->sampler);
 }
 
-/* The last row of this part of a step has logits: how the next token is drawn. */
-static void part_draws(struct batch_part *part, const struct job *j, struct draw_request *request,
+/* The rows of this part of a step that tokens are drawn from: the last one, or with drafts all of
+ * them. requests, drawn: [rows] */
+static void part_draws(struct batch_part *part, const struct job *j, struct draw_request *requests,
 	struct draw_result *drawn)
 {
+	uint32_t n = part->verify ? part->n : 1;
+	uint32_t position = session_length(part->session) + part->n - n + 1;
 	part->logits = true;
 	if (!job_draws_on_device(j))
 		return;
-	*request = sampler_request(&j->sampler, session_length(part->session) + part->n);
-	part->draws = request;
+	for (uint32_t i = 0; i < n; i++)
+		requests[i] = sampler_request(&j->sampler, position + i);
+	part->draws = requests;
 	part->drawn = drawn;
 }
 
-/* Draws the token of a slot behind its last step. 0, or an error of the device. */
+/* Draws the token behind `row` of those that a part draws from. 0, or an error of the device. */
 static int slot_draw(struct scheduler *s, struct slot *slot, const struct batch_part *part,
-	int32_t *id, struct err *e)
+	uint32_t row, uint32_t position, int32_t *id, struct err *e)
 {
 	struct job *j = slot->job;
-	uint32_t position = session_length(slot->session);
 	int32_t n_valid = engine_n_valid(s->engine), ends_with[JOB_ENDS_MAX];
-	if (part->draws && sampler_accepts(&j->sampler, n_valid, position, part->drawn) &&
-		output_allows(j->output, part->drawn->id)) {
-		*id = part->drawn->id;
+	if (part->draws && sampler_accepts(&j->sampler, n_valid, position, &part->drawn[row]) &&
+		output_allows(j->output, part->drawn[row].id)) {
+		*id = part->drawn[row].id;
 		return 0;
 	}
 	int rc = session_fetch_logits(slot->session, e);
@@ -143,64 +148,101 @@ static int slot_draw(struct scheduler *s, struct slot *slot, const struct batch_
 		.mask = tokens_mask,
 		.banned = ends_with,
 		.n_banned = job_bans_ends(j) ? job_end_tokens(s, j, ends_with) : 0};
-	*id = sampler_draw(&j->sampler, session_logits(slot->session), n_valid, &filter, position);
+	*id = sampler_draw(
+		&j->sampler, session_row_logits(slot->session, row), n_valid, &filter, position);
 	return 0;
 }
 
-/* The token is drawn and given out, unless an allocation of the scope has failed. */
-static void slot_give_token(struct scheduler *s, struct slot *slot, const struct batch_part *part)
+/* Gives out the token drawn for `position` from these logits, which may be NULL without logprobs.
+ * Returns whether the answer ends with it; *how says why. */
+static bool slot_give(struct scheduler *s, struct slot *slot, int32_t id, uint32_t position,
+	const float *logits, enum job_finish *how)
+{
+	struct job *j = slot->job;
+	enum generate_stop stop;
+	bool ends =
+		generate_ends(s->engine, id, position, (uint32_t)j->generated.n, j->max_new, false, &stop);
+	*how = JOB_STOP_TOKEN;
+	if ((ends && stop == GENERATE_STOP_TOKEN) || is_stop_id(j, id))
+		return true;
+	metrics_add(s->metrics, METRICS_NEW_TOKENS, 1);
+	if (token_ids_push(&j->generated, id)) {
+		mem_scope_fail();
+		return false;
+	}
+	if (sampler_adjusts(&j->sampler))
+		sampler_note(&j->sampler, id, false);
+	enum output_next next = output_push(j->output, id, logits, engine_n_valid(s->engine));
+	*how = next == OUTPUT_GO_ON      ? JOB_LENGTH
+		   : next == OUTPUT_ONE_CALL ? JOB_ONE_CALL
+		   : next == OUTPUT_COMPLETE ? JOB_STOP_TOKEN
+									 : JOB_STOP_STRING;
+	return ends || next != OUTPUT_GO_ON;
+}
+
+/* Forgets the rows of drafts behind the first n that tokens were drawn from. */
+static void slot_keep_rows(struct slot *slot, const struct batch_part *part, uint32_t n)
+{
+	if (part->verify)
+		session_keep_rows(slot->session, n);
+}
+
+/* Draws a token from `row` of a part and gives it out, unless an allocation of the scope has
+ * failed. Returns whether the row behind it has this token as its draft; the rows behind are
+ * forgotten if not. */
+static bool slot_give_token(struct scheduler *s, struct slot *slot, const struct batch_part *part,
+	uint32_t row, uint32_t position)
 {
 	struct job *j = slot->job;
 	struct err e = {0};
 	int32_t id;
-	if (slot_draw(s, slot, part, &id, &e)) {
+	if (slot_draw(s, slot, part, row, position, &id, &e)) {
 		log_warn("the logits of a step: %s", e.text);
 		err_set(&e, e.code, "the model could not be computed; the server's log says why");
+		slot_keep_rows(slot, part, row + 1);
 		slot_fail(s, slot, &e);
-		return;
+		return false;
 	}
 	if (mem_scope_failed())
-		return;
+		return false;
 	if (!j->first_token_ns) {
 		j->first_token_ns = clock_ns();
 		metrics_observe(s->metrics, METRICS_FIRST_TOKEN, j->first_token_ns - j->submitted_ns);
+		if (slot->drafts)
+			drafts_begin(slot->drafts, j->prompt.data, (uint32_t)j->prompt.n, &j->sampler);
 	}
 	slot->state = SCHEDULER_WRITING;
 	slot->next = id;
-	enum generate_stop stop;
-	bool ends = generate_ends(s->engine, id, session_length(slot->session),
-		(uint32_t)j->generated.n, j->max_new, false, &stop);
-	if ((ends && stop == GENERATE_STOP_TOKEN) || is_stop_id(j, id)) {
-		slot_finish(s, slot, JOB_STOP_TOKEN);
-		return;
-	}
-	metrics_add(s->metrics, METRICS_NEW_TOKENS, 1);
-	if (token_ids_push(&j->generated, id)) {
-		mem_scope_fail();
-		return;
-	}
-	if (sampler_adjusts(&j->sampler))
-		sampler_note(&j->sampler, id, false);
-	enum output_next next =
-		output_push(j->output, id, session_logits(slot->session), engine_n_valid(s->engine));
-	if (next != OUTPUT_GO_ON)
-		slot_finish(s, slot,
-			next == OUTPUT_ONE_CALL   ? JOB_ONE_CALL
-			: next == OUTPUT_COMPLETE ? JOB_STOP_TOKEN
-									  : JOB_STOP_STRING);
-	else if (ends)
-		slot_finish(s, slot, JOB_LENGTH);
+	if (slot->drafts)
+		drafts_push(slot->drafts, id);
+	enum job_finish how;
+	bool ends = slot_give(s, slot, id, position, session_row_logits(slot->session, row), &how);
+	bool right = !ends && part->verify && row + 1 < part->n && part->tokens[row + 1] == id;
+	if (!right)
+		slot_keep_rows(slot, part, row + 1);
+	if (ends && !mem_scope_failed())
+		slot_finish(s, slot, how);
+	return right;
 }
 
-/* The last row of a slot has been computed: draws the next token and gives it out. The job is gone
- * from its slot when the answer has ended. */
+/* The rows of a slot have been computed: draws tokens and gives them out, from one row and from
+ * those behind it whose drafts are right. The job is gone from its slot when the answer has ended.
+ */
 static void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_part *part)
 {
-	struct mem_scope scope;
-	mem_scope_begin(&scope);
-	slot_give_token(s, slot, part);
-	if (mem_scope_end(&scope) && slot->job)
-		slot_fail_memory(s, slot);
+	uint32_t rows = part->verify ? part->n : 1, row = 0;
+	uint32_t position = session_length(slot->session) - rows + 1;
+	bool goes_on = true;
+	for (; goes_on; row++) {
+		struct mem_scope scope;
+		mem_scope_begin(&scope);
+		goes_on = slot_give_token(s, slot, part, row, position + row);
+		if (mem_scope_end(&scope) && slot->job) {
+			slot_keep_rows(slot, part, row + 1);
+			slot_fail_memory(s, slot);
+			return;
+		}
+	}
 }
 
 /* How many of the `rest` rows of a prompt are read now, where there is room for some. A rest of so
@@ -260,29 +302,77 @@ static uint32_t prefill_step(struct scheduler *s, uint32_t room)
 	return total;
 }
 
-/* One token of up to SCHEDULER_ROWS sessions, as many as the device computes with equal bits. */
+/* Chooses the drafts of a step for these slots; `most` rows in all. Answers can do without. */
+static void slots_draft(struct scheduler *s, struct slot *const *at, uint32_t n, uint32_t most)
+{
+	struct draft_timeline *drafts[SCHEDULER_ROWS];
+	struct mem_scope scope;
+	struct err e = {0};
+	for (uint32_t i = 0; i < n; i++) {
+		const struct job *j = at[i]->job;
+		uint32_t room = engine_context(s->engine) - session_length(at[i]->session) - 1;
+		drafts[i] = at[i]->drafts;
+		/* the answer's last token is not computed */
+		drafts_limit(drafts[i], MIN(room, j->max_new - (uint32_t)j->generated.n - 1));
+	}
+	mem_scope_begin(&scope);
+	int rc = drafts_propose(s->drafter, drafts, n, most, &e);
+	bool failed = mem_scope_end(&scope);
+	if (rc)
+		log_warn("drafts: %s", e.text);
+	for (uint32_t i = 0; i < n && failed; i++)
+		drafts_drop(drafts[i]);
+}
+
+/* The step for these slots took ns; those whose answer ended are among them. */
+static void slots_drafted(struct scheduler *s, struct slot *const *at, uint32_t n, uint64_t ns)
+{
+	struct draft_timeline *drafts[SCHEDULER_ROWS];
+	for (uint32_t i = 0; i < n; i++)
+		drafts[i] = at[i]->drafts;
+	drafts_computed(s->drafter, drafts, n, ns);
+}
+
+/* A token, and drafts behind it, of up to SCHEDULER_ROWS sessions: together as many rows as the
+ * device computes with equal bits. */
 static void decode_step(struct scheduler *s)
 {
 	struct batch_part parts[SCHEDULER_ROWS];
 	struct slot *at[SCHEDULER_ROWS] = {NULL};
+	int32_t tokens[SCHEDULER_ROWS];
 	struct draw_request draws[SCHEDULER_ROWS];
 	struct draw_result drawn[SCHEDULER_ROWS];
-	uint32_t n = 0, k, most = MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine));
+	uint32_t n = 0, rows = 0, k, most = MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine));
 	for (k = 0; k < s->n_slots && n < most; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
-		if (!slot->job || slot->state != SCHEDULER_WRITING)
-			continue;
-		at[n] = slot;
-		parts[n] = (struct batch_part){.session = slot->session, .tokens = &slot->next, .n = 1};
-		part_draws(&parts[n], slot->job, &draws[n], &drawn[n]);
-		n++;
+		if (slot->job && slot->state == SCHEDULER_WRITING)
+			at[n++] = slot;
 	}
 	s->turn = (s->turn + k) % s->n_slots;
+	if (s->drafter)
+		slots_draft(s, at, n, most);
+	for (uint32_t i = 0; i < n; i++) {
+		const struct draft_timeline *drafts = at[i]->drafts;
+		uint32_t n_drafts = drafts ? drafts->n : 0;
+		tokens[rows] = at[i]->next;
+		if (n_drafts)
+			memcpy(tokens + rows + 1, drafts->ids, n_drafts * sizeof *tokens);
+		parts[i] = (struct batch_part){.session = at[i]->session,
+			.tokens = tokens + rows,
+			.n = 1 + n_drafts,
+			.verify = n_drafts > 0};
+		part_draws(&parts[i], at[i]->job, &draws[rows], &drawn[rows]);
+		rows += 1 + n_drafts;
+	}
+	uint64_t start = s->drafter ? drafter_clock(s->drafter) : 0;
 	if (!parts_compute(s, parts, at, n))
 		return;
+	uint64_t ns = s->drafter ? drafter_clock(s->drafter) - start : 0;
 	for (uint32_t i = 0; i < n; i++)
 		if (at[i]->job)
 			slot_continue(s, at[i], &parts[i]);
+	if (s->drafter)
+		slots_drafted(s, at, n, ns);
 }
 
 /* Fewer rows would be computed in the device's way for decoding. */

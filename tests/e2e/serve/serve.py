@@ -617,7 +617,8 @@ def test_metrics(s):
             name, value = line.rsplit(" ", 1)
             values[name] = float(value)
     for name in ("prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "answers_total", "queue_depth",
-                 "sessions_active", "read_bytes_total", "first_token_seconds_count", "replayed_turns_total",
+                 "sessions_active", "read_bytes_total", "first_token_seconds_count", "replayed_turns_total", 'drafts_total{position="1"}',
+                 "draft_saved_seconds",
                  'expert_ratio{tier="cache"}', 'responses_total{path="/health",status="200"}'):
         check("glmstream_" + name in values, "metrics have", name)
     check(values["glmstream_prompt_tokens_total"] ==
@@ -628,6 +629,8 @@ def test_metrics(s):
     state = s.get("/v1/glmstream/state")[1]
     c = state["cache"]
     check(len(c["map"]) == c["layers"] * c["experts"] and set(c["map"]) <= set("-.r~#"), "the map", c)
+    d = state["drafts"]
+    check(0 < d["steps"] <= d["rows"] and all(a <= t for a, t in zip(d["accepted"], d["tried"])), "drafts", d)
     check(state["sessions"]["n"] == len(state["sessions"]["list"]), "sessions", state["sessions"])
     connection = s.connect()
     connection.request("GET", "/v1/glmstream/events?interval=100&map=0")
