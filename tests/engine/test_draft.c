@@ -129,6 +129,7 @@ static uint64_t simulated_clock(void)
 /* A machine and a text. */
 struct world {
 	double row;   /* what a further row costs, of a step */
+	double jump;  /* what the second row costs beside that */
 	double level; /* what a draft of the source that computes costs, of a step */
 	double noise; /* standard deviation of a step's time */
 	double accepted[DRAFT_MAX];
@@ -143,7 +144,7 @@ struct world {
 
 static double world_step(const struct world *w, uint32_t rows)
 {
-	return 1 + w->row * (rows - 1);
+	return 1 + (rows > 1 ? w->jump : 0) + w->row * (rows - 1);
 }
 
 static int world_propose(void *user, struct draft_request *requests, uint32_t n, struct err *e)
@@ -311,6 +312,11 @@ static void test_repeated_text_is_looked_up(void **state)
 	double both = world_time(w, 1, true, true), lookup = world_time(w, 1, false, true);
 	assert_true(both < 0.7 && lookup < 0.7); /* 0.5 + 0.5 * 1.7 / 8 is the best */
 	assert_true(world_time(w, 1, true, false) > 0.98);
+	w.row = 0.3; /* two rows are not worth it, eight that are all right are */
+	w.jump = 0.75;
+	double dear = world_time(w, 1, true, true);
+	if (dear > 0.79)
+		fail_msg("time %.3f where a second row costs a step", dear);
 	free(text);
 }
 

@@ -226,7 +226,8 @@ static struct draft_offer *offer_likeliest(const struct draft_gate *g, struct dr
 void draft_gate_choose(
 	const struct draft_gate *g, struct draft_offer *offers, uint32_t n_offers, uint32_t rows_max)
 {
-	double chances[DRAFT_COST_ROWS], chance, pace = gate_pace(g) / n_offers, sum = 0;
+	double chances[DRAFT_COST_ROWS], chance, all = 0, at_risk = 0;
+	double pace = gate_pace(g) / n_offers;
 	double best = MARGIN, allowance = gate_allowance(g, n_offers);
 	uint32_t taken[DRAFT_COST_ROWS], n_taken = 0, n_best = 0;
 	rows_max = MIN(rows_max, DRAFT_COST_ROWS);
@@ -243,15 +244,18 @@ void draft_gate_choose(
 		if (!o)
 			break;
 		double time = step_time(g, n_offers, rows);
-		if (!g->always && time - 1 > allowance)
+		all += chance;
+		/* the chances of a source that costs nothing are known without a step that fails */
+		at_risk += g->sources[o->source].costs ? 1 : 1 - chance;
+		if (!g->always && (time - 1) * at_risk / (rows - n_offers) > allowance)
 			break;
 		chances[o - offers] = chance;
 		o->n++;
 		taken[n_taken++] = (uint32_t)(o - offers);
-		sum += pace * chance;
+		double value = pace * all - (time - 1);
 		bool explored = o->record->exploring && g->sources[o->source].costs;
-		if (g->always || sum - (time - 1) > best || explored) {
-			best = MAX(best, sum - (time - 1));
+		if (g->always || value > best || explored) {
+			best = MAX(best, value);
 			n_best = n_taken;
 		}
 	}
@@ -287,7 +291,7 @@ double draft_gate_note_step(
 	} else {
 		g->since_plain++;
 		if (draft_cost_is_vague(&g->steps, rows))
-			time = MIN(MAX(time, ns / plain), (is_new ? CHARGE_FIRST : CHARGE_CLIP) * time);
+			time = MIN(MAX(1, ns / plain), (is_new ? CHARGE_FIRST : CHARGE_CLIP) * time);
 	}
 	time += g->drafting_ns / plain;
 	if (rows > n_lines || g->drafting_ns > 0)

@@ -10,8 +10,9 @@
  *
  * Losses are bounded by an account. It begins with START steps and earns EARN of each step; the
  * time of a step with drafts is taken off, its tokens are added. A step is made only if the account
- * stays positive even when no draft is accepted. So drafts cost at most EARN of the time and START
- * steps, whatever the text, as long as costs are as measured.
+ * covers its risk: the time of its drafts if none is accepted, and of drafts that cost nothing as
+ * much of it as they are likely to be wrong. So drafts cost at most EARN of the time, START steps
+ * and what the last step that went wrong was above its risk, whatever the text.
  *
  * A source that costs nothing is judged without being verified: its first draft is always compared
  * with the token that came. One that costs is tried again now and then after it has failed, at
