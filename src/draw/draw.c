@@ -9,6 +9,7 @@
 
 /* More than the rounding of scores near each other; it only decides what is looked at. */
 #define SCORE_MARGIN 1e-4
+#define NO_UNITS     (DRAW_UNIT_BITS + 2) /* halvings: draw_units is 0 from there on */
 
 const struct draw_loops *draw_loops_available(int level)
 {
@@ -46,101 +47,158 @@ void draw_scan_row(const float *logits, int32_t n, float *maxima, struct draw_ro
 
 /* ---- the winner ---- */
 
+#define FIRST_BLOCKS 32 /* that are searched in the order of their bounds */
+
 struct search {
 	const float *logits;
+	const struct draw_row *row;
 	const struct draw_noise *noise;
 	double inv_t;
 	struct draw_cut cut;
-	double best; /* score of `id` */
-	int32_t id;  /* -1: none yet */
+	double best;  /* score of `id` */
+	int32_t id;   /* -1: none yet */
+	double reach; /* see word_limit */
 };
 
-/* The words up to this are of exponentials that may make `logit` the winner: those below
- * exp(logit * inv_t - best) =: e, and 1 - exp(-e) <= e. rate: e is that times the exponential. */
-static uint64_t word_limit(const struct search *s, float logit, double rate)
+/* A block and what bounds its scores. */
+struct block_bound {
+	float ratio; /* of probability of its largest logit to least exponential */
+	uint32_t block;
+	uint32_t w[2];  /* its words */
+	uint64_t units; /* draw_units of its largest logit */
+};
+
+/* The words up to this are of exponentials that may make a logit of so many units the winner: those
+ * below exp(logit * inv_t - best) =: e, and 1 - exp(-e) <= e. `rate` times the exponential. */
+static double word_limit(const struct search *s, uint64_t units, double rate)
 {
-	double e = s->id < 0 ? INFINITY
-						 : rate * exp((double)logit * s->inv_t - s->best + SCORE_MARGIN) * 0x1p32;
-	return e < 0x1p32 ? (uint64_t)e + 1 : UINT32_MAX;
+	return (double)(units + 1) * s->reach * rate + 1;
 }
 
-static bool search_id(struct search *s, int32_t id, float e)
+static void search_id(struct search *s, int32_t id, float e)
 {
 	float logit = s->logits[id];
 	if (!(logit > -INFINITY) || !draw_keeps(&s->cut, logit, id))
-		return false;
+		return;
 	double score = draw_score(logit, s->inv_t, e);
 	if (s->id >= 0 && (score < s->best || (score == s->best && id > s->id)))
-		return false;
+		return;
 	s->best = score;
 	s->id = id;
-	return true;
+	s->reach = exp((double)s->row->top * s->inv_t - score + SCORE_MARGIN) * 0x1p32 /
+			   (double)(1ull << DRAW_UNIT_BITS);
 }
 
-static void search_block(struct search *s, size_t block, size_t n, float largest, const uint32_t *w)
+static void search_block(struct search *s, const struct block_bound *b)
 {
-	float least = draw_block_least(w[0]);
-	uint32_t first = (uint32_t)(block * DRAW_BLOCK), at = draw_block_at(w[1]);
+	uint32_t first = b->block * DRAW_BLOCK, at = draw_block_at(b->w[1]);
+	uint32_t n = (uint32_t)draw_block_size(s->row, first);
+	if ((double)b->w[0] > word_limit(s, b->units, DRAW_BLOCK))
+		return;
+	float least = draw_block_least(b->w[0]);
 	if (at < n)
 		search_id(s, (int32_t)(first + at), least);
-	uint64_t limit = word_limit(s, largest, 1);
-	for (uint32_t i = 0; i < n; i += 4) {
-		struct draw_words ids = draw_id_words(s->noise, (first + i) / 4);
-		for (uint32_t k = 0; k < 4 && i + k < n; k++)
-			if (ids.w[k] <= limit && i + k != at &&
-				search_id(s, (int32_t)(first + i + k), least + draw_exponential(ids.w[k])))
-				limit = word_limit(s, largest, 1);
+	uint32_t words[DRAW_BLOCK];
+	draw_loops_available(0)->id_words(s->noise, first, words);
+	double limit = word_limit(s, b->units, 1);
+	for (uint32_t i = 0; i < n; i++)
+		if ((double)words[i] <= limit && i != at) {
+			search_id(s, (int32_t)(first + i), least + draw_exponential(words[i]));
+			limit = word_limit(s, b->units, 1);
+		}
+}
+
+/* Keeps the FIRST_BLOCKS of the largest ratios, in falling order. */
+static size_t bound_insert(struct block_bound *first, size_t n, const struct block_bound *b)
+{
+	if (n == FIRST_BLOCKS && b->ratio <= first[n - 1].ratio)
+		return n;
+	size_t i = n < FIRST_BLOCKS ? n++ : n - 1;
+	for (; i && first[i - 1].ratio < b->ratio; i--)
+		first[i] = first[i - 1];
+	first[i] = *b;
+	return n;
+}
+
+/* The bounds of all blocks, one after the other: to `first` if there is one, else searched. Returns
+ * how many are in `first`. */
+static size_t search_blocks(struct search *s, struct block_bound *first)
+{
+	const struct draw_loops *loops = draw_loops_available(0);
+	const float *maxima = s->row->maxima;
+	size_t n_blocks = draw_blocks(s->row->n), n_first = 0;
+	float scale = draw_unit_scale(s->inv_t);
+	uint64_t units[DRAW_BLOCK];
+	struct draw_words words = {0};
+	for (size_t b = 0; b < n_blocks; b++) {
+		size_t k = b % DRAW_BLOCK;
+		if (!k)
+			loops->units(maxima + b, n_blocks - b < DRAW_BLOCK ? n_blocks - b : DRAW_BLOCK,
+				s->row->top, scale, units);
+		if (b % 2 == 0)
+			words = draw_block_words(s->noise, (uint32_t)(b / 2));
+		if (maxima[b] < s->cut.logit || maxima[b] == -INFINITY)
+			continue;
+		const uint32_t *w = words.w + b % 2 * 2;
+		struct block_bound bound = {.block = (uint32_t)b, .w = {w[0], w[1]}, .units = units[k]};
+		bound.ratio = (float)(units[k] + 1) / ((float)w[0] + 0.5f);
+		if (first)
+			n_first = bound_insert(first, n_first, &bound);
+		else
+			search_block(s, &bound);
 	}
+	return n_first;
 }
 
 int32_t draw_winner(const float *logits, const struct draw_row *row, const struct draw_noise *noise,
 	double inv_t, const struct draw_cut *cut)
 {
+	struct block_bound first[FIRST_BLOCKS];
 	struct search s = {.logits = logits,
+		.row = row,
 		.noise = noise,
 		.inv_t = inv_t,
 		.cut = cut ? *cut : (struct draw_cut){-INFINITY, INT32_MAX},
-		.id = -1};
-	size_t n_blocks = draw_blocks(row->n);
-	for (size_t b = 0; b < n_blocks; b += 2) {
-		struct draw_words words = {0};
-		bool have = false;
-		for (size_t k = 0; k < 2 && b + k < n_blocks; k++) {
-			float largest = row->maxima[b + k];
-			if (largest < s.cut.logit || largest == -INFINITY)
-				continue;
-			if (!have)
-				words = draw_block_words(noise, (uint32_t)(b / 2));
-			have = true;
-			if (words.w[2 * k] <= word_limit(&s, largest, DRAW_BLOCK))
-				search_block(&s, b + k, draw_block_size(row, (b + k) * DRAW_BLOCK), largest,
-					words.w + 2 * k);
-		}
-	}
+		.id = -1,
+		.reach = INFINITY};
+	size_t n = search_blocks(&s, first), i = 0;
+	/* falling ratios: behind the first that cannot win none can, but for rounding */
+	for (; i < n && (double)first[i].ratio * s.reach * DRAW_BLOCK >= 0.999; i++)
+		search_block(&s, &first[i]);
+	if (i == FIRST_BLOCKS)
+		search_blocks(&s, NULL);
 	return s.id < 0 ? row->best : s.id;
 }
 
 /* ---- ranks and masses ---- */
 
+void draw_mass_in_block(const float *logits, const struct draw_row *row, float scale, int32_t id,
+	size_t block, struct draw_sum *before, struct draw_sum *all)
+{
+	const struct draw_loops *loops = draw_loops_available(0);
+	float top = row->top, logit = logits[id], above = nextafterf(logit, INFINITY);
+	size_t i = block * DRAW_BLOCK, n = draw_block_size(row, i), mine = (size_t)id - i;
+	if (draw_halvings(row->maxima[block], top, scale) >= NO_UNITS)
+		return;
+	if ((size_t)id < i || (size_t)id >= i + n) {
+		loops->sum(logits + i, n, i < (size_t)id ? logit : above, top, scale, before, all);
+		return;
+	}
+	loops->sum(logits + i, mine, logit, top, scale, before, all);
+	loops->sum(logits + i + mine, n - mine, above, top, scale, before, all);
+}
+
 void draw_before(const float *logits, const struct draw_row *row, float scale, int32_t id,
 	struct draw_sum *before, struct draw_sum *all)
 {
 	const struct draw_loops *loops = draw_loops_available(0);
-	float top = row->top, logit = logits[id], above = nextafterf(logit, INFINITY);
+	float logit = logits[id], above = nextafterf(logit, INFINITY);
 	*before = *all = (struct draw_sum){0};
-	for (size_t i = 0; i < (size_t)row->n; i += DRAW_BLOCK) {
-		float largest = row->maxima[i / DRAW_BLOCK];
-		size_t n = draw_block_size(row, i), mine = (size_t)id - i;
-		if (largest < logit && draw_units(largest, top, scale) == 0)
-			continue; /* none of them counts */
-		if ((size_t)id < i || (size_t)id >= i + n) {
-			loops->sum(logits + i, n, i < (size_t)id ? logit : above, top, scale, before, all);
-			continue;
-		}
-		loops->sum(logits + i, mine, logit, top, scale, before, all);
-		loops->sum(logits + i + mine, n - mine, above, top, scale, before, all);
-	}
+	before->count = loops->count(logits, (size_t)id, logit) +
+					loops->count(logits + id, (size_t)(row->n - id), above);
 	all->count = (uint64_t)row->n;
+	for (size_t b = 0; b < draw_blocks(row->n); b++)
+		draw_mass_in_block(logits, row, scale, id, b, before, all);
 }
 
 void draw_row(const float *logits, int32_t n, const struct draw_request *request, float *maxima,

@@ -47,18 +47,24 @@ static bool loops_maxima(const float *x, size_t n, float *maxima)
 static void loops_sum(const float *x, size_t n, float least, float top, float scale,
 	struct draw_sum *before, struct draw_sum *all)
 {
-	uint64_t count = 0, mass = 0, total = 0;
-#pragma omp simd reduction(+ : count, mass, total)
+	uint64_t mass = 0, total = 0;
+#pragma omp simd reduction(+ : mass, total)
 	for (size_t i = 0; i < n; i++) {
-		uint64_t u = draw_units(x[i], top, scale), is = x[i] >= least;
-		count += is;
-		mass += u & -is;
+		uint64_t u = draw_units(x[i], top, scale);
+		mass += x[i] >= least ? u : 0;
 		total += u;
 	}
-	before->count += count;
 	before->mass += mass;
-	all->count += n;
 	all->mass += total;
+}
+
+static size_t loops_count(const float *x, size_t n, float least)
+{
+	int32_t count = 0;
+#pragma omp simd reduction(+ : count)
+	for (size_t i = 0; i < n; i++)
+		count += x[i] >= least;
+	return (size_t)count;
 }
 
 static void loops_units(const float *x, size_t n, float top, float scale, uint64_t *out)
@@ -75,5 +81,38 @@ static void loops_buckets(const float *x, size_t n, float top, float scale, int3
 		out[i] = (int32_t)(draw_halvings(x[i], top, scale) * DRAW_BUCKETS_LN2);
 }
 
-static const struct draw_loops loops = {loops_maxima, loops_sum, loops_units, loops_buckets};
+/* Philox of DRAW_BLOCK / 4 counters side by side. */
+static void loops_id_words(const struct draw_noise *noise, uint32_t first, uint32_t *out)
+{
+	enum { N = DRAW_BLOCK / 4 };
+	uint32_t c0[N], c1[N], c2[N], c3[N], k0 = (uint32_t)noise->seed,
+										 k1 = (uint32_t)(noise->seed >> 32);
+	for (uint32_t j = 0; j < N; j++) {
+		c0[j] = first / 4 + j;
+		c1[j] = noise->position;
+		c2[j] = 1;
+		c3[j] = 0;
+	}
+	for (int round = 0; round < 10; round++) {
+#pragma omp simd
+		for (int j = 0; j < N; j++) {
+			uint64_t a = (uint64_t)c0[j] * 0xd2511f53u, b = (uint64_t)c2[j] * 0xcd9e8d57u;
+			c0[j] = (uint32_t)(b >> 32) ^ c1[j] ^ k0;
+			c1[j] = (uint32_t)b;
+			c2[j] = (uint32_t)(a >> 32) ^ c3[j] ^ k1;
+			c3[j] = (uint32_t)a;
+		}
+		k0 += 0x9e3779b9u;
+		k1 += 0xbb67ae85u;
+	}
+	for (int j = 0; j < N; j++) {
+		out[4 * j] = c0[j];
+		out[4 * j + 1] = c1[j];
+		out[4 * j + 2] = c2[j];
+		out[4 * j + 3] = c3[j];
+	}
+}
+
+static const struct draw_loops loops = {
+	loops_maxima, loops_sum, loops_count, loops_units, loops_buckets, loops_id_words};
 const struct draw_loops *const DRAW_LOOPS = &loops;

@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DIGIT_BITS 11
+#define DIGIT_BITS   11
+#define BOUND_MARGIN 1.0001 /* more than the rounding of units */
 
 /* A limit on the ids up to and with the one that is looked for: `count` ids or `mass` units. */
 static bool reaches(const struct draw_sum *sum, const struct draw_sum *limit)
@@ -60,8 +61,9 @@ static uint32_t bucket_find(const struct draw_sum *h, uint32_t from, int step, u
 static struct draw_cut cut_among(const float *logits, const struct draw_row *row, float scale,
 	const int32_t *ids, size_t n, const struct draw_sum *limit, struct draw_sum *before)
 {
-	struct draw_sum h[1 << DIGIT_BITS];
+	struct draw_sum h[1 << DIGIT_BITS], one = {1, 0};
 	uint32_t prefix = 0;
+	float last = NAN; /* whose units are one.mass: equal logits come in runs */
 	for (int known = 0; known < 32;) {
 		int bits = 32 - known < DIGIT_BITS ? 32 - known : DIGIT_BITS, shift = 32 - known - bits;
 		uint32_t n_digits = 1u << bits;
@@ -70,7 +72,8 @@ static struct draw_cut cut_among(const float *logits, const struct draw_row *row
 			uint32_t key = order_key(logits[ids[i]]);
 			if (known && (key ^ prefix) >> (32 - known))
 				continue;
-			struct draw_sum one = {1, draw_units(logits[ids[i]], row->top, scale)};
+			if (logits[ids[i]] != last)
+				one.mass = draw_units(last = logits[ids[i]], row->top, scale);
 			sum_add(&h[key >> shift & (n_digits - 1)], &one);
 		}
 		prefix |= bucket_find(h, n_digits - 1, -1, n_digits, limit, before) << shift;
@@ -84,7 +87,7 @@ static struct draw_cut cut_among(const float *logits, const struct draw_row *row
 			continue;
 		*before = all;
 		cut = (struct draw_cut){v > -INFINITY ? v : -INFINITY, ids[i]};
-		struct draw_sum one = {1, draw_units(v, row->top, scale)};
+		one.mass = draw_units(v, row->top, scale);
 		sum_add(&all, &one);
 		if (reaches(&all, limit))
 			break;
@@ -215,6 +218,42 @@ struct draw_cut draw_truncate(
 	return truncate_above(logits, row, inv_t, t, -INFINITY);
 }
 
+/* Whether the mass before `id` is below top_p_mass of all. Blocks are summed up until the rest,
+ * which their largest logits bound, cannot change the answer. */
+static bool top_p_keeps(
+	const float *logits, const struct draw_row *row, float scale, float top_p, int32_t id)
+{
+	double rest = 0; /* mass of the blocks not summed up, at most */
+	uint64_t units[DRAW_BLOCK];
+	size_t n_blocks = draw_blocks(row->n);
+	struct draw_sum before = {0}, all = {0};
+	for (size_t b = 0; b < n_blocks; b++) {
+		size_t k = b % DRAW_BLOCK, n = draw_block_size(row, b * DRAW_BLOCK);
+		if (!k)
+			draw_loops_available(0)->units(row->maxima + b,
+				n_blocks - b < DRAW_BLOCK ? n_blocks - b : DRAW_BLOCK, row->top, scale, units);
+		rest += BOUND_MARGIN * (double)(units[k] + 1) * (double)n;
+	}
+	for (size_t b = 0; b < n_blocks; b++) {
+		size_t k = b % DRAW_BLOCK, n = draw_block_size(row, b * DRAW_BLOCK);
+		if (!k)
+			draw_loops_available(0)->units(row->maxima + b,
+				n_blocks - b < DRAW_BLOCK ? n_blocks - b : DRAW_BLOCK, row->top, scale, units);
+		rest -= BOUND_MARGIN * (double)(units[k] + 1) * (double)n;
+		draw_mass_in_block(logits, row, scale, id, b, &before, &all);
+		if (b % 16)
+			continue;
+		/* the rest ranks before; the rest ranks after */
+		double least = (double)before.mass, sum = (double)all.mass, spare = rest > 0 ? rest : 0;
+		spare += 1e-9 * (sum + spare);
+		if (least + spare < (double)top_p * (sum + spare))
+			return true;
+		if (least > (double)top_p * (sum + spare))
+			return false;
+	}
+	return before.mass < top_p_mass(top_p, all.mass);
+}
+
 bool draw_truncation_keeps(const float *logits, const struct draw_row *row, double inv_t,
 	const struct draw_truncation *t, int32_t id, struct draw_cut *cut)
 {
@@ -224,13 +263,9 @@ bool draw_truncation_keeps(const float *logits, const struct draw_row *row, doub
 		*cut = truncate_above(logits, row, inv_t, t, -INFINITY);
 		return draw_keeps(cut, logits[id], id);
 	}
-	if (t->top_p < 1) {
-		struct draw_sum before, all;
-		draw_before(logits, row, draw_unit_scale(inv_t), id, &before, &all);
-		if (before.mass >= top_p_mass(t->top_p, all.mass)) {
-			*cut = truncate_above(logits, row, inv_t, t, logits[id]);
-			return false;
-		}
+	if (t->top_p < 1 && !top_p_keeps(logits, row, draw_unit_scale(inv_t), t->top_p, id)) {
+		*cut = truncate_above(logits, row, inv_t, t, logits[id]);
+		return false;
 	}
 	if (t->min_p > 0) {
 		struct draw_cut least = min_p_cut(row->top, inv_t, t->min_p);

@@ -290,6 +290,7 @@ static void test_levels_agree(void **state)
 				first->sum(x + at, n, 0.3f, top, scale, &sums[0][0], &sums[0][1]);
 				other->sum(x + at, n, 0.3f, top, scale, &sums[1][0], &sums[1][1]);
 				assert_memory_equal(sums[0], sums[1], sizeof sums[0]);
+				assert_int_equal(first->count(x + at, n, 0.3f), other->count(x + at, n, 0.3f));
 				first->units(x + at, few, top, scale, units[0]);
 				other->units(x + at, few, top, scale, units[1]);
 				assert_memory_equal(units[0], units[1], few * sizeof units[0][0]);
@@ -298,6 +299,21 @@ static void test_levels_agree(void **state)
 				assert_memory_equal(buckets[0], buckets[1], few * sizeof buckets[0][0]);
 			}
 	free(x);
+}
+
+static void test_words_side_by_side(void **state)
+{
+	(void)state;
+	struct rng r = {8};
+	const struct draw_loops *loops;
+	for (int level = 0; (loops = draw_loops_available(level)); level++)
+		for (int round = 0; round < 100; round++) {
+			const struct draw_noise noise = {rng_u64(&r), (uint32_t)rng_u64(&r)};
+			uint32_t out[DRAW_BLOCK], first = rng_below(&r, 2000) * DRAW_BLOCK;
+			loops->id_words(&noise, first, out);
+			for (uint32_t i = 0; i < DRAW_BLOCK; i++)
+				assert_int_equal(out[i], draw_id_words(&noise, (first + i) / 4).w[(first + i) % 4]);
+		}
 }
 
 static void test_before(void **state)
@@ -339,6 +355,7 @@ int main(void)
 		cmocka_unit_test(test_exponentials),
 		cmocka_unit_test(test_winner_and_cuts),
 		cmocka_unit_test(test_levels_agree),
+		cmocka_unit_test(test_words_side_by_side),
 		cmocka_unit_test(test_before),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
