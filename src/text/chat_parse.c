@@ -38,13 +38,18 @@ static bool is_blank(char c)
 	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+/* Blanks that s[0..n) begins with. */
+static size_t count_blanks(const char *s, size_t n)
+{
+	size_t i = 0;
+	while (i < n && is_blank(s[i]))
+		i++;
+	return i;
+}
+
 static bool all_blank(const char *s, size_t n)
 {
-	while (n && is_blank(*s)) {
-		s++;
-		n--;
-	}
-	return !n;
+	return count_blanks(s, n) == n;
 }
 
 /* ---- events ---- */
@@ -220,13 +225,16 @@ static void on_bytes(struct chat_parse *p, const char *s, size_t n)
 		value_bytes(p, s, n);
 		break;
 	case AFTER_KEY:
-	case AFTER_VALUE:
-		if (!all_blank(s, n)) {
+	case AFTER_VALUE: {
+		/* blanks between the parts of a call are the call's, however the bytes come in */
+		size_t blanks = count_blanks(s, n);
+		buf_append(&p->call, s, blanks);
+		if (blanks < n) {
 			call_give_up(p);
-			add_text(p, s, n);
-			return;
+			add_text(p, s + blanks, n - blanks);
 		}
-		break;
+		return;
+	}
 	}
 	buf_append(&p->call, s, n);
 }
