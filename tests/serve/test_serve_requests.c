@@ -9,6 +9,7 @@
 #include "src/serve/api/api.h"
 #include "src/text/utf8.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stdlib.h>
@@ -366,6 +367,80 @@ static void test_serve_requests_refused(void **state)
 	buf_free(&deep);
 }
 
+/* What stands where another kind of value is expected, in each API's own shapes. MESSAGES and INPUT
+ * begin a body that is fine but for what follows. */
+#define MESSAGES "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+#define BLOCK(b) "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":[" b "]}]}"
+#define INPUT    "{\"input\":\"a\","
+#define ITEM(i)  "{\"input\":[" i "]}"
+static void test_shapes_refused(void **state)
+{
+	(void)state;
+	static const struct {
+		const struct api *api;
+		const char *body, *words;
+	} cases[] = {
+		{&api_messages, BLOCK("{\"type\":\"tool_result\",\"content\":\"x\"}"),
+			"a tool_use_id in tool_result"},
+		{&api_messages,
+			BLOCK(
+				"{\"type\":\"tool_result\",\"tool_use_id\":\"i\",\"content\":[{\"type\":\"x\"}]}"),
+			"text or images in tool_result"},
+		{&api_messages, BLOCK("{\"type\":\"tool_result\",\"tool_use_id\":\"i\",\"content\":5}"),
+			"a string or an array as the content of tool_result"},
+		{&api_messages,
+			"{\"max_tokens\":1,\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":"
+			"\"tool_use\"}]}]}",
+			"text, thinking or tool_use (with id and name)"},
+		{&api_messages, MESSAGES "\"system\":[{\"type\":\"text\"}]}", "system.0: expected a text"},
+		{&api_messages, MESSAGES "\"system\":5}", "system: expected a string or an array"},
+		{&api_messages, MESSAGES "\"tools\":5}", "tools: expected an array"},
+		{&api_messages, MESSAGES "\"tools\":[{\"type\":\"web_search_20250305\"}]}",
+			"tools.0: expected a tool with name and input_schema"},
+		{&api_messages, MESSAGES "\"tool_choice\":{\"type\":\"tool\"}}",
+			"expected auto, any, none, or tool with a name"},
+		{&api_messages, MESSAGES "\"tool_choice\":{\"type\":\"any\",\"name\":5}}", "name"},
+		{&api_messages,
+			MESSAGES "\"tools\":[{\"name\":\"f\",\"strict\":true,\"input_schema\":{\"properties\":{"
+					 "\"a\":{\"not\":{}}}}}]}",
+			"\"not\" is not supported"},
+		{&api_responses, ITEM("{\"role\":\"user\",\"content\":5}"), "a string or an array"},
+		{&api_responses, ITEM("{\"role\":\"user\",\"content\":[{\"type\":\"input_file\"}]}"),
+			"parts of input_text, output_text or input_image, found input_file"},
+		{&api_responses, ITEM("{\"role\":\"judge\",\"content\":\"a\"}"),
+			"the role user, system, developer or assistant, found judge"},
+		{&api_responses, ITEM("{\"type\":\"function_call_output\",\"output\":\"x\"}"),
+			"function_call_output with a call_id"},
+		{&api_responses, ITEM("{\"type\":\"function_call_output\",\"call_id\":\"i\",\"output\":1}"),
+			"a string or an array as content"},
+		{&api_responses, ITEM("{\"type\":\"reasoning\",\"content\":[{\"type\":\"x\"}]}"),
+			"parts of input_text"},
+		{&api_responses, INPUT "\"truncation\":\"auto\"}", "truncation: only disabled"},
+		{&api_responses, INPUT "\"tools\":[{\"type\":\"web_search\"}]}",
+			"tools[0].type: only function is supported"},
+		{&api_chat, MESSAGES "\"logit_bias\":5}", "expected an object of token ids"},
+		{&api_chat, MESSAGES "\"logit_bias\":{\"a\":1}}", "expected token ids as keys"},
+		{&api_chat, MESSAGES "\"logit_bias\":[[1]]}", "pairs of a token id and a number"},
+		{&api_chat, MESSAGES "\"logit_bias\":[[1,2],[8192,1]]}", "token ids of 0 to"},
+		{&api_chat, MESSAGES "\"logit_bias\":{\"1\":101}}", "numbers of -100 to 100"},
+		{&api_chat, MESSAGES "\"ignore_eos\":5}", "ignore_eos"},
+		{&api_chat, MESSAGES "\"stop_token_ids\":5}", "an array of at most"},
+		{&api_chat, MESSAGES "\"stop_token_ids\":[1,-1]}", "item 1: expected a token id"},
+		{&api_completions, "{\"prompt\":\"a\",\"n\":2,\"best_of\":3}", "best_of"},
+		{&api_completions, "{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":9}", "16"},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+		refuse(cases[i].api, cases[i].body, 400, cases[i].words);
+	/* what is next to these, and fine */
+	struct request r;
+	serve_requests_parse(
+		&api_chat, MESSAGES "\"logit_bias\":[[1,2],[5,false]],\"stop_token_ids\":[3,4]}", &r);
+	assert_int_equal(r.sampling.n_bias, 2);
+	assert_true(r.sampling.bias[1].add == -INFINITY);
+	assert_int_equal(r.output.n_stop_ids, 2);
+	request_fini(&r);
+}
+
 /* An answer that was given comes back as its own tokens: also where the text alone would be cut
  * into others. */
 static void test_known_turns(void **state)
@@ -502,6 +577,7 @@ int main(void)
 		cmocka_unit_test(test_prompts),
 		cmocka_unit_test(test_members),
 		cmocka_unit_test(test_serve_requests_refused),
+		cmocka_unit_test(test_shapes_refused),
 		cmocka_unit_test(test_known_turns),
 		cmocka_unit_test(test_turn_store),
 		cmocka_unit_test(test_many_turns),
