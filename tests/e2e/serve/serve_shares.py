@@ -106,9 +106,10 @@ def test_queue():
         threads = []
 
         def start(address, name, body=None):
+            """Once it has a place in the queue, so that the order there is that of the calls."""
             threads.append(threading.Thread(target=run, args=(address, name, body)))
             threads[-1].start()
-            time.sleep(0.2)
+            s.wait_state(f"{len(threads)} waiting", lambda active, waiting: waiting == len(threads))
 
         first = connect(s, "127.0.0.2")
         first.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 2000}))
