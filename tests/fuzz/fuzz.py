@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 CORPUS = "tests/fuzz/corpus"
 BUILD = "build/fuzz"
-PACK_MOST = 220_000  # bytes of a pack: some 20 of them are at most 4.5 MB in the tree
-INPUT_MOST = 16_384  # bytes of an input in it
+PACK_MOST = 100_000  # bytes of a pack: some 25 of them are 2.5 MB at most
+INPUT_MOST = 4_096  # bytes of an input in it
 
 # What a target may take, where it is not this:
 LIMITS = {"rss_limit_mb": 1024, "timeout": 20, "max_len": 4096}
