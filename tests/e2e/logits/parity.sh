@@ -16,6 +16,13 @@ exits 0
 check "logits of transformers" "$(dirname "$GLMSTREAM")/tests/test_forward_golden" \
 	"$work/bf16.gguf" "$src/reference"
 
+case $GLMSTREAM in
+*/san-*) # every row of every prompt by nine files: values, about which a sanitizer says nothing
+	skip_part "what recipes cost: a sanitizer build takes too long"
+	finish
+	;;
+esac
+
 python3 - "$src/reference.json" "$work" <<'EOF'
 import json, sys
 for name, v in json.load(open(sys.argv[1], encoding="utf-8")).items():
