@@ -26,14 +26,33 @@ static int32_t access_prefill(struct cache *c, int32_t key)
 	return slot;
 }
 
-/* Counts an access and tells the policy. Returns the slot where the expert is, -1: nowhere. */
-static int32_t access_decode(struct cache *c, int32_t key)
+/* Tells the policy of an access. */
+static void note_used(struct cache *c, int32_t key)
 {
-	int32_t slot = c->index[key];
 	c->clock++;
-	c->stats.accesses++;
 	c->last_use[key] = c->clock;
 	c->policy.ops->access(&c->policy, key);
+}
+
+static void note_predicted(struct cache *c, int32_t key)
+{
+	if (!c->policy.ops->predicted)
+		return;
+	c->last_use[key] = c->clock;
+	c->policy.ops->predicted(&c->policy, key);
+}
+
+/* Counts an access and tells the policy. Returns the slot where the expert is, -1: nowhere.
+ * Provisional: it sees a prediction. The clock stands still then, so that a step of many rows takes
+ * no longer by it than what is used of them. */
+static int32_t access_decode(struct cache *c, int32_t key, bool provisional)
+{
+	int32_t slot = c->index[key];
+	c->stats.accesses++;
+	if (!provisional)
+		note_used(c, key);
+	else
+		note_predicted(c, key);
 	if (slot < 0) {
 		c->stats.misses++;
 		c->stats.bytes_missed += bytes_of(c, key);
@@ -67,21 +86,14 @@ static void pending_add(struct cache *c, int kind, int32_t key)
 	c->pending[c->n_pending++].key = key;
 }
 
-static void note_predicted(struct cache *c, int32_t key)
-{
-	if (!c->policy.ops->predicted)
-		return;
-	c->last_use[key] = c->clock;
-	c->policy.ops->predicted(&c->policy, key);
-}
-
 static void flush_pending(struct cache *c)
 {
 	for (int i = 0; i < c->n_pending; i++) {
 		int32_t key = c->pending[i].key;
 		switch (c->pending[i].kind) {
 		case PENDING_ACCESS:
-			access_decode(c, key);
+		case PENDING_PROVISIONAL:
+			access_decode(c, key, c->pending[i].kind == PENDING_PROVISIONAL);
 			break;
 		case PENDING_PREDICTED:
 			note_predicted(c, key);
@@ -108,6 +120,14 @@ void cache_note_predicted(struct cache *c, int layer, const int32_t *experts, in
 {
 	for (int i = 0; i < n && c->n_pending < c->cap_pending; i++)
 		pending_add(c, PENDING_PREDICTED, cache_key(c, layer, experts[i]));
+}
+
+void cache_note_used(struct cache *c, int layer, int expert, struct cache_plan *plan)
+{
+	plan_begin(c);
+	flush_pending(c);
+	note_used(c, cache_key(c, layer, expert));
+	plan_end(c, plan);
 }
 
 void cache_flush(struct cache *c, struct cache_plan *plan)
@@ -282,7 +302,8 @@ static bool acquire_resident(struct cache *c, struct cache_request *q)
 		c->slots[r->slot].pins++;
 		r->tier = 0;
 		ref_set(c, r, r->slot, CACHE_REF_READY);
-		pending_add(c, PENDING_ACCESS, q->layer * c->n_experts + r->expert);
+		pending_add(c, r->provisional ? PENDING_PROVISIONAL : PENDING_ACCESS,
+			q->layer * c->n_experts + r->expert);
 	}
 	q->next = q->n;
 	return true;
@@ -292,9 +313,13 @@ static bool acquire_resident(struct cache *c, struct cache_request *q)
 static void acquire_found(struct cache *c, const struct cache_request *q, struct cache_ref *r)
 {
 	int32_t key = cache_key(c, q->layer, r->expert);
-	int32_t slot = q->use == CACHE_PREFILL ? access_prefill(c, key) : access_decode(c, key);
-	*r = (struct cache_ref){
-		.expert = r->expert, .state = CACHE_REF_NONE, .tier = CACHE_TIERS, .slot = -1};
+	int32_t slot =
+		q->use == CACHE_PREFILL ? access_prefill(c, key) : access_decode(c, key, r->provisional);
+	*r = (struct cache_ref){.expert = r->expert,
+		.provisional = r->provisional,
+		.state = CACHE_REF_NONE,
+		.tier = CACHE_TIERS,
+		.slot = -1};
 	if (slot < 0)
 		return;
 	r->tier = (uint8_t)tier_of(c, slot);

@@ -45,7 +45,7 @@ struct slot {
 
 /* What cache_flush has to do. */
 struct pending {
-	enum { PENDING_ACCESS, PENDING_PREDICTED, PENDING_KEEP_FREE } kind;
+	enum { PENDING_ACCESS, PENDING_PROVISIONAL, PENDING_PREDICTED, PENDING_KEEP_FREE } kind;
 	int32_t key; /* KEEP_FREE: any of the class */
 };
 

@@ -99,6 +99,13 @@ static void recorder_prefetch(
 		r->inner->ops->prefetch(r->inner, layer, ids, n, distance);
 }
 
+static void recorder_keep_rows(struct expert_source *s, int first, int n)
+{
+	struct access_recorder *r = recorder_of(s);
+	if (r->inner->ops->keep_rows)
+		r->inner->ops->keep_rows(r->inner, first, n);
+}
+
 static void recorder_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
 	struct access_recorder *r = recorder_of(s);
@@ -123,6 +130,7 @@ static const struct expert_source_ops recorder_ops = {
 	.wait_ready = recorder_wait_ready,
 	.release = recorder_release,
 	.prefetch = recorder_prefetch,
+	.keep_rows = recorder_keep_rows,
 	.read_ahead = recorder_read_ahead,
 };
 

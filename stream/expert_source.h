@@ -10,6 +10,7 @@
  *   4. wait_ready     until all are; an expert's views may be used as soon as it is ready
  *   5. prefetch       decode: which experts of later layers are predicted
  *   6. release        once for each acquired expert, when the device has passed what used it
+ *   7. keep_rows      after a step with rows that may be dropped: which are kept
  */
 #ifndef GLM_STREAM_EXPERT_SOURCE_H
 #define GLM_STREAM_EXPERT_SOURCE_H
@@ -26,7 +27,10 @@ enum expert_tier { EXPERT_VRAM, EXPERT_RAM, EXPERT_DISK };
 
 /* One expert of one layer, as the model requests it and gets it. */
 struct expert_ref {
-	int32_t id;                   /* in: expert id */
+	int32_t id; /* in: expert id */
+	/* in, EXPERT_DECODE: only rows that may be dropped want it, this one first. It counts as used
+	 * when keep_rows says so; 0: it is used (the first row of a step always stays) */
+	int draft_row;
 	bool ready;                   /* out: the views below hold published bytes */
 	uint8_t tier;                 /* out: enum expert_tier */
 	int32_t handle;               /* the source's own */
@@ -77,6 +81,10 @@ struct expert_source_ops {
 	/* These experts of a layer `distance` layers ahead are predicted, best first. Never waits. May
 	 * be NULL. */
 	void (*prefetch)(struct expert_source *s, int layer, const int32_t *ids, int n, int distance);
+	/* Rows [first, first + n) of the last step, which might have been dropped, are kept: the
+	 * experts that they alone wanted count as used. Those of rows that nobody keeps never do, so
+	 * that they leave a cache first. May be NULL. */
+	void (*keep_rows)(struct expert_source *s, int first, int n);
 	/* Prefill: these experts of a layer will be acquired in this order (of a layer that is not
 	 * routed yet: probably). Replaces the list given for that layer before. Never waits. May be
 	 * NULL. */

@@ -153,10 +153,12 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 	int rc = check_parts(parts, n_parts, &rows, e);
 	if (rc)
 		return rc;
-	int32_t *ids = mem_try_new(4 * (size_t)rows, sizeof *ids), *pos = ids + rows,
+	/* four numbers and a flag a row */
+	int32_t *ids = mem_try_new(5 * (size_t)rows, sizeof *ids), *pos = ids + rows,
 			*base = pos + rows, *states = base + rows;
 	if (!ids)
 		return err_set(e, ERR_MEMORY, "no memory for the token ids of %u rows", rows);
+	bool *draft = (bool *)(states + rows), any_draft = false;
 	first_hidden = rows;
 	for (uint32_t i = 0; i < n_parts; i++) {
 		struct session *s = parts[i].session;
@@ -171,10 +173,18 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 			ids[r] = p->tokens[k];
 			pos[r] = (int32_t)(s->length + k);
 			base[r] = s->base;
+			draft[r] = p->verify && k;
+			any_draft |= draft[r];
 		}
 		session_drop_logits(s);
 	}
-	struct forward_rows f = {.n = rows, .tokens = ids, .pos = pos, .base = base, .cancel = cancel};
+	g->n_steps++;
+	struct forward_rows f = {.n = rows,
+		.tokens = ids,
+		.pos = pos,
+		.base = base,
+		.draft = any_draft ? draft : NULL,
+		.cancel = cancel};
 	if (!(rc = model_forward(&g->model, &g->kv, &f, first_hidden, e)) &&
 		!(rc = batch_logits(parts, n_parts, e)) && !(rc = gguf_check_lost(g->gguf, e)))
 		batch_advance(parts, n_parts, &f, states);

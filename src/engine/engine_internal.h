@@ -28,8 +28,9 @@ struct engine {
 	uint32_t context;           /* rows of one session */
 	uint32_t chunk;             /* most rows of one step */
 	uint32_t n_sessions;
-	int32_t n_valid; /* ids that stand for a token */
-	bool *taken;     /* [n_sessions]: the run of cache rows belongs to a session */
+	uint64_t n_steps; /* of all sessions */
+	int32_t n_valid;  /* ids that stand for a token */
+	bool *taken;      /* [n_sessions]: the run of cache rows belongs to a session */
 };
 
 #endif

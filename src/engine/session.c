@@ -125,9 +125,19 @@ static struct forward_taps session_step_taps(struct session *s, uint32_t n)
 
 /* ---- a step ---- */
 
+/* Tells the expert source how many rows of the verification are kept, once, and while it knows. */
+static void settle_rows(struct session *s, uint32_t n_keep)
+{
+	struct expert_source *source = s->g->source;
+	if (s->step_number && s->step_number == s->g->n_steps && source->ops->keep_rows)
+		source->ops->keep_rows(source, (int)s->first_row, (int)n_keep);
+	s->step_number = 0;
+}
+
 void session_expect_token(struct session *s, int32_t token)
 {
 	uint32_t n = s->length;
+	settle_rows(s, s->n_rows);
 	/* with a state the row is written anew */
 	if (n && s->mtp_rows >= n && (s->has_state || s->tokens[n] != token))
 		s->mtp_rows = n - 1;
@@ -216,6 +226,8 @@ void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_r
 	s->length += n;
 	s->n_rows = n_rows;
 	s->of_several = n_rows > 1;
+	s->step_number = n_rows > 1 ? s->g->n_steps : 0;
+	s->first_row = first + n - n_rows;
 	s->has_state = appended;
 	s->last_state = states - 1;
 	if (appended) {
@@ -263,6 +275,10 @@ static int session_step(struct session *s, uint32_t n, float *rows, uint32_t n_r
 		taps = session_step_taps(s, n);
 		f.taps = &taps;
 	}
+	static const bool draft[SESSION_ROWS_MAX] = {false, true, true, true, true, true, true, true};
+	if (n_rows > 1)
+		f.draft = draft;
+	s->g->n_steps++;
 	float *kept = session_row_buffer(s, n_rows, e);
 	if (!kept)
 		return ERR_MEMORY;
@@ -330,6 +346,7 @@ void session_keep_rows(struct session *s, uint32_t n_keep)
 	if (!n_keep || n_keep > s->n_rows)
 		bug("%u rows to keep of %u", n_keep, s->n_rows);
 	uint32_t dropped = s->n_rows - n_keep;
+	settle_rows(s, n_keep);
 	s->length -= dropped;
 	s->mtp_rows = MIN(s->mtp_rows, s->length);
 	s->n_rows = n_keep;

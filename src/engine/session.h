@@ -71,7 +71,9 @@ int session_verify(struct session *s, const int32_t *tokens, uint32_t n,
 const float *session_row_logits(const struct session *s, uint32_t row);
 
 /* Keeps the first n_keep >= 1 rows of the last verification and forgets those behind. Length,
- * logits and what drafts begin with are then those of row n_keep - 1. Computes nothing. */
+ * logits and what drafts begin with are then those of row n_keep - 1. Computes nothing. Without
+ * this call all rows are kept. Call it before the engine's next step: the expert cache learns by it
+ * which experts were of use. */
 void session_keep_rows(struct session *s, uint32_t n_keep);
 
 /* Forgets all but the first n tokens. n <= length. The logits are gone until something is computed,

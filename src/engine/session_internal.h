@@ -22,6 +22,10 @@ struct session {
 	 * ws.logits_serial is this one; 0: they are in the memory above. */
 	uint64_t device_serial;
 	uint32_t device_row;
+	/* The rows of a verification, for the expert source: it was step step_number of the engine, in
+	 * which they begin with row first_row; 0: the source knows what is kept. */
+	uint64_t step_number;
+	uint32_t first_row;
 	bool mtp;
 	bool has_state;      /* the hidden state of position length - 1 is kept ... */
 	uint32_t last_state; /* ... as this state of the slot (mtp.h) */

@@ -184,6 +184,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 {
 	m->capture = rows->n <= GRAPH_ROWS && !rows->taps;
 	m->source->cancel = rows->cancel;
+	m->plan.draft = rows->draft;
 	struct batch batch = step_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
 	if (m->source->ops->step)
 		m->source->ops->step(m->source, moe_use(batch.n), batch.n, rows->pos[0]);
@@ -198,6 +199,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	else if (first_hidden >= rows->n)
 		rc = moe_drain(m, e);
 	m->source->cancel = NULL; /* the flag was lent for this call */
+	m->plan.draft = NULL;
 	return rc;
 }
 

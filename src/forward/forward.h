@@ -26,9 +26,12 @@ struct forward_taps {
  * mixed; those of one sequence are neighbours and their positions ascend by one. */
 struct forward_rows {
 	uint32_t n;
-	const int32_t *tokens;     /* [n] */
-	const int32_t *pos;        /* [n] position in the row's own sequence */
-	const int32_t *base;       /* [n] first cache row of that sequence */
+	const int32_t *tokens; /* [n] */
+	const int32_t *pos;    /* [n] position in the row's own sequence */
+	const int32_t *base;   /* [n] first cache row of that sequence */
+	/* [n] rows that may be dropped afterwards: their experts are requested last (expert_source.h:
+	 * keep_rows); NULL: none */
+	const bool *draft;
 	struct forward_taps *taps; /* NULL: none. Taps slow a step down: the host waits per layer */
 	atomic_bool *cancel;       /* read before each layer; NULL: never */
 	/* Called once, when the device has work and the host would only wait; NULL: nothing. */

@@ -69,8 +69,10 @@ int lookahead_prefetch(struct model *m, struct err *e)
 	int32_t ids[n];
 	for (uint32_t d = 1; d <= reach && !rc; d++) {
 		rc = b->ops->wait_expert_ids(b, p->fence, predicted_ids(m, p->layer, d), n, ids, e);
-		for (int r = 0; r < p->rows && !rc; r++)
-			s->ops->prefetch(s, (int)(p->layer + d), ids + r * n_used, n_used, (int)d);
+		for (int draft = 0; draft < 2; draft++) /* rows that may be dropped come last */
+			for (int r = 0; r < p->rows && !rc; r++)
+				if (draft == (m->plan.draft && m->plan.draft[r]))
+					s->ops->prefetch(s, (int)(p->layer + d), ids + r * n_used, n_used, (int)d);
 	}
 	p->fence = 0;
 	return rc;

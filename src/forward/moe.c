@@ -155,18 +155,23 @@ void moe_combine(struct model *m, const struct batch *rows, const struct norm *n
 
 /* Lists the distinct experts of the layer's ids [n_slots] in refs and groups the (token, rank)
  * slots by expert. The order of refs:
- * - decode: of their first slot. A trace lists them so, and a simulated cache then sees what the
- *   live one does;
+ * - decode: of their first slot, those of draft rows last. A trace lists them so, and a simulated
+ *   cache then sees what the live one does;
  * - prefill: ascending, the order of the file. */
-static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots)
+static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots, int n_used)
 {
 	const int32_t *ids = p->ids;
 	for (uint32_t i = 0; i <= n_experts; i++)
 		p->first[i] = 0;
 	int n = 0;
-	for (int i = 0; i < n_slots; i++)
-		if (!p->first[ids[i] + 1]++ && p->use == EXPERT_DECODE)
-			p->refs[n++] = (struct expert_ref){.id = ids[i]};
+	for (int draft = 0; draft <= (p->draft != NULL); draft++)
+		for (int i = 0; i < n_slots; i++) {
+			if (p->draft && p->draft[i / n_used] != draft)
+				continue;
+			if (!p->first[ids[i] + 1]++ && p->use == EXPERT_DECODE)
+				p->refs[n++] =
+					(struct expert_ref){.id = ids[i], .draft_row = draft ? i / n_used : 0};
+		}
 	for (uint32_t i = 0; i < n_experts; i++) {
 		if (p->first[i + 1] && p->use == EXPERT_PREFILL)
 			p->refs[n++] = (struct expert_ref){.id = (int32_t)i};
@@ -326,7 +331,7 @@ int moe_experts_request(
 
 	p->layer = layer;
 	p->use = moe_use(rows->n);
-	group_by_expert(p, m->config.n_experts, n_slots);
+	group_by_expert(p, m->config.n_experts, n_slots, (int)m->config.n_used);
 	if (p->use == EXPERT_PREFILL)
 		moe_read_ahead(m);
 	int at_once = MIN(m->source->max_pinned[p->use], p->n_refs);

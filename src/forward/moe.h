@@ -50,6 +50,7 @@ struct moe_plan {
 	bool *enqueued;          /* [n_experts] parallel to refs */
 	struct expert_job *jobs; /* [n_experts] scratch of a call */
 	int32_t *ahead;          /* [n_experts] scratch of a read-ahead list */
+	const bool *draft;       /* [rows] of the step: they may be dropped; NULL: none */
 	/* the layer */
 	uint32_t layer;
 	enum expert_use use;

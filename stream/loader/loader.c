@@ -339,6 +339,7 @@ void loader_close(struct expert_source *source)
 	extent_table_free(l->table);
 	loader_queue_free(l);
 	free(s->slot_work);
+	free(s->draft_uses);
 	free(l->views);
 	free(l->refs);
 	pthread_cond_destroy(&s->completed);

@@ -7,6 +7,7 @@
 
 #include "src/base/cond.h"
 #include "src/base/log.h"
+#include "src/base/mem.h"
 #include "src/base/num.h"
 
 #include <sched.h>
@@ -22,6 +23,7 @@ static struct cache_ref *cache_refs(struct loader *l, const struct expert_ref *r
 	for (int i = 0; i < n; i++)
 		l->refs[i] = (struct cache_ref){
 			.expert = refs[i].id,
+			.provisional = refs[i].draft_row > 0,
 			.state = refs[i].ready ? CACHE_REF_READY : CACHE_REF_IN_FLIGHT,
 			.slot = refs[i].handle,
 			.load_id = refs[i].serial,
@@ -176,6 +178,41 @@ static int take_refs(struct loader *l, const struct cache_request *q, struct exp
 	return missing;
 }
 
+/* Notes which refs are provisional, for keep_rows. */
+static void note_draft_uses(
+	struct loader_shared *s, int layer, const struct expert_ref *refs, int n)
+{
+	for (int i = 0; i < n; i++) {
+		if (refs[i].draft_row <= 0)
+			continue;
+		if (s->n_draft_uses == s->cap_draft_uses) {
+			s->cap_draft_uses = MAX(2 * s->cap_draft_uses, 256);
+			s->draft_uses = mem_grow(s->draft_uses, s->cap_draft_uses, sizeof *s->draft_uses);
+		}
+		s->draft_uses[s->n_draft_uses++] = (struct draft_use){layer, refs[i].id, refs[i].draft_row};
+	}
+}
+
+static void loader_keep_rows(struct expert_source *source, int first, int n)
+{
+	struct loader *l = loader_of(source);
+	struct loader_shared *s = &l->shared;
+	bool work = false;
+	pthread_mutex_lock(&s->lock);
+	for (size_t i = 0; i < s->n_draft_uses; i++) {
+		const struct draft_use *u = &s->draft_uses[i];
+		struct cache_plan plan;
+		if (u->row < first || u->row >= first + n)
+			continue;
+		cache_note_used(s->cache, u->layer, u->expert, &plan);
+		loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
+		work |= plan.n > 0;
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (work)
+		loader_wake(l);
+}
+
 static int loader_acquire(struct expert_source *source, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
@@ -189,6 +226,8 @@ static int loader_acquire(struct expert_source *source, int layer, enum expert_u
 	s->layer_clock++;
 	loader_queue_drop_stale(l);
 	int rc = acquire_slots(l, &q, e);
+	if (!rc && use == EXPERT_DECODE)
+		note_draft_uses(s, layer, refs, n);
 	if (!rc)
 		rc = take_refs(l, &q, refs);
 	loader_judge_prefetch(l);
@@ -331,6 +370,7 @@ static void loader_step(struct expert_source *source, enum expert_use use, int r
 	struct loader *l = loader_of(source);
 	struct cache_plan plan;
 	pthread_mutex_lock(&l->shared.lock);
+	l->shared.n_draft_uses = 0;
 	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
 	cache_begin_step(l->shared.cache, cache_use_of(use), &plan);
 	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
@@ -348,5 +388,6 @@ const struct expert_source_ops loader_ops = {
 	.wait_ready = loader_wait_ready,
 	.release = loader_release,
 	.prefetch = loader_prefetch,
+	.keep_rows = loader_keep_rows,
 	.read_ahead = loader_read_ahead,
 };

@@ -101,6 +101,11 @@ struct loader_shared {
 	pthread_cond_t completed; /* something was committed or aborted */
 	struct cache *cache;
 	struct slot_work *slot_work; /* [n_slots] */
+	/* provisional refs of the step; the compute thread's */
+	struct draft_use {
+		int layer, expert, row;
+	} * draft_uses; /* [n_draft_uses] */
+	size_t n_draft_uses, cap_draft_uses;
 	struct work_queue queue;
 	unsigned n_in_flight; /* loads and demotions decided and not completed */
 	unsigned n_demands, n_prefetches, n_tier1_prefetches; /* of them */

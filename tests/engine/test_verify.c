@@ -399,6 +399,147 @@ static void test_lost_state(void **state)
 	engine_close(g, NULL);
 }
 
+/* An expert source that passes everything on and notes which rows want the experts of one layer,
+ * and which rows are kept. */
+static struct spy {
+	struct expert_source base; /* first: the two pointers are cast */
+	struct expert_source *inner;
+	int n_refs, draft_row[CONFIG_MAX_EXPERTS], id[CONFIG_MAX_EXPERTS];
+	int n_keeps, first, n;
+} * spy;
+
+static void spy_close(struct expert_source *s)
+{
+	(void)s;
+	spy->inner->ops->close(spy->inner);
+	free(spy);
+}
+
+static int spy_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
+{
+	(void)s;
+	for (int i = 0; layer == 3 && i < n; i++) {
+		spy->draft_row[spy->n_refs] = refs[i].draft_row;
+		spy->id[spy->n_refs++] = refs[i].id;
+	}
+	return spy->inner->ops->acquire(spy->inner, layer, use, refs, n, e);
+}
+
+static int spy_wait_ready(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	(void)s;
+	return spy->inner->ops->wait_ready(spy->inner, layer, refs, n, e);
+}
+
+static void spy_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
+{
+	(void)s;
+	spy->inner->ops->release(spy->inner, layer, refs, n);
+}
+
+static void spy_keep_rows(struct expert_source *s, int first, int n)
+{
+	(void)s;
+	spy->n_keeps++;
+	spy->first = first;
+	spy->n = n;
+	if (spy->inner->ops->keep_rows)
+		spy->inner->ops->keep_rows(spy->inner, first, n);
+}
+
+static void spy_step(struct expert_source *s, enum expert_use use, int rows, int position)
+{
+	(void)s;
+	spy->n_refs = 0;
+	if (spy->inner->ops->step)
+		spy->inner->ops->step(spy->inner, use, rows, position);
+}
+
+static int spy_wrap(void *user, const struct model_config *c, struct expert_source *inner,
+	struct expert_source **out, struct err *e)
+{
+	static const struct expert_source_ops ops = {.name = "spy",
+		.close = spy_close,
+		.acquire = spy_acquire,
+		.wait_ready = spy_wait_ready,
+		.release = spy_release,
+		.keep_rows = spy_keep_rows,
+		.step = spy_step};
+	(void)user, (void)c, (void)e;
+	spy = NEW(struct spy);
+	spy->base = (struct expert_source){
+		.ops = &ops, .max_pinned = {inner->max_pinned[0], inner->max_pinned[1]}};
+	spy->inner = inner;
+	*out = &spy->base;
+	return 0;
+}
+
+/* The refs of the layer in steps of single tokens, and in one verification: first those of the
+ * first row, then those that rows behind it want alone, each with the first such row. */
+static void test_draft_rows(void **state)
+{
+	(void)state;
+	struct engine_options o = {.model_path = MODEL,
+		.backend = backend,
+		.context = 256,
+		.sessions = 2,
+		.cache_bytes = 4000000,
+		.wrap_source = spy_wrap};
+	struct engine *g = engine_of(&o);
+	int n_used = (int)engine_config(g)->n_used, by_row[4][CONFIG_MAX_USED];
+	struct session *a = session_of(g, false), *b = session_of(g, false);
+	struct err e = {0};
+	ok(session_sync(a, text, 40, NULL, NULL, &e), &e);
+	for (int r = 0; r < 4; r++) {
+		ok(session_extend(a, text + 40 + r, 1, NULL, NULL, &e), &e);
+		assert_int_equal(spy->n_refs, n_used);
+		for (int i = 0; i < n_used; i++) {
+			assert_int_equal(spy->draft_row[i], 0);
+			by_row[r][i] = spy->id[i];
+		}
+	}
+	assert_int_equal(spy->n_keeps, 0);
+	session_rewind(a, 40);
+	ok(session_verify(a, text + 40, 4, NULL, &e), &e);
+	int at = 0;
+	for (int r = 0; r < 4; r++)
+		for (int i = 0; i < n_used; i++) {
+			bool before = false;
+			for (int k = 0; k < r * n_used; k++)
+				before |= by_row[k / n_used][k % n_used] == by_row[r][i];
+			if (before)
+				continue;
+			assert_int_equal(spy->id[at], by_row[r][i]);
+			assert_int_equal(spy->draft_row[at++], r);
+		}
+	assert_int_equal(spy->n_refs, at);
+	assert_true(at > n_used);
+	session_keep_rows(a, 3);
+	session_keep_rows(a, 2); /* told once */
+	assert_true(spy->n_keeps == 1 && spy->first == 0 && spy->n == 3);
+	/* two timelines: the single row of the second comes before the drafts of the first. Not to say
+	 * what is kept means all of it */
+	ok(session_sync(b, text + 100, 20, NULL, NULL, &e), &e);
+	struct batch_part parts[] = {{.session = a, .tokens = text + 42, .n = 3, .verify = true},
+		{.session = b, .tokens = text + 120, .n = 2, .verify = true}};
+	ok(batch_step(parts, 2, NULL, &e), &e);
+	int certain = 0;
+	while (certain < spy->n_refs && !spy->draft_row[certain])
+		certain++;
+	assert_true(certain >= n_used && certain <= 2 * n_used);
+	for (int i = certain; i < spy->n_refs; i++)
+		assert_true(spy->draft_row[i] == 1 || spy->draft_row[i] == 2 || spy->draft_row[i] == 4);
+	session_keep_rows(b, 1);
+	assert_true(spy->n_keeps == 2 && spy->first == 3 && spy->n == 1);
+	ok(session_extend(a, text + 45, 1, NULL, NULL, &e), &e);
+	assert_true(spy->n_keeps == 3 && spy->first == 0 && spy->n == 3);
+	session_free(a);
+	session_free(b);
+	engine_close(g, NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -407,6 +548,7 @@ int main(void)
 		cmocka_unit_test(test_recursion),
 		cmocka_unit_test(test_together),
 		cmocka_unit_test(test_lost_state),
+		cmocka_unit_test(test_draft_rows),
 	};
 	return cmocka_run_group_tests(tests, verify_setup, temp_dir_drop);
 }

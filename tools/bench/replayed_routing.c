@@ -363,6 +363,13 @@ static void replayed_prefetch(
 		r->inner->ops->prefetch(r->inner, layer, named, p->n_predicted[at], distance);
 }
 
+static void replayed_keep_rows(struct expert_source *s, int first, int n)
+{
+	struct replayed_routing *r = replayed_of(s);
+	if (r->inner->ops->keep_rows)
+		r->inner->ops->keep_rows(r->inner, first, n);
+}
+
 static void replayed_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
 	struct replayed_routing *r = replayed_of(s);
@@ -396,6 +403,7 @@ static const struct expert_source_ops replayed_ops = {
 	.wait_ready = replayed_wait_ready,
 	.release = replayed_release,
 	.prefetch = replayed_prefetch,
+	.keep_rows = replayed_keep_rows,
 	.read_ahead = replayed_read_ahead,
 };
 
