@@ -273,6 +273,9 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_gauge(out, "kept_response_bytes", "Their size, at most 64 MiB", (double)g->kept_bytes);
 	put_counter(out, "kept_responses_forgotten", "Responses forgotten to keep these bounds",
 		g->kept_forgotten);
+	put_gauge(out, "remembered_answer_bytes",
+		"Tokens of answers, for clients that send these back; at most 64 MiB",
+		(double)g->turn_bytes);
 	put_gauge(out, "request_bytes", "Memory that requests hold beside their bodies, as estimated",
 		(double)g->request_bytes);
 	put_gauge(out, "request_bytes_peak", "The most so far", (double)g->request_bytes_peak);

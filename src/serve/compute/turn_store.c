@@ -89,6 +89,14 @@ void turn_store_free(struct turn_store *r)
 	free(r);
 }
 
+size_t turn_store_bytes(struct turn_store *r)
+{
+	pthread_mutex_lock(&r->lock);
+	size_t bytes = r->bytes;
+	pthread_mutex_unlock(&r->lock);
+	return bytes;
+}
+
 /* The bytes that two equal turns share. Arguments are spelled with sorted keys: clients parse and
  * write them again. */
 static void turn_spell(const struct stored_turn *t, struct buf *key)

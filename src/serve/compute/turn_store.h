@@ -46,4 +46,6 @@ void turn_store_put(struct turn_store *r, const struct stored_turn *t, const int
 bool turn_store_get(
 	struct turn_store *r, const struct stored_turn *t, bool with_reasoning, struct token_ids *out);
 
+size_t turn_store_bytes(struct turn_store *r); /* that the turns take, at most the limit */
+
 #endif
