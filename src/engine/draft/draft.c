@@ -56,6 +56,11 @@ void drafter_free(struct drafter *d)
 	free(d);
 }
 
+const struct draft_source *drafter_source(const struct drafter *d)
+{
+	return &d->source;
+}
+
 uint64_t drafter_clock(const struct drafter *d)
 {
 	return d->clock();

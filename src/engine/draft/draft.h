@@ -111,6 +111,9 @@ void drafts_push(struct draft_timeline *t, int32_t id);
 int drafts_propose(struct drafter *d, struct draft_timeline *const *t, uint32_t n,
 	uint32_t rows_max, struct err *e);
 
+/* The source that computes; its propose is NULL when there is none. */
+const struct draft_source *drafter_source(const struct drafter *d);
+
 /* Now, by the clock that steps are to be measured with. */
 uint64_t drafter_clock(const struct drafter *d);
 

@@ -120,9 +120,10 @@ struct drafter *drafter_open(struct engine *g, int mode)
 	engine_cache_snapshot(g, &cache, NULL);
 	/* where nothing is waited for, the thread's own time says the same and is not disturbed by
 	 * other programs */
-	if (!cache.streaming && !strcmp(engine_backend_name(g), "cpu"))
+	bool computes_only = !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
+	if (computes_only)
 		o.clock = clock_thread_ns;
-	if (!engine_has_mtp(g))
+	if (!engine_has_mtp(g) || (computes_only && mode == DRAFT_AUTO))
 		return drafter_new(&o);
 	const struct draft_source mtp = draft_mtp_source(g);
 	o.source = &mtp;
@@ -134,7 +135,7 @@ struct draft_timeline *draft_timeline_open(struct drafter *d, struct session *s)
 	struct err e;
 	if (!d)
 		return NULL;
-	if (engine_has_mtp(session_engine(s)) && session_enable_mtp(s, &e))
+	if (drafter_source(d)->propose == mtp_propose && session_enable_mtp(s, &e))
 		bug("a loaded MTP layer is refused: %s", e.text);
 	return draft_timeline_new(d, s);
 }
