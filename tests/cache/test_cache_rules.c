@@ -476,15 +476,14 @@ static void test_provisional(void **state)
 	(void)state;
 	for (int used = 0; used < 2; used++) {
 		const uint64_t bytes[] = {10, 10};
-		struct cache_config cfg = {.n_layers = 2,
+		const struct cache_config cfg = {.n_layers = 2,
 			.n_experts = 8,
 			.expert_bytes = bytes,
 			.tier_bytes = {30},
 			.policy = policy_find("lfu"),
 			.half_life = 1000,
 			.as_published = true};
-		struct err e = {0};
-		struct cache *c = cache_new(&cfg, &e);
+		struct cache *c = cache_new(&cfg, NULL);
 		struct cache_plan plan;
 		assert_non_null(c);
 		for (int i = 0; i < 2; i++)

@@ -517,7 +517,7 @@ static void test_draft_rows(void **state)
 	assert_int_equal(spy->n_refs, at);
 	assert_true(at > n_used);
 	session_keep_rows(a, 3);
-	session_keep_rows(a, 2); /* told once */
+	session_keep_rows(a, 2); /* reported once */
 	assert_true(spy->n_keeps == 1 && spy->first == 0 && spy->n == 3);
 	/* two timelines: the single row of the second comes before the drafts of the first. Not to say
 	 * what is kept means all of it */
