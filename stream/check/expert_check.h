@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Which experts are compared with their check values when they are read, and which have been. The
- * values are those of the file (src/format/check_values.h); whoever reads does the hashing.
+ * values are those of the file (src/format/check_values.h); whoever reads has them hashed.
  *
- * Threads: one, that of the reads.
+ * Threads: one, that of the reads. What does not change may be asked by any: expert_check_range,
+ * expert_check_spans.
  */
 #ifndef GLM_STREAM_EXPERT_CHECK_H
 #define GLM_STREAM_EXPERT_CHECK_H
@@ -19,7 +20,7 @@ enum check_mode {
 	CHECK_OFF,
 };
 
-/* What was done; times are of the hashing. */
+/* What was done; times are of the hashing, of all threads together. */
 struct check_figures {
 	uint64_t checked; /* experts compared, those that were wrong included */
 	uint64_t reread;  /* experts read again, because they were wrong */

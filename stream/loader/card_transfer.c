@@ -5,12 +5,12 @@
  * were started. The last part that ends reports the slot. Until then somebody may write to it, also
  * after a failure.
  *
- * Check values are compared by this thread, beside the copies to the card: a chunk stays in its
- * staging buffer until it is copied and hashed. Chunks of an expert are hashed in its order, which
- * is not always that of their arrival, in steps of some microseconds between which copies and reads
- * are looked after. While it waits for the drive the thread has nothing better to do.
+ * Check values are compared by the threads of a pool, beside the copies to the card: a chunk stays
+ * in its staging buffer until it is copied and hashed. Chunks of an expert are hashed by one thread
+ * in its order, which is not always that of their arrival.
  *
- * Everything here belongs to the thread that called attach, opening and closing excepted.
+ * Everything here belongs to the thread that called attach, opening and closing excepted. While a
+ * chunk is hashed its load's check and the bytes in its buffer belong to the pool's thread.
  */
 #include "stream/loader/card_transfer.h"
 
@@ -37,10 +37,9 @@
 #define PREDICTED_READS_MAX 6
 /* Steps of tier 1 that are pinned ahead of demotions. */
 #define PIN_AHEAD_STEPS 8
-/* Hashed at a time. */
-#define CHECK_STEP_BYTES ((uint64_t)128 << 10)
-#define NONE             (-1)
-#define TIER1_CHUNK      (-2)
+
+#define NONE        (-1)
+#define TIER1_CHUNK (-2)
 
 /* Loads from files and loads from tier 1 do not hold each other up. */
 enum load_source { FROM_FILE, FROM_TIER1, LOAD_SOURCES };
@@ -68,6 +67,10 @@ struct slot_queue {
 
 /* A staging buffer on the host. */
 struct buffer {
+	struct check_task task; /* first: the pointers are exchanged; hashes the chunk, */
+	struct span_check *run; /* ... for this run, ... */
+	const uint8_t *memory;  /* ... which is here */
+	uint64_t bytes;
 	int32_t next_free;
 	int32_t slot; /* the chunk in it belongs to */
 	uint64_t dst_offset;
@@ -75,8 +78,6 @@ struct buffer {
 	unsigned chunk;         /* its number in the load */
 	unsigned holders;       /* copy and check: the last one releases it */
 	bool waits;             /* to be hashed, behind a chunk that has not come yet */
-	uint64_t bytes, hashed; /* of the chunk */
-	int32_t next_check;     /* buffer, in the list of those that can be hashed */
 };
 
 /* A copy in flight. */
@@ -113,7 +114,6 @@ struct card_transfer {
 	struct buffer *buffers; /* [n_buffers] */
 	int32_t free_buffer;
 	unsigned n_free_buffers;
-	int32_t first_check, last_check; /* buffers whose chunks can be hashed */
 	struct load_check_pool checks;
 	unsigned n_demand_reads, n_other_reads; /* chunks being read */
 	unsigned n_predicted_reads;             /* of the latter: of predicted experts */
@@ -174,8 +174,10 @@ static void acquire_check(struct card_transfer *t, struct slot_transfer *x)
 		return;
 	const struct extent_plan p = plan_of(t, x);
 	x->check = load_check_acquire(&t->checks, c, &p, x->q.layer, x->q.expert);
-	if (x->check)
+	if (x->check) {
+		x->check->thread = check_pool_next_thread(t->base.config.check_pool);
 		return;
+	}
 	x->failure = NEW(struct err);
 	err_set(x->failure, ERR_MEMORY, "no memory to compare its bytes");
 }
@@ -358,8 +360,15 @@ static bool poll_copies(struct card_transfer *t, struct copy_ring *q)
 
 /* ---- check values ---- */
 
-/* Lists chunks of the slot that have come and whose turn it is. */
-static void list_chunks_to_check(struct card_transfer *t, int32_t slot)
+/* In a thread of the pool. */
+static void hash_chunk(struct check_task *task)
+{
+	const struct buffer *b = (struct buffer *)task;
+	span_check_add(b->run, b->dst_offset, b->memory, b->bytes);
+}
+
+/* Posts chunks of the slot that have come and whose turn it is. */
+static void post_chunks_to_check(struct card_transfer *t, int32_t slot)
 {
 	struct load_check *k = t->slots[slot].check;
 	for (unsigned i = 0; i < t->memory->plan.n_buffers; i++) {
@@ -367,39 +376,27 @@ static void list_chunks_to_check(struct card_transfer *t, int32_t slot)
 		if (!b->waits || b->slot != slot || b->chunk != k->next_chunk)
 			continue;
 		b->waits = false;
-		b->next_check = NONE;
-		if (t->first_check == NONE)
-			t->first_check = (int32_t)i;
-		else
-			t->buffers[t->last_check].next_check = (int32_t)i;
-		t->last_check = (int32_t)i;
+		b->task.hash = hash_chunk;
+		b->run = &k->run;
+		b->memory = buffer_memory(t, (int32_t)i);
+		check_pool_post(t->base.config.check_pool, k->thread, &b->task);
 		k->next_chunk++;
 		i = UINT32_MAX; /* the next one may be in any buffer */
 	}
 }
 
-/* Hashes some bytes of the first chunk in the list. False: there is none. */
-static bool check_step(struct card_transfer *t)
+/* Looks after chunks that are hashed. */
+static bool poll_checks(struct card_transfer *t)
 {
-	const int32_t buffer = t->first_check;
-	if (buffer == NONE)
-		return false;
-	struct buffer *b = &t->buffers[buffer];
-	const struct slot_transfer *x = &t->slots[b->slot];
-	if (!x->failure) {
-		const uint64_t start = clock_ns(), n = MIN(CHECK_STEP_BYTES, b->bytes - b->hashed);
-		span_check_add(
-			&x->check->run, b->dst_offset + b->hashed, buffer_memory(t, buffer) + b->hashed, n);
-		t->base.config.check->figures.ns += clock_ns() - start;
-		b->hashed += n;
-		if (b->hashed < b->bytes)
-			return true;
+	bool any = false;
+	for (struct check_task *k; (k = check_pool_take(t->base.config.check_pool)); any = true) {
+		const struct buffer *b = (struct buffer *)k;
+		const int32_t slot = b->slot;
+		t->base.config.check->figures.ns += k->ns;
+		buffer_let_go(t, (int32_t)(b - t->buffers));
+		part_done(t, slot);
 	}
-	const int32_t slot = b->slot;
-	t->first_check = b->next_check;
-	buffer_let_go(t, buffer);
-	part_done(t, slot);
-	return true;
+	return any;
 }
 
 /* ---- reads that have ended ---- */
@@ -421,7 +418,7 @@ static void card_read_done(struct transfer *base, const struct reader_completion
 		x->parts_left += !!x->check;
 		copy_in(t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, buffer);
 		if (x->check)
-			list_chunks_to_check(t, b.slot);
+			post_chunks_to_check(t, b.slot);
 		return;
 	}
 	drop_waiting_chunks(t, b.slot);
@@ -617,8 +614,8 @@ static bool card_run(struct transfer *base)
 	bool any = poll_copies(t, &t->in);
 	any |= poll_copies(t, &t->ahead);
 	any |= poll_copies(t, &t->out);
+	any |= poll_checks(t);
 	any |= start_next(t);
-	any |= check_step(t);
 	busy_clock_set(&base->traffic.in, t->in.n + t->ahead.n > 0);
 	busy_clock_set(&base->traffic.out, t->out.n > 0);
 	return any;
@@ -627,7 +624,7 @@ static bool card_run(struct transfer *base)
 static bool card_copying(const struct transfer *base)
 {
 	const struct card_transfer *t = (const struct card_transfer *)base;
-	return t->in.n || t->ahead.n || t->out.n || t->n_staged || t->first_check != NONE;
+	return t->in.n || t->ahead.n || t->out.n || t->n_staged;
 }
 
 /* ---- demotions ---- */
@@ -774,7 +771,7 @@ struct transfer *card_transfer_open(
 	unsigned depth = reader_useful_depth(config->reader);
 	t->reads_max =
 		depth < reader_depth(config->reader) * reader_n_drives(config->reader) ? depth : n_buffers;
-	t->free_buffer = t->first_check = NONE;
+	t->free_buffer = NONE;
 	for (unsigned i = n_buffers; i-- > 0;)
 		buffer_release(t, (int32_t)i);
 	for (int32_t i = DEVICE_STAGING_SLOTS; i-- > 0;)

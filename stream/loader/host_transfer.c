@@ -4,8 +4,8 @@
  * last read has completed, also when an earlier one failed: until then somebody may write to the
  * slot.
  *
- * Check values are compared here, by the I/O thread, as soon as a read is complete: the reads of
- * the same expert that are still in flight keep the drive busy meanwhile.
+ * Check values are compared by the threads of a pool, as soon as a read is complete: the read is
+ * over when that is done.
  */
 #include "stream/loader/host_transfer.h"
 
@@ -18,10 +18,20 @@
 
 #define NONE (-1)
 
+/* Hashes what a read has brought. */
+struct host_check {
+	struct check_task task; /* first: the pointers are exchanged */
+	const struct host_transfer *h;
+	int32_t slot;
+	unsigned read;                /* its number in the plan */
+	unsigned n_wrong, wrong_span; /* the first */
+	uint64_t wrong_value;
+};
+
 /* The load into one slot. */
 struct host_load {
 	struct transfer_request q;
-	unsigned reads_left;
+	unsigned reads_left; /* to be read, or to be hashed */
 	uint64_t bytes_read;
 	struct err *failure; /* of the first read that failed */
 	/* of a load that is checked */
@@ -29,6 +39,7 @@ struct host_load {
 	unsigned n_wrong, wrong_span; /* the first */
 	uint64_t wrong_value;
 	int32_t next_reread;
+	struct host_check *checks; /* [EXTENT_PARTS], from the first checked load on */
 };
 
 struct host_transfer {
@@ -50,24 +61,34 @@ static struct extent_plan plan_of(const struct transfer *t, const struct transfe
 	return p;
 }
 
-/* Compares the parts of the expert that this read has brought. */
-static void host_check_read(struct transfer *t, struct host_load *x, unsigned read)
+/* Compares the parts of the expert that a read has brought. In a thread of the pool. */
+static void host_hash_read(struct check_task *task)
 {
+	struct host_check *k = (struct host_check *)task;
+	const struct transfer *t = &k->h->base;
+	const struct transfer_request *q = &k->h->loads[k->slot].q;
 	struct checked_span spans[EXTENT_PARTS];
-	const struct extent_plan p = plan_of(t, &x->q);
-	const struct extent_read *r = &p.reads[read];
-	const unsigned n = expert_check_spans(t->config.check, &p, x->q.layer, x->q.expert, spans);
-	const uint64_t start = clock_ns();
+	const struct extent_plan p = plan_of(t, q);
+	const struct extent_read *r = &p.reads[k->read];
+	const unsigned n = expert_check_spans(t->config.check, &p, q->layer, q->expert, spans);
 	for (unsigned i = 0; i < n; i++) {
 		if (spans[i].begin < r->dst_offset || spans[i].begin >= r->dst_offset + r->bytes)
 			continue;
-		const uint64_t found = xxh3_of(x->q.dst + spans[i].begin, spans[i].end - spans[i].begin);
-		if (found != spans[i].expected && !x->n_wrong++) {
-			x->wrong_span = i;
-			x->wrong_value = found;
+		const uint64_t found = xxh3_of(q->dst + spans[i].begin, spans[i].end - spans[i].begin);
+		if (found != spans[i].expected && !k->n_wrong++) {
+			k->wrong_span = i;
+			k->wrong_value = found;
 		}
 	}
-	t->config.check->figures.ns += clock_ns() - start;
+}
+
+static void host_post_check(struct transfer *t, int32_t slot, unsigned read)
+{
+	struct host_load *x = &host_of(t)->loads[slot];
+	struct host_check *k = &x->checks[read];
+	*k = (struct host_check){
+		.task.hash = host_hash_read, .h = host_of(t), .slot = slot, .read = read};
+	check_pool_post(t->config.check_pool, check_pool_next_thread(t->config.check_pool), &k->task);
 }
 
 /* All reads of a checked load have succeeded. False: it begins again. */
@@ -95,6 +116,17 @@ static bool host_judge_load(struct transfer *t, struct host_load *x)
 	return true;
 }
 
+/* A read is over. The last one reports the slot. */
+static void host_part_done(struct transfer *t, int32_t slot)
+{
+	struct host_load *x = &host_of(t)->loads[slot];
+	if (--x->reads_left || (x->checked && !x->failure && !host_judge_load(t, x)))
+		return;
+	t->config.done(t->config.arg, slot, x->bytes_read, x->failure);
+	free(x->failure);
+	x->failure = NULL;
+}
+
 static void host_read_done(struct transfer *t, const struct reader_completion *c)
 {
 	const int32_t slot = (int32_t)(c->tag / EXTENT_PARTS);
@@ -104,12 +136,27 @@ static void host_read_done(struct transfer *t, const struct reader_completion *c
 		reader_completion_err(t->config.reader, c, x->failure);
 	}
 	if (x->checked && !x->failure)
-		host_check_read(t, x, (unsigned)(c->tag % EXTENT_PARTS));
-	if (--x->reads_left || (x->checked && !x->failure && !host_judge_load(t, x)))
-		return;
-	t->config.done(t->config.arg, slot, x->bytes_read, x->failure);
-	free(x->failure);
-	x->failure = NULL;
+		host_post_check(t, slot, (unsigned)(c->tag % EXTENT_PARTS));
+	else
+		host_part_done(t, slot);
+}
+
+/* Looks after reads whose bytes are hashed. */
+static bool host_poll_checks(struct transfer *t)
+{
+	bool any = false;
+	for (struct check_task *task; (task = check_pool_take(t->config.check_pool)); any = true) {
+		const struct host_check *k = (struct host_check *)task;
+		struct host_load *x = &host_of(t)->loads[k->slot];
+		t->config.check->figures.ns += k->task.ns;
+		if (k->n_wrong && !x->n_wrong) {
+			x->wrong_span = k->wrong_span;
+			x->wrong_value = k->wrong_value;
+		}
+		x->n_wrong += k->n_wrong;
+		host_part_done(t, k->slot);
+	}
+	return any;
 }
 
 /* Submits the reads of a load from a file. */
@@ -154,8 +201,12 @@ static void host_load(struct transfer *t, const struct transfer_request *q)
 		host_copy(t, q);
 		return;
 	}
-	host_of(t)->loads[q->slot] = (struct host_load){
-		.q = *q, .checked = expert_check_due(t->config.check, q->layer, q->expert)};
+	struct host_load *x = &host_of(t)->loads[q->slot];
+	*x = (struct host_load){.q = *q,
+		.checked = expert_check_due(t->config.check, q->layer, q->expert),
+		.checks = x->checks};
+	if (x->checked && !x->checks)
+		x->checks = NEW_ARRAY(struct host_check, EXTENT_PARTS);
 	host_submit_reads(t, q->slot);
 }
 
@@ -175,7 +226,7 @@ static void host_boost(struct transfer *t, int32_t slot)
 static bool host_run(struct transfer *t)
 {
 	struct host_transfer *h = host_of(t);
-	const bool any = h->rereads != NONE;
+	const bool any = host_poll_checks(t) || h->rereads != NONE;
 	while (h->rereads != NONE) {
 		const int32_t slot = h->rereads;
 		h->rereads = h->loads[slot].next_reread;
@@ -198,8 +249,10 @@ static void host_nothing(struct transfer *t)
 static void host_close(struct transfer *t)
 {
 	struct host_transfer *h = host_of(t);
-	for (int i = 0; i < t->config.n_slots; i++)
+	for (int i = 0; i < t->config.n_slots; i++) {
 		free(h->loads[i].failure);
+		free(h->loads[i].checks);
+	}
 	free(h->loads);
 	free(h);
 }

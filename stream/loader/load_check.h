@@ -9,6 +9,7 @@
 struct load_check {
 	struct span_check run; /* over the bytes of the slot */
 	struct checked_span spans[EXTENT_PARTS];
+	unsigned thread;     /* of the check pool, that hashes all of it */
 	unsigned next_chunk; /* which is to be hashed next */
 	struct load_check *next_free;
 };

@@ -188,12 +188,21 @@ static int take_card_memory(struct loader *l, const struct loader_options *o, st
 	return 0;
 }
 
+static int open_check_pool(struct loader *l, const struct loader_options *o, struct err *e)
+{
+	const unsigned n = !l->check.values || o->check_threads < 0 ? 0
+					   : o->check_threads                       ? (unsigned)o->check_threads
+																: check_pool_threads();
+	return check_pool_open(&l->check_pool, n, notify_loader, l, e);
+}
+
 static int open_transfer(struct loader *l, const struct loader_options *o, struct err *e)
 {
 	struct transfer_config config = {
 		.reader = l->reader,
 		.table = l->table,
 		.check = &l->check,
+		.check_pool = l->check_pool,
 		.n_slots = l->n_slots,
 		.done = loader_transfer_done,
 		.arg = l,
@@ -292,7 +301,8 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	init_shared(&l->shared);
 	if ((rc = loader_open_reader(o, &l->reader, e)) ||
 		(rc = extent_table_from_gguf(&l->table, o->file, l->reader, e)) ||
-		(rc = open_tables(l, o, e)) || (rc = open_transfer(l, o, e)))
+		(rc = open_tables(l, o, e)) || (rc = open_check_pool(l, o, e)) ||
+		(rc = open_transfer(l, o, e)))
 		goto fail;
 	if ((rc = pthread_create(&l->thread, NULL, loader_io_main, l))) {
 		rc = err_errno(e, rc, "the I/O thread does not start");
@@ -326,7 +336,8 @@ void loader_close(struct expert_source *source)
 		pthread_join(l->thread, NULL); /* nothing is in flight any more */
 	}
 	if (l->card)
-		pinned_stop(&l->card->tier1); /* it wakes the reader */
+		pinned_stop(&l->card->tier1); /* it wakes the reader, */
+	check_pool_close(l->check_pool);  /* ... and so does this */
 	reader_close(l->reader);
 	if (l->transfer)
 		l->transfer->ops->close(l->transfer);

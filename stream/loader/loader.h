@@ -71,6 +71,7 @@ struct loader_options {
 	size_t pin_step_bytes, demotion_chunk_bytes;
 	const struct check_values *check_values; /* of `file`, outlive the source; NULL: none */
 	enum check_mode check_mode; /* CHECK_OFF when there are none saves some staging buffers */
+	int check_threads; /* that compare, 4 at most; 0: by the number of cores; -1: the I/O thread */
 	/* Other paths with the same content as the (single) model file. */
 	const char *const *replicas;
 	unsigned n_replicas;

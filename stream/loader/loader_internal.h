@@ -135,9 +135,10 @@ struct loader {
 	struct backend *backend;
 	struct reader *reader; /* the I/O thread's, once it runs; reader_wake: any thread */
 	struct extent_table *table;
-	struct expert_check check; /* the transfer's, once it is open */
-	struct card_memory *card;  /* NULL: the host reaches the first tier */
-	struct transfer *transfer; /* the I/O thread's, once it runs; under_pressure: any thread */
+	struct expert_check check;     /* the transfer's, once it is open, */
+	struct check_pool *check_pool; /* ... and its threads */
+	struct card_memory *card;      /* NULL: the host reaches the first tier */
+	struct transfer *transfer;     /* the I/O thread's, once it runs; under_pressure: any thread */
 	int n_layers, n_experts, n_slots;
 	uint8_t *tier_memory[2];
 	size_t tier_memory_bytes[2];

@@ -30,6 +30,7 @@
 #ifndef GLM_STREAM_TRANSFER_H
 #define GLM_STREAM_TRANSFER_H
 
+#include "stream/check/check_pool.h"
 #include "stream/check/expert_check.h"
 #include "stream/extent.h"
 #include "stream/reader/reader.h"
@@ -108,6 +109,7 @@ struct transfer_config {
 	struct reader *reader;            /* lent; its reads are the transfer's */
 	const struct extent_table *table; /* lent */
 	struct expert_check *check;       /* lent, the transfer's while it is open */
+	struct check_pool *check_pool;    /* lent, closed before the transfer */
 	int n_slots;
 	transfer_done_fn *done;
 	void *arg;
