@@ -469,47 +469,6 @@ static void test_predicted(void **state)
 	cache_free(c);
 }
 
-/* lfu with room for three: an expert that was acquired provisionally, and not used, leaves before
- * one that was used earlier; when it was used, it stays. */
-static void test_provisional(void **state)
-{
-	(void)state;
-	for (int used = 0; used < 2; used++) {
-		const uint64_t bytes[] = {10, 10};
-		const struct cache_config cfg = {.n_layers = 2,
-			.n_experts = 8,
-			.expert_bytes = bytes,
-			.tier_bytes = {30},
-			.policy = policy_find("lfu"),
-			.half_life = 1000,
-			.as_published = true};
-		struct cache *c = cache_new(&cfg, NULL);
-		struct cache_plan plan;
-		assert_non_null(c);
-		for (int i = 0; i < 2; i++)
-			for (int expert = 0; expert < 2; expert++)
-				bring(c, 0, expert);
-		struct one o = {
-			.ref = {.expert = 2, .provisional = true}, .q = {.use = CACHE_DECODE, .n = 1}};
-		for (int i = 0; i < 2; i++) { /* missing, then resident */
-			o.q.refs = &o.ref;
-			assert_int_equal(cache_acquire(c, &o.q, &o.plan), CACHE_OK);
-			commit_all(c, &o.plan);
-			release(c, &o);
-			assert_true(o.ref.provisional);
-			if (used)
-				cache_note_used(c, 0, 2, &plan);
-		}
-		cache_flush(c, &plan);
-		assert_int_equal(cache_stats(c)->accesses, 6);
-		assert_int_equal(cache_stats(c)->misses, 3);
-		bring(c, 1, 0);
-		assert_int_equal(cache_find(c, 0, 2) >= 0, used);
-		assert_int_equal(cache_find(c, 0, 0) >= 0, !used); /* the oldest of the others */
-		cache_free(c);
-	}
-}
-
 static void test_prefill_leaves_decode_set(void **state)
 {
 	(void)state;
@@ -795,7 +754,6 @@ int main(void)
 		cmocka_unit_test(test_prefetch_of_unfinished),
 		cmocka_unit_test(test_prefetch),
 		cmocka_unit_test(test_predicted),
-		cmocka_unit_test(test_provisional),
 		cmocka_unit_test(test_prefill_leaves_decode_set),
 		cmocka_unit_test(test_prefill_without_steps),
 		cmocka_unit_test(test_read_ahead),
