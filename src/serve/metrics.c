@@ -56,6 +56,10 @@ static const struct {
 	[METRICS_ROWS] = {"step_rows", "Rows of all steps"},
 	[METRICS_PREFILL_NS] = {"prefill_seconds", "Time in steps that read prompts"},
 	[METRICS_DECODE_NS] = {"decode_seconds", "Time in steps that write answers"},
+	[METRICS_STEP_CPU_NS] = {"step_cpu_seconds",
+		"Processor time of the compute thread in steps of the model"},
+	[METRICS_HOST_CPU_NS] = {"host_cpu_seconds",
+		"Processor time of the compute thread between steps: masks, choosing tokens, their texts"},
 	[METRICS_REPLAYED] = {"replayed_turns", "Assistant turns whose own tokens were used again"},
 	[METRICS_CUT_CONNECTIONS] = {"connections_cut", "Connections ended for being too slow"},
 	[METRICS_NOT_FINITE] = {"answers_not_finite", "Answers ended by logits that are not finite"},
@@ -311,7 +315,9 @@ void metrics_text(struct metrics *m, const struct metrics_gauges *g, struct buf 
 	put_gauge(out, "read_bytes_per_second", "Over the last two seconds", r.read_bytes_s);
 	for (int i = 0; i < METRICS_N_COUNTERS; i++) {
 		uint64_t v = metrics_get(m, (enum metrics_counter)i);
-		if (i != METRICS_PREFILL_NS && i != METRICS_DECODE_NS) {
+		bool seconds = i == METRICS_PREFILL_NS || i == METRICS_DECODE_NS ||
+					   i == METRICS_STEP_CPU_NS || i == METRICS_HOST_CPU_NS;
+		if (!seconds) {
 			put_counter(out, counter_texts[i].name, counter_texts[i].help, v);
 			continue;
 		}

@@ -27,6 +27,8 @@ enum metrics_counter {
 	METRICS_ROWS,            /* their rows */
 	METRICS_PREFILL_NS,      /* time in steps that read prompts */
 	METRICS_DECODE_NS,       /* time in steps that write answers */
+	METRICS_STEP_CPU_NS,     /* processor time of the compute thread in steps of the model */
+	METRICS_HOST_CPU_NS,     /* and between them: masks, choosing tokens, their texts */
 	METRICS_REPLAYED,        /* assistant turns whose own tokens were used again */
 	METRICS_CUT_CONNECTIONS, /* too slow, or silent for too long */
 	METRICS_NOT_FINITE,      /* answers ended by logits that are no numbers */

@@ -106,7 +106,7 @@ static void test_stop_strings(void **state)
 		struct got g = {0};
 		struct token_ids ids = {0};
 		assert_int_equal(tokenizer_encode(t, text, n, 0, &ids, NULL), 0);
-		struct output *out = output_new(&o, t, on_output, &g);
+		struct output *out = output_new(&o, t, NULL, on_output, &g);
 		enum output_next next = OUTPUT_GO_ON;
 		size_t used = 0, bytes = 0, want = n;
 		while (used < ids.n && next == OUTPUT_GO_ON) {
@@ -152,7 +152,7 @@ static void test_probabilities(void **state)
 		sum += i == 77 ? 0 : exp((double)logits[i]);
 	struct output_options o = {.logprobs = true, .n_top = 5};
 	struct got g = {0};
-	struct output *out = output_new(&o, t, on_output, &g);
+	struct output *out = output_new(&o, t, NULL, on_output, &g);
 	output_push(out, 65, logits, n_valid);
 	output_finish(out, true);
 	assert_int_equal(g.n_rows, 1);
@@ -208,7 +208,7 @@ static void test_forced_calls(void **state)
 			.choice_name = named ? (char *)"get" : NULL,
 			.one_call = true};
 		struct got g = {0};
-		struct output *out = output_new(&o, t, on_output, &g);
+		struct output *out = output_new(&o, t, NULL, on_output, &g);
 		enum output_next next = OUTPUT_GO_ON;
 		int n = 0;
 		for (; next == OUTPUT_GO_ON && n < 4000; n++) {
@@ -290,7 +290,7 @@ static void test_no_calls(void **state)
 			.tools = offered ? tools : NULL,
 			.choice = none ? TOOL_CHOICE_NONE : TOOL_CHOICE_AUTO};
 		struct got g = {0};
-		struct output *out = output_new(&o, t, on_output, &g);
+		struct output *out = output_new(&o, t, NULL, on_output, &g);
 		memset(logits, 0, (size_t)n_valid * sizeof *logits);
 		output_mask(out, logits, n_valid);
 		for (int32_t i = 0; i < n_valid; i++) {
@@ -321,7 +321,7 @@ static void test_own_calls(void **state)
 	for (size_t cut = 1; cut <= ids.n; cut++) {
 		struct output_options o = {.chat = true, .tools = tools};
 		struct got g = {0};
-		struct output *out = output_new(&o, t, on_output, &g);
+		struct output *out = output_new(&o, t, NULL, on_output, &g);
 		for (size_t i = 0; i < cut; i++) {
 			memset(logits, 0, (size_t)n_valid * sizeof *logits);
 			output_mask(out, logits, n_valid);

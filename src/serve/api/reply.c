@@ -10,6 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MASK_BYTES ((size_t)1 << 20) /* of an answer that follows a schema (grammar_run.h) */
+#define HOLD_STEP  ((size_t)256 << 10)
+#define ROW_JSON   80 /* of a token or a rival with its number and bytes */
+
 static struct job *make_job(struct reply *r, uint32_t index)
 {
 	const struct request *q = r->request;
@@ -69,6 +73,11 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 		if (!(jobs[i] = r->answers[i].job = make_job(r, i)))
 			return request_refuse_memory(e);
 	}
+	bool masked = request->output.answer || request->output.n_strict;
+	struct budget_part *part = &request->shared->part;
+	if (masked && request_hold_part(part, part->bytes + n * MASK_BYTES, e))
+		return -1;
+	r->before = part->bytes;
 	unsigned retry_s = 1;
 	return refuse_answer(
 		scheduler_submit(s, jobs, r->n_answers, &retry_s), request->model->client, retry_s, e);
@@ -205,6 +214,25 @@ void reply_call_object(const struct reply_call *c, struct buf *out)
 	buf_putc(out, '}');
 }
 
+/* What the answers take: texts as they are and once more on their way, tokens with their rivals. A
+ * whole answer writes the latter out as JSON. Counted in steps: budget_hold is no hot path. */
+static void answers_hold(struct reply *r)
+{
+	const struct request *q = r->request;
+	size_t row = sizeof(struct output_token) + (q->stream ? 0 : ROW_JSON * (q->output.n_top + 1)),
+		   bytes = 0;
+	for (uint32_t i = 0; i < r->n_answers; i++) {
+		const struct reply_answer *a = &r->answers[i];
+		bytes += 2 * (a->text.cap + a->reasoning.cap) + row * a->n_rows;
+		for (size_t k = 0; k < a->n_calls; k++)
+			bytes += sizeof a->calls[k] + 2 * a->calls[k].arguments.cap;
+	}
+	if (bytes <= r->held || r->refusal.status)
+		return;
+	r->held = bytes + HOLD_STEP;
+	request_hold_part(&q->shared->part, r->before + r->held, &r->refusal);
+}
+
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer)
 {
 	struct job_event *v = mailbox_take(r->mail, timeout_ms);
@@ -246,6 +274,7 @@ struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answe
 		enter_end(r, a, v);
 		break;
 	}
+	answers_hold(r);
 	return v;
 }
 

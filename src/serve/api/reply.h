@@ -47,8 +47,11 @@ struct reply {
 	struct mailbox *mail;
 	struct reply_answer *answers; /* [n_answers] prompt by prompt */
 	uint32_t n_answers, n_ended;
-	uint64_t sequence;       /* of the writer's events */
-	const char *call_prefix; /* of the ids of calls: "call_" */
+	uint64_t sequence;            /* of the writer's events */
+	const char *call_prefix;      /* of the ids of calls: "call_" */
+	size_t held;                  /* what the answers count for so far */
+	size_t before;                /* and the request without them */
+	struct request_error refusal; /* status 0: none; else they need more than there is */
 	uint32_t progress_done,
 		progress_total; /* the latest, over all answers; total 0: nothing has begun */
 };
@@ -67,6 +70,9 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
  * that JOB_CALL, JOB_ARGUMENTS and JOB_CALL_END speak of is the answer's last.
  */
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
+
+/* When the answers come to need more memory than requests may hold (budget.h), reply_next sets
+ * r->refusal, and the caller ends the reply. */
 
 /* Nanoseconds of an answer that has ended: waiting for a session, reading, writing, all. */
 struct reply_times {

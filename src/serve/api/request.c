@@ -48,20 +48,25 @@ bool request_share(struct request *r)
 
 int request_hold(struct request *r, size_t bytes, struct request_error *e)
 {
-	switch (budget_hold(&r->part, bytes)) {
+	return request_hold_part(&r->part, bytes, e);
+}
+
+int request_hold_part(struct budget_part *part, size_t bytes, struct request_error *e)
+{
+	switch (budget_hold(part, bytes)) {
 	case BUDGET_TAKEN:
 		return 0;
 	case BUDGET_SHARE:
 		request_refuse(e, 429, "client_share", NULL,
 			"the requests of this client hold too much memory: one client may hold %u %% of what "
 			"others leave; try again in %d s",
-			client_percent(r->part.client), MEMORY_RETRY_S);
+			client_percent(part->client), MEMORY_RETRY_S);
 		e->retry_s = MEMORY_RETRY_S;
 		return -1;
 	case BUDGET_TOO_LARGE:
 		return request_refuse(e, 413, "request_too_large", NULL,
 			"the request needs up to %zu MiB of memory, more than the %zu MiB that one may take",
-			(bytes >> 20) + 1, budget_most(r->part.budget) >> 20);
+			(bytes >> 20) + 1, budget_most(part->budget) >> 20);
 	default:
 		request_refuse(e, 429, "memory_full", NULL,
 			"the requests under way hold too much memory; try again in %d s", MEMORY_RETRY_S);

@@ -110,6 +110,7 @@ int request_refuse_length(const struct request *r, const char *param, struct req
 /* The request is going to hold so many bytes in all: 413 when that is more than one may, 429 when
  * others hold too much. */
 int request_hold(struct request *r, size_t bytes, struct request_error *e);
+int request_hold_part(struct budget_part *part, size_t bytes, struct request_error *e);
 /* prompts and output become owned by r->shared, which jobs can hold too. False in a scope only:
  * they are not. */
 bool request_share(struct request *r);

@@ -50,6 +50,8 @@ static int answer_schema(
 	r->output.tokens = r->model->tokens;
 	if (compile_counted(r, schema, schema, SCHEMA_JSON, &r->output.answer, &err))
 		return refuse_schema(e, param, &err);
+	if (request_hold(r, r->part.bytes + schema_bytes(r->output.answer), e))
+		return -1;
 	return refuse_min_tokens(r, param, e);
 }
 
@@ -121,6 +123,10 @@ static int strict_argument(struct request *r, const char *tool, const json_t *pa
 		return request_refuse(e, 400, "invalid_schema", "tools",
 			"tools: the schemas of strict tools are too large together: more than %d states",
 			STRICT_STATES_MAX);
+	}
+	if (request_hold(r, r->part.bytes + schema_bytes(a.schema), e)) {
+		schema_free(a.schema);
+		return -1;
 	}
 	a.tool = mem_strdup(tool);
 	a.key = mem_strdup(key);

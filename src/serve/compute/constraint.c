@@ -60,6 +60,14 @@ static void names_begin(struct constraint *f)
 	set_names(f, names, n);
 }
 
+/* The text that comes now follows the schema. */
+static void run_begin(struct constraint *f, const struct schema *schema)
+{
+	f->run = grammar_run_new(schema_grammar(schema), f->options.tokens);
+	if (f->run)
+		grammar_run_set_cancel(f->run, f->options.cancel);
+}
+
 void constraint_init(
 	struct constraint *f, const struct tokenizer *t, const struct constraint_options *o)
 {
@@ -84,7 +92,7 @@ void constraint_init(
 		.empty = true,
 	};
 	if (f->state == ANSWER)
-		f->run = grammar_run_new(schema_grammar(o->answer), o->tokens);
+		run_begin(f, o->answer);
 }
 
 void constraint_fini(struct constraint *f)
@@ -348,7 +356,7 @@ static void argument_choose(struct constraint *f)
 	for (size_t i = 0; i < f->options.n_strict; i++) {
 		const struct constraint_argument *a = &f->options.strict[i];
 		if (f->tool && !strcmp(f->tool, a->tool) && !strcmp(a->key, buf_str(&f->so_far)))
-			f->run = grammar_run_new(schema_grammar(a->schema), f->options.tokens);
+			run_begin(f, a->schema);
 		if (f->run)
 			return;
 	}
@@ -396,7 +404,7 @@ void constraint_token(struct constraint *f, int32_t id)
 		f->state = f->behind_think;
 		f->empty = true;
 		if (f->state == ANSWER)
-			f->run = grammar_run_new(schema_grammar(f->options.answer), f->options.tokens);
+			run_begin(f, f->options.answer);
 		break;
 	case OPEN:
 		names_begin(f);

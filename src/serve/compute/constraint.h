@@ -52,6 +52,7 @@ struct constraint_options {
 	const char *choice_name;         /* borrowed; TOOL_CHOICE_REQUIRED: this tool; NULL: any */
 	struct schema *answer;           /* borrowed; NULL: any text */
 	const struct token_trie *tokens; /* borrowed; needed with schemas */
+	const atomic_bool *cancel;       /* borrowed; ends a mask early; NULL: nothing does */
 	const struct constraint_argument *strict; /* [n_strict] borrowed */
 	size_t n_strict;
 };

@@ -222,7 +222,7 @@ static void on_output(void *user, enum output_kind kind, struct text_span text,
 
 void job_begin(struct job *j, const struct tokenizer *t)
 {
-	j->output = output_new(&j->options, t, on_output, j);
+	j->output = output_new(&j->options, t, &j->cancel, on_output, j);
 	sampler_init(&j->sampler, &j->sampling);
 	for (size_t i = 0; i < j->prompt.n && sampler_adjusts(&j->sampler); i++)
 		sampler_note(&j->sampler, j->prompt.data[i], true);

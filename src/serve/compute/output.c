@@ -198,8 +198,8 @@ static void token_measure(const struct output *o, int32_t id, const float *logit
 
 /* ---- public ---- */
 
-struct output *output_new(
-	const struct output_options *options, const struct tokenizer *t, output_fn *emit, void *user)
+struct output *output_new(const struct output_options *options, const struct tokenizer *t,
+	const atomic_bool *cancel, output_fn *emit, void *user)
 {
 	struct output *o = NEW(struct output);
 	if (!o)
@@ -218,6 +218,7 @@ struct output *output_new(
 			.choice_name = options->choice_name,
 			.answer = options->answer,
 			.tokens = options->tokens,
+			.cancel = cancel,
 			.strict = options->strict,
 			.n_strict = options->n_strict};
 		constraint_init(&o->constraint, t, &c);

@@ -73,10 +73,11 @@ enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL, OUTPUT_COM
 
 struct output;
 
-/* Options and tokenizer are borrowed until output_free. NULL in a scope only (mem.h); what is
+/* Options, tokenizer and cancel (of the answer; ends a mask early; NULL: nothing does) are borrowed
+ * until output_free. NULL in a scope only (mem.h); what is
  * exhausted later leaves pieces out. */
-struct output *output_new(
-	const struct output_options *o, const struct tokenizer *t, output_fn *emit, void *user);
+struct output *output_new(const struct output_options *o, const struct tokenizer *t,
+	const atomic_bool *cancel, output_fn *emit, void *user);
 void output_free(struct output *o); /* NULL is fine */
 
 /* Whether the token may come next; output_mask makes the logits of all others -infinity. */

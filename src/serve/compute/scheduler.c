@@ -58,10 +58,20 @@ static void snapshot_publish(struct scheduler *s)
 	pthread_mutex_unlock(&s->lock);
 }
 
+static void count_processor_time(struct scheduler *s)
+{
+	uint64_t now = clock_thread_ns(), all = now - s->cpu_ns;
+	metrics_add(s->metrics, METRICS_STEP_CPU_NS, s->step_ns);
+	metrics_add(s->metrics, METRICS_HOST_CPU_NS, all - MIN(all, s->step_ns));
+	s->cpu_ns = now;
+	s->step_ns = 0;
+}
+
 static void *scheduler_main(void *arg)
 {
 	struct scheduler *s = arg;
 	for (;;) {
+		count_processor_time(s);
 		slots_drop_cancelled(s);
 		slots_fill(s);
 		snapshot_publish(s);

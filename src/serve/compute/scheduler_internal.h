@@ -30,6 +30,7 @@ struct slot {
 	uint64_t serial;        /* of the job: counts all jobs */
 	uint64_t leader_serial; /* of the leader's job when this one began to wait */
 	uint64_t last_used;     /* jobs that had ended when it became idle; 0: never used */
+	int64_t rest_ns;        /* others compute so long before the job goes on: scheduler_steps.c */
 };
 
 struct scheduler {
@@ -47,6 +48,8 @@ struct scheduler {
 	int64_t writing_ns;        /* compute: decode time that prompts have delayed */
 	uint64_t decode_ns;        /* compute: of a step that writes, smoothed; 0: none yet */
 	struct slice_costs slices; /* compute */
+	uint64_t cpu_ns;           /* compute: processor time of the thread that metrics have */
+	uint64_t step_ns;          /* compute: of what they do not have, in steps */
 	atomic_bool abort;         /* cuts a step short */
 	pthread_mutex_t lock;
 	pthread_cond_t wake, ended;

@@ -195,6 +195,7 @@ static void slot_begin_job(struct scheduler *s, struct job *j)
 	start = slot_restore_prefix(s, slot, &j->prompt, start);
 	slot->job = j;
 	slot->serial = ++s->n_jobs;
+	slot->rest_ns = 0;
 	client_begin_answer(j->client, slot->serial);
 	slot->state = SCHEDULER_READING;
 	slot->prompt = (uint32_t)j->prompt.n;

@@ -43,7 +43,9 @@ static bool parts_compute(
 	if (alone && s->stop_now)
 		atomic_store(&alone->cancel, true);
 	pthread_mutex_unlock(&s->lock);
+	uint64_t before = clock_thread_ns();
 	int rc = batch_step(parts, n, alone ? &alone->cancel : &s->abort, &e);
+	s->step_ns += clock_thread_ns() - before;
 	pthread_mutex_lock(&s->lock);
 	s->alone = NULL;
 	s->snapshot.healthy = !rc || rc == ERR_INTERRUPTED;
@@ -225,6 +227,20 @@ static bool slot_give_token(struct scheduler *s, struct slot *slot, const struct
 	return right;
 }
 
+/* Choosing a token is quick, but a schema can make its mask take a hundred times as long as others'
+ * steps. A job that took more than a part of a step rests while others compute OTHERS times as
+ * long; the step in which it took long counts as theirs. */
+#define LONG_PART 4
+#define OTHERS    5
+
+static bool slot_rests(const struct scheduler *s, const struct slot *slot)
+{
+	for (uint32_t i = 0; i < s->n_slots && slot->rest_ns > 0; i++)
+		if (s->slots[i].job && s->slots[i].rest_ns <= 0)
+			return true;
+	return false;
+}
+
 /* The rows of a slot have been computed: draws tokens and gives them out, from one row and from
  * those behind it whose drafts are right. The job is gone from its slot when the answer has ended.
  */
@@ -233,6 +249,7 @@ static void slot_continue(struct scheduler *s, struct slot *slot, const struct b
 	uint32_t rows = part->verify ? part->n : 1, row = 0;
 	uint32_t position = session_length(slot->session) - rows + 1;
 	bool goes_on = true;
+	uint64_t start = clock_thread_ns();
 	for (; goes_on; row++) {
 		struct mem_scope scope;
 		mem_scope_begin(&scope);
@@ -243,6 +260,9 @@ static void slot_continue(struct scheduler *s, struct slot *slot, const struct b
 			return;
 		}
 	}
+	uint64_t took = clock_thread_ns() - start;
+	if (took > s->decode_ns / LONG_PART)
+		slot->rest_ns = (int64_t)(OTHERS * took);
 }
 
 /* How many of the `rest` rows of a prompt are read now, where there is room for some. A rest of so
@@ -345,7 +365,7 @@ static void decode_step(struct scheduler *s)
 	uint32_t n = 0, rows = 0, k, most = MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine));
 	for (k = 0; k < s->n_slots && n < most; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
-		if (slot->job && slot->state == SCHEDULER_WRITING)
+		if (slot->job && slot->state == SCHEDULER_WRITING && !slot_rests(s, slot))
 			at[n++] = slot;
 	}
 	s->turn = (s->turn + k) % s->n_slots;
@@ -384,7 +404,10 @@ static uint32_t slice_least(const struct scheduler *s)
 
 void scheduler_step(struct scheduler *s)
 {
-	bool reading = slots_count(s, SCHEDULER_READING), writing = slots_count(s, SCHEDULER_WRITING);
+	bool reading = slots_count(s, SCHEDULER_READING), writing = false;
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		writing = writing || (s->slots[i].job && s->slots[i].state == SCHEDULER_WRITING &&
+								 !slot_rests(s, &s->slots[i]));
 	if (!reading && !writing)
 		return;
 	uint64_t start = clock_ns();
@@ -402,6 +425,8 @@ void scheduler_step(struct scheduler *s)
 	else if (rows)
 		slices_observe(&s->slices, rows, took);
 	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, took);
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		s->slots[i].rest_ns -= MIN(s->slots[i].rest_ns, (int64_t)took);
 	if (!reading || !writing)
 		s->writing_ns = 0;
 	else

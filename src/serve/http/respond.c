@@ -82,7 +82,10 @@ static void break_stream(struct stream_turn *t, size_t from, struct buf *out)
 		out->data[from] = 0;
 	}
 	mem_scope_clear();
-	request_refuse_memory(&e);
+	if (t->reply.refusal.status)
+		e = t->reply.refusal;
+	else
+		request_refuse_memory(&e);
 	t->api->broken(&t->reply, &e, out);
 	t->done = true;
 }
@@ -109,7 +112,7 @@ static bool stream_next(void *user, struct buf *out)
 		if (!mem_scope_failed())
 			from = out->len;
 	}
-	if (mem_scope_failed())
+	if (mem_scope_failed() || (t->reply.refusal.status && !t->done))
 		break_stream(t, from, out);
 	if (!out->len && now - t->last_ns > (progress ? PROGRESS_NS : SILENCE_NS))
 		(t->begun || t->api->stream_type ? t->api->ping : api_comment_ping)(&t->reply, out);
@@ -127,6 +130,10 @@ static void answer_whole(struct stream_turn *t)
 	struct buf body = {0};
 	uint64_t looked = clock_ns();
 	while (t->reply.n_ended < t->reply.n_answers && !e.status && !mem_scope_failed()) {
+		if (t->reply.refusal.status) {
+			e = t->reply.refusal;
+			break;
+		}
 		struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
 		if (v && v->kind == JOB_ERROR)
 			request_refuse_err(&e, v->err);

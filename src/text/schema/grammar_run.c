@@ -24,6 +24,7 @@
 #define SPENT_MAX     4000000 /* positions looked at for one mask or token */
 #define POSITIONS_MAX 2048    /* of one set; further ones are dropped */
 #define MASKS_MAX     64
+#define LOOK_EVERY    20000 /* positions between two looks at cancel: about a millisecond */
 #define UNKNOWN       (-1)
 #define DEAD          (-2) /* no set: the grammar does not allow the byte */
 
@@ -67,7 +68,8 @@ struct grammar_run {
 	struct grammar_position *seen, *work; /* [SEEN_MAX], [POSITIONS_MAX] */
 	size_t n_seen, n_work;
 	bool accepts;
-	uint32_t *seen_table; /* [SEEN_SLOTS] 1 + number in seen */
+	uint32_t *seen_table;      /* [SEEN_SLOTS] 1 + number in seen */
+	const atomic_bool *cancel; /* NULL: none */
 	struct mask masks[MASKS_MAX];
 	size_t n_masks, oldest;
 };
@@ -444,6 +446,11 @@ struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_
 	return NULL;
 }
 
+void grammar_run_set_cancel(struct grammar_run *r, const atomic_bool *cancel)
+{
+	r->cancel = cancel;
+}
+
 void grammar_run_restart(struct grammar_run *r)
 {
 	sets_clear(r);
@@ -533,8 +540,15 @@ const uint64_t *grammar_run_mask(struct grammar_run *r)
 	}
 	at[0] = r->now;
 	r->spent = 0;
-	for (size_t i = 0; i < x->n_nodes;) {
+	for (size_t i = 0, looked = 0; i < x->n_nodes;) {
 		const struct trie_node *node = &x->nodes[i];
+		if (r->cancel && r->spent - looked > LOOK_EVERY) {
+			looked = r->spent;
+			if (atomic_load(r->cancel)) {
+				free(at);
+				return m->bits; /* not kept: it is not the mask of the set */
+			}
+		}
 		int32_t to = step(r, at[node->depth], node->byte);
 		if (to < 0) {
 			i = node->end;

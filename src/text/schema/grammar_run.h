@@ -20,6 +20,8 @@
 #include "src/text/schema/grammar.h"
 #include "src/text/tokenizer.h"
 
+#include <stdatomic.h>
+
 /* The texts of the vocabulary as a prefix tree. Constant: any thread may use it. */
 struct token_trie;
 
@@ -33,7 +35,10 @@ struct grammar_run;
 /* Borrows both until grammar_run_free. tokens: needed for grammar_run_mask, else NULL. NULL when
  * memory is exhausted in a scope (mem.h); what is exhausted later counts as not allowed. */
 struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_trie *tokens);
-void grammar_run_free(struct grammar_run *r);    /* NULL is fine */
+void grammar_run_free(struct grammar_run *r); /* NULL is fine */
+/* A mask that is being made when *cancel becomes true ends early, with less in it. Borrowed; NULL:
+ * nothing does that. */
+void grammar_run_set_cancel(struct grammar_run *r, const atomic_bool *cancel);
 void grammar_run_restart(struct grammar_run *r); /* back to the start of the text */
 
 /* Takes the bytes if the grammar allows them; else changes nothing and returns false. */

@@ -595,6 +595,13 @@ void schema_free(struct schema *s)
 	free(s);
 }
 
+size_t schema_bytes(const struct schema *s)
+{
+	const struct grammar *g = &s->grammar;
+	return sizeof *s + g->n_edges * sizeof *g->edges + g->rules_cap * sizeof *g->rules +
+		   g->n_states * (sizeof *g->first + sizeof *g->needs + sizeof *g->final_of);
+}
+
 const struct grammar *schema_grammar(const struct schema *s)
 {
 	return &s->grammar;

@@ -49,6 +49,7 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 	struct schema **out, struct err *e);
 void schema_free(struct schema *s); /* NULL is fine */
 /* Finished and constant; lives as long as s. */
+size_t schema_bytes(const struct schema *s); /* of memory that it holds */
 const struct grammar *schema_grammar(const struct schema *s);
 
 #endif

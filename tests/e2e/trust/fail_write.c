@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * fail_write NUMBER HOW PROGRAM ARGS...: runs a program and lets its writing system call NUMBER
- * to a file (counted from 1, over all threads) fail: HOW is ENOSPC, EIO, EINTR, or short (half of
- * the bytes are written); or KILL: the program gets SIGKILL before the call; or torn: half of the
- * bytes are written, and SIGKILL comes before the next call. NUMBER 0: nothing fails. Says "calls
- * N" on standard error at the end; its exit status is the program's, or 128 + signal.
+ * to a file (counted from 1, over all threads) fail: HOW is ENOSPC, EIO, EINTR, storm (EINTR,
+ * 20 calls in a row), or short (half of the bytes are written); or KILL: the program gets SIGKILL
+ * before the call; or torn: half of the bytes are written, and SIGKILL comes before the next call.
+ * NUMBER 0: nothing fails. Says "calls N" on standard error at the end; its exit status is the
+ * program's, or 128 + signal.
  *
  * A filter of seccomp stops the program at these calls only, and a tracer changes them.
  */
@@ -32,6 +33,8 @@ int main(void)
 	return 77;
 }
 #else
+
+#define STORM 20
 
 static const int writing[] = {SYS_write, SYS_pwrite64, SYS_writev, SYS_pwritev, SYS_fsync,
 	SYS_fdatasync, SYS_ftruncate, SYS_fallocate, SYS_rename, SYS_renameat, SYS_renameat2,
@@ -67,7 +70,7 @@ static void change_call(pid_t thread, const char *how)
 		if (is_write && r.rdx > 1)
 			r.rdx /= 2;
 	} else {
-		int error = !strcmp(how, "EIO") ? EIO : !strcmp(how, "EINTR") ? EINTR : ENOSPC;
+		int error = !strcmp(how, "EIO") ? EIO : !strcmp(how, "ENOSPC") ? ENOSPC : EINTR;
 		r.orig_rax = (unsigned long long)-1; /* no call: rax is the result */
 		r.rax = (unsigned long long)-(long long)error;
 	}
@@ -125,7 +128,9 @@ int main(int argc, char **argv)
 								  (failing && n == failing + 1 && !strcmp(argv[2], "torn")));
 			if (kills)
 				kill(child, SIGKILL);
-			else if (is_counted && n == failing)
+			else if (is_counted &&
+					 (n == failing || (failing && n > failing && n < failing + STORM &&
+										  !strcmp(argv[2], "storm"))))
 				change_call(thread, argv[2]);
 		} else if (!(status >> 16) && WSTOPSIG(status) != SIGTRAP && WSTOPSIG(status) != SIGSTOP) {
 			deliver = WSTOPSIG(status);

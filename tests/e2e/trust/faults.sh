@@ -3,7 +3,7 @@
 # Fails single allocations and single writing system calls of: saving a session, storing a prompt,
 # opening a model, a conversion. Whatever fails, the program ends with a status and a sentence, no file
 # that was there is lost, and the next run is right. fault_requests.sh does the same to a server.
-# FAULT_POINTS: how many places of each run are tried (0: every one).
+# FAULT_POINTS: how many places of each run are tried (0: every one). FAULT_KINDS: alloc, write.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -32,14 +32,15 @@ has_sentence() {
 
 # every_failure NAME PREPARE CHECK ARGS...: PREPARE before each run, CHECK behind it
 every_failure() {
-	local name=$1 prepare=$2 look=$3 total n how out=0 failed=0 warned=0 runs=0
+	local name=$1 prepare=$2 look=$3 total= n how out=0 failed=0 warned=0 runs=0
 	shift 3
+	[[ ${FAULT_KINDS:-alloc} = *alloc* ]] || total=0
 	$prepare
 	timeout $RUN_LIMIT env FAIL_COUNT=1 LD_PRELOAD="$work/fail_alloc.so" \
 		"$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
 	rc=$? said="glmstream $* (counted)"
 	exits 0
-	total=$(sed -n 's/^allocations //p' "$work/err")
+	[ "$total" = 0 ] || total=$(sed -n 's/^allocations //p' "$work/err")
 	for n in $(places "$total"); do
 		$prepare
 		timeout $RUN_LIMIT env FAIL_ALLOC="$n" LD_PRELOAD="$work/fail_alloc.so" \
@@ -62,7 +63,8 @@ every_failure() {
 	exits 0
 	total=$(sed -n 's/^calls //p' "$work/err")
 	runs=0 failed=0 warned=0
-	for how in ENOSPC EIO EINTR short; do
+	[[ ${FAULT_KINDS:-write} = *write* ]] || return
+	for how in ENOSPC EIO EINTR storm short; do
 		for n in $(places "${total:-0}"); do
 			$prepare
 			timeout $RUN_LIMIT "$work/fail_write" "$n" $how "$GLMSTREAM" "$@" \
