@@ -72,6 +72,9 @@ static void test_lookup_finds_suffixes(void **state)
 	assert_int_equal(ids[1], 4);
 	lookup_sync(l, other, 4);
 	assert_int_equal(lookup_find(l, 2, ids, &length), 0);
+	lookup_sync(l, other, 6);
+	lookup_sync(l, other, 0); /* an empty text has no suffix, whatever the text before had */
+	assert_int_equal(lookup_find(l, 2, ids, &length), 0);
 	lookup_free(l);
 }
 
@@ -435,6 +438,35 @@ static void test_statistics(void **state)
 	drafter_free(d);
 }
 
+static int propose_and_fail(void *user, struct draft_request *requests, uint32_t n, struct err *e)
+{
+	(void)user;
+	for (uint32_t i = 0; i < n; i++)
+		requests[i].chain->n = requests[i].k; /* without ids */
+	return err_set(e, ERR_RUN, "the device failed");
+}
+
+/* Chains of a source that failed are neither verified nor judged. */
+static void test_failed_source_is_not_judged(void **state)
+{
+	(void)state;
+	const struct draft_source source = {
+		.name = "failing", .expect = computed_expects, .propose = propose_and_fail};
+	struct drafter *d = drafter_new(&(struct drafter_options){
+		.limit = 3, .always = true, .no_lookup = true, .source = &source});
+	struct draft_timeline *t = draft_timeline_new(d, NULL);
+	const int32_t text[] = {1, 2, 3};
+	struct err e;
+	drafts_begin(t, text, 3, NULL);
+	drafts_push(t, 4);
+	assert_int_equal(drafts_propose(d, &t, 1, 8, &e), ERR_RUN);
+	assert_int_equal(t->n, 0);
+	drafts_push(t, 0);
+	assert_true(t->record.chances[DRAFT_COMPUTED].tried_at[0] == 0);
+	draft_timeline_free(t);
+	drafter_free(d);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -447,6 +479,7 @@ int main(void)
 		cmocka_unit_test(test_changes_are_followed),
 		cmocka_unit_test(test_rows_go_to_the_likeliest),
 		cmocka_unit_test(test_statistics),
+		cmocka_unit_test(test_failed_source_is_not_judged),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -303,6 +303,34 @@ static void test_right_and_wrong_drafts(void **state)
 	engine_close(g, NULL);
 }
 
+/* A caller that does not know the sampler gets the likeliest tokens as drafts. */
+static void test_drafts_without_a_sampler(void **state)
+{
+	(void)state;
+	struct engine *g = open_pocket(512, 0, false);
+	struct token_ids prompt = encode(g, prompt_texts[1]);
+	uint32_t n = (uint32_t)prompt.n - 1;
+	struct err e;
+	struct session *s = session_of(g, false);
+	const struct draft_source mtp = draft_mtp_source(g);
+	struct drafter *d = drafter_new(
+		&(struct drafter_options){.limit = 3, .always = true, .no_lookup = true, .source = &mtp});
+	struct draft_timeline *t = draft_timeline_open(d, s);
+	assert_int_equal(session_sync(s, prompt.data, n, NULL, NULL, &e), 0);
+	drafts_begin(t, prompt.data, n, NULL);
+	drafts_push(t, prompt.data[n]);
+	assert_int_equal(drafts_propose(d, &t, 1, SESSION_ROWS_MAX, &e), 0);
+	assert_int_equal(t->n, 3);
+	int32_t likeliest[3];
+	assert_int_equal(session_mtp_draft(s, prompt.data[n], 3, likeliest, NULL, &e), 0);
+	assert_memory_equal(t->ids, likeliest, sizeof likeliest);
+	draft_timeline_free(t);
+	drafter_free(d);
+	session_free(s);
+	token_ids_free(&prompt);
+	engine_close(g, NULL);
+}
+
 /* The answer ends at every token in every way, also behind drafts that were right. */
 static void test_every_end(void **state)
 {
@@ -346,6 +374,7 @@ int main(void)
 		cmocka_unit_test(test_text_is_the_same),
 		cmocka_unit_test(test_text_is_the_same_when_streamed),
 		cmocka_unit_test(test_right_and_wrong_drafts),
+		cmocka_unit_test(test_drafts_without_a_sampler),
 		cmocka_unit_test(test_every_end),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

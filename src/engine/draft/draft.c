@@ -195,6 +195,8 @@ static int chains_compute(struct drafter *d, struct draft_timeline *const *t, ui
 	double ns = (double)(d->clock() - start);
 	d->stats.drafting_ns += ns;
 	draft_gate_note_drafting(g, n_requests, levels, ns);
+	for (uint32_t i = 0; rc && i < n_requests; i++)
+		requests[i].chain->n = 0; /* nobody knows how much of it was filled */
 	return rc;
 }
 

@@ -111,6 +111,7 @@ void lookup_sync(struct draft_lookup *l, const int32_t *tokens, uint32_t n)
 	if (!goes_on) {
 		for (int r = 0; r < RUNS; r++)
 			memset(l->tables[r], 0, 2 * (size_t)l->cap * sizeof *l->tables[r]);
+		memset(l->match, 0, sizeof l->match);
 		l->n = 0;
 	}
 	if (!lookup_reserve(l, n))

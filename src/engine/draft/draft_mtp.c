@@ -57,11 +57,12 @@ static int32_t draft_choose(void *user, const float *logits, uint32_t step)
 {
 	struct mtp_choice *c = user;
 	const struct draft_request *r = c->request;
-	int32_t id = sampler_draw(
-		r->sampler, logits, engine_n_valid(c->source->engine), NULL, r->position + step);
-	if (id < 0 || id >= engine_n_valid(c->source->engine))
-		id = 0; /* an allocation of the sampler failed */
-	float p = id_probability(c->source, logits, id, r->sampler->options.temperature);
+	struct sampler greedy = {0}; /* temperature 0: the likeliest id */
+	struct sampler *sampler = r->sampler ? r->sampler : &greedy;
+	int32_t id =
+		sampler_draw(sampler, logits, engine_n_valid(c->source->engine), NULL, r->position + step);
+	float p = id_probability(c->source, logits, id, sampler->options.temperature);
+	sampler_fini(&greedy);
 	uint8_t grade = DRAFT_GRADES - 1;
 	while (p < grade_least[grade])
 		grade--;
