@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The drafter: asks the sources, tells the gate what became of their drafts. */
+/* The drafter: asks the sources for drafts, lets the gate choose, reports acceptance to it. */
 #include "src/engine/draft/draft.h"
 
 #include "src/base/clock.h"
@@ -17,13 +17,13 @@ struct drafter {
 	struct draft_stats stats;
 };
 
-/* By the length of the match, as lookup_grade has it. */
+/* Chances by grade, which is the length of the match (lookup_grade). */
 static const struct draft_gate_source lookup_expects = {
 	.chance = {0.15f, 0.25f, 0.35f, 0.5f, 0.6f, 0.7f, 0.8f, 0.85f},
 	.first_chance = 0.5f,
 };
 
-/* Of a draft behind `length` tokens that the text has had in this order before. */
+/* Grade of a draft behind `length` tokens that occur earlier in the text. */
 static uint8_t lookup_grade(uint32_t length)
 {
 	static const uint8_t least[DRAFT_GRADES] = {0, 3, 4, 6, 8, 12, 16, 24};
@@ -162,7 +162,7 @@ static void chain_look_up(struct draft_timeline *t)
 		c->grades[k] = lookup_grade(length + k);
 }
 
-/* Asks the source that computes for those timelines where that promises more than prompt lookup. */
+/* Asks the source that computes, for the timelines where it promises more than prompt lookup. */
 static int chains_compute(struct drafter *d, struct draft_timeline *const *t, uint32_t n,
 	uint32_t rows_max, struct err *e)
 {

@@ -8,16 +8,20 @@
 
 #define FIRST_WEIGHT 0.25  /* of the first sample of a number of rows */
 #define WEIGHT_MAX   32.0  /* samples in a mean */
-#define LINE_WEIGHT  2.0   /* samples that the line is worth beside a mean */
-#define PRIOR_WEIGHT 4.0   /* samples that row_prior is worth in the line */
-#define HALF_LIFE    512.0 /* samples after which a mean weighs half */
+#define LINE_WEIGHT  2.0   /* weight of the line beside a mean, in samples */
+#define PRIOR_WEIGHT 4.0   /* weight of row_prior in the line, in samples */
+#define HALF_LIFE    512.0 /* samples of any number of rows after which a mean has half its weight */
 #define DRIFT_DOUBT  4.0   /* halvings of a mean's weight for each doubling of the drift since */
-#define FAR          1.25  /* a sample that is off by this factor or more ... */
-#define FAR_RUN      3     /* ... so many times in a row: the cost has changed */
-#define FAR_WEIGHT   4.0
-#define VAGUE        3.0 /* samples */
-#define CLIP_LEAST   1.5 /* a sample moves a mean as if it were at most so many times as large */
-#define CLIP_MOST    3.0 /* the same of a mean of many samples */
+/* FAR_RUN samples in a row that differ from the mean by the factor FAR, all in the same direction:
+ * the cost has changed. The mean then has at most the weight FAR_WEIGHT. */
+#define FAR        1.25
+#define FAR_RUN    3
+#define FAR_WEIGHT 4.0
+#define VAGUE      3.0 /* samples */
+/* A larger sample counts as so many times the mean: a single slow step says little. LEAST for a
+ * mean of few samples, MOST for one of many. */
+#define CLIP_LEAST 1.5
+#define CLIP_MOST  3.0
 
 double draft_cost_drift(const struct draft_cost *c, uint32_t rows)
 {
@@ -76,7 +80,7 @@ void draft_cost_note(struct draft_cost *c, uint32_t rows, double ns)
 		if (abs(c->rows[r].far) >= FAR_RUN)
 			weight = MIN(weight, FAR_WEIGHT);
 		double clip = MIN(MAX(1 + weight / 8, CLIP_LEAST), CLIP_MOST);
-		ns = MIN(ns, mean * clip); /* steps are held up, they are never too fast */
+		ns = MIN(ns, mean * clip); /* not from below: what disturbs a step makes it slower */
 		double now = weight < 1 && ns < mean ? ns : mean + (ns - mean) / (weight + 1);
 		/* with few samples it is the mean that was wrong, not the cost that changed */
 		c->drift *= 1 + (now / mean - 1) * known / (known + 8);

@@ -1,22 +1,30 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The gate decides how many drafts each step verifies: as many as give most tokens a second, by the
- * acceptance and the costs that were measured. No clock and no model is in here; the caller says
- * what steps took and which drafts were right.
+ * acceptance and the costs that were measured. It has no clock and no model. The caller says what
+ * steps took and which drafts were right.
  *
- * Unit of time: the step without drafts, of the same timelines. A step with drafts costs x of them
- * and gives the tokens of y of them. x comes from draft_cost.h, y from acceptance: of the timeline,
- * by source and by a grade that the source gives each draft (how sure it is).
+ * Order of use in a step of n timelines:
+ *   draft_gate_depth          for each timeline: how many drafts to compute
+ *   draft_gate_note_drafting  what computing them took
+ *   draft_gate_choose         how many drafts of each timeline are verified
+ *   draft_gate_note_draft     for each draft that a drawn token was compared with
+ *   draft_gate_note_step      what the step took
  *
- * Losses are bounded by an account. It begins with START steps and earns EARN of each step; the
- * time of a step with drafts is taken off, its tokens are added. A step is made only if the account
- * covers its risk: the time of its drafts if none is accepted, and of drafts that cost nothing as
- * much of it as they are likely to be wrong. So drafts cost at most EARN of the time, START steps
- * and what the last step that went wrong was above its risk, whatever the text.
+ * Unit of time, "step": a plain step, that is, one row of each of the same timelines and no drafts.
+ * The time of a step with drafts comes from draft_cost.h. The tokens that it gives come from the
+ * measured acceptance, by timeline, by source and by grade (how sure the source is of a draft).
  *
- * A source that costs nothing is judged without being verified: its first draft is always compared
- * with the token that came. One that costs is tried again now and then after it has failed, at
- * distances that double.
+ * Losses are bounded by a balance. It begins with DRAFT_GATE_START steps. Each step adds the plain
+ * steps that its tokens would have taken, DRAFT_GATE_EARN of that on top, and subtracts the time
+ * that it took. A step with drafts is made only if its risk is within the balance. The risk of a
+ * computed draft is its whole time; the risk of a looked-up draft is its time multiplied by the
+ * chance that it is wrong. Hence the drafts of any text cost at most DRAFT_GATE_EARN of the time,
+ * DRAFT_GATE_START steps, and what one step exceeded its risk by.
+ *
+ * The gate learns of a source that costs nothing without verifying it: its first draft is always
+ * compared with the token drawn. A source that costs and has failed is tried again after a number
+ * of steps that doubles each time.
  */
 #ifndef GLM_ENGINE_DRAFT_GATE_H
 #define GLM_ENGINE_DRAFT_GATE_H
@@ -30,8 +38,8 @@
 #define DRAFT_GRADES  8
 #define DRAFT_SOURCES 2
 
-#define DRAFT_GATE_START 0.5   /* steps */
-#define DRAFT_GATE_EARN  0.006 /* of a step */
+#define DRAFT_GATE_START 0.5   /* balance at the beginning, in steps */
+#define DRAFT_GATE_EARN  0.006 /* part of the time that drafts may lose for good */
 
 /* What a source proposes to follow the text, first to last. */
 struct draft_chain {
@@ -40,19 +48,19 @@ struct draft_chain {
 	uint8_t grades[DRAFT_MAX]; /* below DRAFT_GRADES; a higher one should be right more often */
 };
 
-/* Drafts that could be compared with the token that came, all before them being right. Counts fade
- * as others come. */
+/* Counts of drafts that were compared with the token drawn, because all drafts before them were
+ * right. A new draft takes weight off the older ones (RECORD_FADE, SHARED_FADE). */
 struct draft_chances {
 	float tried[DRAFT_GRADES], accepted[DRAFT_GRADES];
 	float tried_at[DRAFT_MAX], accepted_at[DRAFT_MAX]; /* the same by position in the chain */
 };
 
-/* Of one timeline. Zero-initialise. */
+/* What the gate knows of one timeline. Zero-initialise. */
 struct draft_record {
 	struct draft_chances chances[DRAFT_SOURCES];
 	uint32_t idle;     /* steps since the source that costs was asked */
-	uint32_t patience; /* after so many it is tried again; 0: the least */
-	bool exploring;    /* it is tried again in the step in hand */
+	uint32_t patience; /* that source is tried again after so many; 0: PATIENCE_LEAST */
+	bool exploring;    /* this step tries that source again although it promises no gain */
 };
 
 struct draft_gate_source {
@@ -67,12 +75,12 @@ struct draft_gate {
 	struct draft_gate_source sources[DRAFT_SOURCES];
 	struct draft_cost steps;    /* of the model, by rows */
 	struct draft_cost drafting; /* of one draft by the source that costs, by timelines */
-	struct draft_chances seen[DRAFT_SOURCES]; /* by all timelines: what a new one expects */
-	double balance;                           /* the account, in steps */
-	double time, tokens;  /* of recent steps, in steps: how fast it goes with drafts */
-	double drafting_ns;   /* in the step in hand */
-	uint32_t since_plain; /* steps with drafts since the last one without */
-	uint32_t plain_lines; /* timelines in that one */
+	struct draft_chances seen[DRAFT_SOURCES]; /* of all timelines: the prior of a new one */
+	double balance;                           /* in steps */
+	double time, tokens;      /* decaying sums over steps: time in steps, tokens of a timeline */
+	double drafting_ns;       /* spent for the step that is not computed yet */
+	uint32_t since_plain;     /* steps with drafts since the last plain one */
+	uint32_t plain_timelines; /* timelines in that plain step */
 };
 
 /* sources: [DRAFT_SOURCES]. */
@@ -83,18 +91,20 @@ void draft_gate_init(
 double draft_gate_chance(
 	const struct draft_gate *g, const struct draft_record *r, uint32_t source, uint32_t grade);
 
-/* What verifying the best part of a chain gains, in steps, among n_lines timelines that do the
- * same; 0: nothing. */
+/* What verifying the best prefix of a chain gains, in steps; 0: nothing. Assumes that the other
+ * timelines of the step (n_timelines in all) verify as many drafts. */
 double draft_gate_value(const struct draft_gate *g, const struct draft_record *r, uint32_t source,
-	const struct draft_chain *chain, uint32_t n_lines);
+	const struct draft_chain *chain, uint32_t n_timelines);
 
-/* How many drafts to ask for from the source that costs, and what that gains; 0: none. k_max: at
- * most. Once a step for each timeline that could use them. */
+/* How many drafts, at most k_max, to ask the source that costs for; *value: what verifying them
+ * gains, in steps. 0: none. Called once a step for each timeline: it counts r->idle. */
 uint32_t draft_gate_depth(struct draft_gate *g, struct draft_record *r, uint32_t source,
-	uint32_t n_lines, uint32_t k_max, double *value);
+	uint32_t n_timelines, uint32_t k_max, double *value);
 
-/* Drafts were proposed: `levels` one after another for n_lines timelines at once. */
-void draft_gate_note_drafting(struct draft_gate *g, uint32_t n_lines, uint32_t levels, double ns);
+/* The source that costs took ns for n_timelines timelines. levels: the most drafts of one of them,
+ * computed one after another. */
+void draft_gate_note_drafting(
+	struct draft_gate *g, uint32_t n_timelines, uint32_t levels, double ns);
 
 /* One timeline's part in a step. */
 struct draft_offer {
@@ -104,17 +114,19 @@ struct draft_offer {
 	uint32_t n; /* out: how many of its drafts are verified */
 };
 
-/* Sets n of all offers. rows_max: rows of the step, the n_offers first tokens included. */
+/* Sets n of all offers. rows_max: most rows of the step, the first row of each offer included. */
 void draft_gate_choose(
 	const struct draft_gate *g, struct draft_offer *offers, uint32_t n_offers, uint32_t rows_max);
 
-/* The draft at `position` of a chain met the token that came; those before it were right. */
+/* The draft at index `position` of a chain was compared with the token drawn; those before it were
+ * right. */
 void draft_gate_note_draft(struct draft_gate *g, struct draft_record *r, uint32_t source,
 	uint32_t position, uint32_t grade, bool accepted);
 
-/* A step for n_lines timelines computed `rows` rows in ns and gave n_tokens. Returns the ns saved
- * against making these tokens without drafts, by the measured costs. */
+/* A step for n_timelines timelines computed `rows` rows in ns and gave n_tokens in all. Returns how
+ * many ns less it took, drafting included, than plain steps for these tokens by the measured costs;
+ * negative: more. */
 double draft_gate_note_step(
-	struct draft_gate *g, uint32_t n_lines, uint32_t rows, uint32_t n_tokens, double ns);
+	struct draft_gate *g, uint32_t n_timelines, uint32_t rows, uint32_t n_tokens, double ns);
 
 #endif

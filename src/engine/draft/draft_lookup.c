@@ -23,7 +23,8 @@ struct draft_lookup {
 	uint32_t n, cap;
 	bool lost;              /* memory was exhausted: nothing is found before the next text */
 	uint32_t *tables[RUNS]; /* [2 * cap] position behind a run; 0: empty */
-	uint32_t match[RUNS]; /* position behind the latest earlier occurrence of the last run; or 0 */
+	uint32_t
+		match[RUNS]; /* position behind the earlier occurrence of the text's last run; 0: none */
 };
 
 struct draft_lookup *lookup_new(void)
@@ -53,7 +54,7 @@ static uint32_t *run_entry(const struct draft_lookup *l, int r, uint32_t end)
 	return &l->tables[r][at];
 }
 
-/* Indexes the runs that end before `end`, and keeps where they stood before. */
+/* Indexes the runs that end before `end`; match: where they stood before. */
 static void runs_index(struct draft_lookup *l, uint32_t end)
 {
 	for (int r = 0; r < RUNS; r++) {

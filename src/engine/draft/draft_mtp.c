@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The MTP layer as a source of drafts. A draft is drawn from the layer's logits as the token will
- * be from the model's: with the same temperature and the random numbers of the same position. What
- * both distributions have in common is then often drawn alike, where the likeliest token would be
- * right only as often as it is drawn.
+ * be drawn from the model's: with the same options and the random numbers of the same position.
+ * This is a Gumbel coupling of the two distributions: the closer they are, the more often both
+ * draws give the same token. The layer's likeliest token would be right only as often as the model
+ * draws that token.
  */
 #include "src/engine/draft/draft_mtp.h"
 
@@ -28,10 +29,11 @@ struct mtp_choice {
 
 struct mtp_source {
 	struct engine *engine;
-	float *maxima; /* of one row (draw.h) */
+	float *maxima; /* [draw_blocks(n_valid)] scratch of draw_scan_row */
 };
 
-/* By the probability that the layer gives its draft; the least of each grade. */
+/* The grade of a draft is by the probability that the layer gives it: the least one of each grade.
+ */
 static const float grade_least[DRAFT_GRADES] = {0, 0.1f, 0.2f, 0.35f, 0.5f, 0.65f, 0.8f, 0.92f};
 
 static const struct draft_gate_source mtp_expects = {
@@ -40,6 +42,8 @@ static const struct draft_gate_source mtp_expects = {
 	.costs = true,
 };
 
+/* softmax(logits / t)[id], without penalties and truncation. t about 0 (greedy): of the logits
+ * themselves. */
 static float id_probability(const struct mtp_source *m, const float *logits, int32_t id, float t)
 {
 	struct draw_row row;

@@ -6,8 +6,8 @@
 #include "src/engine/draft/draft.h"
 #include "src/engine/engine.h"
 
-/* --draft: how many drafts of a timeline a step verifies. */
-#define DRAFT_AUTO (-1) /* as many as pay, at each step */
+/* --draft: how many drafts of a timeline a step verifies at most; 1 to DRAFT_MAX, or: */
+#define DRAFT_AUTO (-1) /* as many as the gate (draft_gate.h) chooses */
 #define DRAFT_OFF  0    /* none; no drafter is needed */
 
 /* The MTP layer of an engine that has it, as a source. */
@@ -19,9 +19,8 @@ struct draft_source draft_mtp_source(struct engine *g);
  * one, so these drafts cannot pay, and the layer's cache rows alone take 3 % (pocket model). */
 struct drafter *drafter_open(struct engine *g, int mode);
 
-/* The drafts of a session, which fills the MTP layer's caches from now on if
- * the drafter uses that. d: of drafter_open;
- * NULL: no drafts, returns NULL. Freed before the session. */
+/* The drafts of a session. If the drafter uses the MTP layer, the session fills the layer's caches
+ * from now on. d: of drafter_open; NULL: no drafts, returns NULL. Freed before the session. */
 struct draft_timeline *draft_timeline_open(struct drafter *d, struct session *s);
 
 #endif
