@@ -4,7 +4,7 @@ addresses. Each gets an answer or a refusal; it takes at most 2 s of the compute
 answer of another client goes on at 80 % of its speed or more.
 
 Speed is tokens for each second of the compute thread's processor time, which other programs on the machine do not change. It is
-held against the same client's speed beside a plain request whose prompt fills the context.
+held against the same client's speed beside a plain request that fills the context.
 
 An argument chooses the shapes whose names have it."""
 import glob
@@ -21,7 +21,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # the first byte of an input chooses one, as in fuzz_serve_requests.c
 PATHS = [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/completion", "/v1/messages"]
 VICTIM = {"prompt": "The river", "max_tokens": 240, "ignore_eos": True, "temperature": 0, "seed": 1}
-FILLS = {"prompt": " ".join(f"river {i}" for i in range(200)), "max_tokens": 40, "ignore_eos": True}
+FILLS = {"prompt": " ".join(f"river {i}" for i in range(120)), "max_tokens": 500, "ignore_eos": True}
 HOST_SECONDS, LEAST_SPEED = 2.0, 0.8
 
 
