@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rows of a step are laid out part after part. Logits are wanted of the last row of some parts,
- * or of all rows. Where these rows are neighbours (decoding) one product computes them all.
+ * The rows of a step are laid out part after part. A part has logits of its last row, of all its
+ * rows, or none. Adjacent rows with logits (decoding) are computed by one matmul.
  */
 #include "src/engine/batch.h"
 
@@ -52,8 +52,9 @@ static int check_parts(
 	return 0;
 }
 
-/* Logits of parts [first, end), which lie in ws.logits in this order, are drawn from and brought to
- * their sessions; `stay`: but for those of parts that draw. One synchronisation. */
+/* Draws from the `rows` logits of parts [first, end), which are in ws.logits in this order, and
+ * copies them to their sessions. stay: the logits of parts that draw are left on the device. Waits
+ * once. */
 static int batch_take_logits(const struct batch_part *parts, uint32_t first, uint32_t end,
 	uint32_t rows, bool stay, struct err *e)
 {

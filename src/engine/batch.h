@@ -18,11 +18,11 @@ struct batch_part {
 	uint32_t n;            /* >= 1 */
 	bool logits; /* compute the logits of the last token; else session_logits is NULL afterwards */
 	bool verify; /* keep the logits of all n <= SESSION_ROWS_MAX rows, as session_verify does */
-	/* With both: a token is drawn from each row with logits, on the device (op `draw` of
-	 * kernels/backend.h). The logits stay there until session_fetch_logits. draws: [rows with
-	 * logits]; drawn: out, the same. */
+	/* Both or neither. The device draws a token from each row with logits (op `draw` of
+	 * kernels/backend.h): draws[i] is the request for the i-th of them, drawn[i] the result. The
+	 * logits may stay on the device; session_fetch_logits brings them. */
 	const struct draw_request *draws;
-	struct draw_result *drawn;
+	struct draw_result *drawn; /* out */
 };
 
 /* Most rows of one step: those of all parts together. */
@@ -31,14 +31,14 @@ uint32_t batch_max_rows(const struct engine *g);
 uint32_t batch_decode_rows(const struct engine *g);
 
 /* Appends and computes all parts.
- * - The sessions are distinct and of one engine, with MTP or without; at most batch_max_rows
- * tokens.
+ * - The sessions are distinct and of one engine, with MTP or without. The parts have at most
+ *   batch_max_rows tokens in all.
  * - cancel (may be NULL) is read before each layer.
  * - A part whose logits are not finite loses its timeline (length 0, no logits): weights or caches
  *   are damaged. The other parts are computed.
  * - ERR_INPUT when an id is out of range or a part does not fit its session's context, ERR_MEMORY
- *   when there is none for the logits of several rows: nothing has changed. After any other error
- * no timeline has grown, and the logits of all parts are gone. */
+ *   when there is none for the logits of several rows: nothing has changed.
+ * - After any other error no timeline has grown, and the logits of all parts are gone. */
 int batch_step(
 	const struct batch_part *parts, uint32_t n_parts, atomic_bool *cancel, struct err *e);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* One timeline: tokens on the host, caches in the engine's pool, logits of the last position. */
+/* One timeline: tokens on the host, caches in the engine's pool, logits of the last step. */
 #include "src/engine/session.h"
 
 #include "src/base/log.h"
@@ -138,7 +138,6 @@ void session_expect_token(struct session *s, int32_t token)
 {
 	uint32_t n = s->length;
 	settle_rows(s, s->n_rows);
-	/* with a state the row is written anew */
 	if (n && s->mtp_rows >= n && (s->has_state || s->tokens[n] != token))
 		s->mtp_rows = n - 1;
 }

@@ -35,8 +35,8 @@ struct engine *session_engine(const struct session *s);
 struct session_watch {
 	void (*progress)(void *user, uint32_t done, uint32_t total); /* after each chunk of tokens */
 	/* Called once, when the device computes the first chunk and the thread would only wait: the
-	 * place for work that is not urgent. The logits of the position before are still valid. Not
-	 * called when the computation ends early. */
+	 * place for work that is not urgent. Pointers from session_logits and session_row_logits that
+	 * were taken before the computation are still valid. Not called when it ends early. */
 	void (*on_device_busy)(void *user);
 	void *user;
 	/* Set by any thread or a signal handler: the computation stops at the next layer with
@@ -55,25 +55,27 @@ struct session_watch {
 int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 	const struct session_watch *watch, uint32_t *n_reused, struct err *e);
 
-/* Appends n tokens and computes them. rows (may be NULL): [n][vocab] logits of every appended
- * position. Errors as session_sync. */
+/* Appends n tokens and computes them in chunks; n = 0: does nothing. rows (may be NULL): out,
+ * [n][vocab] logits of every appended position, host. Errors as session_sync. */
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
 	const struct session_watch *watch, struct err *e);
 
-/* session_extend for n <= SESSION_ROWS_MAX tokens, with the logits of all n rows kept in the
- * session (session_row_logits). Errors as session_sync, and ERR_MEMORY for the rows' logits on the
- * first call. */
+/* session_extend for 1 <= n <= SESSION_ROWS_MAX tokens in one step, with the logits of all n rows
+ * kept in the session (session_row_logits). Errors as session_sync, ERR_INPUT also when n exceeds
+ * batch_max_rows (batch.h), and ERR_MEMORY for the rows' logits on the first call with n > 1. */
 int session_verify(struct session *s, const int32_t *tokens, uint32_t n,
 	const struct session_watch *watch, struct err *e);
 
-/* [vocab] logits of row `row` of the last verification; NULL when there is no such row. Row 0 is
- * the first token of the step. After any other step row 0 is session_logits, alone. */
+/* [vocab] logits of row `row` of the last verification, host memory, valid until the next step of
+ * this session has been computed; NULL when there is no such row. Row 0 belongs to the first token
+ * of that step. After any other step there is one row, 0, and it is session_logits. */
 const float *session_row_logits(const struct session *s, uint32_t row);
 
-/* Keeps the first n_keep >= 1 rows of the last verification and forgets those behind. Length,
- * logits and what drafts begin with are then those of row n_keep - 1. Computes nothing. Without
- * this call all rows are kept. Call it before the engine's next step: the expert cache learns by it
- * which experts were of use. */
+/* Keeps the first n_keep rows of the last verification and forgets the rest; 1 <= n_keep <= its
+ * rows. Length, logits and the hidden state that drafts begin with are then those of row
+ * n_keep - 1. Logits of the rows kept stay where they are. Computes nothing. Without this call all
+ * rows are kept. Call it before the engine's next step: the expert cache learns by it which experts
+ * were of use. */
 void session_keep_rows(struct session *s, uint32_t n_keep);
 
 /* Forgets all but the first n tokens. n <= length. The logits are gone until something is computed,
@@ -90,9 +92,10 @@ const int32_t *session_tokens(const struct session *s); /* [length], valid until
  * not available. Those from engine_n_valid on are of padding rows: not to be sampled. */
 const float *session_logits(const struct session *s);
 
-/* Brings the logits of the last step to the host, where batch_step left them on the device
- * (batch_part.draws); session_logits and session_row_logits are NULL before. Only until something
- * else is computed by any session of the engine. Does nothing when they are there. */
+/* Downloads the logits of the last step if batch_step left them on the device (batch_part.draws);
+ * session_logits and session_row_logits are NULL before. Does nothing when they are on the host.
+ * Precondition: no session of the engine has computed anything since, drafts included: the device
+ * keeps the logits of one step only. Returns 0 or the backend's failure. */
 int session_fetch_logits(struct session *s, struct err *e);
 
 /* From now on also fills the MTP layer's caches, which drafts need: two projections a token.
@@ -102,13 +105,14 @@ int session_enable_mtp(struct session *s, struct err *e);
 /* Whether session_mtp_draft can draft now: MTP is enabled, and the last position was computed by
  * this session since.
  *
- * MTP rows without their states. A row is made from the state of its position and the token behind
- * it. Some states are lost: by rewinding, by reading or copying a timeline that of the last
- * position, unless the same token follows as before; where a timeline comes without MTP rows those
- * of all its positions. Such rows are made from the tokens alone, so that none is ever read that
- * nobody wrote. The text does not change by that. Drafts do: one such row is not noticed; if they
- * are those of the whole prompt, 63 % of the first drafts are right instead of 69 % (pocket model).
- */
+ * MTP rows without hidden states. The MTP layer's cache row of a position is made from the hidden
+ * state of that position and the next token. Hidden states are not stored, so some are missing:
+ * - after rewinding, restoring or copying a timeline: the state of the last position. Its row is
+ *   lost unless the same token follows as before;
+ * - after restoring a timeline that was stored without MTP rows: the states of all positions.
+ * These rows are made from the tokens alone, so every row that is read has been written. The text
+ * does not change, drafts may: one such row has no visible effect; where all rows of the prompt are
+ * such rows, 63 % of the first drafts are right instead of 69 % (pocket model). */
 bool session_can_draft(const struct session *s);
 
 /* Drafts, given that `next` follows the last position: ids[0] is the likeliest token after `next`,

@@ -17,22 +17,23 @@ struct session {
 	uint32_t n_rows; /* with logits; 0: there are none */
 	float *logits;   /* [n_vocab], of one row; shared memory, so the device writes it */
 	float *rows;     /* [SESSION_ROWS_MAX][n_vocab], of several; NULL until they are needed */
-	bool of_several; /* which of the two holds them */
-	/* They are still where the model computed them, from row device_row of ws.logits on, as long as
-	 * ws.logits_serial is this one; 0: they are in the memory above. */
+	bool of_several; /* they are in `rows`, else in `logits` */
+	/* Not 0: the logits are on the device only, from row device_row of ws.logits on. They are valid
+	 * while ws.logits_serial equals device_serial. 0: they are in the memory above. */
 	uint64_t device_serial;
 	uint32_t device_row;
-	/* The rows of a verification, for the expert source: it was step step_number of the engine, in
-	 * which they begin with row first_row; 0: the source knows what is kept. */
+	/* Of a verification, until the expert source is told how many of its rows are kept: the number
+	 * of the engine's step, and the session's first row in it. 0: nothing to tell. */
 	uint64_t step_number;
 	uint32_t first_row;
 	bool mtp;
 	bool has_state;      /* the hidden state of position length - 1 is kept ... */
 	uint32_t last_state; /* ... as this state of the slot (mtp.h) */
-	/* Rows of the MTP layer's cache that are made from tokens[0 .. mtp_rows]: length - 1 when
-	 * nothing is missing. The token behind a row may be one that was forgotten, tokens[length]. */
+	/* Valid rows of the MTP layer's cache: [0, mtp_rows). Row i is made from position i and
+	 * tokens[i + 1]. length - 1 when nothing is missing; length where the last row was made with a
+	 * token that has been forgotten since and is still at tokens[length]. */
 	uint32_t mtp_rows;
-	uint32_t mtp_filled; /* rows before this one may be of tokens alone (session_fill_mtp_rows) */
+	uint32_t mtp_filled; /* rows before this one may lack states (session_fill_mtp_rows) */
 	int32_t *pos, *bases, *states; /* [chunk] scratch of a step */
 	struct session_taps *taps;
 	uint32_t tap_rows; /* tokens computed since the taps were set */
@@ -45,32 +46,37 @@ int session_check(
 
 /* ---- steps: used by session.c and batch.c, in this order ---- */
 
-/* `token` is about to be written behind the last one: the MTP row that ends in another is void.
- * Then the tokens may be copied. */
+/* Called before `token` is written to s->tokens[length]. Drops the last position's MTP row if it
+ * was made with another token, or if it can be made anew because the hidden state is kept. Also
+ * tells the expert source that all rows of the last verification are kept. */
 void session_expect_token(struct session *s, int32_t token);
-/* Where n rows' logits go; n > 1: the memory is taken first. NULL: ERR_MEMORY. */
+/* The memory for n rows' logits, [n][n_vocab]; allocated on the first call with n > 1. NULL with
+ * ERR_MEMORY in *e. */
 float *session_row_buffer(struct session *s, uint32_t n, struct err *e);
 /* Forgets the logits, not their memory. */
 void session_drop_logits(struct session *s);
-/* Before the step: the MTP rows of earlier positions that nobody made are filled. */
+/* Before the step: makes the missing MTP rows of all positions but the last, from tokens alone
+ * (session_can_draft). Enqueued. */
 void session_fill_mtp_rows(struct session *s);
-/* Whether MTP rows are written in the step that is coming; the states [n] of mtp_append for the
- * session's rows, which begin with row `first` of that step. */
+/* Whether the coming step writes MTP rows for this session. states: out, [n], the states for
+ * mtp_append of the session's n rows, the first of which is row `first` of the step. */
 bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int32_t *states);
-/* The step is done: n more tokens, with logits in session_row_buffer(s, n_rows) of the last n_rows;
- * `appended`: session_mtp_states said true and mtp_append was called. */
+/* The step is done: the timeline grows by n tokens, which were rows [first, first + n) of the step.
+ * Logits of the last n_rows of them are in session_row_buffer(s, n_rows). appended:
+ * session_mtp_states returned true and mtp_append was called. */
 void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_rows, bool appended);
-/* ERR_RUN when logits of the last step are not finite: the timeline is forgotten. */
+/* ERR_RUN when logits of the last step are not finite; the timeline is then emptied. */
 int session_check_finite(struct session *s, struct err *e);
 
-/* Whether the MTP layer has its rows of [first, n) as session_file.h keeps them, made from states:
- * those of a prefix that was filled are not worth keeping. */
+/* Whether the MTP rows of positions [first, n) are there and were made from hidden states, so that
+ * session_file.h stores them. Rows made from tokens alone can be made again at any time. */
 bool session_has_mtp_rows(const struct session *s, uint32_t first, uint32_t n);
-/* The sequence that drafts; the caller has checked session_check_draft. */
+/* For drafts: session_check_draft first (errors as session_mtp_draft), then session_mtp_sequence,
+ * which sets state, pos and base of *out, and session_drafted before mtp_draft. */
 struct mtp_sequence;
 void session_mtp_sequence(const struct session *s, struct mtp_sequence *out);
 int session_check_draft(const struct session *s, int32_t next, uint32_t k, struct err *e);
-/* The MTP row of the last position was written for a token that may not follow. */
+/* mtp_draft writes the last position's MTP row for a token that may not follow: drops the row. */
 void session_drafted(struct session *s);
 
 #endif

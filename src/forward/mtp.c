@@ -15,8 +15,9 @@
 
 #include <string.h>
 
-/* ws.mtp_in = the eh_proj input of n pairs: the embeddings in ws.h, beside the rows of ws.hidden
- * that ws.tokens names. ws.h is undefined afterwards. */
+/* ws.mtp_in = the eh_proj input of n pairs. In: the tokens' embeddings in ws.h; in ws.tokens, as in
+ * a table of embeddings, the rows of ws.hidden with the pairs' hidden states. ws.h is undefined
+ * afterwards. */
 static void project_pairs(struct model *m, int n)
 {
 	const struct model_config *c = &m->config;
@@ -68,7 +69,7 @@ void mtp_append(
 	if (!n)
 		return;
 	batch.n = n;
-	/* the trunk needs its tokens and positions no more */
+	/* the trunk is done with its tokens and positions; ws.tokens becomes the states' rows */
 	b->ops->upload(b, ws->step, m->step_host, 3 * (size_t)rows->n * sizeof(int32_t));
 	project_pairs(m, n);
 	project_input(m, n);
@@ -93,14 +94,15 @@ void mtp_keep_states(struct model *m, uint32_t first, uint32_t n, uint32_t sessi
 		m->ws.hidden + first * n_embd, n * n_embd * sizeof(float));
 }
 
-/* One round. Row r of its steps is the sequence with the r-th most drafts, so the rows of a step
- * are the first ones of the step before. */
+/* One round. Sequences are sorted by n_drafts, most first, and row r of every step is sequence r.
+ * So the rows of a step are the first rows of the step before. */
 struct draft_round {
 	const struct mtp_sequence **sequence; /* [n] */
 	uint32_t n;
-	int32_t *token, *pos, *base, *state; /* [n] of the step */
-	int32_t *n_sel;                      /* [n] */
-	bool shares; /* some position is beyond index_topk: later steps use the first one's selection */
+	int32_t *token, *pos, *base, *state; /* [n] of the step; state: row of ws.hidden */
+	int32_t *n_sel;                      /* [n] positions of ws.draft_sel for the step */
+	bool
+		shares; /* a position is beyond index_topk: steps 1 and later use the selection of step 0 */
 	int32_t n_valid;
 };
 
@@ -113,8 +115,8 @@ static int32_t likeliest_id(const float *logits, int32_t n)
 	return best;
 }
 
-/* After step 0: ws.draft_sel = the selections of all rows, each with the rows of the round behind
- * it. Their lengths are known: all positions, or index_topk of them. */
+/* After step 0: ws.draft_sel = the selection of each row, followed by the round's own positions
+ * pos + 1, pos + 2, ...; n_sel: of the selection alone, all positions or index_topk of them. */
 static void share_selection(struct model *m, const struct draft_round *d)
 {
 	const struct workspace *ws = &m->ws;

@@ -11,10 +11,12 @@
  * and the draft chosen there; it stands at position p + j.
  *
  * Cache rows of the layer
- * - mtp_append writes rows of pairs with states of the trunk. They are those that stay.
- * - Step 0 writes the row of its pair, which mtp_append writes again when `next` is computed.
- * - Steps 1 and on write scratch rows. Rounds and mtp_append write a row before they read it, and
- *   read no row behind it, so a scratch row is read in its own round only.
+ * - mtp_append writes the rows of pairs with hidden states of the trunk. These rows are final.
+ * - Step 0 of a round writes the row of its pair. mtp_append writes it again when `next` is
+ *   computed.
+ * - Steps 1 and later write scratch rows, of pairs with the layer's own output. No computation
+ *   reads a row at a higher position than the one it has just written, so a scratch row is read in
+ *   its own round only.
  *
  * What a step attends to: step 0 makes the layer's own selection S among the positions 0 .. p
  * (below index_topk all of them). Step j attends to S and to p + 1 .. p + j, the round's own rows.
@@ -31,24 +33,27 @@
 
 /* After model_forward: enqueues the MTP cache rows of the pairs that the step completes. Does not
  * wait.
- * - states [n]: the row of ws.hidden with the hidden state before row r of the step, for the pair
- *   that stands at position pos[r] - 1: r - 1 inside a sequence, a state that was kept for its
- * first row. MTP_NO_PAIR: none is written.
- * - model_forward was called with a first_hidden of at most the least row named. */
+ * - rows: those of the step.
+ * - states [n]: for row r of the step, the row of ws.hidden with the hidden state of position
+ *   rows->pos[r] - 1, where the pair stands. That is r - 1 inside a sequence; a kept state
+ *   (workspace_state_row) for the first row of a sequence; MTP_NO_PAIR: no row is written.
+ * - Precondition: model_forward was called with a first_hidden of at most the least r - 1 named. */
 void mtp_append(
 	struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const int32_t *states);
 
-/* The MTP cache rows of n <= max_rows pairs whose states nobody has, from their tokens alone: H is
- * zero. They are there to be read, and nearly as good (session.h). Enqueued.
- * - rows: those of the tokens that end the pairs, at positions of at least 1. */
+/* The MTP cache rows of rows->n <= ws.max_rows pairs whose hidden states are lost, from the tokens
+ * alone: H is zero. They are nearly as good (session_can_draft). Enqueued. Uses the buffers of a
+ * step, so it may not come between model_forward and mtp_append.
+ * - rows: the second tokens of the pairs, at positions of at least 1. */
 void mtp_append_tokens(struct model *m, struct kv_cache *kv, const struct forward_rows *rows);
 
 /* Copies the hidden states of rows [first, first + n) of the step, n <= VERIFY_ROWS, to the states
- * 0 .. n - 1 of a sequence (workspace_state_row). Enqueued. */
+ * 0 .. n - 1 of sequence `session` < ws.mtp_sessions (workspace_state_row). Enqueued; after
+ * mtp_append, which may read the older states. */
 void mtp_keep_states(struct model *m, uint32_t first, uint32_t n, uint32_t session);
 
-/* Chooses a draft from its logits [n_vocab] (host, valid during the call); step: 0 for the first of
- * a round. */
+/* Chooses a draft from its logits [n_vocab] (host, valid during the call); returns an id below
+ * n_vocab. step: 0 for the first of a round. */
 typedef int32_t mtp_choose_fn(void *user, const float *logits, uint32_t step);
 
 /* A sequence that drafts. */
@@ -64,7 +69,9 @@ struct mtp_sequence {
 	float *logits; /* out [n_drafts][n_vocab], host; NULL: not wanted */
 };
 
-/* One round for n <= ws.draft_rows different sequences, n >= 1. Waits. Fails like model_forward. */
+/* One round for n different sequences, 1 <= n <= ws.draft_rows; their n_drafts may differ. n_valid:
+ * for a NULL choose. Overwrites ws.logits and the step's rows of ws.hidden. Waits. Fails like
+ * model_forward. */
 int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *sequences,
 	uint32_t n, int32_t n_valid, struct err *e);
 

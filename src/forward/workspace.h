@@ -51,18 +51,18 @@ struct workspace {
 	float *predicted_logits; /* [LOOKAHEAD_MAX][D][n_experts] */
 	uint64_t *predicted_ids; /* [2][LOOKAHEAD_MAX][D][n_used] shared; of even and odd layers */
 	/* the end */
-	/* [R][n_embd] after the final norm. With MTP [S][VERIFY_ROWS] rows follow that outlive a step,
-	 * the states that drafts begin with, and one row of zeros. */
+	/* [R][n_embd] after the final norm. With MTP follow [S][VERIFY_ROWS] rows that outlive the
+	 * step, the hidden states that drafts begin with (mtp_keep_states), and one row of zeros. */
 	float *hidden;
 	float *logits; /* [logit_rows][n_vocab] */
 	uint32_t logit_rows;
 	struct draw_result *drawn; /* [logit_rows] shared: what was drawn from them */
-	uint64_t logits_serial;    /* changes when others are computed into `logits` */
+	uint64_t logits_serial;    /* counts how often `logits` was overwritten; never 0 after that */
 	/* drafts, NULL without MTP; M: draft_rows */
 	uint32_t draft_rows;  /* sequences that draft together, at most */
 	float *mtp_in;        /* [R][2 * n_embd] */
-	int32_t *draft_sel;   /* [M][draft_sel_stride] selection of the later steps of a round */
-	int32_t *draft_n_sel; /* [M] */
+	int32_t *draft_sel;   /* [M][draft_sel_stride] selection of steps 1 and later of a round */
+	int32_t *draft_n_sel; /* [M] positions in it */
 	int draft_sel_stride;
 	float *draft_logits; /* [logit_rows][n_vocab] shared */
 
