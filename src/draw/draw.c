@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* One row, one thread: blocks are judged by their largest logit and their least exponential. */
+/*
+ * One row, one thread. Most blocks of ids are skipped: the largest logit of a block and the least
+ * of its exponentials (noise.h) bound all its scores.
+ */
 #include "src/draw/draw.h"
 
 #include "src/draw/draw_loops.h"
@@ -7,9 +10,10 @@
 #include <math.h>
 #include <string.h>
 
-/* More than the rounding of scores near each other; it only decides what is looked at. */
+/* Larger than the rounding of scores near each other. Affects only which ids are looked at, not the
+ * result. */
 #define SCORE_MARGIN 1e-4
-#define NO_UNITS     (DRAW_UNIT_BITS + 2) /* halvings: draw_units is 0 from there on */
+#define NO_UNITS     (DRAW_UNIT_BITS + 2) /* halvings from which on draw_units is 0 */
 
 const struct draw_loops *draw_loops_available(int level)
 {
@@ -47,7 +51,7 @@ void draw_scan_row(const float *logits, int32_t n, float *maxima, struct draw_ro
 
 /* ---- the winner ---- */
 
-#define FIRST_BLOCKS 32 /* that are searched in the order of their bounds */
+#define FIRST_BLOCKS 32 /* blocks that are searched in the order of their bounds */
 
 struct search {
 	const float *logits;
@@ -56,20 +60,25 @@ struct search {
 	double inv_t;
 	struct draw_cut cut;
 	double best;  /* score of `id` */
-	int32_t id;   /* -1: none yet */
-	double reach; /* see word_limit */
+	int32_t id;   /* best so far; -1: none yet */
+	double reach; /* exp(top * inv_t - best), in words per unit: see word_limit */
 };
 
 /* A block and what bounds its scores. */
 struct block_bound {
-	float ratio; /* of probability of its largest logit to least exponential */
+	float ratio; /* draw_units of its largest logit / word of its least exponential */
 	uint32_t block;
-	uint32_t w[2];  /* its words */
+	uint32_t w[2];  /* its words (draw_block_words) */
 	uint64_t units; /* draw_units of its largest logit */
 };
 
-/* The words up to this are of exponentials that may make a logit of so many units the winner: those
- * below exp(logit * inv_t - best) =: e, and 1 - exp(-e) <= e. `rate` times the exponential. */
+/* The largest word with which a logit of so many units can still win; larger words cannot.
+ * - score = logit * inv_t - ln(E) exceeds `best` only if E < exp(logit * inv_t - best), which is
+ *   units * exp(top * inv_t - best) / 2^DRAW_UNIT_BITS.
+ * - The exponential -ln(1 - v) of a word v * 2^32 is at least v, so a word above that bound times
+ *   2^32 gives an E that is too large.
+ * - rate: 1 for an id's own word; DRAW_BLOCK for a block's word, of which E is 1 / DRAW_BLOCK.
+ * - reach includes SCORE_MARGIN; + 1 rounds up. */
 static double word_limit(const struct search *s, uint64_t units, double rate)
 {
 	return (double)(units + 1) * s->reach * rate + 1;
@@ -120,8 +129,8 @@ static size_t bound_insert(struct block_bound *first, size_t n, const struct blo
 	return n;
 }
 
-/* The bounds of all blocks, one after the other: to `first` if there is one, else searched. Returns
- * how many are in `first`. */
+/* Computes the bounds of all blocks. first not NULL: [FIRST_BLOCKS] out, keeps the best of them and
+ * returns how many. first NULL: searches each block. */
 static size_t search_blocks(struct search *s, struct block_bound *first)
 {
 	const struct draw_loops *loops = draw_loops_available(0);
@@ -162,7 +171,7 @@ int32_t draw_winner(const float *logits, const struct draw_row *row, const struc
 		.id = -1,
 		.reach = INFINITY};
 	size_t n = search_blocks(&s, first), i = 0;
-	/* falling ratios: behind the first that cannot win none can, but for rounding */
+	/* ratios fall: behind the first block that cannot win no block can; 0.999 for rounding */
 	for (; i < n && (double)first[i].ratio * s.reach * DRAW_BLOCK >= 0.999; i++)
 		search_block(&s, &first[i]);
 	if (i == FIRST_BLOCKS)

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What one pass over a row finds. */
+/* What draw_scan_row finds in a row of logits. */
 struct draw_row {
 	const float *maxima; /* [draw_blocks(n)] the largest logit of each DRAW_BLOCK ids */
 	int32_t n;
@@ -38,10 +38,11 @@ static inline size_t draw_blocks(int32_t n)
 	return ((size_t)n + DRAW_BLOCK - 1) / DRAW_BLOCK;
 }
 
-/* Fills *row, and maxima [draw_blocks(n)], which it points to then. n >= 1. */
+/* Fills *row for logits [n], n >= 1. maxima: [draw_blocks(n)] of the caller, filled too; *row
+ * points to it. */
 void draw_scan_row(const float *logits, int32_t n, float *maxima, struct draw_row *row);
 
-/* The last id that a truncation keeps. */
+/* A truncation, by the last id in rank that it keeps. */
 struct draw_cut {
 	float logit;
 	int32_t id;
@@ -52,18 +53,18 @@ static inline bool draw_keeps(const struct draw_cut *cut, float logit, int32_t i
 	return logit > cut->logit || (logit == cut->logit && id <= cut->id);
 }
 
-/* The id with the largest score among those that the cut (NULL: all) keeps; of equal scores the
- * lower id. row->top is finite. */
+/* The id with the largest score (noise.h) among those that the cut (NULL: all) keeps; of equal
+ * scores the lower id. Precondition: row->top is finite, inv_t > 0. */
 int32_t draw_winner(const float *logits, const struct draw_row *row, const struct draw_noise *noise,
 	double inv_t, const struct draw_cut *cut);
 
-/* Sums over ids: how many, and their exp((logit - top) * inv_t) in units. */
+/* Sums over ids: how many, and their exp((logit - top) * inv_t) in units of 2^-DRAW_UNIT_BITS. */
 struct draw_sum {
 	uint64_t count, mass;
 };
 
-/* Of the ids that rank before `id`, and of all. `scale`: draw_unit_scale. Blocks without mass are
- * not read for `all`, so all->count is row->n. */
+/* *before: the sums of the ids that rank before `id`; *all: of all ids, with count row->n. scale:
+ * draw_unit_scale(inv_t). */
 void draw_before(const float *logits, const struct draw_row *row, float scale, int32_t id,
 	struct draw_sum *before, struct draw_sum *all);
 
@@ -83,7 +84,7 @@ struct draw_result {
 	float logit;     /* of id */
 	float top;       /* of best */
 	uint32_t finite; /* 1: no NaN and no infinity */
-	/* draw_before of id, when asked for; zeros where id is best */
+	/* draw_before of id, if `sums` was set; 0 where id is best */
 	uint32_t n_before;
 	uint64_t mass_before, mass;
 };

@@ -14,16 +14,17 @@
 struct draw_loops {
 	/* maxima[b] of each DRAW_BLOCK of x [n]; returns whether all are finite. */
 	bool (*maxima)(const float *x, size_t n, float *maxima);
-	/* Adds to before->mass the units of those not below `least`, to all->mass those of all. */
+	/* Adds the units of all x [n] to all->mass, and of those >= least to before->mass. */
 	void (*sum)(const float *x, size_t n, float least, float top, float scale,
 		struct draw_sum *before, struct draw_sum *all);
-	size_t (*count)(const float *x, size_t n, float least); /* those not below `least` */
+	size_t (*count)(const float *x, size_t n, float least); /* how many are >= least */
 	/* out [n] = draw_units of each */
 	void (*units)(const float *x, size_t n, float top, float scale, uint64_t *out);
-	/* out [n]: 0 .. DRAW_BUCKETS - 1 by the distance from top; a larger logit has no larger one. */
+	/* out [n]: the bucket of each, 0 .. DRAW_BUCKETS - 1, by its distance from top. Of two logits
+	 * the larger one has the same bucket or a lower one. */
 	void (*buckets)(const float *x, size_t n, float top, float scale, int32_t *out);
-	/* out [DRAW_BLOCK] = the words of the ids from `first` on, a multiple of DRAW_BLOCK
-	 * (draw_id_words). */
+	/* out [DRAW_BLOCK] = the words (draw_id_words) of ids first, first + 1, ...; first is a
+	 * multiple of DRAW_BLOCK. */
 	void (*id_words)(const struct draw_noise *noise, uint32_t first, uint32_t *out);
 };
 
@@ -38,7 +39,7 @@ static inline size_t draw_block_size(const struct draw_row *row, size_t first)
 	return left < DRAW_BLOCK ? left : DRAW_BLOCK;
 }
 
-/* Adds the masses of draw_before that one block has. */
+/* The part of draw_before's masses that block number `block` has, added to *before and *all. */
 void draw_mass_in_block(const float *logits, const struct draw_row *row, float scale, int32_t id,
 	size_t block, struct draw_sum *before, struct draw_sum *all);
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The random numbers of a token, and the arithmetic that decides with them. For C and CUDA C: the
- * host and the card get the same bits.
+ * The random numbers with which a token is drawn, and the arithmetic of the draw. For C and CUDA C:
+ * the host and the card get the same bits.
  *
  * Gumbel-max: the token at a position is the id with the largest
  *      score(id) = logit[id] / temperature + G(seed, position, id),
  * where the G are independent Gumbel variables. That id has the distribution softmax(logits /
  * temperature). Among any set of ids the largest score has the distribution restricted to the set.
  *
- * G = -ln E with E exponential. E is made in two levels, so that a block of DRAW_BLOCK ids is
- * judged by one number. The smallest of n exponentials is exponential with rate n, is at each of
- * the n with the same probability, and the others exceed it by exponentials again (they have no
- * memory). So
+ * G = -ln E with E exponential. E is made in two levels, so that one number bounds all E of a block
+ * of DRAW_BLOCK ids. The smallest of n exponentials is exponential with rate n and is at each of
+ * the n places with the same probability. What the others exceed it by is exponential again,
+ * because exponentials have no memory. So
  *      E[the id of a block that has the least] = least
  *      E[any other id of the block]            = least + exponential(word of the id)
  * with least = exponential(word of the block) / DRAW_BLOCK, at a uniform place.
@@ -65,14 +65,15 @@ DRAW_FN struct draw_words draw_philox(struct draw_words c, uint64_t key)
 	return c;
 }
 
-/* Words 2 k and 2 k + 1 belong to block 2 i + k: of its least exponential and of where it is. */
+/* The words of blocks 2 i and 2 i + 1. Words 2 k and 2 k + 1 belong to block 2 i + k: one for the
+ * value of its least exponential, one for its place. */
 DRAW_FN struct draw_words draw_block_words(const struct draw_noise *n, uint32_t i)
 {
 	struct draw_words c = {{i, n->position, 0, 0}};
 	return draw_philox(c, n->seed);
 }
 
-/* Word k belongs to id 4 i + k. */
+/* The words of ids 4 i .. 4 i + 3. Word k belongs to id 4 i + k. */
 DRAW_FN struct draw_words draw_id_words(const struct draw_noise *n, uint32_t i)
 {
 	struct draw_words c = {{i, n->position, 1, 0}};
@@ -133,13 +134,13 @@ DRAW_FN float draw_exponential(uint32_t w)
 	return -draw_ln(draw_mul_add((float)~w, 0x1p-32f, 0x1p-33f));
 }
 
-/* The least E of the block whose words w[0], w[1] are, and the id, from the block's first, that has
- * it. */
+/* The least E of a block, from its first word. */
 DRAW_FN float draw_block_least(uint32_t w0)
 {
 	return draw_exponential(w0) * (1.0f / DRAW_BLOCK);
 }
 
+/* The place in the block, 0 .. DRAW_BLOCK - 1, of the id that has it, from the second word. */
 DRAW_FN uint32_t draw_block_at(uint32_t w1)
 {
 	return w1 / (uint32_t)(0x100000000u / DRAW_BLOCK);
@@ -155,8 +156,8 @@ DRAW_FN double draw_score(float logit, double inv_t, float e)
 #endif
 }
 
-/* How often the probability of `top` is halved for that of a logit <= top; at most, and for NaN,
- * 60. scale: draw_unit_scale. */
+/* log2 of the ratio of the probability of `top` to that of a logit <= top; at most, and for
+ * NaN, 60. scale: draw_unit_scale. */
 DRAW_FN float draw_halvings(float logit, float top, float scale)
 {
 	float below = draw_mul(top - logit, scale);
@@ -168,8 +169,8 @@ DRAW_FN float draw_halvings(float logit, float top, float scale)
 	return below;
 }
 
-/* exp((logit - top) * inv_t) of a logit <= top in units, rounded down, to 3e-7 of it; NaN: 0.
- * scale: draw_unit_scale. */
+/* exp((logit - top) * inv_t) of a logit <= top in units of 2^-DRAW_UNIT_BITS, rounded down; its
+ * relative error before rounding is 3e-7. NaN: 0. scale: draw_unit_scale. */
 DRAW_FN uint64_t draw_units(float logit, float top, float scale)
 {
 	float below = draw_halvings(logit, top, scale);
@@ -185,7 +186,7 @@ DRAW_FN uint64_t draw_units(float logit, float top, float scale)
 	return (m << (DRAW_UNIT_BITS - 24)) >> (uint32_t)whole;
 }
 
-/* Halvings of a probability per logit. */
+/* Halvings (draw_halvings) for each 1.0 of difference between logits. */
 DRAW_FN float draw_unit_scale(double inv_t)
 {
 	return (float)(inv_t * 1.4426950408889634);
