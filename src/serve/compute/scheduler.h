@@ -3,9 +3,9 @@
  * The one thread that computes. Jobs wait in a bounded queue until a session is free: clients get
  * them in turn (client_rank), the jobs of one client in their order. The jobs that have a session
  * take turns: a step either reads prompts (rows shared by all sessions that still read) or writes
- * (one token of up to SCHEDULER_ROWS sessions). Reading and writing get the same time while both
- * want it, and prompts are then read in slices that take about as long as a few tokens. An answer's
- * tokens do not depend on who else is served.
+ * (the next token, and drafts, of up to SCHEDULER_ROWS sessions). Reading and writing get the same
+ * time while both want it, and prompts are then read in slices that take about as long as a few
+ * tokens. An answer's tokens do not depend on who else is served.
  *
  * A session keeps its timeline when its job ends. A new job gets the idle session whose
  * conversation it goes on with; else the one that was idle longest, into which the longest common
@@ -13,9 +13,9 @@
  * for it. With a folder, rows of prompts are kept on disk when a prompt has been read and when its
  * answer has ended, and are looked for there when no session has as many.
  *
- * With drafts a step computes several rows of an answer, as many as the gate of all answers
- * together finds worth it (draft/draft.h): fewer, the more answers share the step. Tokens do not
- * depend on it.
+ * With drafts (draft/draft.h) a step that writes computes several rows of an answer, and draws a
+ * token from each row up to the first wrong draft. One gate serves all answers; the more of them
+ * share a step, the fewer drafts each has. The tokens drawn are those without drafts.
  *
  * The scheduler knows nothing of requests and formats; it sees jobs (job.h).
  */
@@ -32,7 +32,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SCHEDULER_ROWS         64 /* most sessions in a step that writes */
+#define SCHEDULER_ROWS         64 /* most rows, and so sessions, in a step that writes */
 #define SCHEDULER_SESSIONS_MAX 64
 
 struct scheduler;

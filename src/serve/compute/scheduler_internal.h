@@ -23,7 +23,7 @@ struct slot {
 	struct draft_timeline *drafts; /* NULL: none are made */
 	struct job *job;               /* NULL: idle */
 	enum scheduler_state state;
-	int32_t next;        /* WRITING: the token that was drawn last; it is computed next */
+	int32_t next;        /* WRITING: the token drawn last, computed by the next step */
 	uint32_t prompt;     /* tokens of the prompt of the last job */
 	struct slot *leader; /* reads `common` tokens that this job begins with too; NULL: none */
 	uint32_t common;
@@ -45,8 +45,8 @@ struct scheduler {
 	uint32_t turn;             /* compute: who is first in the next step */
 	uint64_t n_jobs;           /* compute: begun */
 	uint64_t n_ended;          /* compute */
-	int64_t writing_ns;        /* compute: decode time that prompts have delayed */
-	uint64_t decode_ns;        /* compute: of a step that writes, smoothed; 0: none yet */
+	int64_t writing_ns;        /* compute: reading time less writing time, while both want it */
+	uint64_t decode_ns;        /* compute: time of a step that writes, smoothed; 0: none yet */
 	struct slice_costs slices; /* compute */
 	uint64_t cpu_ns;           /* compute: processor time of the thread that metrics have */
 	uint64_t step_ns;          /* compute: of what they do not have, in steps */

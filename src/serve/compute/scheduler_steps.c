@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Steps: prompts in chunks, answers a token and its drafts at a time. The token behind a row is
- * drawn as soon as the row is computed, and given out. It is computed in the next step (slot.next).
+ * Steps. A prompt is computed in chunks. An answer has one row for the token drawn last (slot.next)
+ * and one row for each draft. After the step a token is drawn from a row and given out; if the
+ * draft of the next row is this token, the next row is drawn from, else that row and those after it
+ * are forgotten. The last token drawn is computed by the next step.
  *
  * While answers are written, prompts are read in slices (slices.h). Both get the same time: before
  * the next slice answers are written for as long as the last one took.
@@ -108,15 +110,16 @@ static size_t job_end_tokens(const struct scheduler *s, const struct job *j, int
 	return count;
 }
 
-/* Whether nobody needs the logits that the job's tokens are drawn from, as long as the token that
- * the device draws is allowed. */
+/* Whether the device may draw this job's tokens: nothing on the host needs their logits, unless the
+ * token drawn turns out not to be allowed (slot_draw). */
 static bool job_draws_on_device(const struct job *j)
 {
 	return !j->options.logprobs && !job_bans_ends(j) && !sampler_adjusts(&j->sampler);
 }
 
-/* The rows of this part of a step that tokens are drawn from: the last one, or with drafts all of
- * them. requests, drawn: [rows] */
+/* Asks for the logits of the rows that tokens are drawn from: the last row of the part, or all rows
+ * with drafts; and for the draws if the device may do them. requests, drawn: [those rows], used by
+ * batch_step. */
 static void part_draws(struct batch_part *part, const struct job *j, struct draw_request *requests,
 	struct draw_result *drawn)
 {
@@ -131,7 +134,10 @@ static void part_draws(struct batch_part *part, const struct job *j, struct draw
 	part->drawn = drawn;
 }
 
-/* Draws the token behind `row` of those that a part draws from. 0, or an error of the device. */
+/* *id = the token of `position`, drawn from row number `row` of those that the part draws from.
+ * Takes the device's draw if it is the final one, else draws on the host. 0, or an error of the
+ * device.
+ */
 static int slot_draw(struct scheduler *s, struct slot *slot, const struct batch_part *part,
 	uint32_t row, uint32_t position, int32_t *id, struct err *e)
 {
@@ -189,9 +195,9 @@ static void slot_keep_rows(struct slot *slot, const struct batch_part *part, uin
 		session_keep_rows(slot->session, n);
 }
 
-/* Draws a token from `row` of a part and gives it out, unless an allocation of the scope has
- * failed. Returns whether the row behind it has this token as its draft; the rows behind are
- * forgotten if not. */
+/* Draws a token from row number `row` and gives it out, unless an allocation of the scope has
+ * failed. Returns whether the draft of row + 1 is this token; if not, the rows from row + 1 on are
+ * forgotten. */
 static bool slot_give_token(struct scheduler *s, struct slot *slot, const struct batch_part *part,
 	uint32_t row, uint32_t position)
 {
@@ -227,9 +233,9 @@ static bool slot_give_token(struct scheduler *s, struct slot *slot, const struct
 	return right;
 }
 
-/* Choosing a token is quick, but a schema can make its mask take a hundred times as long as others'
- * steps. A job that took more than a part of a step rests while others compute OTHERS times as
- * long; the step in which it took long counts as theirs. */
+/* Drawing a token is quick, but the mask of a schema can take a hundred times as long as a step. A
+ * job whose draw took more than 1 / LONG_PART of the step rests: it gets no step until others have
+ * computed OTHERS times as long. The step in which it took long counts as theirs. */
 #define LONG_PART 4
 #define OTHERS    5
 
@@ -241,9 +247,8 @@ static bool slot_rests(const struct scheduler *s, const struct slot *slot)
 	return false;
 }
 
-/* The rows of a slot have been computed: draws tokens and gives them out, from one row and from
- * those behind it whose drafts are right. The job is gone from its slot when the answer has ended.
- */
+/* The rows of a slot have been computed: draws and gives out tokens, from the first row and from
+ * each next row whose draft is right. When the answer has ended, the slot has no job any more. */
 static void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_part *part)
 {
 	uint32_t rows = part->verify ? part->n : 1, row = 0;
@@ -265,9 +270,9 @@ static void slot_continue(struct scheduler *s, struct slot *slot, const struct b
 		slot->rest_ns = (int64_t)(OTHERS * took);
 }
 
-/* How many of the `rest` rows of a prompt are read now, where there is room for some. A rest of so
- * few rows that the device computed them in its way for decoding is not left behind: a prompt's
- * bits would depend on how it was cut. */
+/* How many of the `rest` rows of a prompt are read now, at most `room`. Avoids leaving so few rows
+ * that the device would compute them in its way for decoding (kernels/backend.h: Numbers): a
+ * prompt's bits would depend on how it was cut. */
 static uint32_t prompt_rows(const struct scheduler *s, uint32_t rest, uint32_t room)
 {
 	uint32_t few = batch_decode_rows(s->engine), rows = MIN(rest, MAX(room, 1));
@@ -322,7 +327,8 @@ static uint32_t prefill_step(struct scheduler *s, uint32_t room)
 	return total;
 }
 
-/* Chooses the drafts of a step for these slots; `most` rows in all. Answers can do without. */
+/* Chooses the drafts of a step for these slots, at most `most` rows in all. A failure means no
+ * drafts, not a failed answer. */
 static void slots_draft(struct scheduler *s, struct slot *const *at, uint32_t n, uint32_t most)
 {
 	struct draft_timeline *drafts[SCHEDULER_ROWS];
@@ -332,7 +338,7 @@ static void slots_draft(struct scheduler *s, struct slot *const *at, uint32_t n,
 		const struct job *j = at[i]->job;
 		uint32_t room = engine_context(s->engine) - session_length(at[i]->session) - 1;
 		drafts[i] = at[i]->drafts;
-		/* the answer's last token is not computed */
+		/* the answer's last token needs no row, so not more drafts than tokens before it */
 		drafts_limit(drafts[i], MIN(room, j->max_new - (uint32_t)j->generated.n - 1));
 	}
 	mem_scope_begin(&scope);
@@ -344,7 +350,8 @@ static void slots_draft(struct scheduler *s, struct slot *const *at, uint32_t n,
 		drafts_drop(drafts[i]);
 }
 
-/* The step for these slots took ns; those whose answer ended are among them. */
+/* Reports to the drafter that the step for these slots took ns. Slots whose answer has ended in
+ * this step included. */
 static void slots_drafted(struct scheduler *s, struct slot *const *at, uint32_t n, uint64_t ns)
 {
 	struct draft_timeline *drafts[SCHEDULER_ROWS];
@@ -353,8 +360,8 @@ static void slots_drafted(struct scheduler *s, struct slot *const *at, uint32_t 
 	drafts_computed(s->drafter, drafts, n, ns);
 }
 
-/* A token, and drafts behind it, of up to SCHEDULER_ROWS sessions: together as many rows as the
- * device computes with equal bits. */
+/* One step of the answers: the latest token of each, and drafts. At most as many rows in all as the
+ * device computes with the bits of single rows (batch_decode_rows). */
 static void decode_step(struct scheduler *s)
 {
 	struct batch_part parts[SCHEDULER_ROWS];
