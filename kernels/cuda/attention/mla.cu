@@ -83,7 +83,7 @@ static __device__ __forceinline__ struct mla_segment mla_segment_load(
 /* What the phases share besides the layout of mla_phases.cuh */
 template <int ROWS> struct mla_shared {
 	alignas(16) float weight_of[2][PARTS]; /* of the segments of the rows at hand */
-	float by[2];                           /* divisors of their values */
+	float by[2];                           /* divisors of the values of these rows */
 	uint64_t barriers[N_BARRIERS];
 	float limb_scale[3 * ROWS]; /* of the halves of z, [ROWS][2], of q, [ROWS] */
 	int segments[ROWS];         /* of the positions that a row has selected */

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Drawing from rows of logits (src/draw). Nothing is skipped: a card makes all random numbers of a
- * row in a microsecond.
+ * Draws tokens from rows of logits (src/draw/draw.h: draw_row). Unlike the host it skips no block
+ * of ids: a card makes all random numbers of a row in a microsecond.
  *
  *   scores   grid (parts, rows), block 256: a warp for each DRAW_BLOCK ids, four ids a lane. Finds
  *            the winner and the first in rank of its part.
  *   sums     the same grid, only when a row asks for sums: count and mass of a part
  *   results  grid rows, block 256: puts the parts together
  *
- * A part is PART_IDS ids. Scores are compared as on the host, masses are integers: the results are
- * equal to the last bit.
+ * A part is PART_IDS ids. The results are equal to the host's to the last bit, because scores are
+ * compared in the same order (ties to the lower id) and masses are sums of integers.
  */
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
@@ -32,18 +32,21 @@ struct row_requests {
 	struct row_request of[DRAW_ROWS_MAX];
 };
 
-/* An id with what it is compared by: larger first, then the lower id; id -1: none. */
+/* An id and the value that it is ranked by: the larger value first, then the lower id. id -1: none.
+ */
 struct contender {
 	double value;
 	int32_t id;
 };
 
-/* What `scores` finds in a part. */
+/* What scores_kernel finds in a part: the largest score, the first in rank, whether all logits are
+ * finite (0, 1). */
 struct part_scores {
 	struct contender winner, best;
 	uint32_t finite;
 };
 
+/* A part's contribution to draw_result: mass_before, mass, n_before. */
 struct part_sums {
 	uint64_t mass_before, mass;
 	uint32_t count;
@@ -190,7 +193,7 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(const float *logit
 		sums[blockIdx.y * gridDim.x + blockIdx.x] = {before, mass, (uint32_t)count};
 }
 
-/* sums: NULL: none were made; sum_rows: bit r: row r asks for them. */
+/* sum_rows: bit r: row r asks for sums; sums holds those of all rows if any does. */
 static __global__ void __launch_bounds__(THREADS)
 	results_kernel(const float *logits, int64_t stride, int n_parts,
 		const __grid_constant__ struct row_requests requests, const struct part_scores *parts,

@@ -15,8 +15,9 @@
  * may differ from call to call; numbers are the same either way. */
 bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job);
 
-/* Enqueues the jobs that it takes. hidden: scratch, a row of n_ff floats per slot of all jobs, in
- * their order. False: the failure is kept. */
+/* Enqueues the jobs that it takes ("single": each (token, rank) slot is a task of its own). hidden:
+ * scratch, a row of n_ff floats per slot of all jobs, in their order. False: the failure is kept.
+ */
 bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int n_used, float *hidden, float *out);
 

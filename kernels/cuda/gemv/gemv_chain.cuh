@@ -2,9 +2,9 @@
 /*
  * The fused gemv chain: the two gemv steps of a layer's latents in one launch. The second step
  * multiplies the normed outputs of the first. For 1 to CHAIN_ROWS rows of x and Q8_0; the first
- * step splits a row over 8 warps, the second, of 8 super-blocks, over 4. Arithmetic, order of
- * additions and shares are gemv_aligned_kernel's (gemv_aligned.cuh), so the bits are the same. One
- * launch is faster than two because copies of weights run ahead from the first step into the
+ * step splits a weight row over 8 warps, the second, of 8 super-blocks, over 4. Arithmetic, order
+ * of additions and shares are gemv_aligned_kernel's (gemv_aligned.cuh), so the bits are the same.
+ * One launch is faster than two because copies of weights run ahead from the first step into the
  * second: the second step's weights arrive while the blocks exchange values and split the second x
  * into limbs.
  *

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv for 3 to 16 rows of x: gemv_mma_kernel's task (gemv_mma.cuh) for matrices (no stacks) whose
- * rows are 16-byte aligned. The same sums in the same order, so the same bits. It is faster because
- * less code runs for each tile: no columns are tested, up to 5 rows of x are 2 tiles of limb
- * columns instead of 3, and one block per multiprocessor takes any number of items.
+ * gemv for 3 to 16 rows of x: what gemv_mma_kernel (gemv_mma.cuh) computes, for matrices (no
+ * stacks) whose rows are 16-byte aligned. The sums and their order are the same, so the bits are
+ * the same. It is faster because less code runs for each tile: no columns are tested, up to 5 rows
+ * of x are 2 tiles of limb columns instead of 3, and one block per SM takes any number of items.
  *
- * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: at most one block per
- * multiprocessor, each with a contiguous range of items. Block: rows_warps warps in groups of
- * `split`, which take the block's items in turns and synchronise on their own named barrier. A warp
- * copies ROWS_STAGES chunks ahead (cp.async), across items; the first copies start before it waits
- * for the op before.
+ *      item   16 weight rows (glu: 8 of gate and 8 of up) by all rows of x
+ *      part   one of up to ROWS_PARTS matrices that multiply the same x (struct rows_part)
+ *      split  warps that share an item (gemv_k_split): warp w of a group has the chunks w,
+ *             w + split, ... of each row; their partial sums are added in this order
+ *      tile   8 limb columns. A row of x is three int8 limbs, so three columns: TILES is 2 for up
+ *             to 5 rows of x, 3 for up to 8, 6 for up to 16
  *
- * TILES, tiles of 8 limb columns: 2 for up to 5 rows of x, 3 for up to 8, 6 for up to 16.
+ * Grid: at most one block per SM, each with a contiguous range of items. Block: rows_warps warps in
+ * groups of `split`. The groups take the block's items in turns; each synchronises on a named
+ * barrier of its own. A warp copies ROWS_STAGES chunks ahead (cp.async), across items. The first
+ * copies start before the wait for the previous op.
  *
  * Bytes moved: every packed row once; 3 bytes a value of x per item from the L2 cache.
  *
@@ -34,19 +38,19 @@ static constexpr __host__ __device__ int rows_warps(int tiles)
 }
 
 struct rows_part {
-	const uint8_t *w, *up;
-	float *y;
-	int n_out, item_end;
+	const uint8_t *w, *up; /* up: glu only */
+	float *y;              /* [n_rows][y_row] */
+	int n_out, item_end;   /* item_end: items of the parts up to this one */
 };
 
 struct gemv_rows_args {
-	const uint2 *limbs; /* [n_rows][super-blocks] */
-	const float *scales;
+	const uint2 *limbs;  /* [n_rows][super-blocks][SUPER_BLOCK_LIMBS] of x, by limbs_kernel */
+	const float *scales; /* [n_rows][super-blocks] of x */
 	const struct cuda_tables *tables;
-	int64_t y_row;
+	int64_t y_row; /* values from a row of y to the next */
 	int row_bytes, n_in, n_rows, n_parts, log_split;
-	uint32_t add; /* a bit for each part */
-	bool glu;
+	uint32_t add; /* bit i: part i is added to y */
+	bool glu;     /* y = silu(w x) * (up x) */
 	struct rows_part part[ROWS_PARTS];
 };
 

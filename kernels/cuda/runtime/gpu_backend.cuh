@@ -91,7 +91,8 @@ struct cuda_backend {
 	uint32_t *stalled;          /* pinned: enum poll_kernel of a kernel that gave up, or 0 */
 	struct kernel_shared kernel_shared[CUDA_KERNELS]; /* hash table by kernel */
 	bool merge_carveout_set;                          /* attend_mma.cu */
-	/* Whether a kernel fits the device: 0 not known yet, 1 yes, 2 no */
+	/* Whether a kernel fits the device: 0 not known yet, 1 yes, 2 no. mla: [with the output
+	 * projection][rows - 1]; chain: all forms */
 	int mla_supported[2][4], ffn_supported, chain_supported;
 
 	/* The stream */
