@@ -111,19 +111,19 @@ static int32_t decode_token(struct decode *d, uint32_t row)
 	return id;
 }
 
-/* Most rows of the next step: that of the token just drawn, and one for each token that may still
- * come behind it. */
+/* Most rows of the next step: one for the token just drawn, and one for each token that the answer
+ * may still have. Not more than a step has whose rows have the bits of single rows. */
 static uint32_t decode_rows_max(const struct decode *d)
 {
-	uint32_t rows = MIN(SESSION_ROWS_MAX, batch_max_rows(d->engine));
+	uint32_t rows = MIN(SESSION_ROWS_MAX, batch_decode_rows(d->engine));
 	uint32_t left = d->options->max_new - d->result->new_tokens;
 	rows = MIN(rows, engine_context(d->engine) - (d->position - 1));
 	return MIN(rows, (uint64_t)left + 1);
 }
 
-/* Computes tokens[0], which was drawn last, and drafts behind it, for which tokens has room. *n:
- * how many rows; *ns: the time they took. The logits drawn from so far are hashed meanwhile, and in
- * any case. */
+/* Computes tokens[0], which was drawn last, and drafts behind it, which it puts into
+ * tokens[1 .. SESSION_ROWS_MAX). *n: out, rows of the step; *ns: out, its time by drafter_clock.
+ * The logits drawn from so far are hashed in any case, while the device computes if it does. */
 static int decode_step(struct decode *d, int32_t *tokens, uint32_t *n, uint64_t *ns, struct err *e)
 {
 	struct draft_timeline *drafts = d->options->drafts;
@@ -155,7 +155,7 @@ static int decode_tokens(struct decode *d, struct err *e)
 	uint64_t ns = 0;
 	for (bool first = true; !d->ends; first = false) {
 		uint32_t row = 0;
-		bool right; /* the draft behind this row is the token drawn, so that is computed already */
+		bool right; /* the next row's draft is the token drawn, which is computed already then */
 		do {
 			tokens[0] = decode_token(d, row++);
 			right = row < n && tokens[row] == tokens[0] && !is_cancelled(d);
@@ -164,7 +164,7 @@ static int decode_tokens(struct decode *d, struct err *e)
 			drafts_computed(drafts->drafter, &drafts, 1, ns);
 		if (n > 1)
 			session_keep_rows(d->session, row + right);
-		if (right) { /* and it is the last one */
+		if (right) { /* the answer ends with a token that is computed already */
 			hash_now(d);
 			return 0;
 		}
