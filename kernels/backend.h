@@ -430,9 +430,10 @@ struct backend_ops {
 	void (*moe_combine)(struct backend *b, const float *out, const float *weights, int n_used,
 		const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
 
-	/* out[r] = draw_row of the first n ids of row r, logits + r * stride, as requests[r] (host)
-	 * says. rows <= DRAW_ROWS_MAX. out: [rows], MEM_SHARED. Equal to the last bit on all backends.
-	 */
+	/* out[r] = draw_row(logits + r * stride, n, requests[r]): draws a token from the first n ids of
+	 * each row. stride: floats from a row to the next. requests: [rows] of the host, which may be
+	 * reused when the call returns. rows <= DRAW_ROWS_MAX. out: [rows], MEM_SHARED, valid after
+	 * wait. The same bits on all backends. */
 	void (*draw)(struct backend *b, const float *logits, int64_t stride, int32_t n,
 		const struct draw_request *requests, int rows, struct draw_result *out);
 };

@@ -15,7 +15,9 @@
 #define DIGIT_BITS   11
 #define BOUND_MARGIN 1.0001 /* more than the rounding of units */
 
-/* A limit on the ids up to and with the one that is looked for: `count` ids or `mass` units. */
+/* Whether the ids summed up reach the limit, which is `count` ids or `mass` units, what comes
+ * first.
+ */
 static bool reaches(const struct draw_sum *sum, const struct draw_sum *limit)
 {
 	return sum->count >= limit->count || sum->mass >= limit->mass;
@@ -56,8 +58,8 @@ static uint32_t bucket_find(const struct draw_sum *h, uint32_t from, int step, u
 	return found;
 }
 
-/* The id with which ids [n], ascending, reach the limit; `before`: the sums of what ranks before
- * them, then also of those before the id. */
+/* The id of ids [n] (ascending) with which the sums reach the limit. *before: in, the sums of all
+ * ids that rank before ids [n]; out, of all that rank before the id found. */
 static struct draw_cut cut_among(const float *logits, const struct draw_row *row, float scale,
 	const int32_t *ids, size_t n, const struct draw_sum *limit, struct draw_sum *before)
 {
@@ -95,8 +97,9 @@ static struct draw_cut cut_among(const float *logits, const struct draw_row *row
 	return cut;
 }
 
-/* The first id in rank with which the ids up to it reach the limit; the last in rank when none
- * does. It is known not to be below `floor`. *mass: of the ids up to it. */
+/* The first id in rank with which the sums of the ids up to it reach the limit; the last in rank if
+ * none does. floor: a logit that the caller knows not to exceed that of the id; blocks below it are
+ * skipped. *mass: out, of the ids up to the id. */
 static struct draw_cut cut_find(const float *logits, const struct draw_row *row, float scale,
 	float floor, const struct draw_sum *limit, uint64_t *mass)
 {
@@ -187,7 +190,7 @@ static bool top_k_is_on(int32_t n, const struct draw_truncation *t)
 	return t->top_k > 0 && t->top_k < n;
 }
 
-/* floor: a logit below which the id that is looked for cannot be. */
+/* draw_truncate. floor: a logit that the caller knows not to exceed that of top-p's last id. */
 static struct draw_cut truncate_above(const float *logits, const struct draw_row *row, double inv_t,
 	const struct draw_truncation *t, float floor)
 {

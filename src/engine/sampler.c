@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A token is drawn from all ids first, and only then it is looked at whether the truncation keeps
- * it: the winner among all is the winner of every set that it is in.
+ * A token is drawn from all ids first. Only if the truncation does not keep it, another is drawn
+ * from the ids kept. That is exact: the winner among all ids is the winner of every set that it is
+ * in.
  */
 #include "src/engine/sampler.h"
 

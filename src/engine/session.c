@@ -125,7 +125,8 @@ static struct forward_taps session_step_taps(struct session *s, uint32_t n)
 
 /* ---- a step ---- */
 
-/* Tells the expert source how many rows of the verification are kept, once, and while it knows. */
+/* Reports to the expert source how many rows of the last verification are kept: once, and only
+ * before the engine's next step, because the source knows the rows of one step. */
 static void settle_rows(struct session *s, uint32_t n_keep)
 {
 	struct expert_source *source = s->g->source;

@@ -22,8 +22,8 @@ struct session {
 	 * while ws.logits_serial equals device_serial. 0: they are in the memory above. */
 	uint64_t device_serial;
 	uint32_t device_row;
-	/* Of a verification, until the expert source is told how many of its rows are kept: the number
-	 * of the engine's step, and the session's first row in it. 0: nothing to tell. */
+	/* Of a verification: the number of the engine's step, and the session's first row in it. 0: the
+	 * expert source knows how many of its rows are kept (settle_rows). */
 	uint64_t step_number;
 	uint32_t first_row;
 	bool mtp;

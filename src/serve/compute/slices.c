@@ -3,9 +3,10 @@
 #include "src/serve/compute/slices.h"
 
 #define DECAY 0.9
-#define WHOLE 0.75 /* of most rows: a step of this size may as well have all */
+#define WHOLE 0.75 /* of `most`: a slice of this size or more becomes a whole step */
 
-/* Steps of one size do not tell the fixed part: then what was fitted before stays. */
+/* Fits the costs anew. If all steps had about the same size, the fixed part cannot be separated:
+ * the previous fit stays. */
 static void costs_fit(struct slice_costs *c)
 {
 	double spread = c->n * c->rows_squared - c->rows * c->rows;
@@ -42,7 +43,7 @@ uint32_t slices_rows(const struct slice_costs *c, uint64_t target_ns, uint32_t m
 	if (c->n <= 0 || most <= 1)
 		return most;
 	if (!c->fitted)
-		return most / 2; /* which tells, at little loss */
+		return most / 2; /* a second size, which the fit needs, at little loss */
 	/* the machine may have become slower or faster since the fit */
 	double pace = c->ns / (c->fixed * c->n + c->each * c->rows);
 	double fixed = pace * c->fixed, each = pace * c->each;
