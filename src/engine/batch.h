@@ -55,8 +55,9 @@ struct batch_draft {
 	void *user;
 };
 
-/* Drafts for distinct sessions of one engine, in one pass through the MTP layer for each draft. The
- * k may differ. ERR_INPUT and ERR_RUN as session_mtp_draft, before anything was computed. */
+/* Drafts for n distinct sessions of one engine: the MTP layer computes draft 0 of all sessions in
+ * one pass, then draft 1 of those that want it, and so on. The k may differ. ERR_INPUT and ERR_RUN
+ * as session_mtp_draft, before anything was computed; after another error the ids are undefined. */
 int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e);
 
 /* Makes the timeline of `to` the first n tokens of `from`, n <= its length, by copying cache rows,

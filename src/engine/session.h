@@ -11,7 +11,8 @@
  *   2. session_mtp_draft (or another source) drafts the tokens behind it;
  *   3. session_verify computes the token and the drafts, and keeps the logits of every row;
  *   4. the caller draws from row 0, 1, ... as long as the draft of the next row is what it drew;
- *   5. session_keep_rows forgets the rows behind that. The last token drawn is that of step 1.
+ *   5. session_keep_rows forgets the rows behind that. The last token drawn, which is not computed
+ *      yet, takes the place of the token of 1; continue with 2.
  * Row r of session_verify has the bits that session_extend gives it one by one.
  */
 #ifndef GLM_ENGINE_SESSION_H

@@ -518,7 +518,6 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		for (int u = share.first; u < share.end; u += 2, turn++) {
 			struct item_position p = chain_item_position(t, (u << s) + (s ? w / 4 : 0));
 			const struct chain_part &q = t.part[p.part];
-			/* the warps of a group take turns at adding the partial sums */
 			float *y = q.y;
 			enum chain_target to = q.to;
 			float acc[TILES][4] = {};

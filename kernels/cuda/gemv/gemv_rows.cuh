@@ -7,8 +7,8 @@
  *
  *      item   16 weight rows (glu: 8 of gate and 8 of up) by all rows of x
  *      part   one of up to ROWS_PARTS matrices that multiply the same x (struct rows_part)
- *      split  warps that share an item (gemv_k_split): warp w of a group has the chunks w,
- *             w + split, ... of each row; their partial sums are added in this order
+ *      split  warps that share an item (gemv_k_split): warp number `share` of them has the
+ *             chunks share, share + split, ...; the partial sums are added in warp order
  *      tile   8 limb columns. A row of x is three int8 limbs, so three columns: TILES is 2 for up
  *             to 5 rows of x, 3 for up to 8, 6 for up to 16
  *
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 	static_assert(!type::TABLES, "types with codebooks need their tables in shared memory");
 	extern __shared__ __align__(16) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-	int split = 1 << a.log_split, part = warp & (split - 1), group = warp >> a.log_split,
+	int split = 1 << a.log_split, share = warp & (split - 1), group = warp >> a.log_split,
 		groups = WARPS >> a.log_split;
 	int n_sb = (a.n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
 	int tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 
 	/* The copies run ROWS_STAGES chunks ahead of the products, across items. */
 	struct item_stage<T> copies;
-	int ahead = first + group, ahead_chunk = part, ahead_stage = 0, ahead_rows = 0;
+	int ahead = first + group, ahead_chunk = share, ahead_stage = 0, ahead_rows = 0;
 	const uint8_t *from0 = NULL, *from8 = NULL;
 	copies.init(shared_address(shared) + stages, lane);
 	copies.set_row_bytes(a.row_bytes, lane);
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 			ahead_stage = ahead_stage + 1 == ROWS_STAGES ? 0 : ahead_stage + 1;
 			ahead_chunk += split;
 			if (ahead_chunk >= chunks) {
-				ahead_chunk = part;
+				ahead_chunk = share;
 				ahead += groups;
 				set_rows();
 			}
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 			for (int i = 0; i < 4; i++)
 				acc[n][i] = 0;
 #pragma unroll 1
-		for (int chunk = part; chunk < chunks; chunk += split) {
+		for (int chunk = share; chunk < chunks; chunk += split) {
 			copy_wait<ROWS_STAGES - 1>();
 			__syncwarp();
 			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 			sync_group(group, split);
 		else
 			__syncwarp();
-		const float *of_group = partials + (warp - part) * (MMA_ROWS * COLUMNS);
-		for (int i = part * 32 + lane; i < tile_rows * a.n_rows; i += split * 32) {
+		const float *of_group = partials + (warp - share) * (MMA_ROWS * COLUMNS);
+		for (int i = share * 32 + lane; i < tile_rows * a.n_rows; i += split * 32) {
 			int r = i / tile_rows, j = i % tile_rows, out = p.row + j;
 			float v[2];
 			if (out >= t.n_out)
