@@ -7,10 +7,10 @@
 
 #include "src/base/cond.h"
 #include "src/base/log.h"
-#include "src/base/mem.h"
 #include "src/base/num.h"
 
 #include <sched.h>
+#include <stdlib.h>
 
 #define CANCEL_POLL_MS 50           /* how often a wait looks at the cancel flag */
 #define SILENCE_NS     30000000000u /* of waiting, after which it is said */
@@ -178,7 +178,8 @@ static int take_refs(struct loader *l, const struct cache_request *q, struct exp
 	return missing;
 }
 
-/* Notes which refs are provisional, for keep_rows. */
+/* Notes which refs are provisional, for keep_rows. Without memory for the list the rest stays
+ * unnoted: the policy then takes these accesses for predictions. */
 static void note_draft_uses(
 	struct loader_shared *s, int layer, const struct expert_ref *refs, int n)
 {
@@ -186,8 +187,12 @@ static void note_draft_uses(
 		if (refs[i].draft_row <= 0)
 			continue;
 		if (s->n_draft_uses == s->cap_draft_uses) {
-			s->cap_draft_uses = MAX(2 * s->cap_draft_uses, 256);
-			s->draft_uses = mem_grow(s->draft_uses, s->cap_draft_uses, sizeof *s->draft_uses);
+			size_t cap = MAX(2 * s->cap_draft_uses, 256);
+			void *more = realloc(s->draft_uses, cap * sizeof *s->draft_uses);
+			if (!more)
+				return;
+			s->draft_uses = more;
+			s->cap_draft_uses = cap;
 		}
 		s->draft_uses[s->n_draft_uses++] = (struct draft_use){layer, refs[i].id, refs[i].draft_row};
 	}
