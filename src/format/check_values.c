@@ -121,8 +121,9 @@ int check_values_err(const struct check_values *v, uint64_t i, uint64_t found, s
 
 /* ---- the key ---- */
 
-static int open_key(const struct gguf *g, struct check_values **out, struct err *e)
+int check_values_open_key(const struct gguf *g, struct check_values **out, struct err *e)
 {
+	*out = NULL;
 	const struct gguf_kv *kv = gguf_find(g, CHECK_VALUES_KEY);
 	if (!kv)
 		return 0;
@@ -258,7 +259,7 @@ int check_values_open(const struct gguf *g, struct check_values **out, struct er
 {
 	*out = NULL;
 	int rc = open_beside(g, out, e);
-	return rc || *out ? rc : open_key(g, out, e);
+	return rc || *out ? rc : check_values_open_key(g, out, e);
 }
 
 int check_values_write(

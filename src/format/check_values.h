@@ -75,6 +75,8 @@ struct check_values {
 /* The values of a model. *out is NULL when it has none. ERR_INPUT: a file beside it that is damaged
  * or of another model, a key that is damaged. The model must outlive them. */
 int check_values_open(const struct gguf *g, struct check_values **out, struct err *e);
+/* The same, but of the key alone: a file beside the model is not looked at. */
+int check_values_open_key(const struct gguf *g, struct check_values **out, struct err *e);
 void check_values_free(struct check_values *v); /* NULL is fine */
 
 /* The value of range i of this tensor of the model. */

@@ -21,6 +21,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* Each reads a range at a time: so many keep a drive busy. */
 #define THREADS_USUAL 4
@@ -124,14 +125,20 @@ static int compare_values(const struct verify_options *o, struct verify_job *job
 	return 0;
 }
 
-static int write_values(const struct verify_options *o, struct verify_job *job, struct err *e)
+/* Writes what is read beside the model, unless it differs from `v`; NULL: there is nothing to
+ * compare with. */
+static int write_values(const struct verify_options *o, struct verify_job *job,
+	const struct check_values *v, struct err *e)
 {
 	struct verify_result r;
+	job->expected = v ? v->values : NULL;
 	char *path = check_values_path(job->map->file);
 	/* what cannot be written should be known before hours of reading */
 	int rc = out_file_may_replace(path, &out_check_values, o->force, e);
 	if (!rc)
 		rc = verify_file(job, &r, e);
+	if (!rc && r.wrong)
+		rc = report_wrong(job->map, v->values, job->values, &r, e);
 	if (!rc)
 		rc = check_values_write(job->map, job->values, path, o->force, e);
 	if (!rc && !o->quiet)
@@ -140,22 +147,35 @@ static int write_values(const struct verify_options *o, struct verify_job *job, 
 	return rc;
 }
 
-/* A file beside the model that is of another one is no obstacle to --write. */
-static int find_values(
-	const struct verify_options *o, const struct gguf *g, struct check_values **v, struct err *e)
+/* The values to compare with; *v is NULL without any. *write: values are to be written.
+ *
+ * A file beside the model that is damaged or of another model is no obstacle to --write: it is
+ * replaced. The values of the key, which it hides from every other command, are compared first. */
+static int find_values(const struct verify_options *o, const struct gguf *g,
+	struct check_values **v, bool *write, struct err *e)
 {
 	*v = NULL;
+	*write = o->write;
 	if (o->force)
 		return 0;
-	struct err why = {0};
-	int rc = check_values_open(g, v, &why);
-	if (rc == ERR_INPUT && o->write) {
-		log_warn("%s: it is replaced", why.text);
-		return 0;
+	int rc = check_values_open(g, v, e);
+	if (rc != ERR_INPUT || !o->write) {
+		*write = o->write && !*v;
+		return rc;
 	}
-	if (rc)
-		*e = why;
-	return rc;
+	char *path = check_values_path(g);
+	const bool beside = !access(path, F_OK);
+	free(path);
+	log_warn(beside ? "%s: it is replaced" : "%s: values are written beside it", e->text);
+	*e = (struct err){0};
+	if (!beside)
+		return 0;
+	rc = check_values_open_key(g, v, e);
+	if (rc != ERR_INPUT)
+		return rc;
+	log_warn("%s: it is not compared", e->text);
+	*e = (struct err){0};
+	return 0;
 }
 
 int cmd_verify(int argc, char **argv, struct err *e)
@@ -171,9 +191,10 @@ int cmd_verify(int argc, char **argv, struct err *e)
 	struct check_values *v = NULL;
 	struct check_map map = {0};
 	uint64_t *found = NULL;
-	if ((rc = gguf_open(model, &g, e)) || (rc = find_values(&o, g, &v, e)))
+	bool write;
+	if ((rc = gguf_open(model, &g, e)) || (rc = find_values(&o, g, &v, &write, e)))
 		goto out;
-	if (!v && !o.write) {
+	if (!v && !write) {
 		rc = err_set(e, ERR_INPUT, "%s: has no check values", model);
 		err_hint(e, "--write makes them of the file as it is now");
 		goto out;
@@ -190,7 +211,7 @@ int cmd_verify(int argc, char **argv, struct err *e)
 	if (!found)
 		rc = err_set(e, ERR_MEMORY, "no memory for %" PRIu64 " check values", check_map_n(&map));
 	else
-		rc = v ? compare_values(&o, &job, v, e) : write_values(&o, &job, e);
+		rc = write ? write_values(&o, &job, v, e) : compare_values(&o, &job, v, e);
 out:
 	free(found);
 	check_map_fini(&map);

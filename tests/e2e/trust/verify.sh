@@ -83,7 +83,23 @@ check "and counted, the first of the file first" grep -q '^glmstream: .*: 3 of [
 run verify "$model" --write
 exits 3
 check "what is wrong is not written down as right" [ ! -e "$model.xxh3" ]
-flip "$at_expert" "$at_norm" "$at_embedding"
+flip "$at_norm" "$at_embedding"
+# values of another model beside it do not hide its own from --write
+cp "$POCKET" "$work/pocket.gguf"
+run verify "$work/pocket.gguf" --write -q
+exits 0
+cp "$work/pocket.gguf.xxh3" "$model.xxh3"
+run verify "$model" --write
+exits 3
+check "its own values are compared" grep -q ': 1 of [0-9]* check values are wrong' "$work/err"
+check "the file beside it is left alone" cmp -s "$work/pocket.gguf.xxh3" "$model.xxh3"
+flip "$at_expert"
+run verify "$model" --write
+exits 0
+check "and said to be replaced" grep -q '^warning: .*of another model: it is replaced' "$work/err"
+run verify "$model"
+exits 0
+rm "$model.xxh3" "$work/pocket.gguf" "$work/pocket.gguf.xxh3"
 
 # the file stays one for programs that know nothing of this
 run dump-logits -m "$model" --ids <(echo 1 2 3) -o "$work/l" --backend cpu
