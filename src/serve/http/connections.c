@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A socket is shut only under the lock under which its connection leaves the list. */
+/* A socket is shut down with the list locked, and a connection leaves the list before its
+ * descriptor is closed: the watchdog never touches a descriptor that was reused. */
 #include "src/serve/http/connections.h"
 
 #include "src/base/clock.h"
@@ -34,7 +35,7 @@ struct connections {
 static unsigned cut_late(struct connections *l)
 {
 	uint64_t now = clock_ns();
-	bool crowded = l->n >= l->options.max / 4 * 3;
+	bool crowded = l->n >= l->options.max - l->options.max / 4;
 	unsigned n = 0;
 	for (struct connection *c = l->first; c; c = c->next) {
 		uint64_t deadline = c->deadline_ns;
@@ -95,6 +96,16 @@ void connections_free(struct connections *l)
 	free(l);
 }
 
+/* Held; NULL: unknown, or the trusted proxy. */
+static struct client *client_of_address(
+	const struct connections_options *o, const struct sockaddr *address)
+{
+	struct identity who = identity_of_address(address);
+	if (!who.n || identity_is(address, o->trusted_proxy))
+		return NULL;
+	return client_find(o->shares, who.id, who.n);
+}
+
 struct connection *connection_open(struct connections *l, int fd, const struct sockaddr *address)
 {
 	const struct connections_options *o = &l->options;
@@ -103,16 +114,14 @@ struct connection *connection_open(struct connections *l, int fd, const struct s
 		return NULL;
 	int on = 1;
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-	struct identity who = identity_of_address(address);
-	framed_recv_attach(fd, &c->framing);
 	*c = (struct connection){.list = l,
 		.fd = fd,
 		.proxy = identity_is(address, o->trusted_proxy),
 		.fresh = true,
 		.since_ns = clock_ns()};
 	c->deadline_ns = c->since_ns + HEADER_NS;
-	if (!c->proxy && who.n)
-		c->client = client_find(o->shares, who.id, who.n);
+	framed_recv_attach(fd, &c->framing);
+	c->client = client_of_address(o, address);
 	pthread_mutex_lock(&l->lock);
 	uint32_t held = l->n - l->n_over;
 	c->over = held >= o->max                                                ? 503
@@ -181,10 +190,18 @@ uint32_t connections_held(struct connections *l)
 	return n;
 }
 
-bool connections_have_room(struct connections *l)
+bool connections_have_room(struct connections *l, const struct sockaddr *address)
 {
+	const uint32_t max = l->options.max;
 	pthread_mutex_lock(&l->lock);
-	bool room = l->n_over < CONNECTIONS_OVER;
+	uint32_t held = l->n - l->n_over;
+	bool may_refuse = l->n_over < CONNECTIONS_OVER;
 	pthread_mutex_unlock(&l->lock);
+	if (may_refuse || held >= max)
+		return may_refuse;
+	/* one client's refused connections must not keep others out */
+	struct client *c = client_of_address(&l->options, address);
+	bool room = client_may_take(c, CLIENT_CONNECTIONS, 1, held, max);
+	client_drop(c);
 	return room;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The open connections, each with a deadline that its phase sets (none while an answer is
- * computed), and a watchdog thread that shuts the socket of whoever is late. libmicrohttpd's own
- * timeout knows only silence, and closes connections whose answer takes long.
+ * The open connections. Each has a deadline that depends on its phase, none while an answer is
+ * computed. A watchdog thread shuts down the sockets of those that are late. The timeout of
+ * libmicrohttpd is not used: it measures silence only, and would close connections whose answer
+ * takes long to compute.
  */
 #ifndef GLM_SERVE_CONNECTIONS_H
 #define GLM_SERVE_CONNECTIONS_H
@@ -34,35 +35,39 @@ struct connection {
 	struct client *client; /* of the address; held; NULL: unknown, or the trusted proxy */
 	bool proxy;
 	struct framing framing; /* of the thread that reads from fd */
-	unsigned over; /* it is one too many: 503, of all, or 429, of its client; 0: it is not */
+	/* Accepted only to be refused, with this status. 503: too many connections; 429: too many of
+	 * this client; 0: not refused */
+	unsigned over;
 	/* guarded by the list's lock */
-	bool fresh; /* waits for a request or its headers: the crowd rule applies */
+	bool fresh; /* waits for a request or its headers: HEADER_CROWD_NS applies */
 	bool cut;
 	uint64_t since_ns, deadline_ns; /* 0: none */
 };
 
-/* Starts the watchdog. *out is set in any case but want of memory; connections_free. */
+/* Starts the watchdog. Errors: no memory, *out is NULL; or the thread does not start, *out must be
+ * freed (connections_free) all the same. */
 int connections_open(const struct connections_options *o, struct connections **out, struct err *e);
 void connections_free(struct connections *l); /* when all are closed; NULL is fine */
 
-/* A new connection from this address, whose headers are due. NULL: out of memory. */
+/* Adds a connection, with 15 s for its headers, and puts the strict framing before fd. Check `over`
+ * afterwards. NULL: out of memory. */
 struct connection *connection_open(struct connections *l, int fd, const struct sockaddr *address);
-void connection_close(struct connection *c); /* NULL is fine */
+void connection_close(struct connection *c); /* before fd is closed; NULL is fine */
 
-/* From now on: ns until what is waited for must be there; 0: as long as it takes. fresh: that is a
- * request or its headers, for which there is less time while three quarters of the connections are
- * taken. */
+/* The client must have sent or taken what is waited for within ns from now; 0: no deadline. fresh:
+ * it is a request or its headers, which must be there within 3 s while three quarters of the
+ * connections are in use, or if the connection is `over`. */
 void connection_set_deadline(struct connection *c, uint64_t ns, bool fresh);
 /* The same, counted from the last connection_set_deadline; not fresh. */
 void connection_extend(struct connection *c, uint64_t ns);
 
-uint32_t connections_count(struct connections *l);
-/* Those that are not `over`. */
-uint32_t connections_held(struct connections *l);
-/* Whether there is room for one more, if only to refuse it. */
-bool connections_have_room(struct connections *l);
+uint32_t connections_count(struct connections *l); /* all */
+uint32_t connections_held(struct connections *l);  /* those that are not `over` */
 
-/* How many may be refused at a time. */
+/* How many connections may be `over` at a time. */
 #define CONNECTIONS_OVER 16
+/* Whether a connection from this address may be opened, if only to be refused. False: it would be
+ * `over`, and there are CONNECTIONS_OVER already: it is closed without a response. */
+bool connections_have_room(struct connections *l, const struct sockaddr *address);
 
 #endif

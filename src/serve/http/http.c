@@ -280,9 +280,9 @@ static void take_body(struct exchange *x, const char *data, size_t n)
 	}
 	size_t more = x->body.cap - before, most = h->options.max_body_bytes * BODIES_FACTOR,
 		   held = atomic_fetch_add(&h->body_bytes, more);
-	bool share = client_may_take(x->client, CLIENT_BODIES, more, held, most);
-	client_count(x->client, CLIENT_BODIES, more);
-	if (!share) {
+	bool share = client_take(x->client, CLIENT_BODIES, more, held, most);
+	if (!share) { /* the bytes are counted until let_body_go */
+		client_count(x->client, CLIENT_BODIES, more);
 		exchange_refuse(x, 429, "client_share",
 			"this client sends too many large requests at the same time; try again in 2 s");
 		let_body_go(x);
@@ -523,8 +523,8 @@ static void on_log(void *cls, const char *fmt, va_list ap)
 static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, socklen_t length)
 {
 	struct http *h = cls;
-	(void)address, (void)length;
-	return connections_have_room(h->connections) ? MHD_YES : MHD_NO;
+	(void)length;
+	return connections_have_room(h->connections, address) ? MHD_YES : MHD_NO;
 }
 
 /* ---- open and close ---- */
@@ -592,6 +592,8 @@ int http_open(
 	if (!rc) {
 		bool all_one = h->loopback && !identity_has_several(o->api_key) && !o->trusted_proxy;
 		h->shares = client_shares_new(o->client_share ? o->client_share : all_one ? 100 : SHARE);
+		if (!h->shares)
+			rc = err_set(e, ERR_MEMORY, "no memory for the clients' shares");
 	}
 	if (!rc)
 		rc = connections_open(&(struct connections_options){.max = o->max_connections,
@@ -612,12 +614,12 @@ int http_open(
 			MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
 			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK,
 			on_request_line, h, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
-		if (!h->daemon) {
-			close(fd);
+		if (!h->daemon)
 			rc = err_set(e, ERR_RUN, "libmicrohttpd does not start");
-		}
 	}
 	if (rc) {
+		if (fd >= 0)
+			close(fd);
 		http_close(h);
 		*out = NULL;
 	}
