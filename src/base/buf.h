@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* A growable run of bytes that is also always a C string: data[len] is 0 (data is never NULL after
  * the first append; use buf_str for an always valid string). Zero-initialise; buf_free releases.
- * When memory is exhausted in a scope (mem.h), what was to be appended is missing, and data may be
- * NULL: who looks at data or len looks at them again behind an append. */
+ * When memory is exhausted in a scope (mem.h), an append has no effect, and data may be NULL: a
+ * caller that uses data or len reads them anew after each append. */
 #ifndef GLM_BASE_BUF_H
 #define GLM_BASE_BUF_H
 

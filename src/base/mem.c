@@ -50,8 +50,8 @@ void mem_scope_clear(void)
 		scope->failed = false;
 }
 
-/* Returns in a scope only. Nothing is flushed or removed on the way out: files are written under
- * names of their own until they are whole. */
+/* Returns in a scope only. Does not flush or remove files on the way out: an output has a temporary
+ * name until it is complete (out_file.h). */
 static void *exhausted(size_t n, size_t size)
 {
 	if (scope) {

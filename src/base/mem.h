@@ -1,13 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory. When it is exhausted, small allocations end the program (exit status 4, as ERR_MEMORY);
- * allocations whose size comes from a file, a user or a budget go through mem_try_* and report.
+ * Memory. When it is exhausted, small allocations end the program (exit status 4, as ERR_MEMORY).
+ * Allocations whose size comes from a file, a user or a budget use mem_try_*: these return NULL,
+ * and the caller reports an error.
  *
- * Work for others, such as a server's requests, runs in a scope: there nothing ends the program.
- * An allocation that fails gives NULL, a buf (buf.h) loses what was to be appended, and the scope
- * remembers it. Whoever opened the scope asks at its end: when an allocation failed, what was made
- * in it is incomplete, and is thrown away with an error. Code that runs in a scope looks at each
- * pointer before it uses it, stays safe when something is missing, and need not say why.
+ * Scopes. A server must not end because one request found no memory. So the work for a request runs
+ * in a scope, in which no allocation ends the program:
+ *
+ *     struct mem_scope scope;
+ *     mem_scope_begin(&scope);
+ *     ... make the response ...
+ *     if (mem_scope_end(&scope))
+ *         ... free what was made, and answer with an error ...
+ *
+ * - A function that fails to allocate returns NULL or false, an append to a buf (buf.h) has no
+ *   effect, and the scope is marked as failed.
+ * - Code that runs in a scope tests each new pointer before it uses it, and stays safe when a part
+ *   is missing. It need not report that: the mark does.
+ * - The result of a failed scope is incomplete: whoever opened the scope discards it.
  */
 #ifndef GLM_BASE_MEM_H
 #define GLM_BASE_MEM_H
@@ -16,38 +26,42 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* NULL in a scope only; n * size is checked. Zeroed memory. free() releases all of these. */
-void *mem_new(size_t n, size_t size);
-void *mem_grow(void *p, size_t n, size_t size); /* realloc; new bytes are not zeroed */
-/* The array whose pointer is at `array` gets room for n items. False in a scope only: it is as it
- * was. */
+/* All of these return NULL in a scope only. An overflow of n * size counts as exhausted memory.
+ * free() releases what they return. */
+void *mem_new(size_t n, size_t size); /* n items of `size` bytes each, zeroed */
+/* realloc; new bytes are not zeroed. After NULL p is still valid. */
+void *mem_grow(void *p, size_t n, size_t size);
+/* Reallocates the array whose pointer is stored at `array` to n items. False in a scope only: the
+ * array is unchanged. */
 bool mem_grow_array(void *array, size_t n, size_t size);
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t n);
 char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* NULL when it does not fit or memory is exhausted, which a scope does not remember. Zeroed. */
+/* n items of `size` bytes each, zeroed. NULL: n * size overflows or memory is exhausted. Does not
+ * mark a scope as failed. */
 void *mem_try_new(size_t n, size_t size);
 
-/* A scope of the calling thread, from begin to end, on its stack. Scopes nest: what fails in the
- * inner one is not remembered by the outer. */
+/* A scope belongs to the calling thread, and lies on its stack from begin to end. Scopes nest, and
+ * end in the reverse order. A failure marks the innermost scope only. */
 struct mem_scope {
 	struct mem_scope *outer;
 	bool failed;
 };
 void mem_scope_begin(struct mem_scope *s);
-bool mem_scope_end(struct mem_scope *s); /* whether an allocation failed in it */
-/* Of the innermost scope. Without one, false and nothing. */
-bool mem_scope_failed(void);
-void mem_scope_fail(void);  /* an allocation that others made has failed */
-void mem_scope_clear(void); /* what failed was given up; what comes now counts anew */
-/* malloc, for libraries: never ends the program, and a scope remembers its failure. */
+bool mem_scope_end(struct mem_scope *s); /* true: it is marked as failed */
+/* These three act on the innermost scope. Outside a scope the first returns false, the others have
+ * no effect. */
+bool mem_scope_failed(void); /* is it marked as failed? */
+void mem_scope_fail(void); /* marks it: an allocation by other means, such as a library's, failed */
+void mem_scope_clear(void); /* removes the mark, once the incomplete result was discarded */
+/* malloc, for libraries that are given an allocator: a failure marks the scope, if there is one,
+ * returns NULL and never ends the program. */
 void *mem_alloc(size_t bytes);
 
 /* Zeroed, anonymous mapping with huge pages advised; NULL on failure. Page-aligned; from 2 MiB on
- * it consists of whole huge pages, so no part of it is left to small ones: reads into those reach a
- * drive in many more parts. Memory that is never written costs nothing. Release with mem_unmap and
- * the same size. */
+ * it consists of whole huge pages: a read into small pages is split into many more drive commands.
+ * Memory that is never written costs nothing. Release with mem_unmap and the same size. */
 void *mem_try_map(size_t bytes);
 void mem_unmap(void *p, size_t bytes);
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * XXH3 with 64 bits and seed 0: the check values of weights. Other files hold XXH64 (hash.h).
+ * XXH3 with 64 bits and seed 0, the hash of the check values of weights. All other checksums of
+ * this program are XXH64 (hash.h).
  *
- * Compiled twice, once with AVX2, which is two to three times as fast; the values are the same.
+ * The functions are compiled with and without AVX2 and chosen at run time. AVX2 is two to three
+ * times as fast and gives the same values.
  */
 #ifndef GLM_BASE_XXH3_H
 #define GLM_BASE_XXH3_H
@@ -10,10 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-uint64_t xxh3_of(const void *p, size_t n);
+uint64_t xxh3_of(const void *p, size_t n); /* of n bytes */
 
-/* The same of bytes that come one part after the other: new, then begin, add ... and value in
- * turns, free. */
+/* The streaming form, for bytes that arrive in parts. In order of use: xxh3_new; for each hash
+ * xxh3_begin, xxh3_add for each part in order, xxh3_value; xxh3_free. One thread at a time. */
 struct xxh3;
 struct xxh3 *xxh3_new(void);    /* NULL: no memory */
 void xxh3_free(struct xxh3 *h); /* NULL is fine */

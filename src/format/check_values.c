@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The length of either form follows from the tensor table, so that nothing in it is a size. */
+/* The length of the key and of the file follow from the tensor table: no size is read from either.
+ */
 #include "src/format/check_values.h"
 
 #include "src/base/buf.h"

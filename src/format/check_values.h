@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Check values of the weights in a GGUF: XXH3 (64 bits, seed 0) of each range. A range is a matrix
- * of one routed expert, as it is read from a drive, or the whole of another tensor. Ranges are
+ * Check values of the weights in a GGUF: XXH3 (64 bits, seed 0) of each range. A range is one
+ * matrix (gate, up or down) of one routed expert, or the whole of any other tensor. Ranges are
  * numbered in the order of the tensor table, those of one tensor in the order of the experts.
  *
- * They find bytes that a drive, a cable or a memory has changed. They are no signature: who changes
- * bytes on purpose changes the values too.
+ * They detect bytes that a drive, a cable or memory has changed by accident. They are no signature:
+ * whoever changes bytes on purpose can change the values too.
  *
- * convert and synth put them into the file, as the key CHECK_VALUES_KEY, which other programs
- * ignore: an array of u64, first the fingerprint of the tensor table, then a value for each range.
- * A program that rewrites the tensors and copies all keys leaves values of another table: these are
- * not used, with a warning.
+ * They are stored in one of two places:
  *
- * For a file without them they stand in another one beside it, MODEL.gguf.xxh3 (of a split set:
- * beside its first part), which goes before the key. All numbers are little-endian:
+ * 1. In the model, as the key CHECK_VALUES_KEY, which convert and synth write and other programs
+ *    ignore: an array of u64, first the fingerprint of the tensor table, then one value for each
+ *    range. A program that changes the tensors and copies all keys leaves a fingerprint that does
+ *    not match: such values are not used, with a warning.
+ * 2. In a file of their own, MODEL.gguf.xxh3 (of a split model: beside its first part), which
+ *    `verify --write` makes for a model without the key. If it exists, the key is not read. All
+ *    numbers are little-endian:
  *
- *     "GLMXXH3\n"  u32 version (1)  u32 files  u64 ranges  u64 fingerprint of the tensor table
- *     for each file: u64 bytes, u64 XXH3 of its header with the padding
- *     for each range: u64 XXH3
- *     u64 XXH3 of all before
+ *        "GLMXXH3\n"  u32 version (1)  u32 files  u64 ranges  u64 fingerprint of the tensor table
+ *        for each file: u64 bytes, u64 XXH3 of its header with the padding
+ *        for each range: u64 XXH3
+ *        u64 XXH3 of all before
  *
- * Sizes and headers bind it to its model: beside another one it is refused.
+ *    The sizes and header hashes bind this file to its model: beside any other model it is refused.
  */
 #ifndef GLM_FORMAT_CHECK_VALUES_H
 #define GLM_FORMAT_CHECK_VALUES_H
@@ -32,7 +34,7 @@
 
 /* ---- ranges ---- */
 
-/* How many ranges a tensor has: its experts, or 1. */
+/* How many ranges a tensor has: the number of its experts, or 1 if it has none. */
 uint64_t check_ranges(const char *name, uint32_t n_dims, const uint64_t ne[4]);
 
 /* The fingerprint of a tensor table: begin with CHECK_TABLE_START, add each tensor in order. */
@@ -42,7 +44,7 @@ uint64_t check_table_add(uint64_t h, const char *name, enum dtype type, const ui
 /* The ranges of a model; constant. */
 struct check_map {
 	const struct gguf *file;
-	uint64_t *first; /* [n_tensors + 1] number of a tensor's first range; last: of all */
+	uint64_t *first; /* [n_tensors + 1] number of a tensor's first range; last: how many in all */
 	uint64_t fingerprint;
 };
 void check_map_init(struct check_map *m, const struct gguf *g);
@@ -53,6 +55,7 @@ struct check_range {
 	uint64_t expert;        /* 0 where the tensor is one range */
 	uint64_t offset, bytes; /* in the tensor's file */
 };
+/* Range number i < check_map_n. */
 struct check_range check_map_range(const struct check_map *m, uint64_t i);
 static inline uint64_t check_map_n(const struct check_map *m)
 {
@@ -72,25 +75,30 @@ struct check_values {
 	bool beside;      /* from the file beside the model; false: from the key */
 };
 
-/* The values of a model. *out is NULL when it has none. ERR_INPUT: a file beside it that is damaged
- * or of another model, a key that is damaged. The model must outlive them. */
+/* The values of a model, freed by the caller; *out is NULL if it has none. The model must outlive
+ * them. Errors: ERR_INPUT: the file beside the model is damaged or of another model, or the key is
+ * damaged; ERR_MEMORY; or that of reading the file. */
 int check_values_open(const struct gguf *g, struct check_values **out, struct err *e);
 /* The same, but of the key alone: a file beside the model is not looked at. */
 int check_values_open_key(const struct gguf *g, struct check_values **out, struct err *e);
 void check_values_free(struct check_values *v); /* NULL is fine */
 
-/* The value of range i of this tensor of the model. */
+/* The value of one range of a tensor of the model. i: the expert, or 0. */
 uint64_t check_value(const struct check_values *v, const struct gguf_tensor *t, uint64_t i);
 
-/* The sentence and hint of a range that was read twice, the second time with the value `found`.
- * ERR_RUN. */
+/* Sets the error for range number i, whose bytes were wrong when they were read and when they were
+ * read again, then with the value `found`. Returns ERR_RUN. */
 int check_values_err(const struct check_values *v, uint64_t i, uint64_t found, struct err *e);
 
-/* The file beside the model: its path, freed by the caller; the bytes of one as if it had been
- * read from `name`; writing one (out_file.h). */
+/* ---- the file beside the model ---- */
+
+/* Its path; freed by the caller. */
 char *check_values_path(const struct gguf *g);
+/* The values in bytes[n], the content of such a file; errors mention `name`. As check_values_open,
+ * but *out is never NULL without an error. */
 int check_values_parse(const struct gguf *g, const void *bytes, size_t n, const char *name,
 	struct check_values **out, struct err *e);
+/* Writes values[check_map_n]. Errors and `force`: out_file.h. */
 int check_values_write(
 	const struct check_map *m, const uint64_t *values, const char *path, bool force, struct err *e);
 
