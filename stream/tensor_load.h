@@ -40,7 +40,7 @@ struct tensor_load_options {
 struct tensor_load_result {
 	uint64_t bytes;              /* of the spans */
 	double seconds;              /* from the first read to the last copy's end */
-	struct check_figures checks; /* `checked`: ranges, not experts */
+	struct check_figures checks; /* checked: ranges; reread, wrong: spans; not experts */
 };
 
 /* Whether this backend is loaded so: it has a copier. */

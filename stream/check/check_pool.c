@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A queue is guarded by its own lock. Tasks that are done are a list that threads push to without a
- * lock and the owner takes as a whole: most times that it looks there are none.
+ * Each queue has a lock. Completed tasks are on a lock-free list: threads push, the owner exchanges
+ * the whole list for an empty one. The owner polls often and mostly finds it empty.
  */
 #include "stream/check/check_pool.h"
 

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Threads that hash what was read. One core hashes 13 GB/s, the page cache and several drives give
- * more: the thread that looks after reads and copies hands the bytes on.
+ * A pool of threads that hash bytes that were read. One core hashes 13 GB/s, less than the page
+ * cache or several drives deliver, so the I/O thread does not hash itself.
  *
- * Each thread has a queue and takes from it in order: bytes of one hash go to one thread. The owner
- * takes tasks back when they are done, of all threads together, in no special order.
+ * In order of use, all by one thread, the owner:
+ *   1. check_pool_open
+ *   2. check_pool_post for each task; check_pool_take until it returns NULL, after each `wake`
+ *   3. check_pool_close
  *
- * One thread, the owner, makes all calls. The threads sleep while there is nothing to do.
+ * Each thread has a queue of its own and works through it in order: post the parts of one streaming
+ * hash to the same thread. Tasks of different threads complete in any order. Idle threads sleep.
  */
 #ifndef GLM_STREAM_CHECK_POOL_H
 #define GLM_STREAM_CHECK_POOL_H
@@ -15,11 +18,12 @@
 
 #include <stdint.h>
 
-/* Belongs to the pool from check_pool_post to check_pool_take; part of the caller's own struct. */
+/* Member of a struct of the caller. The pool owns it from check_pool_post until check_pool_take
+ * returns it. */
 struct check_task {
-	void (*hash)(struct check_task *t);
-	uint64_t ns; /* that it took */
-	struct check_task *next;
+	void (*hash)(struct check_task *t); /* called once, by a thread of the pool */
+	uint64_t ns;                        /* set by the pool: how long `hash` took */
+	struct check_task *next;            /* the pool's */
 };
 
 struct check_pool;
@@ -27,18 +31,19 @@ struct check_pool;
 /* A quarter of the cores that the process may use, 1 to 4; 0 if it has fewer than four. */
 unsigned check_pool_threads(void);
 
-/* With 0 threads a task is done by check_pool_post itself. `wake` is called when a task is done, by
- * the thread that did it: the owner has something to take. Or an error: a thread does not start. */
+/* n_threads: at most 4 are started; with 0 check_pool_post runs `hash` itself. wake(arg) is called
+ * after each task by the thread that ran it, and must be thread-safe: the owner has a task to take.
+ * Errors: a thread does not start. */
 int check_pool_open(
 	struct check_pool **out, unsigned n_threads, void (*wake)(void *arg), void *arg, struct err *e);
-/* Waits for tasks that have begun. Others are never done, and `wake` is not called any more. NULL
- * is fine. */
+/* Waits for tasks that have begun. Tasks still queued are never run, and `wake` is not called after
+ * the return. NULL is fine. */
 void check_pool_close(struct check_pool *p);
 
-/* The threads in turn: a number for check_pool_post. */
+/* The number of a thread for check_pool_post, round robin. */
 unsigned check_pool_next_thread(struct check_pool *p);
 void check_pool_post(struct check_pool *p, unsigned thread, struct check_task *t);
-/* One that is done; NULL: there is none. Never waits. */
+/* A completed task; NULL: there is none now. Never waits. */
 struct check_task *check_pool_take(struct check_pool *p);
 
 #endif

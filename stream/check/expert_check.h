@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which experts are compared with their check values when they are read, and which have been. The
- * values are those of the file (src/format/check_values.h); whoever reads has them hashed.
+ * Decides which experts are compared with their check values (src/format/check_values.h) when they
+ * are read, and records which have passed. The code that reads also has them hashed.
  *
- * Threads: one, that of the reads. What does not change may be asked by any: expert_check_range,
- * expert_check_spans.
+ * In order of use, for each read of an expert: expert_check_due; if true, hash the spans that
+ * expert_check_spans gives; then expert_check_passed, or a second read and expert_check_err.
+ *
+ * Threads: the one that reads. expert_check_range and expert_check_spans read constants only: any.
  */
 #ifndef GLM_STREAM_EXPERT_CHECK_H
 #define GLM_STREAM_EXPERT_CHECK_H
@@ -20,12 +22,11 @@ enum check_mode {
 	CHECK_OFF,
 };
 
-/* What was done; times are of the hashing, of all threads together. */
 struct check_figures {
 	uint64_t checked; /* experts compared, those that were wrong included */
 	uint64_t reread;  /* experts read again, because they were wrong */
 	uint64_t wrong;   /* experts that were wrong again */
-	uint64_t ns;
+	uint64_t ns;      /* spent hashing, summed over all threads */
 };
 
 struct expert_check {
@@ -38,22 +39,24 @@ struct expert_check {
 	struct check_figures figures;
 };
 
-/* values: NULL, or of the file whose experts these are, which has all of them. */
+/* values: NULL, or those of the file that these experts are read from; lent. */
 void expert_check_init(struct expert_check *c, const struct check_values *values,
 	enum check_mode mode, int n_layers, int n_experts);
 void expert_check_fini(struct expert_check *c); /* a zeroed one is fine */
 
 /* Whether this expert has to be compared when it is read now. */
 bool expert_check_due(const struct expert_check *c, int layer, int expert);
-/* The number of a part's range. */
+/* The number of the range (check_values.h) of one part of an expert. Needs values. */
 uint64_t expert_check_range(
 	const struct expert_check *c, int layer, enum extent_part part, int expert);
-/* The parts of an expert that is due, as they lie in its slot, in order. Returns their number. */
+/* The parts of an expert as spans of its slot, in the order of their offsets there. Needs values.
+ * Returns their number. */
 unsigned expert_check_spans(const struct expert_check *c, const struct extent_plan *plan, int layer,
 	int expert, struct checked_span out[EXTENT_PARTS]);
 void expert_check_passed(struct expert_check *c, int layer, int expert);
 
-/* The sentence when this span was wrong twice. ERR_RUN. */
+/* Sets the error for an expert whose span number `span` (of expert_check_spans) was wrong twice,
+ * the second time with the value `found`. Returns ERR_RUN. */
 int expert_check_err(const struct expert_check *c, const struct extent_plan *plan, int layer,
 	int expert, unsigned span, uint64_t found, struct err *e);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Compares bytes with check values while they pass: spans of a run of bytes, each with its value.
+ * Compares bytes that arrive in chunks with check values. A run is a sequence of bytes, such as the
+ * content of a slot; spans are disjoint parts of it, each with a check value.
  *
- * In order of use: span_check_open once, then for each run span_check_begin, span_check_add with
- * all its bytes in order, and a look at n_wrong; span_check_close. One thread.
+ * In order of use: span_check_open once; for each run span_check_begin, span_check_add for its
+ * chunks in order, then read n_wrong; span_check_close. One thread at a time.
  */
 #ifndef GLM_STREAM_SPAN_CHECK_H
 #define GLM_STREAM_SPAN_CHECK_H
@@ -22,16 +23,16 @@ struct span_check {
 	struct xxh3 *hash;
 	const struct checked_span *spans; /* lent: [n], in order, disjoint */
 	unsigned n, next;
-	/* of those that have passed */
+	/* results, of the spans that are complete */
 	unsigned n_wrong;
-	unsigned first_wrong; /* index */
-	uint64_t found;       /* its value */
+	unsigned first_wrong; /* index in spans; valid if n_wrong */
+	uint64_t found;       /* the value of that span's bytes */
 };
 
 bool span_check_open(struct span_check *c);  /* false: no memory */
 void span_check_close(struct span_check *c); /* a zeroed one is fine */
 void span_check_begin(struct span_check *c, const struct checked_span *spans, unsigned n);
-/* Bytes [at, at + n) of the run. Those between spans may be left out. */
+/* Bytes [at, at + n) of the run, at p[n]. Bytes outside of all spans may be left out. */
 void span_check_add(struct span_check *c, uint64_t at, const uint8_t *p, uint64_t n);
 
 #endif

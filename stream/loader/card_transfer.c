@@ -5,12 +5,13 @@
  * were started. The last part that ends reports the slot. Until then somebody may write to it, also
  * after a failure.
  *
- * Check values are compared by the threads of a pool, beside the copies to the card: a chunk stays
- * in its staging buffer until it is copied and hashed. Chunks of an expert are hashed by one thread
- * in its order, which is not always that of their arrival.
+ * Check values are compared by the check pool while the chunks are copied to the card: a chunk
+ * stays in its staging buffer until it is copied and hashed. One thread of the pool hashes all
+ * chunks of a load, in the order of their offsets. Reads complete in any order, so a chunk may have
+ * to wait for an earlier one before it is posted.
  *
- * Everything here belongs to the thread that called attach, opening and closing excepted. While a
- * chunk is hashed its load's check and the bytes in its buffer belong to the pool's thread.
+ * Everything here belongs to the thread that called attach, except in open and close. While a chunk
+ * is hashed, its load's check belongs to the pool's thread, which also reads the buffer.
  */
 #include "stream/loader/card_transfer.h"
 
@@ -67,17 +68,17 @@ struct slot_queue {
 
 /* A staging buffer on the host. */
 struct buffer {
-	struct check_task task; /* first: the pointers are exchanged; hashes the chunk, */
-	struct span_check *run; /* ... for this run, ... */
-	const uint8_t *memory;  /* ... which is here */
+	struct check_task task; /* first: the pointers are exchanged; adds memory[bytes] to `run` */
+	struct span_check *run;
+	const uint8_t *memory;
 	uint64_t bytes;
 	int32_t next_free;
 	int32_t slot; /* the chunk in it belongs to */
 	uint64_t dst_offset;
 	bool demand, predicted; /* how its read is counted */
 	unsigned chunk;         /* its number in the load */
-	unsigned holders;       /* copy and check: the last one releases it */
-	bool waits;             /* to be hashed, behind a chunk that has not come yet */
+	unsigned holders;       /* reference count: the copy and the check */
+	bool waits;             /* the chunk was read and is not posted to the check pool yet */
 };
 
 /* A copy in flight. */
@@ -202,7 +203,8 @@ static void begin_load(
 	queue_push(t, queue_of(t, x), q->slot);
 }
 
-/* All bytes of a checked load are there. False: it begins again. */
+/* All chunks of a checked load were copied and hashed. False: the bytes were wrong for the first
+ * time and the load was queued again. */
 static bool judge_load(struct card_transfer *t, struct slot_transfer *x)
 {
 	struct expert_check *c = t->base.config.check;
@@ -258,7 +260,7 @@ static int32_t buffer_acquire(struct card_transfer *t)
 	return buffer;
 }
 
-/* The copy or the check of its chunk is over. */
+/* Drops one reference: the copy or the check of the chunk has ended. */
 static void buffer_let_go(struct card_transfer *t, int32_t buffer)
 {
 	if (!--t->buffers[buffer].holders)
@@ -270,8 +272,8 @@ static uint8_t *buffer_memory(const struct card_transfer *t, int32_t buffer)
 	return t->memory->host_staging.base + (uint64_t)buffer * t->memory->plan.buffer_bytes;
 }
 
-/* A load has failed: what waits for earlier chunks waits for ever. The caller holds a part of it.
- */
+/* A load has failed. Its chunks that wait to be hashed never will be, since an earlier chunk is
+ * missing: releases them. The caller still holds a part, so the load does not end in here. */
 static void drop_waiting_chunks(struct card_transfer *t, int32_t slot)
 {
 	for (unsigned i = 0; t->slots[slot].check && i < t->memory->plan.n_buffers; i++) {
@@ -367,7 +369,7 @@ static void hash_chunk(struct check_task *task)
 	span_check_add(b->run, b->dst_offset, b->memory, b->bytes);
 }
 
-/* Posts chunks of the slot that have come and whose turn it is. */
+/* Posts the chunks of a load to the check pool, in order, up to the first that was not read yet. */
 static void post_chunks_to_check(struct card_transfer *t, int32_t slot)
 {
 	struct load_check *k = t->slots[slot].check;
@@ -385,7 +387,7 @@ static void post_chunks_to_check(struct card_transfer *t, int32_t slot)
 	}
 }
 
-/* Looks after chunks that are hashed. */
+/* Ends the checks of chunks that were hashed. */
 static bool poll_checks(struct card_transfer *t)
 {
 	bool any = false;

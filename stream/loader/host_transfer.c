@@ -4,8 +4,8 @@
  * last read has completed, also when an earlier one failed: until then somebody may write to the
  * slot.
  *
- * Check values are compared by the threads of a pool, as soon as a read is complete: the read is
- * over when that is done.
+ * The check pool compares the bytes of each read with check values as soon as the read is complete.
+ * A checked read is over when its check is.
  */
 #include "stream/loader/host_transfer.h"
 
@@ -18,14 +18,14 @@
 
 #define NONE (-1)
 
-/* Hashes what a read has brought. */
+/* The check of the bytes of one read. */
 struct host_check {
 	struct check_task task; /* first: the pointers are exchanged */
 	const struct host_transfer *h;
 	int32_t slot;
 	unsigned read;                /* its number in the plan */
-	unsigned n_wrong, wrong_span; /* the first */
-	uint64_t wrong_value;
+	unsigned n_wrong, wrong_span; /* how many spans differ; the first of them, */
+	uint64_t wrong_value;         /* ... and its value */
 };
 
 /* The load into one slot. */
@@ -36,9 +36,9 @@ struct host_load {
 	struct err *failure; /* of the first read that failed */
 	/* of a load that is checked */
 	bool checked, reread;
-	unsigned n_wrong, wrong_span; /* the first */
+	unsigned n_wrong, wrong_span; /* as in host_check, of all reads */
 	uint64_t wrong_value;
-	int32_t next_reread;
+	int32_t next_reread;       /* slot, in host_transfer.rereads */
 	struct host_check *checks; /* [EXTENT_PARTS], from the first checked load on */
 };
 
@@ -91,7 +91,8 @@ static void host_post_check(struct transfer *t, int32_t slot, unsigned read)
 	check_pool_post(t->config.check_pool, check_pool_next_thread(t->config.check_pool), &k->task);
 }
 
-/* All reads of a checked load have succeeded. False: it begins again. */
+/* All reads of a checked load have succeeded and were hashed. False: the bytes were wrong for the
+ * first time, and the load is queued to be read again. */
 static bool host_judge_load(struct transfer *t, struct host_load *x)
 {
 	struct host_transfer *h = host_of(t);
@@ -141,7 +142,7 @@ static void host_read_done(struct transfer *t, const struct reader_completion *c
 		host_part_done(t, slot);
 }
 
-/* Looks after reads whose bytes are hashed. */
+/* Ends the checks of reads whose bytes were hashed. */
 static bool host_poll_checks(struct transfer *t)
 {
 	bool any = false;

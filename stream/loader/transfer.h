@@ -20,8 +20,9 @@
  *   - At most one load or demotion is in flight into a slot.
  *   - A demotion moves the bytes that its source slot holds when ops->demote is called: a load into
  *     that slot may be given next, and waits until the old bytes are out of the way.
- *   - A load from a file whose bytes are due for a check is over when they are those of the check
- *     values. It is read again once, past the page cache; if they are wrong again it has failed.
+ *   - A load from a file whose expert is due for a check (expert_check.h) succeeds only if its
+ * bytes match the check values. If they do not, it is read again once, past the page cache; if they
+ *     are wrong again, it fails.
  *   - done is called once for each load and demotion that ends before step 4, by that thread and
  *     from within these calls, when the last byte is there or when nobody writes to the slot any
  *     more. `failure`, lent for the call, is the error of this very load or demotion; NULL: it
@@ -129,8 +130,8 @@ struct transfer {
 int transfer_reap(struct transfer *t, unsigned min, int timeout_ms);
 /* Starts queued reads, without waiting. */
 void transfer_flush_reads(struct transfer *t);
-/* An expert that was read wrong: drops its bytes from the page cache, so that they are read from
- * the drive, and counts that. */
+/* For an expert whose bytes were wrong: drops them from the page cache, so that the second read
+ * comes from the drive, and counts the reread. */
 void transfer_prepare_reread(struct transfer *t, const struct extent_plan *plan);
 /* The figures up to now, running times included. */
 struct transfer_traffic transfer_traffic_now(const struct transfer *t);
