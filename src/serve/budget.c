@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Counting. A large part that ends gives its memory back to the system: the allocator would keep
- * what a burst of requests took. */
+/* Counting. After a large request malloc_trim returns free memory to the system: the allocator
+ * would otherwise keep what a burst of requests took. */
 #include "src/serve/budget.h"
 
 #ifdef __GLIBC__

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The memory that requests may hold together, beside their bodies (http.h counts these): trees of
- * JSON, the text of prompts while it is made, and the prompts' tokens. What a request is going to
- * need is estimated from above before it is taken; nothing is allocated here. Any thread.
+ * A limit on the memory of all requests together, without their bodies (http.h limits these): JSON
+ * trees, the text of prompts while it is rendered, and the tokens of prompts. Nothing is allocated
+ * here: a caller reserves an upper bound of what it is about to allocate.
+ *
+ * In order of use, for each request: fill in budget and client of a zeroed budget_part; budget_hold
+ * before each phase, with the bytes of all that the request holds then; budget_release at its end.
+ *
+ * Threads: the budget belongs to all, a part to one at a time.
  */
 #ifndef GLM_SERVE_BUDGET_H
 #define GLM_SERVE_BUDGET_H
@@ -13,25 +18,30 @@
 #include <stddef.h>
 
 struct budget {
-	atomic_size_t held, peak;
-	atomic_ulong refused;
-	size_t limit; /* of all together; constant. One request may hold half of it. */
+	atomic_size_t held, peak; /* bytes, of all parts */
+	atomic_ulong refused;     /* BUDGET_FULL and BUDGET_TOO_LARGE; client_share.h counts the rest */
+	size_t limit;             /* bytes, of all parts; constant. One request may hold half of it. */
 };
 
-/* What one request holds, and for whom. budget NULL: nothing is counted. client: held, may be NULL.
- */
+/* What one request holds. budget: lent; NULL: nothing is counted. client: a reference that
+ * budget_release drops (client_hold); NULL: without a share. */
 struct budget_part {
 	struct budget *budget;
 	struct client *client;
 	size_t bytes;
 };
 
-/* BUDGET_FULL: there is room once others have ended. BUDGET_SHARE: once this client's own have. */
-enum budget_answer { BUDGET_TAKEN, BUDGET_FULL, BUDGET_SHARE, BUDGET_TOO_LARGE };
+enum budget_answer {
+	BUDGET_TAKEN,
+	BUDGET_FULL,     /* refused until other requests end */
+	BUDGET_SHARE,    /* refused until requests of the same client end */
+	BUDGET_TOO_LARGE /* refused for good: more than budget_most */
+};
 
-/* The part holds `bytes` from now on, more or fewer than before; on a refusal it is unchanged. */
+/* Sets what the part holds to `bytes` in all, more or fewer than before. A refusal changes nothing.
+ */
 enum budget_answer budget_hold(struct budget_part *p, size_t bytes);
-void budget_release(struct budget_part *p); /* lets the client go as well */
-size_t budget_most(const struct budget *b); /* of one request */
+void budget_release(struct budget_part *p); /* all bytes, and the reference to the client */
+size_t budget_most(const struct budget *b); /* bytes that one request may hold */
 
 #endif

@@ -12,7 +12,7 @@ struct client {
 	struct client *next, **at;
 	struct client_shares *shares;
 	size_t held[CLIENT_N_HOLDINGS];
-	uint64_t turn; /* of the answer that began last */
+	uint64_t turn; /* of the answer that began latest */
 	uint32_t holders, running;
 	size_t n; /* of id */
 	unsigned char id[CLIENT_ID_MAX];

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Clients, and what each of them may hold of what all share: connections, places in the queue,
- * memory. A client is an API key where there are several, else an address (http/identity.h).
+ * Per-client limits on shared resources: connections, places in the queue, memory. A client is an
+ * API key if the server has several, else an address (http/identity.h).
  *
- * The rule: a client may hold `percent` of what the others leave. Alone it gets that part of
- * everything; what others hold makes its part smaller, so that clients who want as much as they can
- * get come to hold the same, and somebody who comes later finds room. Nothing is taken away: a
- * client above its part gets no more until it is below. One place, connection or byte that is free
- * may always be taken by a client that holds none.
+ * The rule: a client may hold at most `percent` of (limit - what other clients hold), rounded up. A
+ * client that is alone gets that percentage of the limit. Greedy clients converge to equal shares,
+ * and a client that arrives later finds room. Nothing is taken away: a client above its share gets
+ * no more until it is below. A client that holds nothing can always take one free unit.
+ *
+ * In order of use: client_find, once for each connection or request; client_take before a resource
+ * is used and client_give after; client_drop. Any thread.
  */
 #ifndef GLM_SERVE_CLIENT_SHARE_H
 #define GLM_SERVE_CLIENT_SHARE_H
@@ -24,8 +26,8 @@ enum client_holding {
 	CLIENT_N_HOLDINGS
 };
 
-struct client_shares; /* all clients; any thread */
-struct client;        /* exists while somebody holds it */
+struct client_shares; /* all clients */
+struct client;        /* reference-counted */
 
 /* percent: 1 to 100; 100 bounds nothing. NULL: out of memory. */
 struct client_shares *client_shares_new(unsigned percent);
@@ -33,35 +35,38 @@ void client_shares_free(struct client_shares *s); /* when no client is held; NUL
 
 #define CLIENT_ID_MAX 24
 
-/* The client of this id [n <= CLIENT_ID_MAX], new or known, held for the caller. NULL: out of
- * memory; everything below takes NULL for a client without bounds. */
+/* The client with the id id[n], n <= CLIENT_ID_MAX; created if there is none. The caller owns a
+ * reference (client_drop). NULL: out of memory. All functions on a client accept NULL, and then
+ * enforce no limit. */
 struct client *client_find(struct client_shares *s, const void *id, size_t n);
-struct client *client_hold(struct client *c); /* returns c */
-void client_drop(struct client *c);
+struct client *client_hold(struct client *c); /* one more reference; returns c */
+void client_drop(struct client *c);           /* after client_give of all that it took */
 
-/* Counts `more` for the client, unless the rule is against it: all clients together hold `held` of
- * `limit` now. False is counted as a refusal. */
+/* Adds `more` to what the client holds, if the rule allows it. held, limit: what all clients hold
+ * now, and may hold; in units of `what`. False: refused, and counted in client_stats. Whether
+ * held + more exceeds the limit is for the caller to check. */
 bool client_take(
 	struct client *c, enum client_holding what, size_t more, size_t held, size_t limit);
-/* What client_take would say. */
+/* Returns, and counts, the same as client_take without adding anything. */
 bool client_may_take(
 	struct client *c, enum client_holding what, size_t more, size_t held, size_t limit);
 void client_give(struct client *c, enum client_holding what, size_t n);
-void client_count(struct client *c, enum client_holding what, size_t n); /* without the rule */
+/* client_take without the rule. */
+void client_count(struct client *c, enum client_holding what, size_t n);
 size_t client_held(struct client *c, enum client_holding what);
 
-/* Answers get sessions in turn: the client with the lowest rank is next. It has the fewest answers
- * running, and of several such clients it is the one that got a session the longest time ago.
- * turn: counts all answers. */
+/* The order in which clients get sessions: the lowest rank is next. Fewer running answers rank
+ * lower; among equals the client whose latest answer began earlier. turn: a number that grows with
+ * each answer of any client, below 2^48. */
 void client_begin_answer(struct client *c, uint64_t turn);
 void client_end_answer(struct client *c);
 uint64_t client_rank(struct client *c); /* of NULL and of a client that is new: 0 */
 
 struct client_stats {
-	uint32_t clients;
+	uint32_t clients; /* that exist now */
 	uint64_t refused[CLIENT_N_HOLDINGS];
 };
 struct client_stats client_shares_stats(struct client_shares *s);
-unsigned client_percent(const struct client *c);
+unsigned client_percent(const struct client *c); /* of the rule; 100 for NULL */
 
 #endif

@@ -51,7 +51,8 @@ static const struct {
 	[METRICS_ANSWERS] = {"answers", "Answers finished"},
 	[METRICS_CANCELLED] = {"answers_cancelled", "Answers whose client left"},
 	[METRICS_FAILED] = {"answers_failed", "Answers ended by an error"},
-	[METRICS_REFUSED] = {"answers_refused", "Answers refused because the queue was full"},
+	[METRICS_REFUSED] = {"answers_refused",
+		"Answers refused because the queue or their client's share of it was full"},
 	[METRICS_STEPS] = {"steps", "Steps of the model"},
 	[METRICS_ROWS] = {"step_rows", "Rows of all steps"},
 	[METRICS_PREFILL_NS] = {"prefill_seconds", "Time in steps that read prompts"},
@@ -285,8 +286,9 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_gauge(out, "request_bytes_peak", "The most so far", (double)g->request_bytes_peak);
 	put_gauge(out, "request_bytes_limit", "What they may hold; one request half of it",
 		(double)g->request_bytes_limit);
-	put_counter(
-		out, "requests_over_budget", "Requests refused because of it", g->requests_over_budget);
+	put_counter(out, "requests_over_budget",
+		"Requests refused because of this limit, not of their client's share",
+		g->requests_over_budget);
 	put_gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
 	put_gauge(out, "cache_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
 	put_gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the server counts, for /metrics (Prometheus text format 0.0.4) and the live state. Any
- * thread counts; counters only grow. Rates are over the last two seconds: metrics_tick, called
- * about four times a second, remembers the counters.
+ * The server's counters, for /metrics (Prometheus text format 0.0.4) and the live state of the
+ * page. Any thread; counters only grow. Rates are over the last two seconds: metrics_tick stores a
+ * sample of the counters, and must be called about four times a second.
  */
 #ifndef GLM_SERVE_METRICS_H
 #define GLM_SERVE_METRICS_H
@@ -16,13 +16,13 @@
 
 enum metrics_counter {
 	METRICS_PROMPT_TOKENS,   /* of all answers begun */
-	METRICS_CACHED_TOKENS,   /* of these, found computed */
+	METRICS_CACHED_TOKENS,   /* of these, not computed: a session or the folder had them */
 	METRICS_PREFILL_TOKENS,  /* prompt tokens computed */
 	METRICS_NEW_TOKENS,      /* generated */
 	METRICS_ANSWERS,         /* finished */
-	METRICS_CANCELLED,       /* the client left */
+	METRICS_CANCELLED,       /* ended because the client left */
 	METRICS_FAILED,          /* ended by an error */
-	METRICS_REFUSED,         /* the queue was full */
+	METRICS_REFUSED,         /* the queue, or the client's share of it, was full */
 	METRICS_STEPS,           /* steps of the model */
 	METRICS_ROWS,            /* their rows */
 	METRICS_PREFILL_NS,      /* time in steps that read prompts */
@@ -36,9 +36,9 @@ enum metrics_counter {
 };
 
 enum metrics_histogram {
-	METRICS_FIRST_TOKEN, /* seconds from submission to the first token */
-	METRICS_DURATION,    /* seconds from submission to the end of an answer */
-	METRICS_QUEUED,      /* seconds from submission to a session */
+	METRICS_FIRST_TOKEN, /* time from submission to the first token */
+	METRICS_DURATION,    /* time from submission to the end of an answer */
+	METRICS_QUEUED,      /* time from submission until a session was free */
 	METRICS_N_HISTOGRAMS
 };
 

@@ -23,8 +23,8 @@ void framed_recv_attach(int fd, struct framing *f)
 		atomic_store(&framings[fd], f);
 }
 
-/* What nobody has read when a socket is closed makes the kernel reset the connection, and the
- * client would not see why it was refused. */
+/* Removes up to n bytes that are in the socket; does not wait. If unread bytes are left when a
+ * socket is closed, the kernel resets the connection and the client may lose the response. */
 static void drop_bytes(int fd, char *scratch, size_t n)
 {
 	while (n) {

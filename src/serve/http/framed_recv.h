@@ -7,8 +7,8 @@
  * does too. Sockets without a framing are read as always. The server refuses requests whose head
  * did not pass here (http.c), so a build in which this does not work answers nothing.
  *
- * Bytes are looked at with MSG_PEEK and taken up to the end of one request. A following request
- * stays in the socket until the library asks for it.
+ * Bytes are first read with MSG_PEEK and removed from the socket up to the end of one request. A
+ * following request stays in the socket until the library asks for it.
  *
  * attach and detach may be called by any thread while nobody reads from fd; reads of one socket
  * come from one thread at a time.
@@ -18,8 +18,11 @@
 
 #include "src/serve/http/framing.h"
 
-/* f is borrowed until detach. A descriptor whose number is beyond the table stays without. */
+/* f is borrowed until detach. A descriptor from 65536 on gets no framing: its requests are refused.
+ */
 void framed_recv_attach(int fd, struct framing *f);
+/* Before the socket is closed. After a fault it also reads away up to 1 MiB that the client has
+ * sent. */
 void framed_recv_detach(int fd);
 
 #endif

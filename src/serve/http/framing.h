@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Strict framing of HTTP/1.x requests. libmicrohttpd forgives: a bare LF ends a line, a folded
+ * Strict framing of HTTP/1.x requests. libmicrohttpd is lenient: a bare LF ends a line, a folded
  * header is joined, a NUL ends a value, an unknown transfer coding means a body without an end. A
- * proxy in front forgives other things, and where the two differ one client's bytes become another
- * client's request. So every byte passes here before the library sees it:
+ * proxy in front is lenient in other ways. Where the two disagree about the end of a request, one
+ * client's bytes become another client's request (request smuggling). So every byte is checked here
+ * before the library sees it:
  *
- *	struct framing f = {0};
- *	made = framing_feed(&f, in, n, &used, out, cap);
+ *	struct framing f = {0};                             one for each connection
+ *	made = framing_feed(&f, in, n, &used, out, cap);    out[made] is for the library; in[used..n)
+ *	                                                    is passed in again by the next call
+ *	if (framing_is_over(&f)) ...                        close the connection
  *
- * - Accepted (RFC 9110, 9112): lines that end with CRLF; one Host (none in HTTP/1.0); at most one
- *of Content-Length (digits) and Transfer-Encoding (chunked); names of token characters; values
- *   without control characters; targets of visible ASCII, as a path, as http://HOST/path with the
- *   Host of the request, or as * for OPTIONS; HTTP/1.0 and 1.1. One empty line may come first.
- * - Anything else is a fault. The output is then completed to a whole request, so that the library
- *   asks what to answer, and framing_fault tells.
- * - The output is what came, but for chunks: extensions and trailers are checked and left out,
- *sizes are written anew. An absolute target becomes its path.
+ * - Accepted (RFC 9110, 9112): lines that end with CRLF; one Host, which HTTP/1.0 may omit; at
+ *   most one of Content-Length (digits) and Transfer-Encoding (chunked); names of token characters;
+ *   values without control characters; HTTP/1.0 and 1.1. Targets of visible ASCII: a path,
+ *   http://HOST/path with the Host of the request, or * for OPTIONS. One empty line in front.
+ * - Anything else is a fault. The output is then completed to a well-formed request, so that the
+ *   library calls the request handler, which answers with framing_fault.
+ * - The output equals the input, with these exceptions. Chunk extensions, trailers and the empty
+ *   line in front are checked and removed. Chunk sizes and the values of Content-Length and
+ *   Transfer-Encoding are written in one form. An absolute target becomes its path.
  *
  * No locks: one connection, one thread at a time. No allocations.
  */
@@ -27,11 +31,11 @@
 #include <stdint.h>
 
 struct framing_fault {
-	unsigned status;     /* of the response: 400, 414, 501 or 505; 0: no fault */
+	unsigned status;     /* of the response: 400, 413, 414, 501 or 505; 0: no fault */
 	const char *message; /* a sentence; static */
 };
 
-/* Of one connection; zeroes are the start of one. Private to framing.c. */
+/* The state of one connection. Zero-initialise. The members are private to framing.c. */
 struct framing {
 	unsigned state;
 	struct framing_fault fault;
@@ -57,24 +61,27 @@ struct framing {
 	unsigned digits, overhead;
 };
 
-/* Reads from in[n], at most to the end of one request, and writes to out[cap]. Returns how much was
- * written; *used: how much of the input is done with. With n and cap above 0 it makes progress
- * unless there is a fault: then the byte at fault is never used. While output is pending at least
- * one byte of the input is left unused: a socket whose unused input stays in it remains readable.
- */
+/* Reads bytes from in[n], at most to the end of one request, and writes to out[cap]. Returns the
+ * number of bytes written; *used: the number of bytes read.
+ * - If n and cap are above 0, at least one of the two numbers is, until a fault has been completed.
+ * - The byte at fault and those behind it are never used.
+ * - While output is pending, at least one byte of the input is not used: a caller that leaves
+ * unused bytes in the socket (MSG_PEEK) will see the socket readable, and call again. */
 size_t framing_feed(
 	struct framing *f, const char *in, size_t n, size_t *used, char *out, size_t cap);
 
-/* Body bytes that come next and need no look: who passes n of them by says so. 0: use framing_feed.
- */
+/* The number of body bytes that come next and need no check, so that they can be read straight into
+ * the library's buffer: then report n of them, at most as many, with framing_pass. 0: the next
+ * bytes must go through framing_feed. */
 uint64_t framing_plain_bytes(const struct framing *f);
 void framing_pass(struct framing *f, uint64_t n);
 
-/* Whether the head of the request in hand is complete and right. */
+/* The current request is the one that framing_feed read from last.
+ * Whether its head (request line and headers) is complete and was accepted. */
 bool framing_has_head(const struct framing *f);
-/* The fault of the request in hand; status 0: none. After one the connection must end. */
+/* Its fault; status 0: none. After a fault the connection must be closed. */
 struct framing_fault framing_fault(const struct framing *f);
-/* The output of a fault is complete. */
+/* Whether there was a fault and all output that completes its request was written. */
 bool framing_is_over(const struct framing *f);
 
 #endif

@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * HTTP/1.1 over libmicrohttpd, one thread for each connection. Everything that keeps strangers from
- * hurting others is here:
+ * HTTP/1.1 over libmicrohttpd, one thread for each connection. This module decides which requests
+ * reach the handlers:
  *
- * - who: the API key (constant-time comparison); on a loopback address, and on any without a key,
- * the Host header must name this machine, elsewhere also by an address in digits (a page of another
- * site cannot reach the server through a name it controls); a request that a foreign web page sends
- * (Origin) is refused unless its origin is allowed, and only allowed origins get CORS headers;
- * - how: what framing.h accepts; anything else is refused and the connection closed, since a proxy
- * in front may read it another way;
- * - how much: connections, header bytes (32 KiB), body bytes of one request and of all together,
- * and a client's share of these (client_share.h): a connection counts for its address; a request
- * whose client is another, known by one of several keys or behind a trusted proxy, counts as a
- * connection of it;
- * - how long: headers must be complete 15 s after a connection or a request begins (3 s while three
- * quarters of the connections are taken), a body after 60 s and 1 s more for each 64 KiB; an idle
- * connection is kept 60 s; a request that is refused has 5 s for its body; a client that does not
- * take what is sent to it for 60 s is cut off.
+ * - Access. The API key is compared in constant time. The Host header must name this machine if
+ *   the server listens on a loopback address or has no key; otherwise a page of another site could
+ *   reach it through a name that resolves to it. On other addresses the Host may also be an
+ *   address in digits. A request with an Origin is refused unless the origin is the server's own
+ *   or allowed, and only allowed origins get CORS headers.
+ * - Framing. What framing.h does not accept is refused and the connection closed, since a proxy in
+ *   front may read it in another way.
+ * - Amounts. Limited are connections, header bytes (32 KiB), body bytes of one request and of all
+ *   together, and a client's share of these (client_share.h). A connection counts for its address.
+ *   A request of another client (known by one of several keys, or behind a trusted proxy) counts
+ *   as a connection of that client.
+ * - Time. Headers must be complete 15 s after a connection or a request begins, 3 s while three
+ *   quarters of the connections are in use. A body must be complete after 60 s and 1 s more for
+ *   each 64 KiB, or after 5 s if the request is refused. An idle connection is kept for 60 s. A
+ *   client that does not read what is sent to it for 60 s is cut off.
  *
- * What to answer is the caller's (struct http_calls); the calls come from the connections' threads.
+ * The responses are the caller's: struct http_calls, called by the connections' threads.
  */
 #ifndef GLM_SERVE_HTTP_H
 #define GLM_SERVE_HTTP_H
@@ -65,8 +66,8 @@ struct http_done {
 
 struct http_calls {
 	void *user;
-	/* 0: there is such a thing, 404, or 405 with the methods that there are in *allow. *open: no
-	 * key is needed. *route: a static name for counting. */
+	/* Returns 0: the path takes this method; 404; or 405, with *allow set to the methods that it
+	 * takes. *open: no key is needed. *route: a static name for counting. */
 	unsigned (*lookup)(void *user, const char *method, const char *path, bool *open,
 		const char **route, const char **allow);
 	void (*handle)(void *user,
@@ -101,8 +102,7 @@ const char *exchange_query(const struct exchange *x, const char *name);  /* NULL
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: absent */
 /* Who asks; borrowed until the exchange is over. */
 struct client *exchange_client(const struct exchange *x);
-/* The client has closed the connection, or its half of it: who says that nothing more will come is
- * taken to have left. */
+/* Whether the client has closed the connection. A half-closed connection counts as closed. */
 bool exchange_gone(const struct exchange *x);
 
 /* A header for the response; name and value are copied. Before exchange_reply or exchange_stream.

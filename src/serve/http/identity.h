@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Who asks: an API key, or an address. An id is what client_share.h tells clients apart by.
+ * The identity of a client: an API key or an address, as an id for client_find (client_share.h).
  *
- * An IPv6 address counts by its first 64 bits: one customer has all that lie behind. A proxy that
- * is trusted says in X-Forwarded-For who asks. Only the last address there is believed: that is the
- * one that the proxy itself has seen and written; what stands before it came from the client.
+ * Of an IPv6 address the first 64 bits count, since one customer usually has a whole /64. A trusted
+ * proxy names the client in X-Forwarded-For. Only the last address there is used: the proxy itself
+ * has appended it, and the client may have sent those before it.
  */
 #ifndef GLM_SERVE_IDENTITY_H
 #define GLM_SERVE_IDENTITY_H
@@ -20,8 +20,8 @@ struct identity {
 	size_t n; /* 0: unknown */
 };
 
-/* Which of the keys (separated by commas) a request brings, from 0 on; -1: none of them. Either
- * header may be NULL. Time depends on lengths, not on where a key differs. */
+/* The index of the key in `keys` (separated by commas) that a request's headers contain; -1: none.
+ * Either header may be NULL. The time depends on lengths, not on where a key differs. */
 int identity_find_key(const char *keys, const char *authorization, const char *x_api_key);
 bool identity_has_several(const char *keys); /* NULL: no */
 struct identity identity_of_key(int index);
