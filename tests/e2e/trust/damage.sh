@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Files that change or hold what they should not: a mapped model that becomes shorter, weights that
-# are no numbers, names with terminal escapes, disks and limits that end, files open to others.
+# Damaged and hostile files: a mapped model that becomes shorter, weights that are NaN or infinite,
+# names with terminal escapes, full disks and file size limits, files that others may read.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Clients who behave and clients who do not, with streamed experts and stored prompts
-# (serve_load.py): every answer is right, memory, descriptors and threads stay what they are.
+# A server with streamed experts and stored prompts under load from well-behaved and hostile (RUDE)
+# clients (serve_load.py): every answer is right; memory, descriptors and threads do not grow.
 #     long_run.sh [SECONDS [CLIENTS [RUDE]]]      3600 48 16 by hand; 4 18 14 in the tests
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
