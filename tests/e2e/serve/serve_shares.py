@@ -75,7 +75,12 @@ def test_connections():
         check(all(is_refusal(a, "too many connections") for a in answers), "one more", answers)
         check(all(a[1].get("connection") == "close" for a in answers), "the connection ends", answers)
         check(served(s, "127.0.0.3"), "another client is served")
-        few, seen = hold(s, "127.0.0.3", 3)
+        for _ in range(50):  # the connection of the check before ends when the server has seen it
+            few, seen = hold(s, "127.0.0.3", 3)
+            if seen == [200] * 3:
+                break
+            close(few)
+            time.sleep(0.1)
         check(seen == [200] * 3 and ask(s, "127.0.0.3")[0] in (429, 503), "another's share of what is left", seen)
         check(served(s, "127.0.0.4"), "a third client is served")
         silent = [connect(s, "127.0.0.2") for _ in range(40)]
