@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A library for LD_PRELOAD: lets allocation number FAIL_ALLOC of the program fail, once. With
- * FAIL_COUNT in the environment it says "allocations N" on standard error at the end. Those of the
- * dynamic loader, before its constructor runs, do not count.
+ * FAIL_COUNT in the environment it says "allocations N" on standard error at the end. Those before
+ * main do not count: the constructors of libraries (the CUDA runtime's) end the process their way.
  *
  * FAIL_CONTROL names a file of three longs that is mapped, for programs that go on: those who write
  * there set the number of the next allocation (it counts up), and which ones fail: from number
  * `first` on, `count` of them.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -67,7 +68,24 @@ __attribute__((constructor)) static void begin(void)
 		if (p != MAP_FAILED)
 			control = p;
 	}
+}
+
+typedef int main_fn(int argc, char **argv, char **env);
+static main_fn *program_main;
+
+static int counted_main(int argc, char **argv, char **env)
+{
 	atomic_store(&running, 1);
+	return program_main(argc, argv, env);
+}
+
+int __libc_start_main(main_fn *main, int argc, char **argv, void (*init)(void), void (*fini)(void),
+	void (*rtld_fini)(void), void *stack_end)
+{
+	int (*real)(main_fn *, int, char **, void (*)(void), void (*)(void), void (*)(void), void *) =
+		dlsym(RTLD_NEXT, "__libc_start_main");
+	program_main = main;
+	return real(counted_main, argc, argv, init, fini, rtld_fini, stack_end);
 }
 
 __attribute__((destructor)) static void end(void)
