@@ -138,7 +138,7 @@ static void buffer_release(struct tensor_loading *l, int buffer)
 static void begin_span_check(struct tensor_loading *l, const struct tensor_span *s)
 {
 	const struct check_values *v = l->o->check_values;
-	const uint64_t *first = &v->map.first[s->tensor - v->map.file->tensors];
+	const uint64_t *first = v->map.first + (s->tensor - v->map.file->tensors);
 	const uint64_t n = first[1] - first[0], bytes = s->bytes / n;
 	free(l->check.ranges);
 	l->check.ranges = NEW_ARRAY(struct checked_span, n);

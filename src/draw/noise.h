@@ -143,7 +143,7 @@ DRAW_FN float draw_block_least(uint32_t w0)
 /* The place in the block, 0 .. DRAW_BLOCK - 1, of the id that has it, from the second word. */
 DRAW_FN uint32_t draw_block_at(uint32_t w1)
 {
-	return w1 / (uint32_t)(0x100000000u / DRAW_BLOCK);
+	return (uint32_t)((uint64_t)w1 * DRAW_BLOCK >> 32);
 }
 
 /* The score of a logit with the exponential e; inv_t = 1 / temperature. */

@@ -155,10 +155,10 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 	if (rc)
 		return rc;
 	/* four numbers and a flag a row */
-	int32_t *ids = mem_try_new(5 * (size_t)rows, sizeof *ids), *pos = ids + rows,
-			*base = pos + rows, *states = base + rows;
+	int32_t *ids = mem_try_new(5 * (size_t)rows, sizeof *ids);
 	if (!ids)
 		return err_set(e, ERR_MEMORY, "no memory for the token ids of %u rows", rows);
+	int32_t *pos = ids + rows, *base = pos + rows, *states = base + rows;
 	bool *draft = (bool *)(states + rows), any_draft = false;
 	first_hidden = rows;
 	for (uint32_t i = 0; i < n_parts; i++) {

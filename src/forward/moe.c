@@ -164,7 +164,7 @@ static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots,
 	for (uint32_t i = 0; i <= n_experts; i++)
 		p->first[i] = 0;
 	int n = 0;
-	for (int draft = 0; draft <= (p->draft != NULL); draft++)
+	for (int draft = 0, passes = p->draft ? 2 : 1; draft < passes; draft++)
 		for (int i = 0; i < n_slots; i++) {
 			if (p->draft && p->draft[i / n_used] != draft)
 				continue;

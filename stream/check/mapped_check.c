@@ -24,7 +24,7 @@ int mapped_check_range(const struct check_values *v, const struct gguf_tensor *t
 
 int mapped_check_tensor(const struct check_values *v, const struct gguf_tensor *t, struct err *e)
 {
-	const uint64_t *first = &v->map.first[t - v->map.file->tensors];
+	const uint64_t *first = v->map.first + (t - v->map.file->tensors);
 	for (uint64_t i = 0; i < first[1] - first[0]; i++) {
 		bool reread;
 		int rc = mapped_check_range(v, t, i, &reread, e);

@@ -32,7 +32,7 @@ has_sentence() {
 
 # every_failure NAME PREPARE CHECK ARGS...: PREPARE before each run, CHECK behind it
 every_failure() {
-	local name=$1 prepare=$2 look=$3 total= n how out=0 failed=0 warned=0 runs=0
+	local name=$1 prepare=$2 look=$3 total='' n how out=0 failed=0 warned=0 runs=0
 	shift 3
 	[[ ${FAULT_KINDS:-alloc} = *alloc* ]] || total=0
 	$prepare

@@ -76,7 +76,6 @@ def shapes():
     yield "a prompt of one word", COMPLETIONS, {"prompt": "a" * 2000000, "max_tokens": 1}
     yield "blanks", COMPLETIONS, {"prompt": " " * 2000000, "max_tokens": 1}
     yield "deep", CHAT, ("[" * 100000).encode()
-    yield "all answers with rivals", COMPLETIONS, {**VICTIM, "n": 16, "logprobs": 5, "max_tokens": 30}
     for path in sorted(glob.glob(os.path.join(ROOT, "tests/fuzz/corpus/serve_requests/*"))):
         with open(path, "rb") as f:
             data = f.read()
