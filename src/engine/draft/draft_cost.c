@@ -10,7 +10,7 @@
 #define WEIGHT_MAX   32.0  /* samples in a mean */
 #define LINE_WEIGHT  2.0   /* weight of the line beside a mean, in samples */
 #define PRIOR_WEIGHT 4.0   /* weight of row_prior in the line, in samples */
-#define HALF_LIFE    512.0 /* samples of any number of rows after which a mean has half its weight */
+#define HALF_LIFE    512.0 /* samples of all rows after which a mean has half its weight */
 #define DRIFT_DOUBT  4.0   /* halvings of a mean's weight for each doubling of the drift since */
 /* FAR_RUN samples in a row that differ from the mean by the factor FAR, all in the same direction:
  * the cost has changed. The mean then has at most the weight FAR_WEIGHT. */
