@@ -671,8 +671,9 @@ def test_load(s):
 
 
 def test_key_and_queue():
-    with Server("--sessions", "1", "--queue", "1", "-c", "2048", "--api-key", "secret", "--cors", "http://pages.example",
-                "--model-name", "my-model", "-q") as s:
+    # without drafts the answer that occupies the session lasts longer than the next sign of life
+    with Server("--sessions", "1", "--queue", "1", "-c", "4096", "--draft", "off", "--api-key", "secret",
+                "--cors", "http://pages.example", "--model-name", "my-model", "-q") as s:
         m = {"messages": user("Define river."), "max_tokens": 2}
         check(s.post(CHAT, m)[0] == 401 and s.post(CHAT, m, Authorization="Bearer secre")[0] == 401 and
               s.post(CHAT, m, Authorization="Bearer secrett")[0] == 401, "without the key")
@@ -689,7 +690,7 @@ def test_key_and_queue():
         clients, answers = [], []
         for busy in ((1, 0), (1, 1), None, None):  # one is answered, one waits, the others are too many
             c = s.connect()
-            c.request("POST", "/v1/completions", json.dumps({**ENDLESS, "stream": True}),
+            c.request("POST", "/v1/completions", json.dumps({**ENDLESS, "max_tokens": 4000, "stream": True}),
                       {"Content-Type": "application/json", **key})
             if busy:
                 s.wait_state(busy, lambda active, waiting: (active, waiting) == busy, **key)
