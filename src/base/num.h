@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* The smaller and larger of two numbers, checked arithmetic for sizes that come from files or
- * users, alignment, and little-endian loads and stores. */
+ * users, alignment, search among intervals, and little-endian loads and stores. */
 #ifndef GLM_BASE_NUM_H
 #define GLM_BASE_NUM_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -49,6 +50,21 @@ static inline uint64_t num_align_down(uint64_t v, uint64_t align)
 static inline bool num_is_pow2(uint64_t v)
 {
 	return v && !(v & (v - 1));
+}
+
+/* The number i of the interval that holds v: first[i] <= v < first[i + 1]. first[n + 1] never
+ * descends, and first[0] <= v < first[n]. */
+static inline size_t num_interval_of(const uint64_t *first, size_t n, uint64_t v)
+{
+	size_t lo = 0, hi = n;
+	while (hi - lo > 1) {
+		size_t mid = lo + (hi - lo) / 2;
+		if (first[mid] <= v)
+			lo = mid;
+		else
+			hi = mid;
+	}
+	return lo;
 }
 
 /* Unaligned loads and stores. The files are little-endian and so is every machine this program

@@ -55,16 +55,9 @@ void check_map_fini(struct check_map *m)
 
 struct check_range check_map_range(const struct check_map *m, uint64_t i)
 {
-	size_t lo = 0, hi = m->file->n_tensors;
-	while (hi - lo > 1) {
-		size_t mid = lo + (hi - lo) / 2;
-		if (m->first[mid] <= i)
-			lo = mid;
-		else
-			hi = mid;
-	}
-	const struct gguf_tensor *t = &m->file->tensors[lo];
-	uint64_t expert = i - m->first[lo], bytes = t->bytes / (m->first[lo + 1] - m->first[lo]);
+	const size_t k = num_interval_of(m->first, m->file->n_tensors, i);
+	const struct gguf_tensor *t = &m->file->tensors[k];
+	uint64_t expert = i - m->first[k], bytes = t->bytes / (m->first[k + 1] - m->first[k]);
 	return (struct check_range){t, expert, t->offset + expert * bytes, bytes};
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* MIN and MAX: each argument once, the common type, nested; checked sums and products. */
+/* MIN and MAX: each argument once, the common type, nested; checked sums and products;
+ * intervals. */
 #include "src/base/num.h"
 
 #include "src/base/rng.h"
@@ -54,6 +55,25 @@ static void test_checked(void **state)
 	assert_true(num_is_pow2(64) && !num_is_pow2(0) && !num_is_pow2(65));
 }
 
+/* Against a search from the front, with empty intervals at the ends and in between. */
+static void test_intervals(void **state)
+{
+	(void)state;
+	struct rng r = {1};
+	for (int round = 0; round < 2000; round++) {
+		uint64_t first[12] = {rng_below(&r, 3)};
+		const size_t n = 1 + rng_below(&r, 11);
+		for (size_t i = 0; i < n; i++)
+			first[i + 1] = first[i] + rng_below(&r, 4);
+		for (uint64_t v = first[0]; v < first[n]; v++) {
+			size_t i = 0;
+			while (v >= first[i + 1])
+				i++;
+			assert_int_equal(num_interval_of(first, n, v), i);
+		}
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -61,6 +81,7 @@ int main(void)
 		cmocka_unit_test(test_skewed_draws),
 		cmocka_unit_test(test_types),
 		cmocka_unit_test(test_checked),
+		cmocka_unit_test(test_intervals),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

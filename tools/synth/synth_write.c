@@ -53,20 +53,6 @@ static uint64_t n_chunks(const struct synth_piece *p)
 	return (p->bytes + step - 1) / step;
 }
 
-/* The piece that chunk `c` belongs to. */
-static size_t piece_of(const struct write_state *s, uint64_t c)
-{
-	size_t lo = 0, hi = s->job->n_pieces;
-	while (hi - lo > 1) {
-		size_t mid = lo + (hi - lo) / 2;
-		if (s->first[mid] <= c)
-			lo = mid;
-		else
-			hi = mid;
-	}
-	return lo;
-}
-
 static int write_out(
 	const struct write_state *s, uint64_t offset, const uint8_t *data, size_t bytes, struct err *e)
 {
@@ -92,7 +78,7 @@ static int write_worker(void *user, struct err *e)
 	int code = buffer ? 0 : err_set(e, ERR_MEMORY, "no memory for a buffer of %zu bytes", room);
 	while (!code && !atomic_load(&s->stop) &&
 		   (c = atomic_fetch_add(&s->next, 1)) < s->first[job->n_pieces]) {
-		size_t i = piece_of(s, c);
+		size_t i = num_interval_of(s->first, job->n_pieces, c);
 		const struct synth_piece *p = &job->pieces[i];
 		uint64_t step = chunk_bytes(p), at = (c - s->first[i]) * step, n = MIN(step, p->bytes - at);
 		uint64_t padded = num_align_up(n, PAGE), t0 = clock_ns();

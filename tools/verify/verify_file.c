@@ -5,7 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 #include "stream/reader/reader.h"
 #include "tools/output/progress.h"
 #include "tools/output/workers.h"
@@ -191,18 +191,47 @@ static int on_verified(void *user, bool over, struct err *e)
 	return 0;
 }
 
+/* By place and division into ranges. */
+static int compare_places(
+	const struct check_map *m, const struct gguf_tensor *a, const struct gguf_tensor *b)
+{
+	const uint64_t *x = m->first + (a - m->file->tensors), *y = m->first + (b - m->file->tensors);
+	const uint64_t of_a[] = {a->file, a->offset, a->bytes, x[1] - x[0]},
+				   of_b[] = {b->file, b->offset, b->bytes, y[1] - y[0]};
+	for (size_t i = 0; i < ARRAY_LEN(of_a); i++)
+		if (of_a[i] != of_b[i])
+			return of_a[i] < of_b[i] ? -1 : 1;
+	return 0;
+}
+
+/* Tensors of one place are in the order of the table. */
+static int compare_tensors(const void *a, const void *b, void *map)
+{
+	const struct gguf_tensor *x = *(const struct gguf_tensor *const *)a,
+							 *y = *(const struct gguf_tensor *const *)b;
+	const int order = compare_places(map, x, y);
+	return order ? order : (x > y) - (x < y);
+}
+
 /* Files of `synth --alias` have tensors at the same place. */
 static void find_shared(struct verify_state *s)
 {
-	const struct gguf *g = s->job->map->file;
+	const struct check_map *m = s->job->map;
+	const struct gguf *g = m->file;
+	const struct gguf_tensor **order = NEW_ARRAY(const struct gguf_tensor *, g->n_tensors);
+	for (size_t i = 0; i < g->n_tensors; i++)
+		order[i] = &g->tensors[i];
+	qsort_r(order, g->n_tensors, sizeof *order, compare_tensors, (void *)(uintptr_t)m);
 	s->twin = NEW_ARRAY(size_t, g->n_tensors);
+	const struct gguf_tensor *twin = NULL;
 	for (size_t i = 0; i < g->n_tensors; i++) {
-		const struct gguf_tensor *t = &g->tensors[i], *o = g->tensors;
-		while (o->file != t->file || o->offset != t->offset)
-			o++;
-		s->twin[i] = (size_t)(o - g->tensors);
-		s->total += o == t ? t->bytes : 0;
+		if (!twin || compare_places(m, twin, order[i])) {
+			twin = order[i];
+			s->total += twin->bytes;
+		}
+		s->twin[order[i] - g->tensors] = (size_t)(twin - g->tensors);
 	}
+	free(order);
 }
 
 /* Their bytes were read once. */
