@@ -9,7 +9,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 
 #include <errno.h>
 #include <inttypes.h>

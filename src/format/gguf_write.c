@@ -16,7 +16,7 @@
 #include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "src/base/version.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 #include "src/format/check_values.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
 #include "stream/check/mapped_check.h"
 
 #include "src/base/log.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 
 int mapped_check_range(const struct check_values *v, const struct gguf_tensor *t, uint64_t i,
 	bool *reread, struct err *e)

@@ -9,7 +9,7 @@
 #ifndef GLM_STREAM_SPAN_CHECK_H
 #define GLM_STREAM_SPAN_CHECK_H
 
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -11,7 +11,7 @@
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 
 #include <stdlib.h>
 #include <string.h>

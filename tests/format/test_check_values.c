@@ -6,7 +6,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 #include "src/format/gguf_write.h"
 #include "tests/support/temp_dir.h"
 

@@ -7,7 +7,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 #include "src/format/check_values.h"
 
 #include <stdio.h>

@@ -9,7 +9,7 @@
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/reader_null.h"
 #include "stream/check/mapped_check.h"

@@ -5,7 +5,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 #include "tests/support/copier_null.h"
 #include "tests/support/reader_null.h"
 #include "stream/tensor_load.h"

@@ -2,7 +2,7 @@
 /* A struct xxh3 is the library's XXH3_state_t, whose layout is the same for all instruction sets.
  */
 #define XXH3_ISA(name) name##_any
-#include "src/base/xxh3_body.h"
+#include "src/base/xxh3/xxh3_body.h"
 
 #if defined(__x86_64__)
 uint64_t xxh3_of_avx2(const void *p, size_t n);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The functions that are compiled once for each instruction set; XXH3_ISA(name) names them. Private
  * to xxh3.c and xxh3_avx2.c. */
-#include "src/base/xxh3.h"
+#include "src/base/xxh3/xxh3.h"
 
 #define XXH_INLINE_ALL /* a header only: nothing to link */
 #include <xxhash.h>
