@@ -60,18 +60,18 @@ struct forward_step {
 };
 
 /* Enqueues a layer up to its experts, beginning with moe_combine of the layer before. Layer
- * n_layers is the end of the step: the final norm. */
+ * end_layer is the end of the step: the final norm, if hidden states are wanted. */
 static void enqueue_layer(struct model *m, const struct forward_step *s, uint32_t layer)
 {
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	bool end = layer == c->n_layers,
-		 combine = layer && config_is_moe(c, layer - 1) && !s->rows->taps;
-	if (!layer) {
+	bool begin = layer == c->first_layer, end = layer == c->end_layer,
+		 combine = !begin && config_is_moe(c, layer - 1) && !s->rows->taps;
+	if (begin)
 		b->ops->rope_angles(b, s->batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
+	if (!layer)
 		b->ops->embed(b, ws->embed, ws->tokens, s->batch->n, ws->x);
-	}
 	if (combine && end) {
 		moe_combine(m, s->batch, NULL);
 	} else if (combine) {
@@ -120,12 +120,14 @@ static int serve_layer(
 /* The end of the segment that begins with layer `first`: one past its last layer. */
 static uint32_t segment_end(const struct model *m, const struct forward_step *s, uint32_t first)
 {
-	uint32_t n = m->config.n_layers;
-	for (uint32_t layer = first; layer < n; layer++)
-		if (!layer /* alone: the device begins with it while the host launches the rest */ ||
-			s->rows->taps || layer + 1 - first == SEGMENT_LAYERS ||
+	uint32_t n = m->config.end_layer;
+	for (uint32_t layer = first; layer < n; layer++) {
+		/* the first layer: the device computes it while the host launches the rest */
+		bool alone = layer == m->config.first_layer;
+		if (alone || s->rows->taps || layer + 1 - first == SEGMENT_LAYERS ||
 			(config_is_moe(&m->config, layer) && !moe_deferred(m, layer, s->batch->n)))
 			return layer + 1;
+	}
 	return n + 1;
 }
 
@@ -144,18 +146,18 @@ static int segment_run(
 	atomic_bool *cancel = s->rows->cancel;
 	uint64_t fence = b->fence_value;
 	enum segment_mode calls =
-		segment_begin(m, s->kv, first, s->batch, end > c->n_layers ? s->n_hidden : 0);
+		segment_begin(m, s->kv, first, s->batch, end > c->end_layer ? s->n_hidden : 0);
 	if (calls == SEGMENT_CAPTURE) {
 		for (uint32_t layer = first; layer < end; layer++)
 			enqueue_layer(m, s, layer);
 		b->ops->segment_end(b);
 	}
 	for (uint32_t layer = first; layer < end; layer++) {
-		if (layer < c->n_layers && cancel && atomic_load_explicit(cancel, memory_order_relaxed))
+		if (layer < c->end_layer && cancel && atomic_load_explicit(cancel, memory_order_relaxed))
 			return err_set(e, ERR_INTERRUPTED, "interrupted");
 		if (calls == SEGMENT_EAGER)
 			enqueue_layer(m, s, layer);
-		if (layer == c->n_layers)
+		if (layer == c->end_layer)
 			break;
 		/* a launched segment has one fence for each layer with routers */
 		fence = calls == SEGMENT_EAGER ? b->fence_value : fence + has_routers(m, s, layer);
@@ -168,7 +170,10 @@ static int segment_run(
 
 static int run_segments(struct model *m, struct forward_step *s, struct err *e)
 {
-	for (uint32_t first = 0, end; first <= m->config.n_layers; first = end) {
+	const struct model_config *c = &m->config;
+	/* behind a dense layer, without hidden states, the end of the step has no op */
+	bool end_has_ops = s->n_hidden || (config_is_moe(c, c->end_layer - 1) && !s->rows->taps);
+	for (uint32_t first = c->first_layer, end; first < c->end_layer + end_has_ops; first = end) {
 		end = segment_end(m, s, first);
 		int rc = segment_run(m, s, first, end, e);
 		if (rc)

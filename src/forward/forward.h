@@ -40,9 +40,13 @@ struct forward_rows {
 };
 
 /*
- * Computes all rows through the trunk and writes the caches of its layers. The hidden states of the
- * rows from `first_hidden` on, after the final norm, are left in ws.hidden: row r at r * n_embd.
+ * Computes all rows through the layers of the model and writes their caches. The hidden states of
+ * the rows from `first_hidden` on, after the final norm, are left in ws.hidden: row r at r *
+ * n_embd.
  *
+ * - A model that does not begin with layer 0 takes the residual stream of the rows from ws.x, and
+ *   the selection of the latest full layer from ws.sel and ws.n_sel if its first layer shares it.
+ * - A model without the end of the trunk leaves both there; first_hidden is n then.
  * - first_hidden < n: the last ops may still run on return. model_logits waits for them and reports
  *   their failure.
  * - first_hidden >= n: no hidden state is wanted; the device is idle on return.

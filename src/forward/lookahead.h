@@ -9,8 +9,9 @@
  * same op as that of L and under the same fence, so they cost no launch. The real router always
  * decides; a prediction only moves bytes.
  *
- * Where: decode steps, in every MoE layer but the last, and in the last dense layer, so that the
- * first experts of a token are predicted too. The MTP layer is never predicted.
+ * Where: decode steps, in every MoE layer but the last of the model (config.h: end_layer), and in
+ * the last dense layer, so that the first experts of a token are predicted too. The MTP layer is
+ * never predicted.
  *
  * Order of use for one layer (forward.c):
  *   1. lookahead_routes adds the routers of the coming layers to the layer's own;

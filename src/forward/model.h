@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A model that can compute: configuration and weights with everything a step needs besides a cache.
+ * It may be a range of the layers (config.first_layer, end_layer).
  *
  * Order of use: model_init, then any number of steps (forward.h, mtp.h), then model_fini. One
  * thread computes with a model, one step at a time. Backend and expert source are borrowed and

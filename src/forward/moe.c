@@ -199,7 +199,7 @@ static void moe_read_ahead(struct model *m)
 		p->ahead[i] = p->refs[i].id;
 	s->ops->read_ahead(s, (int)p->layer, p->ahead, p->n_refs);
 	uint32_t next = p->layer + 1;
-	if (next >= m->config.n_layers || 4 * (uint32_t)p->n_refs < 3 * m->config.n_experts)
+	if (next >= m->config.end_layer || 4 * (uint32_t)p->n_refs < 3 * m->config.n_experts)
 		return;
 	for (uint32_t i = 0; i < m->config.n_experts; i++)
 		p->ahead[i] = (int32_t)i;

@@ -23,8 +23,8 @@
  *   - One row, and experts that a deferred kernel can compute (moe_deferred): that kernel is part
  *     of the graph and waits for the host's messages. A segment goes on through up to
  *     SEGMENT_LAYERS layers (forward.c), and nothing is launched between them; the host serves one
- *     layer after the other. Layer 0 is a segment of its own: the device begins with it while the
- *     host launches the rest.
+ *     layer after the other. The first layer is a segment of its own: the device computes it while
+ *     the host launches the rest.
  *   - Several rows, or experts without a deferred kernel: a segment ends behind the shared expert
  *     of an MoE layer. The host enqueues the experts as ops of their own, and the next segment
  *     begins with moe_combine.
@@ -46,7 +46,7 @@ struct batch step_begin(
 	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base);
 
 /* Begins a segment; what becomes of the ops that follow: see segment_begin of the backend. `first`:
- * its first layer; n_layers: the end of a step; n_layers + 1: a draft. `variant` (below 16) tells
+ * its first layer; end_layer: the end of a step; n_layers + 1: a draft. `variant` (below 16) tells
  * apart segments that begin with the same layer. */
 enum segment_mode segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
 	const struct batch *rows, uint32_t variant);

@@ -91,8 +91,10 @@ static void workspace_layout(
 	ws->predicted_h = arena_alloc(device, ahead * c->n_embd, f);
 	ws->predicted_logits = arena_alloc(device, ahead * c->n_experts, f);
 	size_t states = ws->mtp_sessions ? workspace_zero_row(ws) + 1 - ws->max_rows : 0;
-	ws->hidden = arena_alloc(device, (r + states) * c->n_embd, f);
-	ws->logits = arena_alloc(device, (size_t)ws->logit_rows * c->n_vocab, f);
+	if (config_has_end(c)) {
+		ws->hidden = arena_alloc(device, (r + states) * c->n_embd, f);
+		ws->logits = arena_alloc(device, (size_t)ws->logit_rows * c->n_vocab, f);
+	}
 	if (ws->mtp_sessions)
 		draft_layout(ws, c, device, shared);
 	/* attention and network take turns, and so do the heads' queries and their results */

@@ -50,7 +50,7 @@ struct workspace {
 	float *predicted_h;      /* [LOOKAHEAD_MAX][D][n_embd] the stream, normed for layers ahead */
 	float *predicted_logits; /* [LOOKAHEAD_MAX][D][n_experts] */
 	uint64_t *predicted_ids; /* [2][LOOKAHEAD_MAX][D][n_used] shared; of even and odd layers */
-	/* the end */
+	/* the end of the model; NULL where it is not computed (config_has_end) */
 	/* [R][n_embd] after the final norm. With MTP follow [S][VERIFY_ROWS] rows that outlive the
 	 * step, the hidden states that drafts begin with (mtp_keep_states), and one row of zeros. */
 	float *hidden;

@@ -211,7 +211,7 @@ int config_read(const struct gguf *f, struct model_config *c, struct err *e)
 	if (c->n_mtp > 1 || c->n_mtp >= blocks)
 		return key_error(
 			f, e, KEY("nextn_predict_layers"), c->n_mtp, "0 or 1, and fewer than block_count");
-	c->n_layers = blocks - c->n_mtp;
+	c->n_layers = c->end_layer = blocks - c->n_mtp;
 
 	const struct gguf_tensor *embed = gguf_need_tensor(f, "token_embd.weight", e);
 	if (!embed)

@@ -18,9 +18,12 @@
 #define CONFIG_MAX_USED    64
 
 struct model_config {
-	char name[128];      /* general.name, or "" */
-	uint32_t n_layers;   /* trunk layers, without MTP */
-	uint32_t n_mtp;      /* MTP layers stored after the trunk: 0 or 1 */
+	char name[128];    /* general.name, or "" */
+	uint32_t n_layers; /* trunk layers, without MTP */
+	uint32_t n_mtp;    /* MTP layers stored after the trunk: 0 or 1 */
+	/* Trunk layers [first_layer, end_layer): the ones that whoever has this copy of the
+	 * configuration loads and computes. config_read sets all of them; a stage has fewer. */
+	uint32_t first_layer, end_layer;
 	uint32_t n_embd;     /* hidden size */
 	uint32_t n_vocab;    /* rows of embedding and head, padding included */
 	uint32_t n_context;  /* positions the model was made for */
@@ -67,6 +70,17 @@ static inline uint32_t config_n_moe(const struct model_config *c)
 static inline bool config_is_moe(const struct model_config *c, uint32_t layer)
 {
 	return layer >= c->n_dense;
+}
+
+/* Whether the end of the model is computed here: final norm, head, MTP layer. */
+static inline bool config_has_end(const struct model_config *c)
+{
+	return c->end_layer == c->n_layers;
+}
+/* One past the last layer computed here, the MTP layer included if the end is. */
+static inline uint32_t config_all_end(const struct model_config *c, bool with_mtp)
+{
+	return c->end_layer + (with_mtp && config_has_end(c) ? c->n_mtp : 0);
 }
 
 /* Reads and checks. ERR_INPUT with the key, what was found and what was expected. */

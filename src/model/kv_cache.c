@@ -10,7 +10,7 @@ static size_t kv_cache_layout(struct kv_cache *kv, const struct model_config *c,
 	enum dtype type, uint32_t capacity, uint8_t *arena)
 {
 	size_t used = 0, value = type == DTYPE_F32 ? 4 : 2;
-	for (uint32_t i = 0; i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++) {
+	for (uint32_t i = c->first_layer; i < config_all_end(c, with_mtp); i++) {
 		uint32_t widths[2] = {config_cache_width(c), c->index_full[i] ? c->index_dim : 0};
 		for (int k = 0; k < 2; k++) {
 			if (kv && widths[k]) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The KV caches of all layers: one latent row (normalised KV latent and rotated key) per layer and
- * position, one index key per full layer and position. One pool holds the positions of all
- * sessions. A session owns a contiguous range of cache rows, so rows of several sessions can be
- * computed in one batch (batch.base).
+ * The KV caches of the layers computed here: one latent row (normalised KV latent and rotated key)
+ * per layer and position, one index key per full layer and position. One pool holds the positions
+ * of all sessions. A session owns a contiguous range of cache rows, so rows of several sessions can
+ * be computed in one batch (batch.base).
  *
  *   latent[layer]    [capacity][kv_rank + head_rope]
  *   index_key[layer] [capacity][index_dim]            full layers only
@@ -18,7 +18,7 @@
 #include "src/model/config.h"
 
 struct kv_cache {
-	struct cache_view latent[CONFIG_MAX_LAYERS];    /* of every layer incl. MTP when loaded */
+	struct cache_view latent[CONFIG_MAX_LAYERS];    /* incl. MTP when loaded; else data is NULL */
 	struct cache_view index_key[CONFIG_MAX_LAYERS]; /* data NULL on shared layers */
 	uint32_t capacity;                              /* positions */
 	void *arena;

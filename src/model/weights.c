@@ -238,14 +238,16 @@ static int walk_weights(struct tensor_walk *k, bool with_mtp, struct model_weigh
 	const struct model_config *c = k->c;
 	const struct gguf_tensor *embed;
 	int rc;
-	if ((rc = bind_mapped(k, "token_embd.weight", c->n_embd, c->n_vocab, 1, &embed, &w->embed)) ||
-		(rc = bind_matrix(k, "output.weight", c->n_embd, c->n_vocab, 1, &w->head)) ||
-		(rc = bind_vector(k, "output_norm.weight", c->n_embd, &w->output_norm)))
+	if ((rc = bind_mapped(k, "token_embd.weight", c->n_embd, c->n_vocab, 1, &embed, &w->embed)))
 		return rc;
-	for (uint32_t i = 0; i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++)
+	if (config_has_end(c) &&
+		((rc = bind_matrix(k, "output.weight", c->n_embd, c->n_vocab, 1, &w->head)) ||
+			(rc = bind_vector(k, "output_norm.weight", c->n_embd, &w->output_norm))))
+		return rc;
+	for (uint32_t i = c->first_layer; i < config_all_end(c, with_mtp); i++)
 		if ((rc = walk_attention(k, i, &w->layers[i])) || (rc = walk_ffn(k, i, &w->layers[i])))
 			return rc;
-	if (with_mtp && c->n_mtp)
+	if (config_all_end(c, with_mtp) > c->n_layers)
 		return walk_mtp(k, c->n_layers, w);
 	return 0;
 }
@@ -281,7 +283,8 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 	w->experts = NEW_ARRAY(struct expert_tensors, n);
 	struct tensor_walk k = {.file = file, .c = c, .e = e};
 	int rc = walk_weights(&k, with_mtp, w);
-	for (uint32_t i = c->n_dense; !rc && i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++) {
+	for (uint32_t i = MAX(c->n_dense, c->first_layer); !rc && i < config_all_end(c, with_mtp);
+		 i++) {
 		struct expert_tensors *x = &w->experts[i];
 		rc = bind_experts(&k, i, x);
 		w->layers[i].experts_aligned = !rc && stack_is_aligned(x->gate) &&
@@ -308,7 +311,8 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		return rc;
 	}
 	w->arena_bytes = count.used;
-	mem_read_ahead(w->embed.data, w->embed.stack_bytes);
+	if (!c->first_layer)
+		mem_read_ahead(w->embed.data, w->embed.stack_bytes);
 	struct tensor_walk k = {.file = file,
 		.c = c,
 		.backend = b,
@@ -333,7 +337,7 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 				r.seconds, (double)r.bytes / 1e9 / r.seconds);
 	}
 	free(k.spans);
-	if (!rc) /* by now it has been read ahead */
+	if (!rc && !c->first_layer) /* by now it has been read ahead */
 		rc = check_mapped(&k, gguf_find_tensor(file, "token_embd.weight"));
 	return rc ? rc : b->ops->wait(b, e);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The resident weights: what every token needs, in one arena of the backend's memory. Routed
+ * The resident weights: what every token needs of the layers computed here (config.h), in one
+ * arena of the backend's memory; the head only where the end of the model is computed. Routed
  * experts are not loaded; they are described, for an expert source. The token embedding is not
  * loaded either: a token needs one row of it. It stays where the file is mapped, and a step uploads
  * its rows to a card (segment.h).
@@ -43,9 +44,9 @@ struct layer_weights {
 
 struct model_weights {
 	struct weight embed;          /* [n_vocab][n_embd], host memory: where the file is mapped */
-	struct weight head;           /* n_embd -> n_vocab */
+	struct weight head;           /* n_embd -> n_vocab; data NULL without the end of the model */
 	const float *output_norm;     /* [n_embd] */
-	struct layer_weights *layers; /* [n_layers + n_mtp] */
+	struct layer_weights *layers; /* [n_layers + n_mtp]; zeros for layers of others */
 	struct expert_tensors
 		*experts; /* [n_layers + n_mtp] stacks in the files, {n_embd, ff, E} x2, {ff, n_embd, E} */
 	struct weight eh_proj;                  /* MTP: 2 * n_embd -> n_embd; data NULL without MTP */
