@@ -6,17 +6,14 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/out_file.h"
 #include "src/engine/plan.h"
 #include "stream/loader/loader.h"
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Ids up to the last one that has a token. A vocabulary larger than the head is a fault of the
  * file. */
@@ -48,37 +45,6 @@ uint64_t engine_fingerprint_of(const struct gguf *f)
 	return h ? h : 1;
 }
 
-/* --warm: reads the profile or trace, and seeds the cache with it. */
-static int open_warm_profile(struct engine *g, const struct engine_options *o, const struct plan *p,
-	const struct model_config *c, struct err *e)
-{
-	uint32_t n_layers = c->n_layers + c->n_mtp;
-	int rc;
-	if (profile_init(&g->profile, g->fingerprint, n_layers, c->n_experts) ||
-		profile_init(&g->earlier, g->fingerprint, n_layers, c->n_experts))
-		return err_set(e, ERR_MEMORY, "no memory for the profile");
-	bool is_trace = false, exists = access(o->warm, F_OK) == 0 || errno != ENOENT;
-	if (exists && (rc = profile_read(&g->earlier, o->warm, &is_trace, e)))
-		return rc;
-	if (!is_trace) {
-		struct out_file probe; /* a file that cannot be written fails now, not at the end */
-		if ((rc = out_file_open(&probe, o->warm, &out_profile, o->force, e)))
-			return rc;
-		out_file_abort(&probe);
-		g->warm_path = mem_strdup(o->warm);
-	}
-	struct profile_key *keys;
-	size_t n;
-	profile_order(&g->earlier, &keys, &n);
-	log_info("warm: %s names %zu experts%s%s", o->warm, n,
-		p->streaming ? "" : " (nothing to seed: no expert cache)",
-		is_trace ? "; a trace, which stays as it is" : "");
-	if (p->streaming)
-		loader_warm(g->experts, keys, n);
-	free(keys);
-	return 0;
-}
-
 static int open_trace(struct engine *g, const struct engine_options *o,
 	const struct model_config *c, const struct model_weights *w, struct err *e)
 {
@@ -107,12 +73,12 @@ static int wrap_experts(struct engine *g, const struct engine_options *o, const 
 {
 	int rc;
 	g->source = g->experts;
-	if ((o->warm && (rc = open_warm_profile(g, o, p, c, e))) ||
-		(o->trace && (rc = open_trace(g, o, c, w, e))))
+	if ((rc = engine_profile_open(g, o, c, e)) || (o->trace && (rc = open_trace(g, o, c, w, e))))
 		return rc;
-	if (o->warm || o->trace)
+	const bool counts = g->warm_path || g->profile_folder;
+	if (counts || o->trace)
 		g->source = access_recorder_open(
-			g->experts, o->warm ? &g->profile : NULL, g->trace, p->loader.lookahead);
+			g->experts, counts ? &g->profile : NULL, g->trace, p->loader.lookahead);
 	if (!o->wrap_source)
 		return 0;
 	struct expert_source *wrapped;
@@ -212,8 +178,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	return 0;
 out:
 	weights_free(&weights, g->backend);
-	free(g->warm_path);
-	g->warm_path = NULL; /* nothing was run: the profile stays as it is */
+	engine_profile_close(g, false, NULL); /* nothing was run: the profile stays as it is */
 	engine_close(g, NULL);
 	return rc;
 }
@@ -230,13 +195,8 @@ int engine_close(struct engine *g, struct err *e)
 	}
 	if (g->trace)
 		rc = trace_writer_close(g->trace, e);
-	if (g->warm_path) {
-		int failed = profile_write(&g->profile, &g->earlier, g->warm_path, rc ? NULL : e);
-		rc = rc ? rc : failed;
-	}
-	profile_fini(&g->profile);
-	profile_fini(&g->earlier);
-	free(g->warm_path);
+	int failed = engine_profile_close(g, true, rc ? NULL : e);
+	rc = rc ? rc : failed;
 	if (g->backend) {
 		kv_cache_fini(&g->kv, g->backend);
 		g->backend->ops->close(g->backend);

@@ -69,6 +69,10 @@ struct engine_options {
 	/* Profile or trace that seeds the cache; NULL: none. The profile of this run is added to a
 	 * profile at close; a file that does not exist yet becomes one. A trace is not changed. */
 	const char *warm;
+	/* Folder of profiles that are kept from run to run (profile_store.h): with streaming, and
+	 * without `warm`, the one of this model seeds the cache and takes in this run at close. A first
+	 * start with GLM-5.2 is seeded from published use. Nothing fails because of it. NULL: none. */
+	const char *profile_folder;
 	/* For instruments: puts a source of the caller's between the model and the engine's own one.
 	 * Called once while the engine opens. Takes `inner` on success, and closes it with *out, which
 	 * the engine closes. NULL: none. */

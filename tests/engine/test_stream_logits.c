@@ -6,6 +6,7 @@
  * an emulated card between disk and memory (tests/support/copier_null.h); on CUDA, when a device
  * answers.
  */
+#include "cache/trace/profile_store.h"
 #include "src/base/num.h"
 #include "src/engine/generate.h"
 #include "tests/support/engine_help.h"
@@ -14,6 +15,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -213,6 +215,91 @@ static void test_trace_and_warm(void **state)
 	unlink(warm);
 }
 
+static struct engine_cache engine_cache_of(const struct engine *g)
+{
+	struct engine_cache k;
+	engine_cache_snapshot(g, &k, NULL);
+	return k;
+}
+
+/* Waits until so many experts are in the first tier. */
+static void wait_for_residents(struct engine *g, unsigned wanted)
+{
+	struct engine_cache k = engine_cache_of(g);
+	const size_t n = (size_t)k.n_layers * k.n_experts;
+	uint8_t *map = malloc(n);
+	unsigned found = 0;
+	for (int i = 0; i < 2000 && found < wanted; i++) {
+		found = 0;
+		engine_cache_snapshot(g, &k, map);
+		for (size_t j = 0; j < n; j++)
+			found += map[j] == ENGINE_IN_VRAM;
+		if (found < wanted)
+			usleep(5000);
+	}
+	free(map);
+	if (found < wanted)
+		fail_msg("%u experts are resident, expected %u", found, wanted);
+}
+
+/* A second start has what the first one used before anybody asks, and computes the same. */
+static void test_kept_profile(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	char folder[] = "build/test_stream_profiles_XXXXXX", path[80];
+	assert_non_null(mkdtemp(folder));
+	struct engine_options o = base_options();
+	const uint64_t want = stream_logits_run(&o, 4, NULL);
+	o.cache_bytes = full.everything_bytes;
+	o.lookahead = 0;
+	o.profile_folder = folder;
+	struct expert_stats cold;
+	assert_true(stream_logits_run(&o, 4, &cold) == want);
+	assert_true(cold.miss > 0);
+
+	struct engine_options mine = o; /* as stream_logits_run does */
+	struct copier_faults f = {.seed = 1, .readable = true};
+	if (with_card) {
+		assert_int_equal(copier_null_open(&f, &mine.copier, &e), 0);
+		mine.reader.slice_bytes = 32768;
+	}
+	struct engine *g = engine_of(&mine);
+	snprintf(
+		path, sizeof path, "%s/%016llx.profile", folder, (unsigned long long)engine_fingerprint(g));
+	assert_int_equal(access(path, R_OK), 0);
+	struct profile p;
+	struct profile_key *keys;
+	size_t n_keys;
+	const struct engine_cache k = engine_cache_of(g);
+	assert_int_equal(profile_init(&p, engine_fingerprint(g), k.n_layers, k.n_experts), 0);
+	assert_int_equal(profile_store_read(folder, &p, &e), 0);
+	profile_order(&p, &keys, &n_keys);
+	assert_true(n_keys > 0 && n_keys <= cold.miss);
+	profile_fini(&p);
+	free(keys);
+	wait_for_residents(g, (unsigned)n_keys);
+	struct session *s = session_of(g, false);
+	struct generate_options go = {.max_new = 4, .ignore_stop = true};
+	struct generate_result r;
+	if (generate(s, prompt, N_PROMPT, &go, &r, &e))
+		fail_msg("%s", e.text);
+	assert_true(r.logits_hash == want);
+	assert_int_equal(engine_expert_stats(g).miss, 0);
+	session_free(s);
+	assert_int_equal(engine_close(g, &e), 0);
+	if (mine.copier)
+		mine.copier->ops->close(mine.copier);
+
+	/* a folder that cannot be: the run is as without */
+	o.profile_folder = "/proc/none";
+	assert_true(stream_logits_run(&o, 4, NULL) == want);
+	unlink(path);
+	snprintf(path, sizeof path, "%s/lock", folder);
+	unlink(path);
+	assert_int_equal(rmdir(folder), 0); /* nothing else was left there */
+}
+
 /* A copy that fails in the middle of a run ends it with a sentence. */
 static void test_copy_fails(void **state)
 {
@@ -244,11 +331,13 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_every_setting),
 		cmocka_unit_test(test_seeds),
 		cmocka_unit_test(test_trace_and_warm),
+		cmocka_unit_test(test_kept_profile),
 	};
 	const struct CMUnitTest card_tests[] = {
 		cmocka_unit_test(test_every_setting),
 		cmocka_unit_test(test_seeds),
 		cmocka_unit_test(test_trace_and_warm),
+		cmocka_unit_test(test_kept_profile),
 		cmocka_unit_test(test_copy_fails),
 	};
 	int failed = 0;

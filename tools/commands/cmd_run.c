@@ -100,6 +100,7 @@ int cmd_run(int argc, char **argv, struct err *e)
 	opts.common.no_summary = chat; /* which greets in its own words */
 	if (one && (rc = read_prompt(&opts, &prompt, e)))
 		goto out;
+	profile_opts_apply(&opts.profile, &opts.common);
 	if (!chat) /* whose commands open any file */
 		sandbox_opts_files(
 			&opts.sandbox, &opts.common, &opts.prefix, opts.session, opts.json_schema);
@@ -115,5 +116,7 @@ int cmd_run(int argc, char **argv, struct err *e)
 		rc = run_lines(&a, e);
 out:
 	free(prompt.text);
-	return answer_close(&a, rc, e);
+	rc = answer_close(&a, rc, e);
+	free(opts.profile.folder);
+	return rc;
 }

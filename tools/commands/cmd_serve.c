@@ -28,6 +28,7 @@ struct serve_opts {
 	uint32_t port, sessions, queue, connections, max_body_mb, client_share;
 	bool strict_model;
 	struct prefix_opts prefix;
+	struct profile_opts profile;
 	struct draft_opts draft;
 	struct sandbox_opts sandbox;
 };
@@ -76,7 +77,7 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 			.fallback = "none: all that a proxy passes on is one client's"},
 	};
 	struct arg_group groups[] = {common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)},
-		draft_opts_group(&o->draft), prefix_opts_group(&o->prefix),
+		draft_opts_group(&o->draft), prefix_opts_group(&o->prefix), profile_opts_group(&o->profile),
 		sandbox_opts_group(&o->sandbox)};
 	const struct args args = {
 		.command = "glmstream serve",
@@ -175,6 +176,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	struct server *s = NULL;
 	o.common.sessions = o.sessions;
 	o.common.no_mtp = o.draft.mode == DRAFT_OFF;
+	profile_opts_apply(&o.profile, &o.common);
 	sandbox_opts_files(&o.sandbox, &o.common, &o.prefix, NULL, NULL);
 	if ((rc = common_opts_open(&o.common, &g, e)))
 		goto out;
@@ -215,7 +217,9 @@ out:
 	free(file_name);
 	free(given_key);
 	buf_free(&shown);
-	return common_opts_close(g, rc, e);
+	rc = common_opts_close(g, rc, e);
+	free(o.profile.folder);
+	return rc;
 }
 
 #endif

@@ -4,6 +4,7 @@
 #include "tools/options/common_opts.h"
 
 #include "cache/policy/policy.h"
+#include "cache/trace/profile_store.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -172,6 +173,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.trace = c->trace,
 		.force = c->force,
 		.warm = c->warm,
+		.profile_folder = c->profile_folder,
 		.chunk = c->chunk,
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
@@ -208,6 +210,28 @@ int common_opts_close(struct engine *g, int rc, struct err *e)
 		return rc;
 	*e = late;
 	return failed;
+}
+
+struct arg_group profile_opts_group(struct profile_opts *p)
+{
+	const struct arg list[] = {
+		{"no-profile", 0, ARG_FLAG, .flag = &p->off,
+			.help = "neither load the experts first that earlier runs used most, nor keep which "
+					"ones this run uses"},
+	};
+	_Static_assert(sizeof list == sizeof p->args, "args");
+	memcpy(p->args, list, sizeof list);
+	return (struct arg_group){"Start", p->args, ARRAY_LEN(list)};
+}
+
+void profile_opts_apply(struct profile_opts *p, struct common_opts *c)
+{
+	const bool may_stream =
+		c->cache_given || (HAVE_CUDA && strcmp(common_opts_backend(c), "cpu") != 0);
+	if (p->off || c->warm || !may_stream || !(p->folder = profile_store_folder()))
+		return;
+	profile_store_make_folder(p->folder);
+	c->profile_folder = p->folder;
 }
 
 struct arg_group prefix_opts_group(struct prefix_opts *p)

@@ -30,8 +30,9 @@ struct common_opts {
 	int io;     /* enum reader_engine */
 	int verify; /* enum check_mode */
 	bool no_direct;
-	const char *trace, *warm; /* NULL: none */
-	bool force;               /* replace files that this program did not write */
+	const char *trace, *warm;   /* NULL: none */
+	const char *profile_folder; /* see profile_opts_apply; NULL: none */
+	bool force;                 /* replace files that this program did not write */
 	const char *replicas; /* "A,B": files with the model's content on other drives; NULL: none */
 	uint32_t chunk;       /* most rows at once; 0: the engine's choice */
 	bool kv_f32;          /* this and those that follow are no options of all commands */
@@ -72,6 +73,18 @@ int common_opts_replicas(const struct common_opts *c, struct common_replicas *r,
 /* Closes the engine of a command that ended with `rc` (NULL is fine). Returns rc, or when that is 0
  * the fault of a trace or profile that could not be written. */
 int common_opts_close(struct engine *g, int rc, struct err *e);
+
+/* --no-profile, of the commands that answer. Zero-initialise. */
+struct profile_opts {
+	bool off;
+	char *folder; /* what common_opts.profile_folder points to */
+	struct arg args[1];
+};
+struct arg_group profile_opts_group(struct profile_opts *p); /* its variable is in *p */
+
+/* Lets runs that stream experts keep a profile of their use, unless an option says otherwise. Makes
+ * its folder where it may be needed. Release with free(p->folder) when the engine is closed. */
+void profile_opts_apply(struct profile_opts *p, struct common_opts *c);
 
 /* The options of a prefix store: --session-dir, --session-dir-gb. Zero-initialise. */
 struct prefix_opts {

@@ -106,8 +106,8 @@ int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 {
 	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1, .repeat_penalty = 1};
 	const struct arg_group groups[] = {own_group(o), sampling_group(o), draft_opts_group(&o->draft),
-		prefix_opts_group(&o->prefix), sandbox_opts_group(&o->sandbox),
-		common_opts_group(&o->common)};
+		prefix_opts_group(&o->prefix), profile_opts_group(&o->profile),
+		sandbox_opts_group(&o->sandbox), common_opts_group(&o->common)};
 	const char *named = NULL;
 	const struct arg positional[] = {{.kind = ARG_STRING,
 		.string = &named,

@@ -13,6 +13,7 @@ enum think_mode { THINK_MAX, THINK_HIGH, THINK_OFF };
 struct run_opts {
 	struct common_opts common;
 	struct prefix_opts prefix;
+	struct profile_opts profile;
 	struct sandbox_opts sandbox;
 	struct draft_opts draft;
 	const char *prompt, *file, *system;

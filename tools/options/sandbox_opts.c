@@ -94,6 +94,8 @@ void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
 	add_model(&l, c);
 	add_folder(&l, c->trace, true);
 	add_folder(&l, c->warm, true);
+	if (c->profile_folder)
+		add_place(&l, mem_strdup(c->profile_folder), true);
 	add_folder(&l, session, true);
 	if (read_only)
 		add_place(&l, mem_strdup(read_only), false);

@@ -9,7 +9,7 @@ GLMSTREAM=${GLMSTREAM:-$PWD/build/release/glmstream}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export HOME=$work # no history file of the user is touched
-unset XDG_STATE_HOME GLMSTREAM_POCKET
+unset XDG_STATE_HOME XDG_CACHE_HOME GLMSTREAM_POCKET
 n_checks=0 n_wrong=0
 
 skip() { # what was wrong so far counts all the same

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A folder that keeps one profile (expert_profile.h) per model from run to run, so that the next
+ * start can fill its cache without being told. What is in it is a cache: it may be deleted at any
+ * time.
+ *
+ * In order of use: profile_store_folder once, profile_store_read at start, profile_store_add at the
+ * end of a run.
+ *
+ * Files: <folder>/<fingerprint, 16 hex digits>.profile, and <folder>/lock. At most
+ * PROFILE_STORE_FILES profiles of PROFILE_STORE_BYTES together: the one that was written longest
+ * ago is removed first. A profile holds the PROFILE_STORE_KEYS most used experts.
+ *
+ * Several processes may add to one profile at a time: each adds to what is there by then, under a
+ * lock, and a file appears whole or not at all.
+ */
+#ifndef GLM_CACHE_PROFILE_STORE_H
+#define GLM_CACHE_PROFILE_STORE_H
+
+#include "cache/trace/expert_profile.h"
+
+#define PROFILE_STORE_FILES 32
+#define PROFILE_STORE_BYTES (16u << 20)
+#define PROFILE_STORE_KEYS  32768u
+/* Counts halve while so many tokens are counted. A subject lasts for hundreds of tokens, and a
+ * profile is to hold several. */
+#define PROFILE_STORE_HALF_TOKENS 4096
+
+/* $XDG_CACHE_HOME/glmstream/profiles, else ~/.cache/glmstream/profiles; NULL without a home. The
+ * caller frees it. */
+char *profile_store_folder(void);
+/* Makes it, and the folders above it, for the user alone. Failures show when a file is written. */
+void profile_store_make_folder(const char *folder);
+
+/* Adds the profile of p's fingerprint to p. 0, also when there is none; ERR_INPUT: damaged, or of
+ * another shape; -errno. p is unchanged then. */
+int profile_store_read(const char *folder, struct profile *p, struct err *e);
+
+/* Adds p, the counts of one run, to the profile of its fingerprint. token_accesses: what a token
+ * counts in all layers together, > 0. A damaged profile is replaced; a file that is none is left as
+ * it is, and refused (ERR_INPUT). Removes what is above the
+ * limits. Waits at most two seconds for other processes. */
+int profile_store_add(
+	const char *folder, const struct profile *p, double token_accesses, struct err *e);
+
+#endif
