@@ -8,7 +8,8 @@
 # shape, words). Exit status 77 of a unit means skipped, its last line of output is the reason. The
 # whole log of each failed unit is printed, and the names of all before the last line. Exit status 1
 # if any failed. Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (600;
-# 1800 under a sanitizer), more where other programs take the cores.
+# 1800 under a sanitizer), more where other programs take the cores; TEST_LEAVE_OUT
+# names of units that are not run. A unit's line has its time by the clock and of processors.
 #
 # On a card also: compute-sanitizer --tool memcheck build/release/tests/test_backend_parity small;
 # --tool racecheck --num-cuda-barriers 64 with brief test_deferred, built with
@@ -66,11 +67,12 @@ scale_limit() { # limit
 }
 
 run_unit() { # logs limit name command...
-	local logs=$1 limit=$2 name=$3 start rc cases verdict note=''
+	local logs=$1 limit=$2 name=$3 start rc cases verdict note='' user system
+	local TIMEFORMAT='%U %S'
 	shift 3
 	limit=$(scale_limit "$limit")
 	start=$(date +%s%N)
-	timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1 </dev/null
+	{ time timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1 </dev/null; } 2>"$logs/$name.time"
 	rc=$?
 	case $rc in
 	0)
@@ -88,7 +90,9 @@ run_unit() { # logs limit name command...
 		verdict=FAIL note='77 cases failed'
 	fi
 	echo "$verdict" >"$logs/$name.verdict"
-	printf '%-4s %-28s %6d ms  %s\n' "$verdict" "$name" $((($(date +%s%N) - start) / 1000000)) "$note"
+	read -r user system <"$logs/$name.time"
+	printf '%-4s %-28s %6d ms %6.1f s of processors  %s\n' "$verdict" "$name" \
+		$((($(date +%s%N) - start) / 1000000)) "$(awk "BEGIN { print $user + $system }")" "$note"
 }
 export -f run_unit scale_limit
 
@@ -96,6 +100,7 @@ units=$(list_units)
 if [ $# -gt 0 ]; then
 	units=$(printf '%s\n' "$units" | awk -v want=" $* " 'index(want, " " $1 " ")')
 fi
+units=$(printf '%s\n' "$units" | awk -v not=" ${TEST_LEAVE_OUT:-} " '!index(not, " " $1 " ")')
 if [ -n "$units" ]; then
 	# shellcheck disable=SC2016 # $0 and $@ belong to the inner shell
 	printf '%s\n' "$units" | xargs -P "$jobs" -L 1 bash -c 'run_unit "$0" "$@"' "$logs" "$limit"
