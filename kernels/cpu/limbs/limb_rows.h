@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Products of packed weight rows and rows of x with the bits of the card's decode kernels. The
+ * arithmetic is defined in kernels/expert_arithmetic.h; every instruction set gives the same bits.
+ *
+ *     struct limb_block *b = ...;                 limb_x_blocks(n_in) of them, 64-byte aligned
+ *     limb_x_split(type, x, n_in, b);             once per row of x and type
+ *     limb_isa_available(0)->rows(&task);         up to 16 weight rows by up to 8 rows of x
+ *
+ * Threads: all functions may run at once on different outputs.
+ */
+#ifndef GLM_KERNELS_LIMB_ROWS_H
+#define GLM_KERNELS_LIMB_ROWS_H
+
+#include "kernels/expert_arithmetic.h"
+
+#include <stddef.h>
+
+#define LIMB_ROWS  16 /* most weight rows of a task */
+#define LIMB_X     8  /* most rows of x of a task */
+#define LIMB_STEPS 8  /* blocks of Q8_0 in a super-block */
+
+/* A super-block of x. The limbs lie as the vector code meets the weights (limb_place). */
+struct limb_block {
+	int8_t limb[EXPERT_LIMBS][256]; /* high, middle, low */
+	float scale;
+	int16_t sum[EXPERT_LIMBS][16]; /* of 16 neighbouring limbs each, in the order of x */
+	uint8_t unused[28];
+	/* Codebook types: -64 times the limbs of places 4 i .. 4 i + 3 plus j * 64, summed over j = 0,
+	 * 1 and over j = 2, 3; IQ2_XXS has the total in start[0]. Their weights carry an offset of 64.
+	 */
+	int32_t start[2][EXPERT_LIMBS][16];
+};
+_Static_assert(sizeof(struct limb_block) == 1280, "whole lines");
+
+/* Where value `value` (0 .. 255) of a super-block lies among its limbs.
+ *
+ *   Q8_0              in order
+ *   Q2_K, Q3_K        value 128 h + 32 g + l      place  64 g + 32 h + l
+ *   Q4_K              value 128 p + 64 a + 32 n + l      128 p + 64 n + 32 a + l
+ *   IQ2_XXS, IQ2_XS   value 32 g + 8 j + b               64 j + 8 g + b */
+static inline int limb_place(enum dtype type, int value)
+{
+	int l = value % 32;
+	switch (type) {
+	case DTYPE_Q2_K:
+	case DTYPE_Q3_K:
+		return value / 32 % 4 * 64 + value / 128 * 32 + l;
+	case DTYPE_Q4_K:
+		return value / 128 * 128 + value / 32 % 2 * 64 + value / 64 % 2 * 32 + l;
+	case DTYPE_IQ2_XXS:
+	case DTYPE_IQ2_XS:
+		return l / 8 * 64 + value / 32 * 8 + l % 8;
+	default:
+		return value;
+	}
+}
+
+static inline int64_t limb_x_blocks(int64_t n_in)
+{
+	return (n_in + 255) / 256;
+}
+
+/* Splits a row of n values into limb_x_blocks(n) blocks. Any values, infinities and NaN too. */
+void limb_x_split(enum dtype type, const float *x, int64_t n, struct limb_block *out);
+
+/* Weight rows times rows of x: out[x][row] for row < n_rows and x < n_x; the other outputs of a
+ * row of x are written too and mean nothing. */
+struct limb_task {
+	enum dtype type;  /* expert_arithmetic_covers */
+	const uint8_t *w; /* n_rows rows, any alignment, row_bytes apart */
+	size_t row_bytes;
+	int n_rows, n_x;
+	int64_t n_in;
+	int split;                          /* expert_split */
+	const struct limb_block *x[LIMB_X]; /* limb_x_split with the same type and n_in */
+	float (*out)[LIMB_ROWS];
+};
+
+struct limb_isa {
+	const char *name; /* "AVX-512 VNNI" */
+	void (*rows)(const struct limb_task *t);
+};
+
+/* NULL where the program was compiled without it. limb_isa_available asks whether the machine has
+ * it. */
+extern const struct limb_isa *const limb_isa_c, *const limb_isa_avx2, *const limb_isa_vnni;
+
+/* Instruction sets of this machine, best first: `level` counts from 0; NULL past the last, which is
+ * plain C. */
+const struct limb_isa *limb_isa_available(int level);
+
+#endif

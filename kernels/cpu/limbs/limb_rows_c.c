@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The contract of kernels/expert_arithmetic.h in plain C, one output at a time: the reference for
+ * the vector versions and the fallback on other machines. Also what all versions share: x as limbs,
+ * and which versions this machine runs.
+ */
+#include "kernels/cpu/limbs/limb_rows.h"
+
+#include "src/base/half.h"
+#include "src/base/num.h"
+#include "src/quant/blocks.h"
+#include "src/quant/iq_grids.h"
+#include "src/quant/k_scales.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- x ---- */
+
+static void super_block_split(enum dtype type, const float *x, struct limb_block *b)
+{
+	uint32_t most = 0;
+	for (int i = 0; i < 256; i++)
+		most = MAX(most, f32_bits(x[i]) & 0x7fffffff);
+	float largest = f32_from_bits(most);
+	bool tiny = largest < EXPERT_X_TINY, finite = most < 0x7f800000;
+	float inv = tiny || !finite ? 0 : EXPERT_LIMB_MOST / largest;
+	b->scale = tiny ? 0 : largest / EXPERT_LIMB_MOST;
+	memset(b->sum, 0, sizeof b->sum);
+	for (int i = 0; i < 256; i++) {
+		/* adding 2^23 leaves the nearest integer in the low mantissa bits */
+		float v = finite ? x[i] * inv : 0;
+		int32_t n = (int32_t)(f32_bits(fabsf(v) + 0x1p23f) & 0x7fffff);
+		uint32_t bytes = (uint32_t)(v < 0 ? -n : n) + 0x808080;
+		int place = limb_place(type, i);
+		for (int k = 0; k < EXPERT_LIMBS; k++) {
+			int limb = (int)(bytes >> 8 * (2 - k) & 255) - 128;
+			b->limb[k][place] = (int8_t)limb;
+			b->sum[k][i / 16] = (int16_t)(b->sum[k][i / 16] + limb);
+		}
+	}
+	memset(b->start, 0, sizeof b->start);
+	if (type != DTYPE_IQ2_XXS && type != DTYPE_IQ2_XS)
+		return;
+	for (int k = 0; k < EXPERT_LIMBS; k++)
+		for (int place = 0; place < 256; place++)
+			b->start[type == DTYPE_IQ2_XS ? place / 128 : 0][k][place % 64 / 4] -=
+				64 * b->limb[k][place];
+}
+
+void limb_x_split(enum dtype type, const float *x, int64_t n, struct limb_block *out)
+{
+	for (; n >= 256; n -= 256, x += 256)
+		super_block_split(type, x, out++);
+	if (n > 0) {
+		float rest[256] = {0};
+		memcpy(rest, x, (size_t)n * sizeof *x);
+		super_block_split(type, rest, out);
+	}
+}
+
+/* ---- weights ---- */
+
+/* A super-block of a weight row as whole numbers: weight i is unit * scale[i / 16] * q[i] - minimum
+ * * least[i / 16]; Q8_0: step_unit[i / 32] * q[i]. */
+struct super_block {
+	int q[256], scale[16], least[16];
+	float unit, minimum, step_unit[LIMB_STEPS];
+};
+
+static void codebook_octet(uint64_t row, unsigned signs, int *q)
+{
+	for (int i = 0; i < 8; i++) {
+		int magnitude = (int)(row >> 8 * i & 255);
+		q[i] = signs >> i & 1 ? -magnitude : magnitude;
+	}
+}
+
+static void read_iq2_xxs(const uint8_t *p, struct super_block *s)
+{
+	s->unit = f16_to_f32(load_u16(p)) * 0.125f;
+	for (int k = 0; k < 8; k++) {
+		const uint8_t *group = p + 2 + 8 * k;
+		uint32_t word = load_u32(group + 4);
+		for (int j = 0; j < 4; j++)
+			codebook_octet(
+				iq2xxs_grid[group[j]], iq_signs[word >> 7 * j & 127], s->q + 32 * k + 8 * j);
+		s->scale[2 * k] = s->scale[2 * k + 1] = (int)(2 * (word >> 28) + 1);
+	}
+}
+
+static void read_iq2_xs(const uint8_t *p, struct super_block *s)
+{
+	s->unit = f16_to_f32(load_u16(p)) * 0.125f;
+	for (int j = 0; j < 32; j++) {
+		unsigned word = load_u16(p + 2 + 2 * j);
+		codebook_octet(iq2xs_grid[word & 511], iq_signs[word >> 9], s->q + 8 * j);
+	}
+	for (int i = 0; i < 16; i++)
+		s->scale[i] = 2 * (p[66 + i / 2] >> 4 * (i % 2) & 15) + 1;
+}
+
+static void read_q2_k(const uint8_t *p, struct super_block *s)
+{
+	s->unit = f16_to_f32(load_u16(p + 80));
+	s->minimum = f16_to_f32(load_u16(p + 82));
+	for (int i = 0; i < 256; i++)
+		s->q[i] = p[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+	for (int i = 0; i < 16; i++) {
+		s->scale[i] = p[i] & 15;
+		s->least[i] = p[i] >> 4;
+	}
+}
+
+static void read_q3_k(const uint8_t *p, struct super_block *s)
+{
+	s->unit = f16_to_f32(load_u16(p + 108));
+	for (int i = 0; i < 256; i++)
+		s->q[i] = (p[32 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3) +
+				  4 * (p[i % 32] >> i / 32 & 1) - 4;
+	for (int i = 0; i < 16; i++)
+		s->scale[i] = k_scale6_signed(p + 96, i);
+}
+
+static void read_q4_k(const uint8_t *p, struct super_block *s)
+{
+	s->unit = f16_to_f32(load_u16(p));
+	s->minimum = f16_to_f32(load_u16(p + 2));
+	for (int i = 0; i < 256; i++)
+		s->q[i] = p[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+	for (int i = 0; i < 16; i++) {
+		s->scale[i] = k_scale6(p + 4, i / 2);
+		s->least[i] = k_min6(p + 4, i / 2);
+	}
+}
+
+static void read_q8_0(const uint8_t *p, int steps, struct super_block *s)
+{
+	memset(s, 0, sizeof *s);
+	for (int k = 0; k < steps; k++, p += sizeof(struct block_q8_0)) {
+		s->step_unit[k] = f16_to_f32(load_u16(p));
+		for (int i = 0; i < 32; i++)
+			s->q[32 * k + i] = (int8_t)p[2 + i];
+	}
+}
+
+/* ---- products ---- */
+
+/* steps: of 32 values that the row still has, at most 8 */
+static void super_block_read(enum dtype type, const uint8_t *p, int steps, struct super_block *s)
+{
+	switch (type) {
+	case DTYPE_IQ2_XXS:
+		read_iq2_xxs(p, s);
+		break;
+	case DTYPE_IQ2_XS:
+		read_iq2_xs(p, s);
+		break;
+	case DTYPE_Q2_K:
+		read_q2_k(p, s);
+		break;
+	case DTYPE_Q3_K:
+		read_q3_k(p, s);
+		break;
+	case DTYPE_Q4_K:
+		read_q4_k(p, s);
+		break;
+	default:
+		read_q8_0(p, steps, s);
+	}
+}
+
+/* Point 3 of the contract. */
+static float super_block_dot(
+	enum dtype type, const struct super_block *s, const struct limb_block *x, int k)
+{
+	if (type == DTYPE_Q8_0) {
+		float v = 0;
+		for (int step = 0; step < LIMB_STEPS; step++) {
+			int32_t sum = 0;
+			for (int i = 32 * step; i < 32 * step + 32; i++)
+				sum += s->q[i] * x->limb[k][i];
+			v = fmaf(s->step_unit[step], (float)sum, v);
+		}
+		return v;
+	}
+	int32_t whole = 0, least = 0;
+	for (int i = 0; i < 256; i++) {
+		int limb = x->limb[k][limb_place(type, i)];
+		whole += s->scale[i / 16] * s->q[i] * limb;
+		least += s->least[i / 16] * limb;
+	}
+	float v = s->unit * (float)whole;
+	return type == DTYPE_Q2_K || type == DTYPE_Q4_K ? fmaf(-s->minimum, (float)least, v) : v;
+}
+
+static void c_rows(const struct limb_task *t)
+{
+	const struct dtype_info *info = dtype_info(t->type);
+	size_t super_block_bytes = 256 / info->block_values * info->block_bytes;
+	int64_t n_blocks = limb_x_blocks(t->n_in);
+	int chunk = expert_chunk(t->type);
+	struct super_block s = {0};
+	for (int r = 0; r < t->n_rows; r++) {
+		float sum[LIMB_X][EXPERT_SPLIT_MAX][EXPERT_LIMBS] = {0};
+		for (int64_t b = 0; b < n_blocks; b++) {
+			super_block_read(t->type,
+				t->w + (size_t)r * t->row_bytes + (size_t)b * super_block_bytes,
+				(int)MIN((t->n_in - 256 * b) / 32, LIMB_STEPS), &s);
+			for (int i = 0; i < t->n_x; i++) {
+				const struct limb_block *x = t->x[i] + b;
+				float *part = sum[i][b / chunk % t->split];
+				for (int k = 0; k < EXPERT_LIMBS; k++)
+					part[k] = fmaf(x->scale, super_block_dot(t->type, &s, x, k), part[k]);
+			}
+		}
+		for (int i = 0; i < t->n_x; i++) {
+			float y = 0;
+			for (int p = 0; p < t->split; p++)
+				y += fmaf(65536.0f, sum[i][p][0], fmaf(256.0f, sum[i][p][1], sum[i][p][2]));
+			t->out[i][r] = y;
+		}
+	}
+}
+
+static const struct limb_isa isa_c = {"plain C", c_rows};
+const struct limb_isa *const limb_isa_c = &isa_c;
+
+const struct limb_isa *limb_isa_available(int level)
+{
+	const struct limb_isa *found[3];
+	int n = 0;
+#if defined(__x86_64__)
+	__builtin_cpu_init();
+	/* every processor with AVX2 has F16C */
+	bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+	if (limb_isa_vnni && avx2 && __builtin_cpu_supports("avx512f") &&
+		__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+		__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
+		__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"))
+		found[n++] = limb_isa_vnni;
+	if (limb_isa_avx2 && avx2)
+		found[n++] = limb_isa_avx2;
+#endif
+	found[n++] = limb_isa_c;
+	return level >= 0 && level < n ? found[level] : NULL;
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The arithmetic of a routed expert in a decode step, down to the last bit. The CUDA kernels define
+ * it (kernels/cuda/gemv/gemv_mma.cuh, kernels/cuda/experts/experts_fused.cu); kernels/cpu/limbs
+ * computes the same bits on the processor. A change on one side must be made on both.
+ * tests/kernels/test_expert_bits.c compares card and processor, test_expert_limbs.c the
+ * processor's instruction sets.
+ *
+ * Scope: expert_ffn with at most 16 rows (DECODE_MAX_ROWS, gpu_backend.cuh:41), matrices of the
+ * types of expert_arithmetic_covers. With more rows the card computes otherwise (experts.cu:87).
+ *
+ * An output of a matrix is a function of one packed weight row and one row of x; no other row, task
+ * or thread takes part. fl(a op b) is one rounding to nearest even; fma(a, b, c) is one too.
+ * Subnormal floats are kept on both sides (nvcc's default; the program never sets FTZ).
+ *
+ * 1. Limbs of x. gemv_mma.cuh:143 write_limbs, experts_fused_types.cuh:72 write_two_limbs
+ *    - x is cut into super-blocks of 256 values, zeros past n_in (gemv_mma.cuh:133).
+ *    - most = the largest magnitude of the super-block, compared as bits, so that an infinity or a
+ *      NaN is the largest.
+ *    - scale = fl(most / 8323072), inv = fl(8323072 / most); both 0 where most < 2^-100.
+ *    - n = fl(x * inv) rounded to the nearest integer, ties to even. |n| <= 127 * 65536.
+ *    - n = 65536 high + 256 middle + low, limbs -128 .. 127: the bytes of n + 0x808080, each less
+ *      128.
+ *    - Where most is infinite or NaN all limbs are 0; the scale is infinite or NaN and every output
+ *      of the row becomes NaN. The payload and the sign of a NaN are not defined.
+ *
+ * 2. Sums of a super-block, one for each limb, exact: int32 never overflows. block_bytes.cuh says
+ *    per type what scale, weight, unit and minimum are.
+ *        whole = sum over weights of scale * weight * limb
+ *        least = sum over weights of minimum's factor * limb      (Q2_K and Q4_K)
+ *    - The order does not matter. The card has three: per step of 32 (gemv_mma.cuh:188
+ *      super_block_mma), per group of 32 (experts_fused_types.cuh:172 super_block_pair), with 4^j
+ *      times the weights (experts_fused_types.cuh:297 one_super_block).
+ *    - Scales are whole numbers: IQ2_XXS and IQ2_XS 2 n + 1, Q3_K -32 .. 31, Q2_K 0 .. 15, Q4_K
+ *      0 .. 63.
+ *
+ * 3. From integers to a float v, for each limb. gemv_mma.cuh:281
+ *    - v = fl(unit * fl(whole)). unit is the block's d; IQ2_XXS and IQ2_XS: fl(d * 0.125), which
+ *      is exact. fl(whole) rounds: whole may exceed 2^24.
+ *    - Types with minima: v = fma(-dmin, fl(least), v).
+ *    - Q8_0 has a float scale for every 32 weights: v = +0, then v = fma(d_s, fl(sum_s), v) for the
+ *      steps s = 0 .. 7 in order, sum_s being the sum of 32 weights times limbs, below 2^22
+ *      (gemv_mma.cuh:243). Steps past the end of the row have d_s = 0.
+ *
+ * 4. Sums over super-blocks. Each limb of each part has a sum that starts at +0:
+ *    sum = fma(scale of x, v, sum), super-blocks ascending. gemv_mma.cuh:284,
+ *    experts_fused.cu:203 finish_stage
+ *    - The row is cut into chunks of expert_chunk super-blocks (gemv_tiling, gemv_mma.cuh:610).
+ *      Part p of `split` has the chunks p, p + split, ...; split = expert_split (gemv_mma_k_split,
+ *      gemv_mma.cuh:623), which depends on the matrix and on the experts of a token.
+ *    - Limbs: part = fma(65536, high, fma(256, middle, low)). gemv_mma.cuh:290 combine_limbs
+ *    - Parts: y = +0, then y = fl(y + part) in order. gemv_mma.cuh:325 add_warp_partials
+ *
+ * 5. SwiGLU. device_math.cuh:62 swiglu_one: fl(fl(gate / fl(1 + e)) * up), e = exp_exact(-gate)
+ *    (device_math.cuh:38), which is lanes_exp (kernels/cpu/cpu_lanes.h) step by step. Gate and up
+ *    of different types take cuda_swiglu (elementwise.cu:110), the same function.
+ *
+ * 6. Down takes the hidden row through 1 to 4. The output is not scaled; moe_combine does that.
+ *
+ * What does not hold on every card: where shared memory is small (below 200 KiB a block),
+ * gemv_mma_launch_as (gemv_mma.cuh:672) takes IQ2_XXS with 4 warps and caps `split` at 4. That
+ * changes the last bits of rows of 8192 and more values. The cap belongs into gemv_k_split; until
+ * it is there a processor must not share the work of such a card for such a model.
+ */
+#ifndef GLM_KERNELS_EXPERT_ARITHMETIC_H
+#define GLM_KERNELS_EXPERT_ARITHMETIC_H
+
+#include "src/quant/dtype.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define EXPERT_LIMBS     3
+#define EXPERT_LIMB_MOST 8323072.0f /* 127 * 65536 */
+#define EXPERT_X_TINY    0x1p-100f
+#define EXPERT_SPLIT_MAX 8 /* GEMV_WARPS */
+
+/* Whether kernels/cpu/limbs computes matrices of this type. */
+static inline bool expert_arithmetic_covers(enum dtype type)
+{
+	return type == DTYPE_IQ2_XXS || type == DTYPE_IQ2_XS || type == DTYPE_Q2_K ||
+		   type == DTYPE_Q3_K || type == DTYPE_Q4_K || type == DTYPE_Q8_0;
+}
+
+/* Super-blocks of a chunk: CHUNK of gemv_tiling. */
+static inline int expert_chunk(enum dtype type)
+{
+	const struct dtype_info *info = dtype_info(type);
+	int bytes = (int)(256 / info->block_values * info->block_bytes);
+	return bytes >= 150 ? 1 : bytes >= 98 ? 2 : 4;
+}
+
+/* Parts of a row. rows: n_out of the matrix times the experts of a token (experts.cu:53). */
+static inline int expert_split(enum dtype type, int64_t n_in, int64_t rows)
+{
+	int chunk = expert_chunk(type), split = 1;
+	int64_t chunks = (n_in + 256 * chunk - 1) / (256 * chunk);
+	while (2 * split <= EXPERT_SPLIT_MAX &&
+		   (chunks >= 4 * split ||
+			   (chunks >= 2 * split && rows * split < 16 * 128 * EXPERT_SPLIT_MAX)))
+		split *= 2;
+	return split;
+}
+
+#endif

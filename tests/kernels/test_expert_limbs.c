@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The arithmetic of kernels/expert_arithmetic.h on the processor: the plain C version against the
+ * formula in double precision, the vector versions against the plain C one bit by bit.
+ */
+#include "kernels/cpu/limbs/limb_rows.h"
+#include "src/base/half.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/quant/dequant.h"
+#include "tests/kernels/op_cases.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const enum dtype types[] = {
+	DTYPE_IQ2_XXS, DTYPE_IQ2_XS, DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q8_0};
+
+/* A task with its memory: weights of random bits, rows of x with outliers. */
+struct limb_case {
+	struct limb_task task;
+	uint8_t *w;
+	float *x; /* [n_x][n_in] */
+	struct limb_block *blocks;
+	float out[LIMB_X][LIMB_ROWS];
+};
+
+static void limb_case_new(struct limb_case *p, enum dtype type, int64_t n_in, int n_rows, int n_x,
+	int64_t split_rows, uint64_t seed)
+{
+	uint64_t row_bytes;
+	assert_true(dtype_row_bytes(type, (uint64_t)n_in, &row_bytes));
+	size_t blocks = (size_t)limb_x_blocks(n_in), n_values = (size_t)n_x * (size_t)n_in;
+	*p = (struct limb_case){.task = {.type = type,
+								.row_bytes = row_bytes + 2, /* rows need not touch */
+								.n_rows = n_rows,
+								.n_x = n_x,
+								.n_in = n_in,
+								.split = expert_split(type, n_in, split_rows)}};
+	/* the last row ends where the memory does, so that a sanitizer sees reads past it */
+	size_t bytes = (size_t)(n_rows - 1) * p->task.row_bytes + row_bytes;
+	p->w = NEW_ARRAY(uint8_t, bytes);
+	for (int r = 0; r < n_rows; r++)
+		op_random_blocks(seed, r, type, p->w + (size_t)r * p->task.row_bytes, (size_t)row_bytes);
+	p->x = NEW_ARRAY(float, n_values);
+	op_random(seed, 100, p->x, n_values);
+	p->blocks = aligned_alloc(64, blocks * (size_t)n_x * sizeof *p->blocks);
+	assert_non_null(p->blocks);
+	p->task.w = p->w;
+	p->task.out = p->out;
+}
+
+static void limb_case_run(struct limb_case *p, const struct limb_isa *isa)
+{
+	int64_t blocks = limb_x_blocks(p->task.n_in);
+	for (int i = 0; i < p->task.n_x; i++) {
+		struct limb_block *b = p->blocks + i * blocks;
+		limb_x_split(p->task.type, p->x + i * p->task.n_in, p->task.n_in, b);
+		p->task.x[i] = b;
+	}
+	for (int i = 0; i < LIMB_X; i++)
+		for (int r = 0; r < LIMB_ROWS; r++)
+			p->out[i][r] = NAN;
+	isa->rows(&p->task);
+}
+
+static void limb_case_free(struct limb_case *p)
+{
+	free(p->w);
+	free(p->x);
+	free(p->blocks);
+}
+
+/* Equal bits; any NaN equals any other. */
+static bool same_bits(float a, float b)
+{
+	return isnan(a) ? isnan(b) : f32_bits(a) == f32_bits(b);
+}
+
+static int64_t values_of(enum dtype type, int64_t n_in)
+{
+	int64_t block = (int64_t)dtype_info(type)->block_values;
+	return (n_in + block - 1) / block * block;
+}
+
+/* ---- the plain C version ---- */
+
+/* Two roundings of every value of x at 2^-24 of its super-block's largest, a few of each sum. */
+static void test_against_doubles(void **state)
+{
+	(void)state;
+	static const int64_t widths[] = {32, 256, 800, 2048, 6144};
+	for (size_t t = 0; t < ARRAY_LEN(types); t++)
+		for (size_t n = 0; n < ARRAY_LEN(widths); n++) {
+			struct limb_case p;
+			int64_t n_in = values_of(types[t], widths[n]);
+			limb_case_new(&p, types[t], n_in, 5, 3, 2048, t * 10 + n);
+			limb_case_run(&p, limb_isa_c);
+			float *w = NEW_ARRAY(float, (size_t)n_in);
+			double worst = 0;
+			for (int r = 0; r < p.task.n_rows; r++) {
+				dequant_row(types[t], p.w + (size_t)r * p.task.row_bytes, w, (size_t)n_in);
+				for (int i = 0; i < p.task.n_x; i++) {
+					const float *x = p.x + i * n_in;
+					double value = 0, scale = 0;
+					for (int64_t b = 0; b < n_in; b += 256) {
+						int64_t end = MIN(b + 256, n_in);
+						double most = 0;
+						for (int64_t k = b; k < end; k++)
+							most = fmax(most, fabs((double)x[k]));
+						for (int64_t k = b; k < end; k++) {
+							value += (double)w[k] * (double)x[k];
+							scale += fabs((double)w[k]) * most;
+						}
+					}
+					double off = fabs((double)p.out[i][r] - value), unit = 0x1p-24 * scale;
+					if (!(off <= 2 * unit))
+						fail_msg("%s, %lld values: row %d of x %d is %.9g, not %.9g (%.3g units)",
+							dtype_name(types[t]), (long long)n_in, r, i, (double)p.out[i][r], value,
+							off / unit);
+					worst = fmax(worst, off / unit);
+				}
+			}
+			print_message("%-8s %5lld values: worst %.3f of 2 units\n", dtype_name(types[t]),
+				(long long)n_in, worst);
+			free(w);
+			limb_case_free(&p);
+		}
+}
+
+/* Limbs and scales as the contract says, also of values that have none. */
+static void test_limbs(void **state)
+{
+	(void)state;
+	float x[256];
+	struct limb_block *b = aligned_alloc(64, sizeof *b);
+	assert_non_null(b);
+	for (int kind = 0; kind < 6; kind++) {
+		op_random(7, kind, x, 256);
+		if (kind == 1)
+			x[17] = INFINITY;
+		else if (kind == 2)
+			x[200] = NAN;
+		for (int i = 0; i < 256 && kind >= 3; i++)
+			x[i] *= kind == 3 ? 0x1p-110f : kind == 4 ? 0x1p90f : 0;
+		if (kind == 5)
+			x[3] = -1, x[4] = 1, x[5] = 0x1p-23f;
+		for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+			limb_x_split(types[t], x, 256, b);
+			bool seen[256] = {false};
+			for (int i = 0; i < 256; i++) {
+				int place = limb_place(types[t], i);
+				assert_in_range(place, 0, 255);
+				assert_false(seen[place]);
+				seen[place] = true;
+				int32_t n = b->limb[0][place] * 65536 + b->limb[1][place] * 256 + b->limb[2][place];
+				if (kind >= 1 && kind <= 3)
+					assert_int_equal(n, 0);
+				else if (!(fabs((double)n * (double)b->scale - (double)x[i]) <=
+							 (0.5 + 0x1p-22 * abs(n)) * (double)b->scale)) /* inv is rounded */
+					fail_msg("value %d of kind %d: %d * %g is not %g", i, kind, n, (double)b->scale,
+						(double)x[i]);
+			}
+			for (int k = 0; k < EXPERT_LIMBS; k++)
+				for (int g = 0; g < 16; g++) {
+					int sum = 0;
+					for (int i = 16 * g; i < 16 * g + 16; i++)
+						sum += b->limb[k][limb_place(types[t], i)];
+					assert_int_equal(sum, b->sum[k][g]);
+				}
+			if (kind == 1)
+				assert_true(isinf(b->scale));
+			else if (kind == 2)
+				assert_true(isnan(b->scale));
+			else if (kind == 3)
+				assert_true(f32_bits(b->scale) == 0);
+			if (kind == 5) { /* the extremes: 127 * 65536 and, of a tie, the even neighbour */
+				assert_int_equal(b->limb[0][limb_place(types[t], 3)], -127);
+				assert_int_equal(b->limb[0][limb_place(types[t], 4)], 127);
+				assert_int_equal(b->limb[2][limb_place(types[t], 5)], 1);
+			}
+		}
+	}
+	free(b);
+}
+
+/* The split that the card takes for GLM-5.2's shapes (8 experts a token) and for small ones. */
+static void test_split(void **state)
+{
+	(void)state;
+	static const struct {
+		enum dtype type;
+		int64_t n_in, n_out;
+		int split;
+	} want[] = {
+		{DTYPE_IQ2_XXS, 6144, 2048, 2},
+		{DTYPE_IQ2_XXS, 2048, 6144, 1},
+		{DTYPE_Q2_K, 6144, 2048, 2},
+		{DTYPE_Q4_K, 6144, 2048, 4},
+		{DTYPE_Q3_K, 2048, 6144, 2},
+		{DTYPE_Q8_0, 6144, 2048, 8},
+		{DTYPE_Q8_0, 2048, 6144, 4},
+		{DTYPE_Q8_0, 2048, 128, 8},
+		{DTYPE_IQ2_XXS, 2048, 64, 2},
+		{DTYPE_IQ2_XXS, 4096, 64, 4},
+		{DTYPE_IQ2_XXS, 256, 256, 1},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(want); i++)
+		if (expert_split(want[i].type, want[i].n_in, want[i].n_out * 8) != want[i].split)
+			fail_msg("%s %lld>%lld: %d parts, not %d", dtype_name(want[i].type),
+				(long long)want[i].n_in, (long long)want[i].n_out,
+				expert_split(want[i].type, want[i].n_in, want[i].n_out * 8), want[i].split);
+}
+
+/* ---- the vector versions ---- */
+
+static void compare_levels(struct limb_case *p, const char *what)
+{
+	float want[LIMB_X][LIMB_ROWS];
+	limb_case_run(p, limb_isa_c);
+	memcpy(want, p->out, sizeof want);
+	for (int level = 0; limb_isa_available(level); level++) {
+		const struct limb_isa *isa = limb_isa_available(level);
+		limb_case_run(p, isa);
+		for (int i = 0; i < p->task.n_x; i++)
+			for (int r = 0; r < p->task.n_rows; r++)
+				if (!same_bits(want[i][r], p->out[i][r]))
+					fail_msg("%s, %s, %lld values, %s: row %d of %d, x %d of %d: %.9g, not %.9g",
+						isa->name, dtype_name(p->task.type), (long long)p->task.n_in, what, r,
+						p->task.n_rows, i, p->task.n_x, (double)p->out[i][r], (double)want[i][r]);
+	}
+}
+
+static void test_levels(void **state)
+{
+	(void)state;
+	static const int64_t widths[] = {32, 256, 1376, 2048, 6144};
+	for (int level = 0; limb_isa_available(level); level++)
+		print_message("level %d: %s\n", level, limb_isa_available(level)->name);
+	for (size_t t = 0; t < ARRAY_LEN(types); t++)
+		for (size_t n = 0; n < ARRAY_LEN(widths); n++)
+			for (int n_x = 1; n_x <= LIMB_X; n_x++) {
+				struct limb_case p;
+				int rows = n_x % 3 == 1 ? LIMB_ROWS : n_x + 3;
+				limb_case_new(&p, types[t], values_of(types[t], widths[n]), rows, n_x,
+					n_x % 2 ? 1 : 100000, 1000 * t + 10 * n + (uint64_t)n_x);
+				compare_levels(&p, "random");
+				limb_case_free(&p);
+			}
+}
+
+/* Every byte of the blocks at its extremes, limbs at theirs: no sum may saturate or overflow. */
+static void test_extremes(void **state)
+{
+	(void)state;
+	for (size_t t = 0; t < ARRAY_LEN(types); t++)
+		for (int kind = 0; kind < 8; kind++) {
+			struct limb_case p;
+			limb_case_new(&p, types[t], 512, LIMB_ROWS, 4, 1, 77 + (uint64_t)kind);
+			const struct dtype_info *info = dtype_info(types[t]);
+			size_t row_bytes = 512 / info->block_values * info->block_bytes;
+			struct rng random = {(uint64_t)kind};
+			for (int r = 0; r < LIMB_ROWS; r++)
+				for (size_t i = 0; i < row_bytes; i++) {
+					bool last = kind & 1 ? rng_below(&random, 2) : r & 1;
+					p.w[(size_t)r * p.task.row_bytes + i] = last ? 0xff : kind & 2 ? 0x80 : 0;
+				}
+			/* halves that are no NaN: 0x3c00 at the places of scales and minima */
+			for (int r = 0; r < LIMB_ROWS; r++)
+				for (size_t b = 0; b < row_bytes; b += info->block_bytes) {
+					uint8_t *block = p.w + (size_t)r * p.task.row_bytes + b;
+					size_t at = types[t] == DTYPE_Q2_K ? 80 : types[t] == DTYPE_Q3_K ? 108 : 0;
+					size_t halves = types[t] == DTYPE_Q2_K || types[t] == DTYPE_Q4_K ? 2 : 1;
+					for (size_t h = 0; h < halves; h++) {
+						block[at + 2 * h] = 0;
+						block[at + 2 * h + 1] = 0x3c;
+					}
+				}
+			for (int i = 0; i < 4 * 512; i++) /* n = 0x7effff - 0x7f.., limbs of -128 and 127 */
+				p.x[i] = i % 256 == 9 ? 8323072.0f
+						 : kind & 4   ? -8290432.0f + (float)(i % 3)
+						 : i & 1      ? 32639.0f
+									  : -32896.0f;
+			compare_levels(&p, "extremes");
+			limb_case_free(&p);
+		}
+}
+
+/* Infinities and NaN in x or in a scale: outputs are NaN or infinite alike. */
+static void test_not_finite(void **state)
+{
+	(void)state;
+	static const float bad[] = {INFINITY, -INFINITY, NAN};
+	for (size_t t = 0; t < ARRAY_LEN(types); t++)
+		for (size_t k = 0; k < ARRAY_LEN(bad); k++) {
+			struct limb_case p;
+			limb_case_new(&p, types[t], 768, 7, 3, 1, t);
+			p.x[768 + 300] = bad[k];
+			compare_levels(&p, "x not finite");
+			limb_case_run(&p, limb_isa_available(0));
+			for (int r = 0; r < 7; r++) {
+				assert_true(isnan(p.out[1][r]));
+				assert_false(isnan(p.out[0][r]) || isnan(p.out[2][r]));
+			}
+			limb_case_free(&p);
+		}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_limbs),
+		cmocka_unit_test(test_split),
+		cmocka_unit_test(test_against_doubles),
+		cmocka_unit_test(test_levels),
+		cmocka_unit_test(test_extremes),
+		cmocka_unit_test(test_not_finite),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
