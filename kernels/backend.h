@@ -36,6 +36,7 @@
 #include "src/base/err.h"
 #include "src/quant/dtype.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -335,6 +336,12 @@ struct backend_ops {
 	 */
 	void (*usage)(struct backend *b, struct backend_usage *out);
 	void (*measure)(struct backend *b, bool on);
+
+	/* Lends a flag; NULL: none any more. Once it is true, an op that runs may be left undone: it
+	 * then fails with ERR_INTERRUPTED, the ops behind it as after any failure. The next call, made
+	 * when no op is pending that was enqueued before the failure, takes this failure back. The
+	 * pointer is NULL if ops always run to their end. */
+	void (*set_cancel)(struct backend *b, const atomic_bool *cancel);
 
 	/* out [rows][n_in] = rows ids[r] of table, as float. ids: [rows]. */
 	void (*embed)(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);

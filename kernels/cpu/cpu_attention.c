@@ -130,7 +130,7 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	if (!scratch)
 		return;
 	struct attend_job job = {b->isa, rows, a, block, n_blocks, values, score_values, scratch};
-	cpu_pool_run(b->pool, threads, (int64_t)rows->n * n_blocks, 1, attend_task, &job);
+	cpu_run(b, threads, (int64_t)rows->n * n_blocks, 1, attend_task, &job);
 }
 
 void cpu_mla(struct backend *b, const struct batch *rows, const struct mla *a)

@@ -123,6 +123,13 @@ static void cpu_close(struct backend *b)
 	free(b);
 }
 
+static void cpu_set_cancel(struct backend *b, const atomic_bool *cancel)
+{
+	cpu_pool_set_stop(cpu_of(b)->pool, cancel);
+	if (b->failure.code == ERR_INTERRUPTED)
+		b->failure = (struct err){0};
+}
+
 static const struct backend_ops cpu_ops = {
 	.name = "cpu",
 	.describe = cpu_describe,
@@ -144,6 +151,7 @@ static const struct backend_ops cpu_ops = {
 	.segments_drop = cpu_nothing,
 	.usage = cpu_usage,
 	.measure = cpu_measure,
+	.set_cancel = cpu_set_cancel,
 	.embed = cpu_embed,
 	.rms_norm = cpu_rms_norm,
 	.matmul = cpu_matmul,
@@ -196,11 +204,18 @@ int cpu_threads_for(const struct cpu_backend *b, double macs)
 	return n < 2 ? 1 : n < b->threads ? (int)n : b->threads;
 }
 
+void cpu_run(
+	struct cpu_backend *b, int threads, int64_t n, int64_t grain, cpu_task_fn *fn, const void *job)
+{
+	if (!cpu_pool_run(b->pool, threads, n, grain, fn, job) && !b->base.failure.code)
+		err_set(&b->base.failure, ERR_INTERRUPTED, "interrupted");
+}
+
 void cpu_run_rows(
 	struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job)
 {
 	int64_t portions = (int64_t)threads * 4;
-	cpu_pool_run(b->pool, threads, rows, (rows + portions - 1) / portions, fn, job);
+	cpu_run(b, threads, rows, (rows + portions - 1) / portions, fn, job);
 }
 
 void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op)

@@ -164,7 +164,7 @@ void cpu_index_select(struct backend *base, const struct batch *rows, const stru
 	for (; job.group < rows->n; job.group += group) {
 		int n = MIN(group, rows->n - job.group);
 		if (scored)
-			cpu_pool_run(b->pool, threads, (int64_t)n * job.n_blocks, 1, score_task, &job);
-		cpu_pool_run(b->pool, threads, n, 1, select_task, &job);
+			cpu_run(b, threads, (int64_t)n * job.n_blocks, 1, score_task, &job);
+		cpu_run(b, threads, n, 1, select_task, &job);
 	}
 }

@@ -59,7 +59,11 @@ void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op);
 /* Number of threads for about `macs` multiply-adds (1: stay on the calling thread). */
 int cpu_threads_for(const struct cpu_backend *b, double macs);
 
-/* cpu_pool_run with about four portions of rows per thread, so that a disturbed thread delays the
+/* cpu_pool_run; tasks that were left out are the failure ERR_INTERRUPTED of the backend. */
+void cpu_run(
+	struct cpu_backend *b, int threads, int64_t n, int64_t grain, cpu_task_fn *fn, const void *job);
+
+/* cpu_run with about four portions of rows per thread, so that a disturbed thread delays the
  * op by a quarter of its share at most. */
 void cpu_run_rows(
 	struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job);

@@ -122,7 +122,7 @@ struct cpu_tiling cpu_matmul_tiling(
 	int64_t share = n_out;
 	if (tiling.threads > 1)
 		share /= tiling.threads * 4; /* four tasks per thread balance the load */
-	if (tiling.threads > 1 && n_x > 1)
+	if (n_x > 1)                     /* also on one thread: between two tasks it may be stopped */
 		share = MIN(share, W_ROWS);
 	tiling.w_rows = MAX((share + DOT_TILE_W - 1) / DOT_TILE_W * DOT_TILE_W, DOT_TILE_W);
 	return tiling;
@@ -197,7 +197,7 @@ static void matmul_run(
 		return;
 	for (int p = 0; p < n_parts; p++)
 		n_tasks += tiling_tasks(&job->tiling, &job->parts[p].w, rows);
-	cpu_pool_run(b->pool, job->tiling.threads, n_tasks, 1, matmul_task, job);
+	cpu_run(b, job->tiling.threads, n_tasks, 1, matmul_task, job);
 }
 
 void cpu_matmul(

@@ -119,8 +119,10 @@ void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 	struct cpu_backend *b = cpu_of(base);
 	if (n && a->x)
 		route_logits(base, a, n, rows);
-	if (b->base.failure.code)
+	if (b->base.failure.code) {
+		base->ops->fence(base); /* the fences are counted all the same */
 		return;
+	}
 	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);
 	struct route_job job = {
 		b->isa, a, num_align_up((uint64_t)a->n_experts * 5, 16), NULL, base->fence_value + 1};
@@ -258,8 +260,8 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	a.first_slot = first_slot;
 	int64_t n_up = n_jobs * a.up.w_parts * a.up.x_parts,
 			n_down = n_jobs * a.down.w_parts * a.down.x_parts;
-	cpu_pool_run(b->pool, a.up.tiling.threads, n_up, 1, gate_up_task, &a);
-	cpu_pool_run(b->pool, a.down.tiling.threads, n_down, 1, down_task, &a);
+	cpu_run(b, a.up.tiling.threads, n_up, 1, gate_up_task, &a);
+	cpu_run(b, a.down.tiling.threads, n_down, 1, down_task, &a);
 }
 
 /* ---- weighted sum ---- */

@@ -38,6 +38,7 @@ struct cpu_pool {
 	const void *context;
 	int64_t n, grain;
 	int threads;
+	const atomic_bool *stop_flag; /* lent by the caller; NULL: none */
 	/* each on its own cache line */
 	_Alignas(64) _Atomic int64_t next; /* first task nobody has taken */
 	_Alignas(64) atomic_int inside;    /* workers that may be reading the job */
@@ -56,10 +57,15 @@ static void pool_relax(void)
 #endif
 }
 
+static bool pool_stops(const struct cpu_pool *p)
+{
+	return p->stop_flag && atomic_load_explicit(p->stop_flag, memory_order_relaxed);
+}
+
 static void pool_take_tasks(struct cpu_pool *p, int thread)
 {
 	int64_t first;
-	while ((first = atomic_fetch_add(&p->next, p->grain)) < p->n)
+	while (!pool_stops(p) && (first = atomic_fetch_add(&p->next, p->grain)) < p->n)
 		p->fn(p->context, first, MIN(first + p->grain, p->n), thread);
 }
 
@@ -103,15 +109,25 @@ static void pool_new_generation(struct cpu_pool *p, int wake)
 		syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, wake, NULL, NULL, 0);
 }
 
-void cpu_pool_run(
+void cpu_pool_set_stop(struct cpu_pool *p, const atomic_bool *flag)
+{
+	p->stop_flag = flag;
+}
+
+bool cpu_pool_run(
 	struct cpu_pool *p, int threads, int64_t n, int64_t grain, cpu_task_fn *fn, const void *context)
 {
 	threads = MIN(threads, p->n_workers + 1);
 	if (n <= 0)
-		return;
+		return true;
 	if (threads <= 1 || n <= grain) {
-		fn(context, 0, n, 0);
-		return;
+		int64_t part = p->stop_flag ? grain : n;
+		for (int64_t first = 0; first < n; first += part) {
+			if (pool_stops(p))
+				return false;
+			fn(context, first, MIN(first + part, n), 0);
+		}
+		return true;
 	}
 	p->fn = fn;
 	p->context = context;
@@ -130,6 +146,7 @@ void cpu_pool_run(
 		else
 			sched_yield(); /* a worker was preempted inside a task */
 	}
+	return atomic_load(&p->next) >= n; /* tasks that were taken have been done */
 }
 
 struct cpu_pool *cpu_pool_new(int threads)

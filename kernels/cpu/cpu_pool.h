@@ -12,6 +12,8 @@
 #ifndef GLM_KERNELS_CPU_POOL_H
 #define GLM_KERNELS_CPU_POOL_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 struct cpu_pool;
@@ -27,10 +29,15 @@ void cpu_pool_free(struct cpu_pool *p);
 
 int cpu_pool_threads(const struct cpu_pool *p);
 
+/* Lends a flag; NULL: none any more. Once it is true, tasks that have not begun are left out.
+ * Called between jobs. */
+void cpu_pool_set_stop(struct cpu_pool *p, const atomic_bool *flag);
+
 /* Calls fn for all tasks [0, n), `grain` consecutive ones at a time, on at most `threads` threads
  * with numbers below `threads`, and returns when all have been done. What fn wrote is then visible
- * to the caller. One caller at a time; fn must not call this. */
-void cpu_pool_run(struct cpu_pool *p, int threads, int64_t n, int64_t grain, cpu_task_fn *fn,
+ * to the caller. False: tasks were left out because of cpu_pool_set_stop. One caller at a time; fn
+ * must not call this. */
+bool cpu_pool_run(struct cpu_pool *p, int threads, int64_t n, int64_t grain, cpu_task_fn *fn,
 	const void *context);
 
 #endif

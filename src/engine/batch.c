@@ -145,7 +145,8 @@ static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
 	}
 }
 
-int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *cancel, struct err *e)
+int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
+	struct err *e)
 {
 	if (!n_parts)
 		return 0;
@@ -185,7 +186,9 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 		.pos = pos,
 		.base = base,
 		.draft = any_draft ? draft : NULL,
-		.cancel = cancel};
+		.cancel = watch ? watch->cancel : NULL,
+		.on_layer = watch ? watch->on_layer : NULL,
+		.user = watch ? watch->user : NULL};
 	if (!(rc = model_forward(&g->model, &g->kv, &f, first_hidden, e)) &&
 		!(rc = batch_logits(parts, n_parts, e)) && !(rc = gguf_check_lost(g->gguf, e)))
 		batch_advance(parts, n_parts, &f, states);

@@ -25,6 +25,14 @@ struct batch_part {
 	struct draw_result *drawn; /* out */
 };
 
+/* Callbacks of a step. Every field may be NULL. */
+struct batch_watch {
+	atomic_bool *cancel; /* as in session_watch */
+	/* After each layer: so many of n_layers are done. */
+	void (*on_layer)(void *user, uint32_t done, uint32_t n_layers);
+	void *user;
+};
+
 /* Most rows of one step: those of all parts together. */
 uint32_t batch_max_rows(const struct engine *g);
 /* Most rows of a step that gives each row the bits that it has in a step of its own. */
@@ -33,14 +41,14 @@ uint32_t batch_decode_rows(const struct engine *g);
 /* Appends and computes all parts.
  * - The sessions are distinct and of one engine, with MTP or without. The parts have at most
  *   batch_max_rows tokens in all.
- * - cancel (may be NULL) is read before each layer.
+ * - watch may be NULL. Once *cancel is set the step ends within a layer: ERR_INTERRUPTED.
  * - A part whose logits are not finite loses its timeline (length 0, no logits): weights or caches
  *   are damaged. The other parts are computed.
  * - ERR_INPUT when an id is out of range or a part does not fit its session's context, ERR_MEMORY
  *   when there is none for the logits of several rows: nothing has changed.
  * - After any other error no timeline has grown, and the logits of all parts are gone. */
-int batch_step(
-	const struct batch_part *parts, uint32_t n_parts, atomic_bool *cancel, struct err *e);
+int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
+	struct err *e);
 
 /* Drafts for one session; see session_mtp_draft. */
 struct batch_draft {

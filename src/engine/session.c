@@ -249,11 +249,33 @@ int session_check_finite(struct session *s, struct err *e)
 	return 0;
 }
 
+/* A chunk of n of `total` tokens, of which `done` are computed. */
+struct session_chunk {
+	const struct session_watch *watch; /* NULL: none */
+	uint32_t n, done, total;
+};
+
+static void chunk_device_busy(void *user)
+{
+	const struct session_watch *watch = ((const struct session_chunk *)user)->watch;
+	watch->on_device_busy(watch->user);
+}
+
+static void chunk_layer(void *user, uint32_t layers, uint32_t n_layers)
+{
+	const struct session_chunk *c = user;
+	if (layers < n_layers)
+		c->watch->partial(
+			c->watch->user, c->done + (uint32_t)((uint64_t)c->n * layers / n_layers), c->total);
+}
+
 /* Computes one chunk, the tokens at s->tokens[length ..). rows: [n][vocab] or NULL; n_rows: keep
  * the logits of so many of its last rows. */
-static int session_step(struct session *s, uint32_t n, float *rows, uint32_t n_rows,
-	const struct session_watch *watch, struct err *e)
+static int session_step(
+	struct session *s, struct session_chunk *chunk, float *rows, uint32_t n_rows, struct err *e)
 {
+	const struct session_watch *watch = chunk->watch;
+	uint32_t n = chunk->n;
 	struct model *m = &s->g->model;
 	size_t n_embd = m->config.n_embd, n_vocab = m->config.n_vocab;
 	session_fill_mtp_rows(s);
@@ -268,8 +290,9 @@ static int session_step(struct session *s, uint32_t n, float *rows, uint32_t n_r
 		.pos = s->pos,
 		.base = s->bases,
 		.cancel = watch ? watch->cancel : NULL,
-		.on_device_busy = watch ? watch->on_device_busy : NULL,
-		.user = watch ? watch->user : NULL,
+		.on_layer = watch && watch->partial ? chunk_layer : NULL,
+		.on_device_busy = watch && watch->on_device_busy ? chunk_device_busy : NULL,
+		.user = chunk,
 	};
 	if (s->taps) {
 		taps = session_step_taps(s, n);
@@ -313,14 +336,15 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 		return 0;
 	session_expect_token(s, tokens[0]);
 	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
-	for (uint32_t done = 0; done < n;) {
-		uint32_t part = MIN(n - done, s->g->chunk);
-		float *out = rows ? rows + (size_t)done * s->g->model.config.n_vocab : NULL;
-		if ((rc = session_step(s, part, out, done + part == n, watch, e)))
+	struct session_chunk c = {.watch = watch, .total = n};
+	while (c.done < n) {
+		c.n = MIN(n - c.done, s->g->chunk);
+		float *out = rows ? rows + (size_t)c.done * s->g->model.config.n_vocab : NULL;
+		if ((rc = session_step(s, &c, out, c.done + c.n == n, e)))
 			return rc;
-		done += part;
+		c.done += c.n;
 		if (watch && watch->progress)
-			watch->progress(watch->user, done, n);
+			watch->progress(watch->user, c.done, n);
 	}
 	return 0;
 }
@@ -338,7 +362,7 @@ int session_verify(struct session *s, const int32_t *tokens, uint32_t n,
 		return rc;
 	session_expect_token(s, tokens[0]);
 	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
-	return session_step(s, n, NULL, n, watch, e);
+	return session_step(s, &(struct session_chunk){.watch = watch, .n = n, .total = n}, NULL, n, e);
 }
 
 void session_keep_rows(struct session *s, uint32_t n_keep)

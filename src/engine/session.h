@@ -35,13 +35,17 @@ struct engine *session_engine(const struct session *s);
 /* Callbacks of a long computation. Zero-initialise; every field is optional. */
 struct session_watch {
 	void (*progress)(void *user, uint32_t done, uint32_t total); /* after each chunk of tokens */
+	/* Between these, after layers of a chunk: the work done so far, expressed in tokens. The tokens
+	 * of the chunk are not in the session yet. */
+	void (*partial)(void *user, uint32_t done, uint32_t total);
 	/* Called once, when the device computes the first chunk and the thread would only wait: the
 	 * place for work that is not urgent. Pointers from session_logits and session_row_logits that
 	 * were taken before the computation are still valid. Not called when it ends early. */
 	void (*on_device_busy)(void *user);
 	void *user;
-	/* Set by any thread or a signal handler: the computation stops at the next layer with
-	 * ERR_INTERRUPTED. The session then holds the chunks that were finished, and stays usable. */
+	/* Set by any thread or a signal handler: the computation stops within its layer (on a
+	 * device that cannot stop an op, behind it) with ERR_INTERRUPTED. The session then holds the
+	 * chunks that were finished, and stays usable. */
 	atomic_bool *cancel;
 };
 

@@ -164,6 +164,8 @@ static int segment_run(
 		int rc = serve_layer(m, s, layer, fence, e);
 		if (rc)
 			return rc;
+		if (s->rows->on_layer)
+			s->rows->on_layer(s->rows->user, layer + 1, c->n_layers);
 	}
 	return 0;
 }
@@ -188,7 +190,10 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	uint32_t first_hidden, struct err *e)
 {
 	m->capture = rows->n <= GRAPH_ROWS && !rows->taps;
+	struct backend *b = m->backend;
 	m->source->cancel = rows->cancel;
+	if (b->ops->set_cancel)
+		b->ops->set_cancel(b, rows->cancel);
 	m->plan.draft = rows->draft;
 	struct batch batch = step_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
 	if (m->source->ops->step)
@@ -199,11 +204,15 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 		.n_hidden = first_hidden < rows->n ? rows->n - first_hidden : 0,
 		.on_device_busy = rows->on_device_busy};
 	int rc = run_segments(m, &s, e);
+	if (!rc && b->failure.code == ERR_INTERRUPTED)
+		rc = err_set(e, ERR_INTERRUPTED, "interrupted");
 	if (rc)
 		moe_drain(m, NULL);
 	else if (first_hidden >= rows->n)
 		rc = moe_drain(m, e);
 	m->source->cancel = NULL; /* the flag was lent for this call */
+	if (b->ops->set_cancel)
+		b->ops->set_cancel(b, NULL);
 	m->plan.draft = NULL;
 	return rc;
 }

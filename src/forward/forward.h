@@ -33,7 +33,11 @@ struct forward_rows {
 	 * keep_rows); NULL: none */
 	const bool *draft;
 	struct forward_taps *taps; /* NULL: none. Taps slow a step down: the host waits per layer */
-	atomic_bool *cancel;       /* read before each layer; NULL: never */
+	/* Stops the step: read before each layer, between groups of experts, and inside ops where the
+	 * backend can (backend.h: set_cancel). NULL: never */
+	atomic_bool *cancel;
+	/* Called when so many of the layers are behind the host; NULL: nothing. */
+	void (*on_layer)(void *user, uint32_t done, uint32_t n_layers);
 	/* Called once, when the device has work and the host would only wait; NULL: nothing. */
 	void (*on_device_busy)(void *user);
 	void *user;

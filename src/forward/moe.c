@@ -276,6 +276,14 @@ static bool group_should_enqueue(const struct moe_plan *p)
 	return !p->n_missing || !p->n_groups;
 }
 
+static int moe_check_cancel(const struct model *m, struct err *e)
+{
+	const atomic_bool *cancel = m->source->cancel;
+	return cancel && atomic_load_explicit(cancel, memory_order_relaxed)
+			   ? err_set(e, ERR_INTERRUPTED, "interrupted")
+			   : 0;
+}
+
 /* Acquires the group that begins with refs[first] and enqueues what is ready. */
 static int group_request(struct model *m, int first, const struct batch *rows, struct err *e)
 {
@@ -284,6 +292,8 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 	int n = MIN(p->n_refs - first, p->group_size);
 	int rc = unpin_passed(m, p->pin_limit - n, e);
 	if (rc)
+		return rc;
+	if (p->use == EXPERT_PREFILL && (rc = moe_check_cancel(m, e)))
 		return rc;
 	for (int i = first; i < first + n; i++)
 		p->enqueued[i] = false;

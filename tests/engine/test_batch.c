@@ -196,7 +196,8 @@ static void test_batch_refusals(void **state)
 		.session = t, .tokens = many, .n = 37, .logits = true}; /* context 256 */
 	assert_int_equal(batch_step(parts, 2, NULL, &e), ERR_INPUT);
 	atomic_bool cancel = true;
-	assert_int_equal(batch_step(parts, 1, &cancel, &e), ERR_INTERRUPTED);
+	assert_int_equal(
+		batch_step(parts, 1, &(struct batch_watch){.cancel = &cancel}, &e), ERR_INTERRUPTED);
 	assert_int_equal(session_length(s), 10);
 	assert_null(session_logits(s));
 	assert_int_equal(batch_step(parts, 1, NULL, &e), 0);

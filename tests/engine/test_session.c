@@ -11,8 +11,10 @@
 
 #include <stdarg.h>
 #include <setjmp.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define MODEL    "tools/pocket/pocket.gguf"
@@ -246,6 +248,106 @@ static void test_cancel(void **state)
 	engine_close(g, NULL);
 }
 
+/* What the callbacks saw; sets the flag when so much work is done. */
+struct observer {
+	atomic_bool flag;
+	uint32_t stop_at, done, calls, chunks;
+};
+
+static void observe_partial(void *user, uint32_t done, uint32_t total)
+{
+	struct observer *o = user;
+	assert_int_equal(total, N_TOKENS);
+	assert_true(done >= o->done && done < total && !atomic_load(&o->flag));
+	o->done = done;
+	o->calls++;
+	if (done >= o->stop_at)
+		atomic_store(&o->flag, true);
+}
+
+static void observe_chunk(void *user, uint32_t done, uint32_t total)
+{
+	(void)total;
+	struct observer *o = user;
+	assert_true(done >= o->done);
+	o->done = done;
+	o->chunks++;
+}
+
+/* Progress is reported layer by layer. A prompt that is stopped inside a chunk keeps the chunks
+ * before it, and computes only the others when it comes again. */
+static void test_cancel_inside_chunk(void **state)
+{
+	(void)state;
+	enum { CHUNK = 48 };
+	struct engine *g = session_open_engine(CHUNK, 1, false);
+	uint32_t n_chunks = (N_TOKENS + CHUNK - 1) / CHUNK, layers = engine_config(g)->n_layers;
+	uint64_t want = fresh_hash(g, N_TOKENS);
+	struct session *s = session_of(g, false);
+	struct err e = {0};
+	for (uint32_t at = 1; at < N_TOKENS; at += 41) {
+		struct observer o = {.stop_at = at};
+		struct session_watch watch = {
+			.progress = observe_chunk, .partial = observe_partial, .user = &o, .cancel = &o.flag};
+		session_rewind(s, 0);
+		int rc = session_sync(s, text, N_TOKENS, &watch, NULL, &e);
+		if (!atomic_load(&o.flag)) { /* so late that no layer but the last came behind */
+			assert_int_equal(rc, 0);
+			assert_int_equal(o.calls, n_chunks * (layers - 1));
+			continue;
+		}
+		assert_int_equal(rc, ERR_INTERRUPTED);
+		assert_int_equal(session_length(s), o.chunks * CHUNK);
+		assert_int_equal(o.chunks, o.done / CHUNK);
+		uint32_t reused;
+		struct observer again = {.stop_at = UINT32_MAX};
+		watch = (struct session_watch){.progress = observe_chunk, .user = &again};
+		assert_int_equal(session_sync(s, text, N_TOKENS, &watch, &reused, &e), 0);
+		assert_int_equal(reused, o.chunks * CHUNK);
+		assert_int_equal(again.done, N_TOKENS - o.chunks * CHUNK);
+		assert_true(logits_hash(s) == want);
+	}
+	session_free(s);
+	engine_close(g, NULL);
+}
+
+static void *set_later(void *arg)
+{
+	atomic_bool *flag = arg;
+	static unsigned round;
+	usleep(200 + 977 * (++round * 7 % 12 * 3));
+	atomic_store(flag, true);
+	return NULL;
+}
+
+/* The flag is set at any time, by another thread: ops are left undone, and nothing of them stays.
+ */
+static void test_cancel_any_time(void **state)
+{
+	(void)state;
+	struct engine *g = session_open_engine(N_TOKENS / 2 + 1, 1, false);
+	uint64_t want = fresh_hash(g, N_TOKENS);
+	struct session *s = session_of(g, false);
+	struct err e = {0};
+	for (int i = 0; i < 12; i++) {
+		atomic_bool flag = false;
+		struct session_watch watch = {.cancel = &flag};
+		pthread_t thread;
+		session_rewind(s, 0);
+		assert_int_equal(pthread_create(&thread, NULL, set_later, &flag), 0);
+		int rc = session_sync(s, text, N_TOKENS, &watch, NULL, &e);
+		pthread_join(thread, NULL);
+		if (rc) {
+			assert_int_equal(rc, ERR_INTERRUPTED);
+			assert_true(!session_length(s) || session_length(s) == N_TOKENS / 2 + 1);
+			assert_int_equal(session_sync(s, text, N_TOKENS, NULL, NULL, &e), 0);
+		}
+		assert_true(logits_hash(s) == want);
+	}
+	session_free(s);
+	engine_close(g, NULL);
+}
+
 static bool stop_after(void *user, int32_t id)
 {
 	(void)id;
@@ -358,6 +460,8 @@ int main(void)
 		cmocka_unit_test(test_mtp_rewind),
 		cmocka_unit_test(test_session_refusals),
 		cmocka_unit_test(test_cancel),
+		cmocka_unit_test(test_cancel_inside_chunk),
+		cmocka_unit_test(test_cancel_any_time),
 		cmocka_unit_test(test_generate),
 		cmocka_unit_test(test_generate_hash),
 	};

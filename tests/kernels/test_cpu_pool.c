@@ -68,6 +68,44 @@ static void test_tasks_are_done_once(void **state)
 	run_jobs(THREADS, 50, true);
 }
 
+struct stopping {
+	atomic_bool flag;
+	atomic_int done;
+	int at; /* the flag is set in this task */
+};
+
+static void stopping_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	struct stopping *s = *(struct stopping *const *)context;
+	(void)thread;
+	for (; first < last; first++)
+		if (atomic_fetch_add(&s->done, 1) + 1 == s->at)
+			atomic_store(&s->flag, true);
+}
+
+/* Once the flag is set nothing begins any more, on one thread and on several; without the flag all
+ * is done again. */
+static void test_stop(void **state)
+{
+	(void)state;
+	enum { GRAIN = 3 };
+	struct cpu_pool *p = cpu_pool_new(THREADS);
+	for (int at = 1; at < 200; at += 11) {
+		int threads = 1 + at % THREADS;
+		struct stopping s = {.at = at}, *context = &s;
+		cpu_pool_set_stop(p, &s.flag);
+		assert_false(cpu_pool_run(p, threads, TASKS, GRAIN, stopping_task, &context));
+		assert_in_range(s.done, at, at + THREADS * GRAIN);
+		int done = s.done;
+		assert_false(cpu_pool_run(p, threads, TASKS, TASKS, stopping_task, &context));
+		assert_int_equal(s.done, done); /* not even begun */
+		cpu_pool_set_stop(p, NULL);
+		assert_true(cpu_pool_run(p, threads, TASKS, GRAIN, stopping_task, &context));
+		assert_int_equal(s.done, done + TASKS);
+	}
+	cpu_pool_free(p);
+}
+
 static void test_early_release(void **state)
 {
 	(void)state;
@@ -79,7 +117,7 @@ static void test_early_release(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_tasks_are_done_once), cmocka_unit_test(test_early_release)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_tasks_are_done_once),
+		cmocka_unit_test(test_stop), cmocka_unit_test(test_early_release)};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

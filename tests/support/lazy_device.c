@@ -277,7 +277,7 @@ static int dev_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t
 	int32_t *ids, struct err *e)
 {
 	int rc = dev_fence_wait(b, fence, e);
-	for (int i = 0; i < n; i++) {
+	for (int i = 0; i < n && !rc; i++) {
 		assert_int_equal(expert_ids[i] >> 32, (uint32_t)fence);
 		ids[i] = (int32_t)(uint32_t)expert_ids[i];
 	}

@@ -56,7 +56,7 @@ static int step_once(struct rows_bench *r, uint32_t n, uint64_t *draw_ns, struct
 			.session = r->sessions[i], .tokens = &next[i], .n = 1, .logits = true};
 	}
 	*draw_ns += clock_ns() - start;
-	return batch_step(parts, n, interrupt_flag(), e);
+	return batch_step(parts, n, &(struct batch_watch){.cancel = interrupt_flag()}, e);
 }
 
 /* One sample: n_new steps of n rows behind the prompts. */

@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define PROGRESS_TOKENS 256 /* shorter prompts need no progress line */
-
 /* Compiles the schema in a file; called before the model is opened, which may take long. */
 static int read_schema(const char *path, struct schema **out, struct err *e)
 {
@@ -223,7 +221,10 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		.sampler = run_opts_sampler(o, a->turns),
 		.on_token = on_token,
 		.user = &run,
-		.watch = {.progress = on_progress, .user = &run, .cancel = interrupt_flag()},
+		.watch = {.progress = on_progress,
+			.partial = on_progress,
+			.user = &run,
+			.cancel = interrupt_flag()},
 	};
 	struct stats stats = {.backend = engine_backend_name(a->engine),
 		.io = engine_io_name(a->engine),
@@ -241,10 +242,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	stats.streaming = cache.streaming;
 	struct expert_stats before = engine_expert_stats(a->engine);
 	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat));
-	uint32_t fresh = (uint32_t)a->prompt.n -
-					 session_common_prefix(a->session, a->prompt.data, (uint32_t)a->prompt.n);
-	if (fresh >= PROGRESS_TOKENS && !o->common.quiet)
-		progress_begin(&run.progress, "reading the prompt", "tok", fresh);
+	if (!o->common.quiet)
+		progress_begin_patient(&run.progress, "reading the prompt", "tok");
 	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
 	progress_end(&run.progress);
 	bool cancelled = rc == ERR_INTERRUPTED || (!rc && stats.result.stop == GENERATE_CANCELLED);
@@ -255,6 +254,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		a->timeline_longer = true;
 		if (!cancelled)
 			return rc;
+		keep_prefix(a); /* what was computed of the prompt serves the next one */
 		return err_set(e, ERR_INTERRUPTED, "%s", "");
 	}
 	stats.experts = stats_between(before, engine_expert_stats(a->engine));

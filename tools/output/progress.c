@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #define REDRAW_NS 100000000u
+#define RATE_NS   300000000u
+#define LONG_NS   2000000000u
 #define BAR_MOST  32 /* columns */
 #define BAR_LEAST 8
 
@@ -68,13 +70,33 @@ static void draw_line(struct progress *p, uint64_t done, uint64_t total)
 	p->shown = true;
 }
 
-void progress_begin(struct progress *p, const char *what, const char *unit, uint64_t total)
+static void progress_init(struct progress *p, const char *what, const char *unit)
 {
 	*p = (struct progress){
 		.what = what, .unit = unit, .terminal = isatty(STDERR_FILENO), .start_ns = clock_ns()};
 	p->shown_ns = p->start_ns;
+}
+
+void progress_begin(struct progress *p, const char *what, const char *unit, uint64_t total)
+{
+	progress_init(p, what, unit);
 	if (p->terminal)
 		draw_line(p, 0, total);
+}
+
+void progress_begin_patient(struct progress *p, const char *what, const char *unit)
+{
+	progress_init(p, what, unit);
+	p->patient = true;
+}
+
+/* Whether the work, of which so much is done by now, takes LONG_NS: it has, or at its rate it will.
+ * A rate of less than RATE_NS is not believed. */
+static bool progress_is_long(const struct progress *p, uint64_t now, uint64_t done, uint64_t total)
+{
+	uint64_t ns = now - p->start_ns;
+	return ns >= LONG_NS ||
+		   (ns >= RATE_NS && done && (double)ns / (double)done * (double)total >= (double)LONG_NS);
 }
 
 void progress_begin_lines(
@@ -90,6 +112,8 @@ void progress_update(struct progress *p, uint64_t done, uint64_t total)
 {
 	uint64_t now = clock_ns();
 	if (done > total || now - p->shown_ns < REDRAW_NS)
+		return;
+	if (p->patient && !p->shown && !progress_is_long(p, now, done, total))
 		return;
 	if (p->terminal) {
 		p->shown_ns = now;

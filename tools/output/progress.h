@@ -15,6 +15,7 @@ struct progress {
 	const char *unit; /* "tok"; NULL: done and total are bytes */
 	bool terminal;    /* stderr is one */
 	bool lines;       /* elsewhere a line for every twentieth */
+	bool patient;     /* the line waits until the work turns out to be long */
 	bool shown;       /* the line is on the screen */
 	uint64_t start_ns, shown_ns;
 	uint64_t start_done; /* was done before, and says nothing about the speed */
@@ -27,6 +28,9 @@ void progress_begin(struct progress *p, const char *what, const char *unit, uint
 /* The same for work that a log should show too, of which `done` was done before. */
 void progress_begin_lines(
 	struct progress *p, const char *what, const char *unit, uint64_t done, uint64_t total);
+/* The same for work that may be short: the line appears once it is clear that the work takes longer
+ * than two seconds. Nothing is shown when stderr is no terminal. */
+void progress_begin_patient(struct progress *p, const char *what, const char *unit);
 /* So much is done. At most ten times a second the line is drawn again. */
 void progress_update(struct progress *p, uint64_t done, uint64_t total);
 /* Takes the line away. Harmless when there is none. */

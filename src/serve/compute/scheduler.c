@@ -201,7 +201,7 @@ void scheduler_stop(struct scheduler *s, unsigned grace_ms)
 	while (!s->finished && !rc)
 		rc = pthread_cond_timedwait(&s->ended, &s->lock, &until);
 	s->stop_now = true;
-	atomic_store(&s->abort, true);
+	atomic_store(&s->abandon, true);
 	if (s->alone)
 		atomic_store(&s->alone->cancel, true);
 	while (!s->finished)

@@ -50,7 +50,7 @@ struct scheduler {
 	struct slice_costs slices; /* compute */
 	uint64_t cpu_ns;           /* compute: processor time of the thread that metrics have */
 	uint64_t step_ns;          /* compute: of what they do not have, in steps */
-	atomic_bool abort;         /* cuts a step short */
+	atomic_bool abandon;       /* ends the step of several jobs in hand: nobody waits for it */
 	pthread_mutex_t lock;
 	pthread_cond_t wake, ended;
 	struct job *first, **last;         /* lock: the queue */

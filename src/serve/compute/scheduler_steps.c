@@ -17,6 +17,7 @@
 
 #include <string.h>
 
+#define PROGRESS_NS 100000000ull /* between two reports of how far a prompt is */
 #define SLICE_STEPS 4 /* a slice of prompts takes about as long as so many steps that write */
 
 static void slot_fail_not_finite(struct scheduler *s, struct slot *slot)
@@ -32,6 +33,34 @@ static void slot_fail_not_finite(struct scheduler *s, struct slot *slot)
 	slot_fail(s, slot, &e);
 }
 
+/* A step that reads prompts, while it runs. */
+struct reading_step {
+	struct scheduler *s;
+	const struct batch_part *parts;
+	struct slot *const *at;
+	uint32_t n;
+	uint64_t reported_ns; /* when progress was last reported */
+};
+
+/* After each layer: reports progress, and ends the step when all its clients have left. */
+static void reading_layer(void *user, uint32_t done, uint32_t n_layers)
+{
+	struct reading_step *step = user;
+	uint64_t now = clock_ns();
+	bool wanted = false, tell = now - step->reported_ns >= PROGRESS_NS && done < n_layers;
+	for (uint32_t i = 0; i < step->n; i++) {
+		struct job *j = step->at[i]->job;
+		uint32_t rows = (uint32_t)((uint64_t)step->parts[i].n * done / n_layers);
+		wanted |= !atomic_load(&j->cancel);
+		if (tell)
+			job_progress(j, session_length(step->at[i]->session) + rows, step->at[i]->prompt);
+	}
+	if (!wanted)
+		atomic_store(&step->s->abandon, true);
+	if (tell)
+		step->reported_ns = now;
+}
+
 /* Computes the parts of `at`; when that fails their jobs do. A job that failed is gone from its
  * slot. */
 static bool parts_compute(
@@ -44,9 +73,14 @@ static bool parts_compute(
 	s->alone = alone;
 	if (alone && s->stop_now)
 		atomic_store(&alone->cancel, true);
+	atomic_store(&s->abandon, s->stop_now);
 	pthread_mutex_unlock(&s->lock);
+	struct reading_step step = {s, parts, at, n, clock_ns()};
+	const struct batch_watch watch = {.cancel = alone ? &alone->cancel : &s->abandon,
+		.on_layer = n && at[0]->state == SCHEDULER_READING ? reading_layer : NULL,
+		.user = &step};
 	uint64_t before = clock_thread_ns();
-	int rc = batch_step(parts, n, alone ? &alone->cancel : &s->abort, &e);
+	int rc = batch_step(parts, n, &watch, &e);
 	s->step_ns += clock_thread_ns() - before;
 	pthread_mutex_lock(&s->lock);
 	s->alone = NULL;

@@ -364,11 +364,7 @@ def cache_map():
     c = Chat("-n", "24", "--chunk", "32", "--cache-gb", "0.006", "--ram-gb", "0.004")
     empty = c.line(b"/cache", b"policy").decode()
     check("an empty cache is drawn", "cache    0 of 224 experts" in empty, empty.encode())
-    at = len(c.raw)
-    shown = c.say(b"Tell me about " + b"the river and " * 100)
-    check("a long prompt shows how far it is", re.search(rb"reading the prompt .*[0-9]+ of [0-9]+ tok, [0-9.]+ tok/s, .* left",
-                                                      shown), shown)
-    check("and takes that line away", b"\r\x1b[K" in c.raw[at:], c.raw[at:])
+    c.say(b"Tell me about " + b"the river and " * 100)
     full = c.line(b"/cache", b"policy").decode()
     rows = re.findall(r"^ *(\d+|MTP)  (.{32}) +(\d+) %$", full, re.M)
     check("seven layers of 32 experts", [r[0] for r in rows] == ["1", "2", "3", "4", "5", "6", "MTP"], full.encode())
@@ -380,6 +376,38 @@ def cache_map():
     check("80 columns are enough", all(len(line) <= 80 for line in full.splitlines()), full.encode())
     shown = c.line(b"/stats", b"sampling:")
     check("/stats counts experts", b"experts in all:" in shown and b"memory:" in shown, shown)
+    c.line(b"/quit", b"/quit")
+    check("it leaves with status 0", c.status() == 0, c.raw)
+
+
+def long_prompt():
+    """A prompt of seconds shows how far it is; Ctrl+C stops it at once, and what was computed of it is not computed again."""
+    progress = rb"reading the prompt .*?([0-9]+) of ([0-9]+) tok, [0-9.]+ tok/s, [0-9a-z ]+ left"
+    c = Chat("-n", "8", "--chunk", "1", "--draft", "off")
+    check("a short prompt shows no progress", b"reading" not in c.say(b"Define river."), c.seen)
+    text = b"Tell me about " + b"the river and " * 500
+    at = len(c.seen)
+    c.keys(text + b"\r")
+    c.wait_for(b" left", at)
+    end = time.time() + 1
+    while time.time() < end:
+        c.pump(0.1)
+    said = re.findall(progress, c.seen[at:])
+    check("a long one does", len(said) > 1 and int(said[-1][0]) > int(said[0][0]), c.seen[at:])
+    computed = int(said[-1][0]) if said else 0
+    at, start = len(c.seen), time.time()
+    c.keys(b"\x03")
+    shown = c.wait_for(b"\n> ", at)
+    took = time.time() - start
+    print(f"stopped after {1000 * took:.0f} ms")
+    check("Ctrl+C stops it", b"\n> " in shown and took < 2, shown)
+    at = len(c.raw)
+    shown = c.say(text)
+    total, reused = counts(shown)
+    check("its beginning is not computed again", computed <= reused < total, shown)
+    said = re.search(progress, shown)
+    check("the line counts what is new", said and int(said[2]) == total - reused, shown)
+    check("and is taken away", b"\r\x1b[K" in c.raw[at:], c.raw[at:])
     c.line(b"/quit", b"/quit")
     check("it leaves with status 0", c.status() == 0, c.raw)
 
@@ -515,6 +543,7 @@ def taken_back():
     check("--session: what /reset took back is gone at the end", not holds(two, "Define zebra"))
 
 
-for part in (first_screen, full_context, messages, completion, history, interrupts, commands, streams, sessions, taken_back, cache_map):
+for part in (first_screen, full_context, messages, completion, history, interrupts, commands, streams, sessions, taken_back, long_prompt,
+             cache_map):
     part()
 finish()
