@@ -7,11 +7,12 @@
  *
  * Check values are compared by the check pool while the chunks are copied to the card: a chunk
  * stays in its staging buffer until it is copied and hashed. One thread of the pool hashes all
- * chunks of a load, in the order of their offsets. Reads complete in any order, so a chunk may have
- * to wait for an earlier one before it is posted.
+ * chunks of a read of the plan, in the order of their offsets; the reads of a load are hashed side
+ * by side (load_check.h). Chunks come in any order, so one may have to wait for an earlier one of
+ * its read before it is posted.
  *
  * Everything here belongs to the thread that called attach, except in open and close. While a chunk
- * is hashed, its load's check belongs to the pool's thread, which also reads the buffer.
+ * is hashed, its read's check belongs to the pool's thread, which also reads the buffer.
  */
 #include "stream/loader/card_transfer.h"
 
@@ -56,7 +57,6 @@ struct slot_transfer {
 	int32_t next;              /* slot, in its queue */
 	unsigned next_read;        /* from a file: the next chunk is of this read */
 	uint64_t next_at;          /* and begins here; from tier 1: the next chunk does */
-	unsigned n_chunks;         /* from a file: started */
 	struct load_check *check;  /* NULL: its bytes are not compared */
 	bool reread;               /* it was read wrong, and has begun again */
 };
@@ -76,7 +76,7 @@ struct buffer {
 	int32_t slot; /* the chunk in it belongs to */
 	uint64_t dst_offset;
 	bool demand, predicted; /* how its read is counted */
-	unsigned chunk;         /* its number in the load */
+	unsigned read, chunk;   /* the read of the plan, and the chunk's number in it */
 	unsigned holders;       /* reference count: the copy and the check */
 	bool waits;             /* the chunk was read and is not posted to the check pool yet */
 };
@@ -148,23 +148,19 @@ static void copy_in(struct card_transfer *t, int32_t slot, uint64_t dst_offset, 
 static struct slot_queue *queue_of(struct card_transfer *t, const struct slot_transfer *x);
 static void queue_push(struct card_transfer *t, struct slot_queue *q, int32_t slot);
 
-/* Keeps the first error: it is the one of this slot, whatever fails elsewhere meanwhile. */
 static void copy_failed(struct slot_transfer *x, const struct err *e)
 {
-	if (x->failure)
-		return;
-	x->failure = NEW(struct err);
-	*x->failure = *e;
-	err_prefix(x->failure, "copy to or from the card");
+	struct err why = *e;
+	err_prefix(&why, "copy to or from the card");
+	transfer_keep_failure(&x->failure, &why);
 }
 
 static void read_failed(
 	struct slot_transfer *x, const struct reader *r, const struct reader_completion *c)
 {
-	if (x->failure)
-		return;
-	x->failure = NEW(struct err);
-	reader_completion_err(r, c, x->failure);
+	struct err why = {0};
+	reader_completion_err(r, c, &why);
+	transfer_keep_failure(&x->failure, &why);
 }
 
 /* For a load that is due for a check. Without memory for it the load fails. */
@@ -174,13 +170,13 @@ static void acquire_check(struct card_transfer *t, struct slot_transfer *x)
 	if (x->q.src || !expert_check_due(c, x->q.layer, x->q.expert))
 		return;
 	const struct extent_plan p = plan_of(t, x);
-	x->check = load_check_acquire(&t->checks, c, &p, x->q.layer, x->q.expert);
-	if (x->check) {
-		x->check->thread = check_pool_next_thread(t->base.config.check_pool);
+	x->check =
+		load_check_acquire(&t->checks, t->base.config.check_pool, c, &p, x->q.layer, x->q.expert);
+	if (x->check)
 		return;
-	}
-	x->failure = NEW(struct err);
-	err_set(x->failure, ERR_MEMORY, "no memory to compare its bytes");
+	struct err why = {0};
+	err_set(&why, ERR_MEMORY, "no memory to compare its bytes");
+	transfer_keep_failure(&x->failure, &why);
 }
 
 /* Puts a load into its queue, from its first byte on. */
@@ -209,11 +205,11 @@ static bool judge_load(struct card_transfer *t, struct slot_transfer *x)
 {
 	struct expert_check *c = t->base.config.check;
 	const struct transfer_request q = x->q;
-	const struct span_check run = x->check->run;
+	const struct load_check_result result = load_check_result(x->check);
 	load_check_release(&t->checks, x->check);
 	x->check = NULL;
 	c->figures.checked += !x->reread;
-	if (!run.n_wrong) {
+	if (!result.n_wrong) {
 		expert_check_passed(c, q.layer, q.expert);
 		return true;
 	}
@@ -224,8 +220,9 @@ static bool judge_load(struct card_transfer *t, struct slot_transfer *x)
 		return false;
 	}
 	c->figures.wrong++;
-	x->failure = NEW(struct err);
-	expert_check_err(c, &p, q.layer, q.expert, run.first_wrong, run.found, x->failure);
+	struct err why = {0};
+	expert_check_err(c, &p, q.layer, q.expert, result.first_wrong, result.found, &why);
+	transfer_keep_failure(&x->failure, &why);
 	return true;
 }
 
@@ -240,7 +237,7 @@ static void part_done(struct card_transfer *t, int32_t slot)
 	struct err *failure = x->failure;
 	x->failure = NULL;
 	t->base.config.done(t->base.config.arg, slot, x->bytes_read, failure);
-	free(failure);
+	transfer_drop_failure(&failure);
 }
 
 /* ---- staging buffers ---- */
@@ -369,13 +366,13 @@ static void hash_chunk(struct check_task *task)
 	span_check_add(b->run, b->dst_offset, b->memory, b->bytes);
 }
 
-/* Posts the chunks of a load to the check pool, in order, up to the first that was not read yet. */
-static void post_chunks_to_check(struct card_transfer *t, int32_t slot)
+/* Posts the chunks of a read to the check pool, in order, up to the first that has not come. */
+static void post_chunks_to_check(struct card_transfer *t, int32_t slot, unsigned read)
 {
-	struct load_check *k = t->slots[slot].check;
+	struct read_check *k = &t->slots[slot].check->reads[read];
 	for (unsigned i = 0; i < t->memory->plan.n_buffers; i++) {
 		struct buffer *b = &t->buffers[i];
-		if (!b->waits || b->slot != slot || b->chunk != k->next_chunk)
+		if (!b->waits || b->slot != slot || b->read != read || b->chunk != k->next_chunk)
 			continue;
 		b->waits = false;
 		b->task.hash = hash_chunk;
@@ -420,7 +417,7 @@ static void card_read_done(struct transfer *base, const struct reader_completion
 		x->parts_left += !!x->check;
 		copy_in(t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, buffer);
 		if (x->check)
-			post_chunks_to_check(t, b.slot);
+			post_chunks_to_check(t, b.slot, b.read);
 		return;
 	}
 	drop_waiting_chunks(t, b.slot);
@@ -533,7 +530,8 @@ static enum start_result start_read(struct card_transfer *t, int32_t slot)
 		.dst_offset = r->dst_offset + x->next_at,
 		.demand = demand,
 		.predicted = predicted,
-		.chunk = x->n_chunks++};
+		.read = x->next_read,
+		.chunk = (unsigned)(x->next_at / step)};
 	t->n_predicted_reads += predicted;
 	*(demand ? &t->n_demand_reads : &t->n_other_reads) += 1;
 	x->parts_left++;
@@ -719,7 +717,7 @@ static void card_close(struct transfer *base)
 {
 	struct card_transfer *t = card_of(base);
 	for (int i = 0; t->slots && i < base->config.n_slots; i++) {
-		free(t->slots[i].failure);
+		transfer_drop_failure(&t->slots[i].failure);
 		load_check_release(&t->checks, t->slots[i].check);
 	}
 	load_check_pool_fini(&t->checks);

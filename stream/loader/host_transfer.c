@@ -38,14 +38,14 @@ struct host_load {
 	bool checked, reread;
 	unsigned n_wrong, wrong_span; /* as in host_check, of all reads */
 	uint64_t wrong_value;
-	int32_t next_reread;       /* slot, in host_transfer.rereads */
-	struct host_check *checks; /* [EXTENT_PARTS], from the first checked load on */
+	int32_t next_reread; /* slot, in host_transfer.rereads */
 };
 
 struct host_transfer {
-	struct transfer base;    /* first: the pointers are exchanged */
-	struct host_load *loads; /* [n_slots] */
-	int32_t rereads;         /* slots whose loads are to begin again; NONE */
+	struct transfer base;                      /* first: the pointers are exchanged */
+	struct host_load *loads;                   /* [n_slots] */
+	struct host_check (*checks)[EXTENT_PARTS]; /* [n_slots]; NULL: nothing is compared */
+	int32_t rereads;                           /* slots whose loads are to begin again; NONE */
 };
 
 static struct host_transfer *host_of(struct transfer *t)
@@ -84,8 +84,7 @@ static void host_hash_read(struct check_task *task)
 
 static void host_post_check(struct transfer *t, int32_t slot, unsigned read)
 {
-	struct host_load *x = &host_of(t)->loads[slot];
-	struct host_check *k = &x->checks[read];
+	struct host_check *k = &host_of(t)->checks[slot][read];
 	*k = (struct host_check){
 		.task.hash = host_hash_read, .h = host_of(t), .slot = slot, .read = read};
 	check_pool_post(t->config.check_pool, check_pool_next_thread(t->config.check_pool), &k->task);
@@ -112,8 +111,9 @@ static bool host_judge_load(struct transfer *t, struct host_load *x)
 		return false;
 	}
 	c->figures.wrong++;
-	x->failure = NEW(struct err);
-	expert_check_err(c, &p, q->layer, q->expert, x->wrong_span, x->wrong_value, x->failure);
+	struct err why = {0};
+	expert_check_err(c, &p, q->layer, q->expert, x->wrong_span, x->wrong_value, &why);
+	transfer_keep_failure(&x->failure, &why);
 	return true;
 }
 
@@ -124,17 +124,17 @@ static void host_part_done(struct transfer *t, int32_t slot)
 	if (--x->reads_left || (x->checked && !x->failure && !host_judge_load(t, x)))
 		return;
 	t->config.done(t->config.arg, slot, x->bytes_read, x->failure);
-	free(x->failure);
-	x->failure = NULL;
+	transfer_drop_failure(&x->failure);
 }
 
 static void host_read_done(struct transfer *t, const struct reader_completion *c)
 {
 	const int32_t slot = (int32_t)(c->tag / EXTENT_PARTS);
 	struct host_load *x = &host_of(t)->loads[slot];
-	if (c->code && !x->failure) {
-		x->failure = NEW(struct err);
-		reader_completion_err(t->config.reader, c, x->failure);
+	if (c->code) {
+		struct err why = {0};
+		reader_completion_err(t->config.reader, c, &why);
+		transfer_keep_failure(&x->failure, &why);
 	}
 	if (x->checked && !x->failure)
 		host_post_check(t, slot, (unsigned)(c->tag % EXTENT_PARTS));
@@ -203,11 +203,8 @@ static void host_load(struct transfer *t, const struct transfer_request *q)
 		return;
 	}
 	struct host_load *x = &host_of(t)->loads[q->slot];
-	*x = (struct host_load){.q = *q,
-		.checked = expert_check_due(t->config.check, q->layer, q->expert),
-		.checks = x->checks};
-	if (x->checked && !x->checks)
-		x->checks = NEW_ARRAY(struct host_check, EXTENT_PARTS);
+	*x = (struct host_load){
+		.q = *q, .checked = expert_check_due(t->config.check, q->layer, q->expert)};
 	host_submit_reads(t, q->slot);
 }
 
@@ -250,11 +247,10 @@ static void host_nothing(struct transfer *t)
 static void host_close(struct transfer *t)
 {
 	struct host_transfer *h = host_of(t);
-	for (int i = 0; i < t->config.n_slots; i++) {
-		free(h->loads[i].failure);
-		free(h->loads[i].checks);
-	}
+	for (int i = 0; h->loads && i < t->config.n_slots; i++)
+		transfer_drop_failure(&h->loads[i].failure);
 	free(h->loads);
+	free(h->checks);
 	free(h);
 }
 
@@ -277,9 +273,12 @@ struct transfer *host_transfer_open(const struct transfer_config *config)
 	h->base.ops = &host_ops;
 	h->base.config = *config;
 	h->rereads = NONE;
-	h->loads = mem_try_new((size_t)config->n_slots, sizeof *h->loads);
-	if (h->loads)
+	const size_t n_slots = (size_t)config->n_slots;
+	h->loads = mem_try_new(n_slots, sizeof *h->loads);
+	if (config->check->values)
+		h->checks = mem_try_new(n_slots, sizeof *h->checks);
+	if (h->loads && (h->checks || !config->check->values))
 		return &h->base;
-	free(h);
+	host_close(&h->base);
 	return NULL;
 }

@@ -1,18 +1,36 @@
 /* SPDX-License-Identifier: MIT */
-/* A free list of load_checks. A load_check is the state of comparing one load whose bytes arrive in
- * chunks (card_transfer.c). Each load in flight whose expert is due for a check holds one. Owner:
- * the I/O thread; `run` belongs to the check pool's thread while a chunk is hashed. */
+/*
+ * A free list of load_checks. A load_check is the state of comparing one load whose bytes arrive in
+ * chunks (card_transfer.c). Each load in flight whose expert is due for a check holds one.
+ *
+ * The reads of a load are hashed side by side, each by one thread of the check pool: the last chunk
+ * of an expert waits for a third of the expert to be hashed, not for all of it.
+ *
+ * Owner: the I/O thread. The `run` of a read belongs to the check pool's thread while a chunk of
+ * this read is hashed.
+ */
 #ifndef GLM_STREAM_LOAD_CHECK_H
 #define GLM_STREAM_LOAD_CHECK_H
 
+#include "stream/check/check_pool.h"
 #include "stream/check/expert_check.h"
 
 struct load_check {
-	struct span_check run; /* over the bytes of the slot */
+	struct read_check {
+		struct span_check run; /* over the spans that this read brings */
+		unsigned first_span;   /* of these, in load_check.spans */
+		unsigned thread;       /* of the check pool: hashes all chunks of this read */
+		unsigned next_chunk;   /* number of the chunk to post next */
+	} reads[EXTENT_PARTS];     /* as in the extent_plan */
 	struct checked_span spans[EXTENT_PARTS];
-	unsigned thread;     /* of the check pool: hashes all chunks of this load */
-	unsigned next_chunk; /* number of the chunk to post next */
 	struct load_check *next_free;
+};
+
+/* What differed; of the chunks that were hashed. */
+struct load_check_result {
+	unsigned n_wrong;     /* spans */
+	unsigned first_wrong; /* number of a span, as in expert_check_err; valid if n_wrong */
+	uint64_t found;       /* the value of that span's bytes */
 };
 
 /* Zero-initialise. */
@@ -20,9 +38,10 @@ struct load_check_pool {
 	struct load_check *free;
 };
 
-/* For an expert that is due; ready for its first chunk. NULL: no memory. */
-struct load_check *load_check_acquire(struct load_check_pool *p, const struct expert_check *c,
-	const struct extent_plan *plan, int layer, int expert);
+/* For an expert that is due; ready for the first chunk of each read. NULL: no memory. */
+struct load_check *load_check_acquire(struct load_check_pool *p, struct check_pool *threads,
+	const struct expert_check *c, const struct extent_plan *plan, int layer, int expert);
+struct load_check_result load_check_result(const struct load_check *k);
 void load_check_release(struct load_check_pool *p, struct load_check *k); /* NULL is fine */
 void load_check_pool_fini(struct load_check_pool *p); /* all of them were released */
 

@@ -2,7 +2,10 @@
 /* What both transfers share: reaping reads and the traffic of drives and link. */
 #include "stream/loader/transfer.h"
 
+#include "src/base/mem.h"
 #include "src/base/num.h"
+
+#include <stdlib.h>
 
 #define REAP_MAX 64
 
@@ -33,6 +36,27 @@ void transfer_prepare_reread(struct transfer *t, const struct extent_plan *plan)
 		reader_drop_cached(
 			t->config.reader, plan->reads[i].file, plan->reads[i].offset, plan->reads[i].bytes);
 	t->config.check->figures.reread++;
+}
+
+static struct err no_memory = {
+	.code = ERR_MEMORY, .text = "it has failed, and there is no memory for the reason"};
+
+void transfer_keep_failure(struct err **failure, const struct err *e)
+{
+	if (*failure)
+		return;
+	*failure = mem_try_new(1, sizeof **failure);
+	if (*failure)
+		**failure = *e;
+	else
+		*failure = &no_memory;
+}
+
+void transfer_drop_failure(struct err **failure)
+{
+	if (*failure != &no_memory)
+		free(*failure);
+	*failure = NULL;
 }
 
 struct transfer_traffic transfer_traffic_now(const struct transfer *t)

@@ -133,6 +133,10 @@ void transfer_flush_reads(struct transfer *t);
 /* For an expert whose bytes were wrong: drops them from the page cache, so that the second read
  * comes from the drive, and counts the reread. */
 void transfer_prepare_reread(struct transfer *t, const struct extent_plan *plan);
+/* Keeps a copy of *e as the error of a load or demotion, unless *failure is set: the first one
+ * counts. Without memory for it, a constant error is kept that says so. */
+void transfer_keep_failure(struct err **failure, const struct err *e);
+void transfer_drop_failure(struct err **failure); /* sets it to NULL */
 /* The figures up to now, running times included. */
 struct transfer_traffic transfer_traffic_now(const struct transfer *t);
 

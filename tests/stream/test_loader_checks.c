@@ -13,11 +13,13 @@
 #include "tests/stream/loader_help.h"
 #include "tests/support/reader_null.h"
 #include "stream/check/mapped_check.h"
+#include "stream/loader/load_check.h"
 #include "stream/source_mmap.h"
 
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +30,26 @@
 enum { N_SEEDS = 15 };
 #else
 enum { N_SEEDS = 60 };
+#endif
+
+enum { THREADS_MAX = 8 };
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+
+/* Allocations of one item of this size fail; 0: none. */
+static atomic_size_t failing_size;
+static atomic_uint n_refused;
+
+extern void *__libc_calloc(size_t n, size_t size);
+
+void *calloc(size_t n, size_t size)
+{
+	if (n != 1 || !size || size != atomic_load(&failing_size))
+		return __libc_calloc(n, size);
+	atomic_fetch_add(&n_refused, 1);
+	return NULL;
+}
+
 #endif
 
 static struct check_values values;
@@ -83,23 +105,34 @@ static uint64_t experts_read(struct expert_source *s)
 	return source_cache_stats(s).misses;
 }
 
-/* Threads of this process that compare. */
-static int n_check_threads(void)
+/* Threads of this process that compare. sleeps[THREADS_MAX]: how often each has gone to sleep. */
+static int check_thread_sleeps(long *sleeps)
 {
 	int n = 0;
 	DIR *d = opendir("/proc/self/task");
 	assert_non_null(d);
 	for (struct dirent *x; (x = readdir(d));) {
-		char path[300], name[32] = "";
-		snprintf(path, sizeof path, "/proc/self/task/%s/comm", x->d_name);
+		char path[300], line[200];
+		bool compares = false;
+		snprintf(path, sizeof path, "/proc/self/task/%s/status", x->d_name);
 		FILE *f = fopen(path, "r");
 		if (!f)
 			continue;
-		n += fgets(name, sizeof name, f) && !strcmp(name, "check-values\n");
+		while (n < THREADS_MAX && fgets(line, sizeof line, f)) {
+			compares |= !strcmp(line, "Name:\tcheck-values\n");
+			sscanf(line, "voluntary_ctxt_switches: %ld", &sleeps[n]);
+		}
+		n += compares;
 		fclose(f);
 	}
 	closedir(d);
 	return n;
+}
+
+static int n_check_threads(void)
+{
+	long sleeps[THREADS_MAX];
+	return check_thread_sleeps(sleeps);
 }
 
 /* With CHECK_FIRST as many as there are different ones, with CHECK_ALWAYS as many as were read,
@@ -132,6 +165,35 @@ static void test_modes(void **state)
 		assert_int_equal(n_check_threads(), mode == CHECK_OFF ? 0 : MAX(check_threads, 0));
 		close_source(s);
 	}
+}
+
+/* The three matrices of one expert are hashed by as many threads as there are. */
+static void test_side_by_side(void **state)
+{
+	(void)state;
+	if (check_threads <= 0)
+		return;
+	struct reader_faults f = {0};
+	struct loader_options o = checked_options(0.5, 0, CHECK_FIRST, &f);
+	struct expert_source *s = open_source(&o);
+	for (int id = 0; id < 8; id++) {
+		long before[THREADS_MAX], after[THREADS_MAX];
+		struct expert_ref ref = {.id = id};
+		struct err e = {0};
+		int n = 0;
+		usleep(20000); /* they have begun, and sleep */
+		assert_int_equal(check_thread_sleeps(before), check_threads);
+		s->ops->step(s, EXPERT_DECODE, 1, id);
+		if (use_experts(s, (int)config.n_dense, EXPERT_DECODE, &ref, 1, &e))
+			fail_msg("%s", e.text);
+		usleep(20000);
+		assert_int_equal(check_thread_sleeps(after), check_threads);
+		for (int i = 0; i < check_threads; i++)
+			n += after[i] > before[i];
+		assert_int_equal(n, MIN(check_threads, EXTENT_PARTS));
+		assert_int_equal(s->stats.checked, id + 1);
+	}
+	close_source(s);
 }
 
 /* A file without values, or nobody who wants them: nothing is compared. */
@@ -224,6 +286,45 @@ static void test_permanent(void **state)
 		close_source(s);
 	}
 }
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+
+/* Without memory for the error of a load, or for the state of its check, this load fails, and the
+ * program goes on. */
+static void test_no_memory(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense, k = (int)config.n_used;
+	struct reader_faults f = {.flip = true, .flip_offset = offset_in(layer, "up", 2)};
+	struct loader_options o = checked_options(0.3, 0, CHECK_FIRST, &f);
+	struct expert_source *s = open_source(&o);
+	struct expert_ref refs[CONFIG_MAX_USED];
+	const size_t sizes[] = {sizeof(struct err), sizeof(struct load_check)};
+	for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+		if (sizes[i] == sizeof(struct load_check) && card_kind == CARD_NONE)
+			break; /* uses none */
+		if (i) {
+			close_source(s);
+			s = open_source(&o);
+		}
+		struct err e = {0};
+		atomic_store(&failing_size, sizes[i]);
+		refs_from(refs, 2, 1);
+		s->ops->step(s, EXPERT_DECODE, 1, 0);
+		int rc = use_experts(s, layer, EXPERT_DECODE, refs, 1, &e);
+		atomic_store(&failing_size, 0);
+		assert_true(atomic_exchange(&n_refused, 0) > 0);
+		assert_int_equal(rc, ERR_RUN);
+		if (!strstr(e.text, "no memory"))
+			fail_msg("%s", e.text);
+		refs_from(refs, 3, k);
+		if (use_experts(s, layer, EXPERT_DECODE, refs, k, &e))
+			fail_msg("%s", e.text);
+	}
+	close_source(s);
+}
+
+#endif
 
 /* With a copy beside the file the error says that either may be wrong. */
 static void test_copies(void **state)
@@ -389,6 +490,10 @@ int main(void)
 		cmocka_unit_test(test_no_values),
 		cmocka_unit_test(test_transient),
 		cmocka_unit_test(test_permanent),
+		cmocka_unit_test(test_side_by_side),
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+		cmocka_unit_test(test_no_memory),
+#endif
 		cmocka_unit_test(test_copies),
 		cmocka_unit_test(test_check_seeds),
 		cmocka_unit_test(test_failed_reads),
