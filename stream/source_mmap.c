@@ -126,15 +126,21 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 	return &m->base;
 }
 
+/* The most experts that a layer has. */
+static uint64_t most_experts(const struct source_mmap *m)
+{
+	uint64_t n = 0;
+	for (int l = 0; l < m->n_layers; l++)
+		if (m->layers[l].gate)
+			n = MAX(n, m->layers[l].gate->ne[2]);
+	return n;
+}
+
 void source_mmap_check(
 	struct expert_source *s, const struct check_values *values, enum check_mode mode)
 {
 	struct source_mmap *m = (struct source_mmap *)s;
-	uint64_t n_experts = 0;
-	for (int l = 0; l < m->n_layers; l++)
-		if (m->layers[l].gate)
-			n_experts = MAX(n_experts, m->layers[l].gate->ne[2]);
-	expert_check_init(&m->check, values, mode, m->n_layers, (int)n_experts);
+	expert_check_init(&m->check, values, mode, m->n_layers, (int)most_experts(m));
 }
 
 void source_mmap_figures(const struct expert_source *s, struct expert_stats *out)
@@ -164,6 +170,54 @@ static const struct gguf_tensor *place(struct source_mmap *m, size_t i,
 	return to;
 }
 
+/* Counts the experts of which tensor_load reads a matrix again, each once. */
+struct reread_experts {
+	const struct check_map *map;
+	uint64_t n_layers, n_experts; /* n_experts: of a layer */
+	bool *seen;                   /* [n_layers * n_experts] */
+	uint64_t n;
+};
+
+static void count_reread(void *user, uint64_t range)
+{
+	struct reread_experts *k = user;
+	const struct check_range r = check_map_range(k->map, range);
+	uint32_t layer;
+	enum gguf_expert_part part;
+	if (!gguf_expert_name(r.tensor->name, &layer, &part) || layer >= k->n_layers)
+		return;
+	bool *seen = &k->seen[layer * k->n_experts + r.expert];
+	k->n += !*seen;
+	*seen = true;
+}
+
+/* Loads the experts of all layers and counts them. */
+static int load_experts(struct source_mmap *m, const struct tensor_load_options *lo,
+	struct tensor_span *spans, size_t n_spans, struct err *e)
+{
+	struct tensor_load_options o = *lo;
+	struct tensor_load_result r;
+	struct reread_experts again = {.n_layers = (uint64_t)m->n_layers, .n_experts = most_experts(m)};
+	if (o.check_values) {
+		again.map = &o.check_values->map;
+		again.seen = NEW_ARRAY(bool, again.n_layers *again.n_experts);
+		o.reread = count_reread;
+		o.reread_user = &again;
+	}
+	int rc = tensor_load(&o, spans, n_spans, &r, e);
+	free(again.seen);
+	if (rc)
+		return rc;
+	log_verbose("experts: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9, r.seconds,
+		(double)r.bytes / 1e9 / r.seconds);
+	m->base.stats.checked = r.checks.checked / 3; /* gate, up, down */
+	m->base.stats.reread = again.n;
+	m->base.stats.check_ns = r.checks.ns;
+	atomic_store(&m->checked, m->base.stats.checked);
+	atomic_store(&m->reread, m->base.stats.reread);
+	return 0;
+}
+
 int source_device_open(const struct expert_tensors *layers, int n_layers,
 	const struct tensor_load_options *lo, struct expert_source **out, struct err *e)
 {
@@ -186,16 +240,9 @@ int source_device_open(const struct expert_tensors *layers, int n_layers,
 		if (!pass && used)
 			rc = b->ops->alloc(b, MEM_DEVICE, used, &m->arena, e);
 	}
-	struct tensor_load_result r = {0};
-	if (!rc && tensor_load_serves(b) && !(rc = tensor_load(lo, spans, n, &r, e)))
-		log_verbose("experts: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9,
-			r.seconds, (double)r.bytes / 1e9 / r.seconds);
+	if (!rc && tensor_load_serves(b))
+		rc = load_experts(m, lo, spans, n, e);
 	free(spans);
-	m->base.stats.checked = r.checks.checked / 3; /* gate, up, down */
-	m->base.stats.reread = r.checks.reread;
-	m->base.stats.check_ns = r.checks.ns;
-	atomic_store(&m->checked, m->base.stats.checked);
-	atomic_store(&m->reread, m->base.stats.reread);
 	if (rc)
 		err_prefix(e, "experts on %s", b->ops->name);
 	else

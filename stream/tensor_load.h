@@ -29,18 +29,22 @@ struct tensor_load_options {
 	struct copier *copier; /* lent, used by nobody else meanwhile; NULL: the backend's, opened for
 							* the time of the call */
 	struct reader_options reader;
-	/* With these the spans of tensors are compared; what is wrong is read again once, past the page
-	 * cache. NULL: nothing is compared. */
+	/* With these the spans of tensors are compared; a range that is wrong is read again once, past
+	 * the page cache. NULL: nothing is compared. */
 	const struct check_values *check_values;
+	int check_threads; /* that compare, see check_pool_threads_for */
 	void (*progress)(void *user, uint64_t done,
 		uint64_t total); /* called now and then, and at the end; NULL: not */
 	void *user;
+	/* Called for each range (its number in check_values) before it is read again; NULL: not. */
+	void (*reread)(void *reread_user, uint64_t range);
+	void *reread_user;
 };
 
 struct tensor_load_result {
 	uint64_t bytes;              /* of the spans */
 	double seconds;              /* from the first read to the last copy's end */
-	struct check_figures checks; /* checked: ranges; reread, wrong: spans; not experts */
+	struct check_figures checks; /* of ranges, not of experts */
 };
 
 /* Whether this backend is loaded so: it has a copier. */

@@ -46,6 +46,11 @@ unsigned check_pool_threads(void)
 	return (unsigned)MIN(n / 4, THREADS_MAX);
 }
 
+unsigned check_pool_threads_for(int option)
+{
+	return option < 0 ? 0 : option ? (unsigned)option : check_pool_threads();
+}
+
 static void task_do(struct check_pool *p, struct check_task *t)
 {
 	const uint64_t start = clock_ns();
@@ -54,7 +59,8 @@ static void task_do(struct check_pool *p, struct check_task *t)
 	t->next = atomic_load(&p->done);
 	while (!atomic_compare_exchange_weak(&p->done, &t->next, t))
 		;
-	p->wake(p->arg);
+	if (p->wake)
+		p->wake(p->arg);
 }
 
 static void *check_thread_main(void *arg)

@@ -30,10 +30,12 @@ struct check_pool;
 
 /* A quarter of the cores that the process may use, 1 to 4; 0 if it has fewer than four. */
 unsigned check_pool_threads(void);
+/* The number for check_pool_open by an option: that many; 0: check_pool_threads(); below: none. */
+unsigned check_pool_threads_for(int option);
 
 /* n_threads: at most 4 are started; with 0 check_pool_post runs `hash` itself. wake(arg) is called
  * after each task by the thread that ran it, and must be thread-safe: the owner has a task to take.
- * Errors: a thread does not start. */
+ * NULL: the owner polls. Errors: a thread does not start. */
 int check_pool_open(
 	struct check_pool **out, unsigned n_threads, void (*wake)(void *arg), void *arg, struct err *e);
 /* Waits for tasks that have begun. Tasks still queued are never run, and `wake` is not called after

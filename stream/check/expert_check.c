@@ -76,8 +76,9 @@ unsigned expert_check_spans(const struct expert_check *c, const struct extent_pl
 	const unsigned n = slot_order(plan, order);
 	for (unsigned i = 0; i < n; i++) {
 		const uint64_t begin = plan->parts[order[i]].dst_offset;
-		out[i] = (struct checked_span){begin, begin + plan->parts[order[i]].bytes,
-			c->values->values[expert_check_range(c, layer, order[i], expert)]};
+		out[i] = (struct checked_span){.begin = begin,
+			.end = begin + plan->parts[order[i]].bytes,
+			.expected = c->values->values[expert_check_range(c, layer, order[i], expert)]};
 	}
 	return n;
 }

@@ -15,7 +15,7 @@ void span_check_close(struct span_check *c)
 	*c = (struct span_check){0};
 }
 
-void span_check_begin(struct span_check *c, const struct checked_span *spans, unsigned n)
+void span_check_begin(struct span_check *c, struct checked_span *spans, unsigned n)
 {
 	*c = (struct span_check){.hash = c->hash, .spans = spans, .n = n};
 }
@@ -24,18 +24,22 @@ void span_check_add(struct span_check *c, uint64_t at, const uint8_t *p, uint64_
 {
 	const uint64_t end = at + n;
 	while (c->next < c->n && c->spans[c->next].begin < end) {
-		const struct checked_span *s = &c->spans[c->next];
+		struct checked_span *s = &c->spans[c->next];
 		const uint64_t from = MAX(at, s->begin), to = MIN(end, s->end);
 		if (from == s->begin)
 			xxh3_begin(c->hash);
 		xxh3_add(c->hash, p + (from - at), to - from);
 		if (to < s->end)
 			return;
-		const uint64_t found = xxh3_value(c->hash);
-		if (found != s->expected && !c->n_wrong++) {
-			c->first_wrong = c->next;
-			c->found = found;
-		}
+		s->found = xxh3_value(c->hash);
 		c->next++;
 	}
+}
+
+const struct checked_span *span_check_next_wrong(const struct span_check *c, unsigned from)
+{
+	for (unsigned i = from; i < c->next; i++)
+		if (c->spans[i].found != c->spans[i].expected)
+			return &c->spans[i];
+	return NULL;
 }

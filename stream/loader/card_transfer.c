@@ -205,23 +205,23 @@ static bool judge_load(struct card_transfer *t, struct slot_transfer *x)
 {
 	struct expert_check *c = t->base.config.check;
 	const struct transfer_request q = x->q;
-	const struct load_check_result result = load_check_result(x->check);
-	load_check_release(&t->checks, x->check);
-	x->check = NULL;
+	const struct checked_span *wrong = load_check_wrong(x->check);
 	c->figures.checked += !x->reread;
-	if (!result.n_wrong) {
+	if (!wrong) {
 		expert_check_passed(c, q.layer, q.expert);
 		return true;
 	}
 	const struct extent_plan p = plan_of(t, x);
 	if (!x->reread) {
 		transfer_prepare_reread(&t->base, &p);
+		load_check_release(&t->checks, x->check);
 		begin_load(t, &q, true, x->bytes_read);
 		return false;
 	}
 	c->figures.wrong++;
 	struct err why = {0};
-	expert_check_err(c, &p, q.layer, q.expert, result.first_wrong, result.found, &why);
+	const unsigned span = (unsigned)(wrong - x->check->spans);
+	expert_check_err(c, &p, q.layer, q.expert, span, wrong->found, &why);
 	transfer_keep_failure(&x->failure, &why);
 	return true;
 }

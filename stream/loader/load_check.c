@@ -42,7 +42,6 @@ struct load_check *load_check_acquire(struct load_check_pool *p, struct check_po
 		while (first + n < n_spans && k->spans[first + n].begin < end)
 			n++;
 		span_check_begin(&r->run, k->spans + first, n);
-		r->first_span = first;
 		r->thread = check_pool_next_thread(threads);
 		r->next_chunk = 0;
 		first += n;
@@ -52,18 +51,12 @@ struct load_check *load_check_acquire(struct load_check_pool *p, struct check_po
 	return k;
 }
 
-struct load_check_result load_check_result(const struct load_check *k)
+const struct checked_span *load_check_wrong(const struct load_check *k)
 {
-	struct load_check_result all = {0};
-	for (size_t i = 0; i < ARRAY_LEN(k->reads); i++) {
-		const struct read_check *r = &k->reads[i];
-		if (r->run.n_wrong && !all.n_wrong) {
-			all.first_wrong = r->first_span + r->run.first_wrong;
-			all.found = r->run.found;
-		}
-		all.n_wrong += r->run.n_wrong;
-	}
-	return all;
+	const struct checked_span *wrong = NULL;
+	for (size_t i = 0; i < ARRAY_LEN(k->reads) && !wrong; i++)
+		wrong = span_check_next_wrong(&k->reads[i].run, 0);
+	return wrong;
 }
 
 void load_check_release(struct load_check_pool *p, struct load_check *k)

@@ -18,19 +18,11 @@
 struct load_check {
 	struct read_check {
 		struct span_check run; /* over the spans that this read brings */
-		unsigned first_span;   /* of these, in load_check.spans */
 		unsigned thread;       /* of the check pool: hashes all chunks of this read */
 		unsigned next_chunk;   /* number of the chunk to post next */
 	} reads[EXTENT_PARTS];     /* as in the extent_plan */
 	struct checked_span spans[EXTENT_PARTS];
 	struct load_check *next_free;
-};
-
-/* What differed; of the chunks that were hashed. */
-struct load_check_result {
-	unsigned n_wrong;     /* spans */
-	unsigned first_wrong; /* number of a span, as in expert_check_err; valid if n_wrong */
-	uint64_t found;       /* the value of that span's bytes */
 };
 
 /* Zero-initialise. */
@@ -41,7 +33,8 @@ struct load_check_pool {
 /* For an expert that is due; ready for the first chunk of each read. NULL: no memory. */
 struct load_check *load_check_acquire(struct load_check_pool *p, struct check_pool *threads,
 	const struct expert_check *c, const struct extent_plan *plan, int layer, int expert);
-struct load_check_result load_check_result(const struct load_check *k);
+/* The first span that is wrong, in `spans`, once all chunks were hashed; NULL: none is. */
+const struct checked_span *load_check_wrong(const struct load_check *k);
 void load_check_release(struct load_check_pool *p, struct load_check *k); /* NULL is fine */
 void load_check_pool_fini(struct load_check_pool *p); /* all of them were released */
 

@@ -190,9 +190,7 @@ static int take_card_memory(struct loader *l, const struct loader_options *o, st
 
 static int open_check_pool(struct loader *l, const struct loader_options *o, struct err *e)
 {
-	const unsigned n = !l->check.values || o->check_threads < 0 ? 0
-					   : o->check_threads                       ? (unsigned)o->check_threads
-																: check_pool_threads();
+	const unsigned n = l->check.values ? check_pool_threads_for(o->check_threads) : 0;
 	return check_pool_open(&l->check_pool, n, notify_loader, l, e);
 }
 

@@ -11,12 +11,12 @@
 #include "src/base/num.h"
 #include "src/base/xxh3/xxh3.h"
 #include "tests/stream/loader_help.h"
+#include "tests/support/check_threads.h"
 #include "tests/support/reader_null.h"
 #include "stream/check/mapped_check.h"
 #include "stream/loader/load_check.h"
 #include "stream/source_mmap.h"
 
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -31,8 +31,6 @@ enum { N_SEEDS = 15 };
 #else
 enum { N_SEEDS = 60 };
 #endif
-
-enum { THREADS_MAX = 8 };
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 
@@ -105,36 +103,6 @@ static uint64_t experts_read(struct expert_source *s)
 	return source_cache_stats(s).misses;
 }
 
-/* Threads of this process that compare. sleeps[THREADS_MAX]: how often each has gone to sleep. */
-static int check_thread_sleeps(long *sleeps)
-{
-	int n = 0;
-	DIR *d = opendir("/proc/self/task");
-	assert_non_null(d);
-	for (struct dirent *x; (x = readdir(d));) {
-		char path[300], line[200];
-		bool compares = false;
-		snprintf(path, sizeof path, "/proc/self/task/%s/status", x->d_name);
-		FILE *f = fopen(path, "r");
-		if (!f)
-			continue;
-		while (n < THREADS_MAX && fgets(line, sizeof line, f)) {
-			compares |= !strcmp(line, "Name:\tcheck-values\n");
-			sscanf(line, "voluntary_ctxt_switches: %ld", &sleeps[n]);
-		}
-		n += compares;
-		fclose(f);
-	}
-	closedir(d);
-	return n;
-}
-
-static int n_check_threads(void)
-{
-	long sleeps[THREADS_MAX];
-	return check_thread_sleeps(sleeps);
-}
-
 /* With CHECK_FIRST as many as there are different ones, with CHECK_ALWAYS as many as were read,
  * with CHECK_OFF none. */
 static void test_modes(void **state)
@@ -162,7 +130,8 @@ static void test_modes(void **state)
 																 : experts_read(s));
 		assert_int_equal(s->stats.reread + s->stats.wrong, 0);
 		assert_true((s->stats.check_ns > 0) == (mode != CHECK_OFF));
-		assert_int_equal(n_check_threads(), mode == CHECK_OFF ? 0 : MAX(check_threads, 0));
+		assert_int_equal(
+			check_threads_of_process(NULL), mode == CHECK_OFF ? 0 : MAX(check_threads, 0));
 		close_source(s);
 	}
 }
@@ -177,17 +146,17 @@ static void test_side_by_side(void **state)
 	struct loader_options o = checked_options(0.5, 0, CHECK_FIRST, &f);
 	struct expert_source *s = open_source(&o);
 	for (int id = 0; id < 8; id++) {
-		long before[THREADS_MAX], after[THREADS_MAX];
+		long before[CHECK_THREADS_MAX], after[CHECK_THREADS_MAX];
 		struct expert_ref ref = {.id = id};
 		struct err e = {0};
 		int n = 0;
 		usleep(20000); /* they have begun, and sleep */
-		assert_int_equal(check_thread_sleeps(before), check_threads);
+		assert_int_equal(check_threads_of_process(before), check_threads);
 		s->ops->step(s, EXPERT_DECODE, 1, id);
 		if (use_experts(s, (int)config.n_dense, EXPERT_DECODE, &ref, 1, &e))
 			fail_msg("%s", e.text);
 		usleep(20000);
-		assert_int_equal(check_thread_sleeps(after), check_threads);
+		assert_int_equal(check_threads_of_process(after), check_threads);
 		for (int i = 0; i < check_threads; i++)
 			n += after[i] > before[i];
 		assert_int_equal(n, MIN(check_threads, EXTENT_PARTS));
@@ -442,9 +411,8 @@ static void test_failed_copies_and_close(void **state)
 
 /* ---- where the file is mapped ---- */
 
-static void test_mapped(void **state)
+static struct expert_tensors *expert_layers(void)
 {
-	(void)state;
 	struct expert_tensors *layers = NEW_ARRAY(struct expert_tensors, config.n_layers);
 	for (uint32_t l = config.n_dense; l < config.n_layers; l++) {
 		const struct gguf_tensor **t[] = {&layers[l].gate, &layers[l].up, &layers[l].down};
@@ -454,6 +422,13 @@ static void test_mapped(void **state)
 			*t[p] = gguf_find_tensor(file, name);
 		}
 	}
+	return layers;
+}
+
+static void test_mapped(void **state)
+{
+	(void)state;
+	struct expert_tensors *layers = expert_layers();
 	const int layer = (int)config.n_dense, k = (int)config.n_used;
 	struct expert_ref refs[CONFIG_MAX_USED];
 	for (int mode = CHECK_FIRST; mode <= CHECK_OFF; mode++) {
@@ -483,6 +458,71 @@ static void test_mapped(void **state)
 	free(layers);
 }
 
+/* The emulated card as the memory of a backend. */
+static struct copier *whole_card;
+
+static int card_alloc(
+	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
+{
+	(void)b, (void)kind;
+	return whole_card->ops->alloc(whole_card, bytes, out, e);
+}
+
+static void card_free(struct backend *b, enum mem_kind kind, void *p, size_t bytes)
+{
+	(void)b, (void)kind;
+	whole_card->ops->free(whole_card, p, bytes);
+}
+
+static int card_copier_open(struct backend *b, struct copier **out, struct err *e)
+{
+	(void)b, (void)out;
+	return err_set(e, ERR_RUN, "the copier is lent");
+}
+
+/* All experts are loaded to the card at once: wrong matrices of one expert count as one expert that
+ * is read again. */
+static void test_all_on_card(void **state)
+{
+	(void)state;
+	struct expert_tensors *layers = expert_layers();
+	struct backend_ops ops = *backend->ops;
+	struct backend with_card = *backend;
+	const int layer = (int)config.n_dense;
+	const uint64_t also[] = {
+		0, offset_in(layer, "down", 3), offset_in(layer, "up", 4), offset_in(layer + 1, "up", 3)};
+	const unsigned rereads[] = {1, 1, 2, 2};
+	ops.alloc = card_alloc;
+	ops.free = card_free;
+	ops.copier_open = card_copier_open;
+	with_card.ops = &ops;
+	for (size_t i = 0; i < ARRAY_LEN(also); i++) {
+		struct err e = {0};
+		struct expert_source *s;
+		struct reader_faults f = {.flip = true,
+			.flip_offset = offset_in(layer, "up", 3),
+			.flip_also = also[i],
+			.flip_times = 1};
+		assert_int_equal(copier_null_open(NULL, &whole_card, &e), 0);
+		struct tensor_load_options o = {.file = file,
+			.backend = &with_card,
+			.copier = whole_card,
+			.reader = {.custom = &reader_null_engine, .custom_options = &f},
+			.check_values = &values,
+			.check_threads = (int)i - 1};
+		if (source_device_open(layers, (int)config.n_layers, &o, &s, &e))
+			fail_msg("%s", e.text);
+		struct expert_stats figures;
+		source_mmap_figures(s, &figures);
+		assert_int_equal(figures.checked, (config.n_layers - config.n_dense) * config.n_experts);
+		assert_int_equal(figures.reread, rereads[i]);
+		assert_int_equal(s->stats.reread, rereads[i]);
+		s->ops->close(s);
+		whole_card->ops->close(whole_card);
+	}
+	free(layers);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -499,7 +539,8 @@ int main(void)
 		cmocka_unit_test(test_failed_reads),
 		cmocka_unit_test(test_failed_copies_and_close),
 	};
-	const struct CMUnitTest mapped[] = {cmocka_unit_test(test_mapped)};
+	const struct CMUnitTest mapped[] = {
+		cmocka_unit_test(test_mapped), cmocka_unit_test(test_all_on_card)};
 	int failed = cmocka_run_group_tests_name("mapped", mapped, values_setup, values_teardown);
 	static const int pools[] = {-1, 1, 3};
 	for (size_t i = 0; i < ARRAY_LEN(pools); i++) {

@@ -6,6 +6,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/base/xxh3/xxh3.h"
+#include "tests/support/check_threads.h"
 #include "tests/support/copier_null.h"
 #include "tests/support/reader_null.h"
 #include "stream/tensor_load.h"
@@ -162,10 +163,17 @@ static void test_refused_read(void **state)
 
 /* ---- check values ---- */
 
+/* At the end of a load: threads of this process that compare. */
+static void count_threads(void *user, uint64_t done, uint64_t total)
+{
+	if (done == total)
+		*(int *)user = check_threads_of_process(NULL);
+}
+
 /* Loads all tensors, compared with these values. *bytes_right: what came to the card is the file.
  */
 static int load_checked(const struct check_values *v, const struct reader_faults *f, bool buffered,
-	struct tensor_load_result *result, bool *bytes_right, struct err *e)
+	int check_threads, struct tensor_load_result *result, bool *bytes_right, struct err *e)
 {
 	struct copier *c;
 	void *card;
@@ -181,14 +189,20 @@ static int load_checked(const struct check_values *v, const struct reader_faults
 		at += t->bytes;
 	}
 	memcpy(was, s, n * sizeof *s);
+	int n_threads = -1;
 	struct tensor_load_options o = {.file = file,
 		.copier = c,
 		.check_values = v,
+		.check_threads = check_threads,
+		.progress = count_threads,
+		.user = &n_threads,
 		.reader = {.custom = &reader_null_engine,
 			.custom_options = f,
 			.buffered = buffered,
 			.slice_bytes = 65536}};
 	int rc = tensor_load(&o, s, n, result, e);
+	if (!rc)
+		assert_int_equal(n_threads, v ? MAX(check_threads, 0) : 0);
 	*bytes_right = true;
 	for (size_t i = 0; i < n; i++)
 		*bytes_right &=
@@ -214,12 +228,13 @@ static void test_checked(void **state)
 	}
 	const struct gguf_tensor *experts = gguf_find_tensor(file, "blk.4.ffn_up_exps.weight"),
 							 *norm = gguf_find_tensor(file, "output_norm.weight");
-	for (uint64_t seed = 1; seed <= 4; seed++) {
+	for (uint64_t seed = 1; seed <= 8; seed++) {
 		struct err e = {0};
 		struct reader_faults f = {
 			.seed = seed, .latency_min_us = 1, .latency_max_us = 3000, .no_sleep = true};
 		const bool buffered = seed % 2;
-		if (load_checked(&v, &f, buffered, &r, &right, &e))
+		const int threads = seed % 4 ? (int)(seed % 4) : -1;
+		if (load_checked(&v, &f, buffered, threads, &r, &right, &e))
 			fail_msg("%s", e.text);
 		assert_true(right && r.bytes == file->tensor_bytes);
 		assert_int_equal(r.checks.checked, check_map_n(&v.map));
@@ -228,24 +243,33 @@ static void test_checked(void **state)
 		f.flip = true;
 		f.flip_times = 1;
 		f.flip_offset = experts->offset + experts->bytes / 3;
-		if (load_checked(&v, &f, buffered, &r, &right, &e))
+		if (load_checked(&v, &f, buffered, threads, &r, &right, &e))
 			fail_msg("%s", e.text);
 		assert_true(right && r.checks.reread == 1 && !r.checks.wrong);
 		assert_int_equal(r.checks.checked, check_map_n(&v.map));
 		assert_true(r.bytes == file->tensor_bytes);
-		/* for good */
+		/* two ranges of one tensor count as two, and the first is named */
+		f.flip_also = experts->offset + 7;
+		if (load_checked(&v, &f, buffered, threads, &r, &right, &e))
+			fail_msg("%s", e.text);
+		assert_true(right && r.checks.reread == 2 && !r.checks.wrong);
 		f.flip_times = 0;
-		assert_int_equal(load_checked(&v, &f, buffered, &r, &right, &e), ERR_INPUT);
+		assert_int_equal(load_checked(&v, &f, buffered, threads, &r, &right, &e), ERR_INPUT);
+		assert_int_equal(r.checks.wrong, 2);
+		assert_non_null(strstr(e.text, "blk.4.ffn_up_exps.weight, expert 0 ("));
+		/* for good */
+		f.flip_also = 0;
+		assert_int_equal(load_checked(&v, &f, buffered, threads, &r, &right, &e), ERR_INPUT);
 		assert_int_equal(e.code, ERR_INPUT);
 		char name[80];
 		snprintf(name, sizeof name, MODEL ": blk.4.ffn_up_exps.weight, expert %u (",
 			(unsigned)(experts->ne[2] / 3));
 		assert_non_null(strstr(e.text, name));
 		f.flip_offset = norm->offset + norm->bytes - 1;
-		assert_int_equal(load_checked(&v, &f, buffered, &r, &right, &e), ERR_INPUT);
+		assert_int_equal(load_checked(&v, &f, buffered, threads, &r, &right, &e), ERR_INPUT);
 		assert_non_null(strstr(e.text, MODEL ": output_norm.weight ("));
 		/* without values nobody sees it */
-		if (load_checked(NULL, &f, buffered, &r, &right, &e))
+		if (load_checked(NULL, &f, buffered, threads, &r, &right, &e))
 			fail_msg("%s", e.text);
 		assert_true(!right && !r.checks.checked);
 		/* a read that fails beside checks */
@@ -254,7 +278,7 @@ static void test_checked(void **state)
 			.latency_max_us = 500,
 			.fail_read = 20 + seed,
 			.no_sleep = true};
-		assert_true(load_checked(&v, &f, buffered, &r, &right, &e) < 0);
+		assert_true(load_checked(&v, &f, buffered, threads, &r, &right, &e) < 0);
 	}
 	check_map_fini(&v.map);
 	free(v.values);

@@ -41,7 +41,7 @@ struct null {
 	struct rng rng;
 	int *fds;
 	unsigned n_files;
-	uint64_t n_reads, n_range_failures, n_flips;
+	uint64_t n_reads, n_range_failures, n_flips[2];
 	uint64_t virtual_ns; /* the clock with no_sleep */
 	struct pending_read *pending;
 	unsigned n, cap;
@@ -168,12 +168,14 @@ static int fetch(struct null *z, const struct reader_op *op, uint32_t bytes)
 	const struct reader_faults *f = &z->faults;
 	unsigned handle = (unsigned)op->fd_index / 2;
 	ssize_t n = pread(z->fds[handle], op->dst, bytes, (off_t)op->offset);
-	if (f->flip && op->file == f->flip_file && f->flip_offset >= op->offset && n > 0 &&
-		f->flip_offset - op->offset < (uint64_t)n &&
-		(!f->flip_times || z->n_flips < f->flip_times)) {
-		op->dst[f->flip_offset - op->offset] ^= 1;
-		z->n_flips++;
-	}
+	const uint64_t flips[] = {f->flip_offset, f->flip_also};
+	for (size_t i = 0; i < (f->flip_also ? 2 : 1); i++)
+		if (f->flip && op->file == f->flip_file && flips[i] >= op->offset && n > 0 &&
+			flips[i] - op->offset < (uint64_t)n &&
+			(!f->flip_times || z->n_flips[i] < f->flip_times)) {
+			op->dst[flips[i] - op->offset] ^= 1;
+			z->n_flips[i]++;
+		}
 	return n < 0 ? -errno : (int)n;
 }
 

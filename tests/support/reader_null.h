@@ -27,7 +27,8 @@ struct reader_faults {
 	bool flip;           /* reads that bring byte flip_offset of file flip_file bring a wrong one */
 	uint32_t flip_file;
 	uint64_t flip_offset;
-	unsigned flip_times; /* how often; 0: always */
+	uint64_t flip_also;  /* the same for another byte of that file; 0: none */
+	unsigned flip_times; /* how often each; 0: always */
 	uint64_t hang_read;  /* the n-th read hangs for hang_ms (0: until it is cancelled) */
 	unsigned hang_ms;
 	bool poison; /* destinations are filled with READER_POISON when a read starts */
