@@ -31,8 +31,8 @@
  *    - The order does not matter. The card has three: per step of 32 (gemv_mma.cuh:188
  *      super_block_mma), per group of 32 (experts_fused_types.cuh:172 super_block_pair), with 4^j
  *      times the weights (experts_fused_types.cuh:297 one_super_block).
- *    - Scales are whole numbers: IQ2_XXS and IQ2_XS 2 n + 1, Q3_K -32 .. 31, Q2_K 0 .. 15, Q4_K
- *      0 .. 63.
+ *    - Scales are whole numbers: IQ2_XXS and IQ2_XS 2 n + 1, Q3_K -32 .. 31, Q6_K -128 .. 127,
+ *      Q2_K 0 .. 15, Q4_K 0 .. 63.
  *
  * 3. From integers to a float v, for each limb. gemv_mma.cuh:281
  *    - v = fl(unit * fl(whole)). unit is the block's d; IQ2_XXS and IQ2_XS: fl(d * 0.125), which
@@ -79,7 +79,7 @@
 static inline bool expert_arithmetic_covers(enum dtype type)
 {
 	return type == DTYPE_IQ2_XXS || type == DTYPE_IQ2_XS || type == DTYPE_Q2_K ||
-		   type == DTYPE_Q3_K || type == DTYPE_Q4_K || type == DTYPE_Q8_0;
+		   type == DTYPE_Q3_K || type == DTYPE_Q4_K || type == DTYPE_Q6_K || type == DTYPE_Q8_0;
 }
 
 /* Super-blocks of a chunk: CHUNK of gemv_tiling. */

@@ -255,6 +255,9 @@ int cpu_backend_open_level(
 	struct cpu_backend *b = NEW(struct cpu_backend);
 	b->base.ops = &cpu_ops;
 	b->isa = isa;
+	b->limbs = limb_isa_available(level);
+	if (!b->limbs) /* they have fewer levels */
+		b->limbs = limb_isa_c;
 	b->pool = cpu_pool_new(options->threads ? options->threads : affinity_threads());
 	if (!b->pool) {
 		free(b);

@@ -14,14 +14,16 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_dot.h"
 #include "kernels/cpu/cpu_pool.h"
+#include "kernels/cpu/limbs/limb_rows.h"
 #include "src/base/half.h"
 
 struct cpu_backend {
 	struct backend base;
-	const struct cpu_isa *isa; /* constant */
-	int threads;               /* constant, >= 1 */
-	struct cpu_pool *pool;     /* of so many threads */
-	char text[64];             /* backend_describe */
+	const struct cpu_isa *isa;    /* constant */
+	const struct limb_isa *limbs; /* constant */
+	int threads;                  /* constant, >= 1 */
+	struct cpu_pool *pool;        /* of so many threads */
+	char text[64];                /* backend_describe */
 	/* Scratch of the running op. It grows to the largest request and never shrinks, so steady-state
 	 * decoding allocates nothing. Only cpu_scratch touches these. */
 	void *scratch;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The arithmetic of kernels/expert_arithmetic.h on the processor: the plain C version against the
- * formula in double precision, the vector versions against the plain C one bit by bit.
+ * formula in double precision, the vector versions against the plain C one bit by bit; expert_ffn
+ * made of it (limb_experts.h) against its formula and the CPU backend's own op.
  */
 #include "kernels/cpu/limbs/limb_rows.h"
 #include "src/base/half.h"
@@ -9,7 +10,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/quant/dequant.h"
-#include "tests/kernels/op_cases.h"
+#include "tests/kernels/limb_backend.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -20,7 +21,7 @@
 #include <cmocka.h>
 
 static const enum dtype types[] = {
-	DTYPE_IQ2_XXS, DTYPE_IQ2_XS, DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q8_0};
+	DTYPE_IQ2_XXS, DTYPE_IQ2_XS, DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q8_0};
 
 /* A task with its memory: weights of random bits, rows of x with outliers. */
 struct limb_case {
@@ -275,7 +276,10 @@ static void test_extremes(void **state)
 			for (int r = 0; r < LIMB_ROWS; r++)
 				for (size_t b = 0; b < row_bytes; b += info->block_bytes) {
 					uint8_t *block = p.w + (size_t)r * p.task.row_bytes + b;
-					size_t at = types[t] == DTYPE_Q2_K ? 80 : types[t] == DTYPE_Q3_K ? 108 : 0;
+					size_t at = types[t] == DTYPE_Q2_K   ? 80
+								: types[t] == DTYPE_Q3_K ? 108
+								: types[t] == DTYPE_Q6_K ? 208
+														 : 0;
 					size_t halves = types[t] == DTYPE_Q2_K || types[t] == DTYPE_Q4_K ? 2 : 1;
 					for (size_t h = 0; h < halves; h++) {
 						block[at + 2 * h] = 0;
@@ -312,6 +316,119 @@ static void test_not_finite(void **state)
 		}
 }
 
+/* ---- expert_ffn ---- */
+
+/* Float roundings relative to the magnitude that the formula reports, and the normalised error
+ * between the two ops: as test_backend_parity allows the card. */
+#define TOLERANCE_PACKED 64.0
+#define ERROR            1e-5
+
+static const struct op_case large[] = {
+	{.name = "full IQ2_XXS",
+		.op = OP_EXPERT_FFN,
+		.type = DTYPE_IQ2_XXS,
+		.rows = 1,
+		.n_in = 6144,
+		.n_out = 256,
+		.heads = 3,
+		.n_used = 2},
+	{.name = "twenty slots Q3_K",
+		.op = OP_EXPERT_FFN,
+		.type = DTYPE_Q3_K,
+		.rows = 20,
+		.n_in = 512,
+		.n_out = 768,
+		.heads = 2,
+		.n_used = 1},
+	{.name = "odd Q8_0",
+		.op = OP_EXPERT_FFN,
+		.type = DTYPE_Q8_0,
+		.rows = 5,
+		.n_in = 1376,
+		.n_out = 416,
+		.heads = 4,
+		.n_used = 3},
+};
+
+static const struct op_case *case_at(int i)
+{
+	return i < op_cases_n                           ? &op_cases[i]
+		   : i < op_cases_n + (int)ARRAY_LEN(large) ? &large[i - op_cases_n]
+													: NULL;
+}
+
+static void test_op(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct backend_options options = {.name = "cpu", .threads = 2};
+	struct backend *limbs = limb_backend_open(0, 2), *floats;
+	assert_non_null(limbs);
+	assert_int_equal(backend_open(&options, &floats, &e), 0);
+	int n_cases = 0;
+	for (int i = 0; case_at(i); i++) {
+		const struct op_case *c = case_at(i);
+		if (!limb_backend_covers(c))
+			continue;
+		n_cases++;
+		size_t n = (size_t)c->rows * (size_t)op_case_width(c);
+		float *got = op_case_run(limbs, c, 0, c->rows), *other = op_case_run(floats, c, 0, c->rows);
+		double *value = NEW_ARRAY(double, n), *scale = NEW_ARRAY(double, n);
+		double worst[2] = {0}, diff = 0, norm = 0;
+		op_case_reference(c, value, scale);
+		for (size_t k = 0; k < n; k++) {
+			double unit = 0x1p-24 * scale[k], off = fabs((double)got[k] - value[k]),
+				   between = (double)got[k] - (double)other[k];
+			if (!(off <= TOLERANCE_PACKED * unit))
+				fail_msg("%s: value %zu is %.9g, the formula gives %.9g (%.3g units)", c->name, k,
+					(double)got[k], value[k], off / unit);
+			worst[0] = fmax(worst[0], off / unit);
+			worst[1] = fmax(worst[1], fabs((double)other[k] - value[k]) / unit);
+			diff += between * between;
+			norm += (double)other[k] * (double)other[k];
+		}
+		print_message("%-18s worst %.2f units, the op of floats %.2f; between them %.1e\n", c->name,
+			worst[0], worst[1], sqrt(diff / norm));
+		if (!(diff <= ERROR * ERROR * norm))
+			fail_msg("%s: normalised error %.3e", c->name, sqrt(diff / norm));
+		free(got);
+		free(other);
+		free(value);
+		free(scale);
+	}
+	assert_true(n_cases >= 2 * (int)ARRAY_LEN(types) + 3);
+	limbs->ops->close(limbs);
+	floats->ops->close(floats);
+}
+
+/* A row's bits depend neither on the batch nor on threads nor on the instruction set. */
+static void test_op_bits(void **state)
+{
+	(void)state;
+	struct backend *b = limb_backend_open(0, 1), *other;
+	assert_non_null(b);
+	for (int i = 0; case_at(i); i++) {
+		const struct op_case *c = case_at(i);
+		if (!limb_backend_covers(c))
+			continue;
+		size_t width = (size_t)op_case_width(c);
+		float *whole = op_case_run(b, c, 0, c->rows);
+		for (int r = 0; r < c->rows && r < 3; r++) {
+			float *one = op_case_run(b, c, r, 1);
+			op_case_same_bits(c, "alone", whole + (size_t)r * width, one, width);
+			free(one);
+		}
+		for (int level = 0; (other = limb_backend_open(level, 3)); level++) {
+			float *again = op_case_run(other, c, 0, c->rows);
+			op_case_same_bits(c, backend_describe(other), whole, again, (size_t)c->rows * width);
+			free(again);
+			other->ops->close(other);
+		}
+		free(whole);
+	}
+	b->ops->close(b);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -321,6 +438,8 @@ int main(void)
 		cmocka_unit_test(test_levels),
 		cmocka_unit_test(test_extremes),
 		cmocka_unit_test(test_not_finite),
+		cmocka_unit_test(test_op),
+		cmocka_unit_test(test_op_bits),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

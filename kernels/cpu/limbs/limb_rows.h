@@ -26,16 +26,16 @@ struct limb_block {
 	float scale;
 	int16_t sum[EXPERT_LIMBS][16]; /* of 16 neighbouring limbs each, in the order of x */
 	uint8_t unused[28];
-	/* Codebook types: -64 times the limbs of places 4 i .. 4 i + 3 plus j * 64, summed over j = 0,
-	 * 1 and over j = 2, 3; IQ2_XXS has the total in start[0]. Their weights carry an offset of 64.
-	 */
+	/* Codebook types, whose weights carry an offset of 64: -64 times the limbs of places
+	 * 64 j + 4 i .. 64 j + 4 i + 3, summed over j = 0, 1 and over j = 2, 3; IQ2_XXS has both sums
+	 * in start[0]. */
 	int32_t start[2][EXPERT_LIMBS][16];
 };
 _Static_assert(sizeof(struct limb_block) == 1280, "whole lines");
 
 /* Where value `value` (0 .. 255) of a super-block lies among its limbs.
  *
- *   Q8_0              in order
+ *   Q6_K, Q8_0        in order
  *   Q2_K, Q3_K        value 128 h + 32 g + l      place  64 g + 32 h + l
  *   Q4_K              value 128 p + 64 a + 32 n + l      128 p + 64 n + 32 a + l
  *   IQ2_XXS, IQ2_XS   value 32 g + 8 j + b               64 j + 8 g + b */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Exact sums with AVX2. vpmaddubsw multiplies unsigned weights by signed limbs, so signed weights
- * carry an offset (Q3_K 4, codebooks 64) that is taken off through the sums of the limbs. Q8_0 is
- * multiplied in 16 bits. Compiles to nothing on other targets.
+ * carry an offset (Q3_K 4, Q6_K 32, codebooks 64) that is taken off through the sums of the limbs.
+ * Q8_0 is multiplied in 16 bits. Compiles to nothing on other targets.
  *
  * Chunk c of a super-block is places 32 c .. 32 c + 31 of limb_place.
  */
@@ -151,6 +151,23 @@ static void q4_k_row(
 	multiply_minima(t, block, r, _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(minima, minima)), s);
 }
 
+static void q6_k_row(
+	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
+{
+	struct chunk_weights w;
+	const int8_t *scale = (const int8_t *)(p + 192);
+	UNROLLED_FOR (c, CHUNKS) {
+		int h = c / 4, g = c % 4;
+		__m256i high = bits_256(load_256(p + 128 + 32 * h), 2 * g, 3);
+		w.w[c] = _mm256_or_si256(
+			bits_256(load_256(p + 64 * h + g % 2 * 32), g / 2 * 4, 15), _mm256_slli_epi16(high, 4));
+		w.scale[c] = two_scales(scale[2 * c], scale[2 * c + 1]);
+	}
+	w.offset = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)scale)), 5);
+	s->unit[0][r] = load_u16(p + 208);
+	multiply_row(t, block, r, &w, s);
+}
+
 /* ---- codebooks: chunk 2 j + i has octet j of groups 4 i .. 4 i + 3 ---- */
 
 /* scales: of the 16 halves of groups, as words */
@@ -258,6 +275,9 @@ static void super_block_sums(
 			break;
 		case DTYPE_Q4_K:
 			q4_k_row(t, w, block, r, s);
+			break;
+		case DTYPE_Q6_K:
+			q6_k_row(t, w, block, r, s);
 			break;
 		default:
 			q8_0_row(t, w, block, steps, r, s);

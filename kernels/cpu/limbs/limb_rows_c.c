@@ -26,17 +26,24 @@ static void super_block_split(enum dtype type, const float *x, struct limb_block
 	bool tiny = largest < EXPERT_X_TINY, finite = most < 0x7f800000;
 	float inv = tiny || !finite ? 0 : EXPERT_LIMB_MOST / largest;
 	b->scale = tiny ? 0 : largest / EXPERT_LIMB_MOST;
-	memset(b->sum, 0, sizeof b->sum);
+	int8_t limb[EXPERT_LIMBS][256]; /* in the order of x */
 	for (int i = 0; i < 256; i++) {
 		/* adding 2^23 leaves the nearest integer in the low mantissa bits */
 		float v = finite ? x[i] * inv : 0;
 		int32_t n = (int32_t)(f32_bits(fabsf(v) + 0x1p23f) & 0x7fffff);
 		uint32_t bytes = (uint32_t)(v < 0 ? -n : n) + 0x808080;
-		int place = limb_place(type, i);
-		for (int k = 0; k < EXPERT_LIMBS; k++) {
-			int limb = (int)(bytes >> 8 * (2 - k) & 255) - 128;
-			b->limb[k][place] = (int8_t)limb;
-			b->sum[k][i / 16] = (int16_t)(b->sum[k][i / 16] + limb);
+		limb[0][i] = (int8_t)(bytes >> 16 ^ 0x80);
+		limb[1][i] = (int8_t)(bytes >> 8 ^ 0x80);
+		limb[2][i] = (int8_t)(bytes ^ 0x80);
+	}
+	for (int k = 0; k < EXPERT_LIMBS; k++) {
+		for (int i = 0; i < 256; i += 8) /* every layout keeps eight neighbours together */
+			memcpy(b->limb[k] + limb_place(type, i), limb[k] + i, 8);
+		for (int g = 0; g < 16; g++) {
+			int sum = 0;
+			for (int i = 16 * g; i < 16 * g + 16; i++)
+				sum += limb[k][i];
+			b->sum[k][g] = (int16_t)sum;
 		}
 	}
 	memset(b->start, 0, sizeof b->start);
@@ -134,6 +141,19 @@ static void read_q4_k(const uint8_t *p, struct super_block *s)
 	}
 }
 
+static void read_q6_k(const uint8_t *p, struct super_block *s)
+{
+	s->unit = f16_to_f32(load_u16(p + 208));
+	for (int i = 0; i < 256; i++) {
+		int h = i / 128, g = i % 128 / 32, l = i % 32;
+		int low = p[64 * h + g % 2 * 32 + l] >> g / 2 * 4 & 15,
+			high = p[128 + 32 * h + l] >> 2 * g & 3;
+		s->q[i] = (low | high << 4) - 32;
+	}
+	for (int i = 0; i < 16; i++)
+		s->scale[i] = (int8_t)p[192 + i];
+}
+
 static void read_q8_0(const uint8_t *p, int steps, struct super_block *s)
 {
 	memset(s, 0, sizeof *s);
@@ -164,6 +184,9 @@ static void super_block_read(enum dtype type, const uint8_t *p, int steps, struc
 		break;
 	case DTYPE_Q4_K:
 		read_q4_k(p, s);
+		break;
+	case DTYPE_Q6_K:
+		read_q6_k(p, s);
 		break;
 	default:
 		read_q8_0(p, steps, s);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Exact sums with AVX-512 VNNI, VBMI and GFNI. vpdpbusd multiplies unsigned weights by signed
- * limbs, so signed weights carry an offset (Q3_K 4, codebooks 64, Q8_0 128) that is taken off
- * through the sums of the limbs.
+ * limbs, so signed weights carry an offset (Q3_K 4, Q6_K 32, codebooks 64, Q8_0 128) that is taken
+ * off through the sums of the limbs.
  *
  * Per weight row and super-block the weights are decoded once, to four registers of 64 bytes, and
  * multiplied with the limbs of every row of x. The products stay vectors, one for each (x, limb,
@@ -98,7 +98,7 @@ ALWAYS_INLINE void add_short_lanes_of_rows(const __m256i *v, int32_t out[LIMB_RO
 	_mm512_store_si512(out, _mm512_permutexvar_epi32(order, all));
 }
 
-/* ---- types with a scale per lane and register: Q2_K, Q3_K, Q4_K ---- */
+/* ---- types with a scale per lane and register: Q2_K, Q3_K, Q4_K, Q6_K ---- */
 
 /* Byte i of a register of scales: the number of the scale for its dword lane i / 4, in every fourth
  * byte. */
@@ -115,11 +115,20 @@ static const uint8_t k16_scale_lanes[4][64] = {SCALE_LANES(0, 1, 8, 9), SCALE_LA
 static const uint8_t q4_k_scale_lanes[4][64] = {SCALE_LANES(0, 0, 2, 2), SCALE_LANES(1, 1, 3, 3),
 	SCALE_LANES(4, 4, 6, 6), SCALE_LANES(5, 5, 7, 7)};
 
-/* The scales (below 128) that belong to register z, each in the low word of its dword lanes */
+static const uint8_t q6_k_scale_lanes[4][64] = {SCALE_LANES(0, 1, 2, 3), SCALE_LANES(4, 5, 6, 7),
+	SCALE_LANES(8, 9, 10, 11), SCALE_LANES(12, 13, 14, 15)};
+
+/* The scales that belong to register z, each in the low byte of its dword lanes */
 ALWAYS_INLINE __m512i scale_lanes(const uint8_t lanes[4][64], int z, __m128i scales)
 {
 	return _mm512_maskz_permutexvar_epi8(
 		LOW_BYTES, load_512(lanes[z]), _mm512_castsi128_si512(scales));
+}
+
+/* The same for signed bytes: each is moved to the top of its low word and back. */
+ALWAYS_INLINE __m512i signed_scale_lanes(const uint8_t lanes[4][64], int z, __m128i scales)
+{
+	return _mm512_srai_epi16(_mm512_slli_epi16(scale_lanes(lanes, z, scales), 8), 8);
 }
 
 /* Sums of four products are below 2^15, so a scale multiplies the low word of each lane. */
@@ -170,6 +179,26 @@ ALWAYS_INLINE void add_with_minima(
 			add_lanes_of_rows(p->whole[i][k], s->whole[0][i][k]);
 			add_short_lanes_of_rows(p->least[i][k], s->least[i][k]);
 		}
+}
+
+/* offset: the 16 scales times the offset of the weights */
+ALWAYS_INLINE void multiply_with_offset(const struct limb_task *t, int64_t block, int r,
+	const __m512i w[4], const __m512i scale[4], __m256i offset, products whole[LIMB_X])
+{
+	for (int i = 0; i < t->n_x; i++) {
+		const struct limb_block *x = t->x[i] + block;
+		UNROLLED_FOR (k, EXPERT_LIMBS)
+			whole[i][k][r] = _mm512_sub_epi32(
+				scaled_products(w, scale, x, k), _mm512_zextsi256_si512(times_sums(offset, x, k)));
+	}
+}
+
+ALWAYS_INLINE void add_products(
+	const struct limb_task *t, const products whole[LIMB_X], struct limb_sums *s)
+{
+	for (int i = 0; i < t->n_x; i++)
+		for (int k = 0; k < EXPERT_LIMBS; k++)
+			add_lanes_of_rows(whole[i][k], s->whole[0][i][k]);
 }
 
 static __attribute__((noinline)) void q2_k_sums(
@@ -250,22 +279,40 @@ static __attribute__((noinline)) void q3_k_sums(
 								  : _mm512_srli_epi16(third, (unsigned)z - 2);
 			/* crumbs | (moved & 4) */
 			w[z] = _mm512_ternarylogic_epi64(crumbs(q, z), moved, four, 0xf8);
-			/* sign-extended by two shifts: the byte goes to the top of its low word first */
-			scale[z] =
-				_mm512_srai_epi16(_mm512_slli_epi16(scale_lanes(k16_scale_lanes, z, scales), 8), 8);
+			scale[z] = signed_scale_lanes(k16_scale_lanes, z, scales);
 		}
 		s->unit[0][r] = load_u16(p + 108);
-		__m256i offset = _mm256_slli_epi16(words, 2);
-		for (int i = 0; i < t->n_x; i++) {
-			const struct limb_block *x = t->x[i] + block;
-			UNROLLED_FOR (k, EXPERT_LIMBS)
-				whole[i][k][r] = _mm512_sub_epi32(scaled_products(w, scale, x, k),
-					_mm512_zextsi256_si512(times_sums(offset, x, k)));
-		}
+		multiply_with_offset(t, block, r, w, scale, _mm256_slli_epi16(words, 2), whole);
 	}
-	for (int i = 0; i < t->n_x; i++)
-		for (int k = 0; k < EXPERT_LIMBS; k++)
-			add_lanes_of_rows(whole[i][k], s->whole[0][i][k]);
+	add_products(t, whole, s);
+}
+
+static __attribute__((noinline)) void q6_k_sums(
+	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
+{
+	products whole[LIMB_X];
+	const __m512i fifteen = _mm512_set1_epi8(15), upper = _mm512_set1_epi8(0x30);
+	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
+		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 210);
+		__m128i scales = _mm_loadu_si128((const __m128i *)(p + 192));
+		__m512i w[4], scale[4];
+		UNROLLED_FOR (z, 4) {
+			/* of each 64 values the first 32 have their upper bits at 4 (z % 2), the others two
+			 * further on; they are moved to bits 4 and 5 */
+			__m256i high = _mm256_loadu_si256((const __m256i *)(p + 128 + z / 2 * 32));
+			__m256i first = z % 2 ? high : _mm256_slli_epi16(high, 4),
+					second = z % 2 ? _mm256_srli_epi16(high, 2) : _mm256_slli_epi16(high, 2);
+			__m512i low = _mm512_srli_epi16(load_512(p + z / 2 * 64), 4 * ((unsigned)z % 2));
+			/* (low & 15) | (high & 0x30) */
+			w[z] = _mm512_ternarylogic_epi64(_mm512_and_si512(low, fifteen),
+				_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1), upper, 0xf8);
+			scale[z] = signed_scale_lanes(q6_k_scale_lanes, z, scales);
+		}
+		s->unit[0][r] = load_u16(p + 208);
+		__m256i words = _mm256_cvtepi8_epi16(scales);
+		multiply_with_offset(t, block, r, w, scale, _mm256_slli_epi16(words, 5), whole);
+	}
+	add_products(t, whole, s);
 }
 
 /* ---- codebooks ----
@@ -387,9 +434,7 @@ static __attribute__((noinline)) void iq2_xxs_sums(
 			}
 		}
 	}
-	for (int i = 0; i < t->n_x; i++)
-		for (int k = 0; k < EXPERT_LIMBS; k++)
-			add_lanes_of_rows(whole[i][k], s->whole[0][i][k]);
+	add_products(t, whole, s);
 }
 
 /* Byte g of a block's scales for both dword lanes of group g */
@@ -429,9 +474,7 @@ static __attribute__((noinline)) void iq2_xs_sums(
 			}
 		}
 	}
-	for (int i = 0; i < t->n_x; i++)
-		for (int k = 0; k < EXPERT_LIMBS; k++)
-			add_lanes_of_rows(whole[i][k], s->whole[0][i][k]);
+	add_products(t, whole, s);
 }
 
 /* ---- Q8_0 ---- */
@@ -498,6 +541,9 @@ static void super_block_sums(
 		break;
 	case DTYPE_Q4_K:
 		q4_k_sums(t, w, block, s);
+		break;
+	case DTYPE_Q6_K:
+		q6_k_sums(t, w, block, s);
 		break;
 	default:
 		q8_0_sums(t, w, block, steps, s);

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Four parallel loops: x becomes limbs (once per row and type); gate and up with SwiGLU, into a
+ * hidden row for each slot; hidden rows become limbs; down. A task of the products has TASK_ROWS
+ * weight rows of one job and all of its slots, so that weights are read from memory once.
+ */
+#include "kernels/cpu/limbs/limb_experts.h"
+
+#include "kernels/cpu/limbs/limb_rows.h"
+#include "src/base/num.h"
+
+#include <string.h>
+
+#define TASK_ROWS (2 * LIMB_ROWS)
+#define TYPES_MAX 7 /* of expert_arithmetic_covers */
+
+/* x as limbs for one type of weights */
+struct limb_x {
+	enum dtype type;
+	struct limb_block *blocks; /* [rows][blocks of a row] */
+};
+
+struct limb_ffn_job {
+	const struct cpu_backend *b;
+	const struct limb_isa *isa;
+	const struct expert_job *jobs;
+	const float *x;
+	float *out;
+	int n_jobs, n_used, n_types;
+	int64_t n_embd, n_ff, n_slots;
+	struct limb_x x_limbs[TYPES_MAX]; /* of the types of gate and up */
+	float *hidden;                    /* [slots][n_ff] */
+	struct limb_block *hidden_limbs;  /* [slots][blocks of a hidden row] */
+	int64_t *first_slot;              /* [n_jobs + 1]: the first hidden row of each job */
+	int64_t in_tasks, down_tasks;     /* of a job */
+};
+
+bool limb_experts_covers(const struct expert_job *job)
+{
+	return expert_arithmetic_covers(job->gate.type) && expert_arithmetic_covers(job->up.type) &&
+		   expert_arithmetic_covers(job->down.type);
+}
+
+static struct limb_x *limb_x_of(const struct limb_ffn_job *a, enum dtype type)
+{
+	for (int i = 0; i < a->n_types; i++)
+		if (a->x_limbs[i].type == type)
+			return (struct limb_x *)&a->x_limbs[i];
+	return NULL;
+}
+
+/* ---- tasks ---- */
+
+static void split_x_task(const void *context, int64_t task, int64_t last, int thread)
+{
+	const struct limb_ffn_job *a = context;
+	(void)thread;
+	for (; task < last; task++)
+		for (int i = 0; i < a->n_types; i++)
+			limb_x_split(a->x_limbs[i].type, a->x + task * a->n_embd, a->n_embd,
+				a->x_limbs[i].blocks + task * limb_x_blocks(a->n_embd));
+}
+
+static void split_hidden_task(const void *context, int64_t slot, int64_t last, int thread)
+{
+	const struct limb_ffn_job *a = context;
+	int64_t j = 0;
+	(void)thread;
+	for (; slot < last; slot++) {
+		while (slot >= a->first_slot[j + 1])
+			j++;
+		limb_x_split(a->jobs[j].down.type, a->hidden + slot * a->n_ff, a->n_ff,
+			a->hidden_limbs + slot * limb_x_blocks(a->n_ff));
+	}
+}
+
+/* Weight rows [first, first + n) of a matrix as a task. */
+static struct limb_task weight_task(
+	const struct limb_ffn_job *a, const struct weight *w, int64_t first, int n, float (*out)[16])
+{
+	return (struct limb_task){.type = w->type,
+		.w = (const uint8_t *)w->data + (size_t)first * w->row_bytes,
+		.row_bytes = w->row_bytes,
+		.n_rows = n,
+		.n_in = w->n_in,
+		.split = expert_split(w->type, w->n_in, w->n_out * a->n_used),
+		.out = out};
+}
+
+static void gate_up_rows(
+	const struct limb_ffn_job *a, const struct expert_job *job, int64_t hidden, int64_t first)
+{
+	float gate[LIMB_X][LIMB_ROWS], up[LIMB_X][LIMB_ROWS];
+	int n = (int)MIN(job->gate.n_out - first, LIMB_ROWS);
+	int64_t blocks = limb_x_blocks(a->n_embd);
+	struct limb_task g = weight_task(a, &job->gate, first, n, gate),
+					 u = weight_task(a, &job->up, first, n, up);
+	const struct limb_block *g_limbs = limb_x_of(a, g.type)->blocks,
+							*u_limbs = limb_x_of(a, u.type)->blocks;
+	for (int at = 0; at < job->n_token_slots; at += LIMB_X) {
+		g.n_x = u.n_x = MIN(job->n_token_slots - at, LIMB_X);
+		for (int i = 0; i < g.n_x; i++) {
+			int64_t row = job->token_slots[at + i] / a->n_used;
+			g.x[i] = g_limbs + row * blocks;
+			u.x[i] = u_limbs + row * blocks;
+		}
+		a->isa->rows(&g);
+		a->isa->rows(&u);
+		for (int i = 0; i < g.n_x; i++)
+			a->b->isa->swiglu(
+				gate[i], up[i], (size_t)n, a->hidden + (hidden + at + i) * a->n_ff + first);
+	}
+}
+
+static void gate_up_task(const void *context, int64_t task, int64_t last, int thread)
+{
+	const struct limb_ffn_job *a = context;
+	(void)thread;
+	for (; task < last; task++) {
+		int64_t j = task / a->in_tasks, first = task % a->in_tasks * TASK_ROWS,
+				end = MIN(first + TASK_ROWS, a->jobs[j].gate.n_out);
+		for (; first < end; first += LIMB_ROWS)
+			gate_up_rows(a, &a->jobs[j], a->first_slot[j], first);
+	}
+}
+
+static void down_rows(
+	const struct limb_ffn_job *a, const struct expert_job *job, int64_t hidden, int64_t first)
+{
+	float y[LIMB_X][LIMB_ROWS];
+	int n = (int)MIN(job->down.n_out - first, LIMB_ROWS);
+	struct limb_task d = weight_task(a, &job->down, first, n, y);
+	for (int at = 0; at < job->n_token_slots; at += LIMB_X) {
+		d.n_x = MIN(job->n_token_slots - at, LIMB_X);
+		for (int i = 0; i < d.n_x; i++)
+			d.x[i] = a->hidden_limbs + (hidden + at + i) * limb_x_blocks(a->n_ff);
+		a->isa->rows(&d);
+		for (int i = 0; i < d.n_x; i++)
+			memcpy(a->out + job->token_slots[at + i] * job->down.n_out + first, y[i],
+				(size_t)n * sizeof(float));
+	}
+}
+
+static void down_task(const void *context, int64_t task, int64_t last, int thread)
+{
+	const struct limb_ffn_job *a = context;
+	(void)thread;
+	for (; task < last; task++) {
+		int64_t j = task / a->down_tasks, first = task % a->down_tasks * TASK_ROWS,
+				end = MIN(first + TASK_ROWS, a->jobs[j].down.n_out);
+		for (; first < end; first += LIMB_ROWS)
+			down_rows(a, &a->jobs[j], a->first_slot[j], first);
+	}
+}
+
+/* ---- the op ---- */
+
+static void add_type(struct limb_ffn_job *a, enum dtype type)
+{
+	if (!limb_x_of(a, type))
+		a->x_limbs[a->n_types++].type = type;
+}
+
+/* Lays out the scratch memory; false: there is none, the failure is kept. */
+static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int rows)
+{
+	uint64_t x_blocks = (uint64_t)rows * (uint64_t)limb_x_blocks(a->n_embd),
+			 hidden_blocks = (uint64_t)a->n_slots * (uint64_t)limb_x_blocks(a->n_ff),
+			 blocks = x_blocks * (uint64_t)a->n_types + hidden_blocks,
+			 hidden_bytes =
+				 num_align_up((uint64_t)a->n_slots * (uint64_t)a->n_ff * sizeof(float), 64);
+	uint8_t *at = cpu_scratch(b,
+		blocks * sizeof(struct limb_block) + hidden_bytes +
+			((uint64_t)a->n_jobs + 1) * sizeof(int64_t),
+		"expert_ffn");
+	if (!at)
+		return false;
+	for (int i = 0; i < a->n_types; i++, at += x_blocks * sizeof(struct limb_block))
+		a->x_limbs[i].blocks = (struct limb_block *)(void *)at;
+	a->hidden_limbs = (struct limb_block *)(void *)at;
+	at += hidden_blocks * sizeof(struct limb_block);
+	a->hidden = (float *)(void *)at;
+	a->first_slot = (int64_t *)(void *)(at + hidden_bytes);
+	return true;
+}
+
+void limb_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out)
+{
+	struct cpu_backend *b = cpu_of(base);
+	if (base->failure.code || !n_jobs)
+		return;
+	struct limb_ffn_job a = {.b = b,
+		.isa = b->limbs,
+		.jobs = jobs,
+		.x = x,
+		.out = out,
+		.n_jobs = n_jobs,
+		.n_used = n_used,
+		.n_embd = jobs[0].gate.n_in,
+		.n_ff = jobs[0].gate.n_out};
+	for (int j = 0; j < n_jobs; j++) {
+		add_type(&a, jobs[j].gate.type);
+		add_type(&a, jobs[j].up.type);
+		a.n_slots += jobs[j].n_token_slots;
+	}
+	if (!scratch_layout(b, &a, rows))
+		return;
+	a.first_slot[0] = 0;
+	for (int j = 0; j < n_jobs; j++)
+		a.first_slot[j + 1] = a.first_slot[j] + jobs[j].n_token_slots;
+	a.in_tasks = (a.n_ff + TASK_ROWS - 1) / TASK_ROWS;
+	a.down_tasks = (a.n_embd + TASK_ROWS - 1) / TASK_ROWS;
+	double macs = (double)a.n_embd * (double)a.n_ff * (double)a.n_slots;
+	int threads = cpu_threads_for(b, 3 * macs);
+	cpu_pool_run(b->pool, threads, rows, 1, split_x_task, &a);
+	cpu_pool_run(b->pool, threads, n_jobs * a.in_tasks, 1, gate_up_task, &a);
+	cpu_pool_run(b->pool, threads, a.n_slots, 1, split_hidden_task, &a);
+	cpu_pool_run(b->pool, threads, n_jobs * a.down_tasks, 1, down_task, &a);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * expert_ffn on the processor with the bits of the card's decode kernels
+ * (kernels/expert_arithmetic.h). The CPU backend's own expert_ffn (cpu_moe.c) multiplies floats in
+ * another order: its results differ in the last bits, and it is the op of a run without a card.
+ */
+#ifndef GLM_KERNELS_LIMB_EXPERTS_H
+#define GLM_KERNELS_LIMB_EXPERTS_H
+
+#include "kernels/cpu/cpu_internal.h"
+
+/* Whether limb_expert_ffn computes jobs with these matrices: types of expert_arithmetic_covers.
+ * Gate, up and down may have different ones. */
+bool limb_experts_covers(const struct expert_job *job);
+
+/* As expert_ffn of struct backend_ops, on a CPU backend, with its pool and its scratch memory.
+ * - x: [rows][n_embd], out: [rows * n_used][n_embd]; weights: host memory, any alignment.
+ * - Every job must be covered. All jobs have the same n_embd and n_ff.
+ * - A failure (no memory) is kept in the backend, and out stays as it was.
+ * - The bits equal the card's for rows <= 16; with more rows the card takes other kernels. */
+void limb_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+	int rows, int n_used, float *out);
+
+#endif

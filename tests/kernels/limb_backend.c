@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/kernels/limb_backend.h"
+
+#include "kernels/cpu/limbs/limb_experts.h"
+
+struct backend *limb_backend_open(int level, int threads)
+{
+	static struct backend_ops ops;
+	struct backend *b;
+	struct err e = {0};
+	struct backend_options options = {.name = "cpu", .threads = threads};
+	if (cpu_backend_open_level(&options, level, &b, &e))
+		return NULL;
+	ops = *b->ops;
+	ops.expert_ffn = limb_expert_ffn;
+	b->ops = &ops;
+	return b;
+}
+
+bool limb_backend_covers(const struct op_case *c)
+{
+	struct expert_job job = {.gate.type = c->type, .up.type = c->type, .down.type = c->type};
+	return c->op == OP_EXPERT_FFN && limb_experts_covers(&job);
+}
