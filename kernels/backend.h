@@ -280,10 +280,12 @@ struct backend_ops {
 	 * - alloc: page-aligned, contents undefined. Fails with ERR_MEMORY and says how much was
 	 *   requested and is free; the caller adds what for.
 	 * - free: waits for all ops first. p may be NULL.
-	 * - free_bytes: device memory that can still be allocated; 0: unknown. */
+	 * - free_bytes: device memory that can still be allocated; 0: unknown.
+	 * - populate: takes what alloc gave from the system now; contents stay. NULL: alloc does. */
 	int (*alloc)(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e);
 	void (*free)(struct backend *b, enum mem_kind kind, void *p, size_t bytes);
 	size_t (*free_bytes)(struct backend *b);
+	void (*populate)(struct backend *b, void *p, size_t bytes);
 
 	/* Copies
 	 * - upload: enqueued like an op. src (host) may be reused when the call returns.

@@ -44,6 +44,12 @@ static void cpu_free(struct backend *b, enum mem_kind kind, void *p, size_t byte
 	mem_unmap(p, bytes);
 }
 
+static void cpu_populate(struct backend *b, void *p, size_t bytes)
+{
+	(void)b;
+	mem_populate(p, bytes);
+}
+
 static void cpu_upload(struct backend *b, void *dst, const void *src, size_t bytes)
 {
 	if (!b->failure.code && bytes)
@@ -137,6 +143,7 @@ static const struct backend_ops cpu_ops = {
 	.alloc = cpu_alloc,
 	.free = cpu_free,
 	.free_bytes = cpu_free_bytes,
+	.populate = cpu_populate,
 	.upload = cpu_upload,
 	.copy = cpu_upload,
 	.download = cpu_download,

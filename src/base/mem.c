@@ -155,6 +155,21 @@ void mem_unmap(void *p, size_t bytes)
 		munmap(p, map_length(bytes));
 }
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+void mem_populate(void *p, size_t bytes)
+{
+	if (!bytes || !madvise(p, bytes, MADV_POPULATE_WRITE))
+		return;
+	/* an older kernel: a write that changes nothing to each page */
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	volatile unsigned char *at = p;
+	for (size_t i = 0; i < bytes; i += page)
+		at[i] = at[i];
+}
+
 void mem_read_ahead(const void *p, size_t bytes)
 {
 	size_t before = (uintptr_t)p & ((size_t)sysconf(_SC_PAGESIZE) - 1);

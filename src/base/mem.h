@@ -64,6 +64,16 @@ void *mem_alloc(size_t bytes);
  * Memory that is never written costs nothing. Release with mem_unmap and the same size. */
 void *mem_try_map(size_t bytes);
 void mem_unmap(void *p, size_t bytes);
+/* Takes the pages of such a mapping from the system now, not when each is first written; contents
+ * stay. */
+void mem_populate(void *p, size_t bytes);
+
+/* What a block of so many bytes takes of the allocator, its header and alignment included; at least
+ * as much as glibc takes. For counting what lives long. */
+static inline size_t mem_block_bytes(size_t bytes)
+{
+	return bytes < 24 ? 32 : (bytes + 8 + 15) & ~(size_t)15;
+}
 
 #define NEW(type)          ((type *)mem_new(1, sizeof(type)))
 #define NEW_ARRAY(type, n) ((type *)mem_new((n), sizeof(type)))

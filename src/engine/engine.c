@@ -322,6 +322,17 @@ void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8
 	}
 }
 
+void engine_populate(struct engine *g)
+{
+	struct backend *b = g->backend;
+	const struct workspace *ws = &g->model.ws;
+	if (!b->ops->populate)
+		return;
+	b->ops->populate(b, g->kv.arena, g->kv.arena_bytes);
+	b->ops->populate(b, ws->device, ws->device_bytes);
+	b->ops->populate(b, ws->shared, ws->shared_bytes);
+}
+
 struct engine_sizes engine_sizes(const struct engine *g)
 {
 	const struct model_config *c = &g->model.config;

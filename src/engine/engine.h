@@ -146,6 +146,11 @@ void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8
 struct profile_key;
 void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t n);
 
+/* Takes the KV caches and the workspace from the system now, instead of when a session first
+ * becomes so long or a step so wide: for programs that run long. Call before the first step. No
+ * effect on a card, which has done so. */
+void engine_populate(struct engine *g);
+
 /* What every token reads: bytes of resident weights touched by one decode step (embedding row and
  * MTP layer excluded) and bytes of the routed experts one token uses. */
 struct engine_sizes {

@@ -117,6 +117,7 @@ int server_open(
 	for (uint32_t i = 0; i < tokenizer_n_tokens(s->model.tokenizer); i++)
 		s->model.longest =
 			MAX(s->model.longest, (uint32_t)tokenizer_token(s->model.tokenizer, (int32_t)i).len);
+	engine_populate(g); /* a step that is wider than all before it takes no more memory */
 	int rc = scheduler_open(g,
 		&(struct scheduler_options){.n_sessions = o->sessions,
 			.queue_limit = o->queue,

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -81,6 +82,38 @@ static void test_nothing_stays(void **state)
 	}
 }
 
+/* Populated: all of it is resident, and holds what it held. */
+static void test_populate(void **state)
+{
+	(void)state;
+	static const size_t sizes[] = {0, 1, 5 * KIB, 4 * MIB + 4 * KIB};
+	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+		size_t n = sizes[i], pages = (n + 4 * KIB - 1) / (4 * KIB), resident = 0;
+		unsigned char *p = mem_try_map(n), there[2048];
+		assert_non_null(p);
+		assert_true(pages <= sizeof there);
+		if (n)
+			p[n / 2] = 0xa5;
+		mem_populate(p, n);
+		assert_true(!n || p[n / 2] == 0xa5);
+		assert_int_equal(mincore(p, n, there), 0);
+		for (size_t k = 0; k < pages; k++)
+			resident += there[k] & 1;
+		assert_int_equal(resident, pages);
+		mem_unmap(p, n);
+	}
+}
+
+/* Counted for a block are its bytes, a header, and at most the alignment. */
+static void test_block_bytes(void **state)
+{
+	(void)state;
+	for (size_t n = 0; n < 5000; n += 1 + n / 50) {
+		assert_true(mem_block_bytes(n) >= n + sizeof(size_t));
+		assert_true(mem_block_bytes(n) <= n + 32);
+	}
+}
+
 /* More than there can be. */
 #define TOO_MUCH (SIZE_MAX / 2)
 
@@ -125,6 +158,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_map),
 		cmocka_unit_test(test_nothing_stays),
+		cmocka_unit_test(test_populate),
+		cmocka_unit_test(test_block_bytes),
 		cmocka_unit_test(test_scopes),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
