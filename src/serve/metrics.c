@@ -275,12 +275,15 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_gauge(out, "kept_responses",
 		"Responses kept in memory for previous_response_id, at most 1000",
 		(double)g->kept_responses);
-	put_gauge(out, "kept_response_bytes", "Their size, at most 64 MiB", (double)g->kept_bytes);
+	put_gauge(out, "kept_response_bytes", "Memory that they take", (double)g->kept_bytes);
+	put_gauge(out, "kept_response_bytes_limit", "The most that they take, half of --remember-gb",
+		(double)g->kept_bytes_limit);
 	put_counter(out, "kept_responses_forgotten", "Responses forgotten to keep these bounds",
 		g->kept_forgotten);
 	put_gauge(out, "remembered_answer_bytes",
-		"Tokens of answers, for clients that send these back; at most 64 MiB",
-		(double)g->turn_bytes);
+		"Memory of answers' tokens, for clients that send these back", (double)g->turn_bytes);
+	put_gauge(out, "remembered_answer_bytes_limit",
+		"The most that they take, half of --remember-gb", (double)g->turn_bytes_limit);
 	put_gauge(out, "request_bytes", "Memory that requests hold beside their bodies, as estimated",
 		(double)g->request_bytes);
 	put_gauge(out, "request_bytes_peak", "The most so far", (double)g->request_bytes_peak);

@@ -68,6 +68,7 @@ struct metrics_gauges {
 	uint64_t store_bytes, store_tokens;                  /* of the session folder */
 	uint64_t kept_responses, kept_bytes, kept_forgotten; /* response_store.h */
 	uint64_t turn_bytes;                                 /* turn_store.h */
+	uint64_t turn_bytes_limit, kept_bytes_limit;
 	uint64_t request_bytes, request_bytes_peak, request_bytes_limit; /* budget.h */
 	uint64_t requests_over_budget;
 	struct client_stats clients;

@@ -27,13 +27,14 @@
 struct kept_response {
 	struct kept_response *newer, *older; /* by use */
 	char id[RESPONSE_ID_LEN + 1];
-	char *bytes; /* [n_response] the response, [n_items] behind it the items */
 	size_t n_response, n_items;
+	char bytes[]; /* [n_response] the response, [n_items] behind it the items */
 };
 
 struct response_store {
 	pthread_mutex_t lock; /* guards everything, files too */
 	struct kept_response *newest, *oldest;
+	uint64_t limit; /* bytes in memory; constant */
 	struct response_store_stats stats;
 	char *folder; /* NULL: none */
 	int fd;
@@ -48,9 +49,14 @@ static bool is_id(const char *id)
 
 /* ---- memory ---- */
 
+static size_t kept_size(size_t n_response, size_t n_items)
+{
+	return sizeof(struct kept_response) + n_response + n_items;
+}
+
 static size_t kept_bytes(const struct kept_response *k)
 {
-	return sizeof *k + k->n_response + k->n_items;
+	return mem_block_bytes(kept_size(k->n_response, k->n_items));
 }
 
 static void kept_unlink(struct response_store *s, struct kept_response *k)
@@ -71,12 +77,6 @@ static void kept_link(struct response_store *s, struct kept_response *k)
 	s->stats.bytes += kept_bytes(k);
 }
 
-static void kept_free(struct kept_response *k)
-{
-	free(k->bytes);
-	free(k);
-}
-
 static struct kept_response *kept_find(struct response_store *s, const char *id)
 {
 	for (struct kept_response *k = s->newest; k; k = k->older)
@@ -87,31 +87,32 @@ static struct kept_response *kept_find(struct response_store *s, const char *id)
 
 static bool is_full(const struct response_store *s)
 {
-	return s->stats.responses > RESPONSE_STORE_MAX || s->stats.bytes > RESPONSE_STORE_BYTES;
+	return s->stats.responses > RESPONSE_STORE_MAX || s->stats.bytes > s->limit;
 }
 
-/* Takes the bytes, also when there is no memory to keep them: NULL. */
-static struct kept_response *kept_add(
-	struct response_store *s, const char *id, char *bytes, size_t n_response, size_t n_items)
+/* A block for a response that is not in the store yet; its bytes are to be filled in. NULL: memory
+ * is exhausted. */
+static struct kept_response *kept_new(const char *id, size_t n_response, size_t n_items)
 {
-	struct kept_response *k = NEW(struct kept_response);
-	if (!k) {
-		free(bytes);
+	struct kept_response *k = mem_try_new(kept_size(n_response, n_items), 1);
+	if (!k)
 		return NULL;
-	}
-	memcpy(k->id, id, sizeof k->id);
-	k->bytes = bytes;
+	memcpy(k->id, id, RESPONSE_ID_LEN);
 	k->n_response = n_response;
 	k->n_items = n_items;
+	return k;
+}
+
+/* Forgets responses until the bounds hold, but not this one. */
+static void kept_add(struct response_store *s, struct kept_response *k)
+{
 	kept_link(s, k);
-	/* not this one, if it is larger than all */
 	for (struct kept_response *old = s->oldest, *newer; old != k && is_full(s); old = newer) {
 		newer = old->newer;
 		kept_unlink(s, old);
-		kept_free(old);
+		free(old);
 		s->stats.forgotten++;
 	}
-	return k;
 }
 
 /* ---- files ---- */
@@ -146,7 +147,8 @@ static bool file_remove(const struct response_store *s, const char *name)
 	return !unlinkat(s->fd, name, 0);
 }
 
-/* Brings a response from its file into memory. */
+/* Reads a response from its file. In memory it stays only if it is within the bound: see
+ * response_store_get. */
 static struct kept_response *file_load(struct response_store *s, const char *id)
 {
 	char name[NAME_LEN + 1], line[64], *end;
@@ -160,13 +162,14 @@ static struct kept_response *file_load(struct response_store *s, const char *id)
 		unsigned long long n_response = strtoull(line, &end, 10);
 		long at = ftell(f);
 		uint64_t rest = at >= 0 && st.st_size > at ? (uint64_t)(st.st_size - at) : 0;
-		char *bytes = rest && rest <= RESPONSE_STORE_BYTES && n_response <= rest && *end == '\n'
-						  ? mem_try_new(rest, 1)
-						  : NULL;
-		if (bytes && fread(bytes, 1, rest, f) == rest)
-			k = kept_add(s, id, bytes, n_response, rest - n_response);
-		else
-			free(bytes);
+		if (rest && rest <= RESPONSE_FOLDER_BYTES && n_response <= rest && *end == '\n')
+			k = kept_new(id, n_response, rest - n_response);
+		if (k && fread(k->bytes, 1, rest, f) != rest) {
+			free(k);
+			k = NULL;
+		}
+		if (k && kept_bytes(k) <= s->limit)
+			kept_add(s, k);
 	}
 	if (k)
 		futimens(fileno(f), NULL);
@@ -212,9 +215,9 @@ static void files_bound(struct response_store *s)
 		bytes += list[n++].bytes;
 	}
 	closedir(d);
-	if (n > RESPONSE_STORE_MAX || bytes > RESPONSE_STORE_BYTES)
+	if (n > RESPONSE_STORE_MAX || bytes > RESPONSE_FOLDER_BYTES)
 		qsort(list, n, sizeof *list, compare_use);
-	for (; gone < n && (n - gone > RESPONSE_STORE_MAX || bytes > RESPONSE_STORE_BYTES); gone++) {
+	for (; gone < n && (n - gone > RESPONSE_STORE_MAX || bytes > RESPONSE_FOLDER_BYTES); gone++) {
 		file_remove(s, list[gone].name);
 		bytes -= list[gone].bytes;
 	}
@@ -244,11 +247,13 @@ static void file_write(struct response_store *s, const struct kept_response *k)
 
 /* ---- public ---- */
 
-int response_store_open(const char *folder, struct response_store **out, struct err *e)
+int response_store_open(
+	const char *folder, uint64_t limit_bytes, struct response_store **out, struct err *e)
 {
 	struct response_store *s = NEW(struct response_store);
 	pthread_mutex_init(&s->lock, NULL);
 	s->fd = -1;
+	s->limit = limit_bytes;
 	*out = s;
 	if (!folder)
 		return 0;
@@ -270,7 +275,7 @@ void response_store_close(struct response_store *s)
 		return;
 	for (struct kept_response *k = s->oldest, *newer; k; k = newer) {
 		newer = k->newer;
-		kept_free(k);
+		free(k);
 	}
 	if (s->fd >= 0)
 		close(s->fd);
@@ -282,19 +287,19 @@ void response_store_close(struct response_store *s)
 void response_store_put(
 	struct response_store *s, const char *id, const struct buf *response, const struct buf *items)
 {
-	size_t n = response->len + items->len;
-	if (!is_id(id) || sizeof(struct kept_response) + n > RESPONSE_STORE_BYTES)
+	size_t size = kept_size(response->len, items->len);
+	if (!is_id(id) || mem_block_bytes(size) > s->limit || mem_scope_failed())
 		return;
-	char *bytes = NEW_ARRAY(char, n + 1);
-	if (!bytes || mem_scope_failed()) {
-		free(bytes);
+	struct kept_response *k = kept_new(id, response->len, items->len);
+	if (!k) {
+		mem_scope_fail();
 		return;
 	}
-	memcpy(bytes, buf_str(response), response->len);
-	memcpy(bytes + response->len, buf_str(items), items->len);
+	memcpy(k->bytes, buf_str(response), response->len);
+	memcpy(k->bytes + response->len, buf_str(items), items->len);
 	pthread_mutex_lock(&s->lock);
-	struct kept_response *k = kept_add(s, id, bytes, response->len, items->len);
-	if (s->folder && k) {
+	kept_add(s, k);
+	if (s->folder) {
 		file_write(s, k);
 		files_bound(s);
 	}
@@ -318,8 +323,11 @@ bool response_store_get(
 		buf_append(response, k->bytes, k->n_response);
 	if (k && items)
 		buf_append(items, k->bytes + k->n_response, k->n_items);
+	bool found = k != NULL;
+	if (k && kept_bytes(k) > s->limit) /* of a file, and not in the list */
+		free(k);
 	pthread_mutex_unlock(&s->lock);
-	return k != NULL;
+	return found;
 }
 
 bool response_store_delete(struct response_store *s, const char *id)
@@ -332,7 +340,7 @@ bool response_store_delete(struct response_store *s, const char *id)
 	struct kept_response *k = kept_find(s, id);
 	if (k) {
 		kept_unlink(s, k);
-		kept_free(k);
+		free(k);
 	}
 	bool removed = s->folder && file_remove(s, name);
 	pthread_mutex_unlock(&s->lock);

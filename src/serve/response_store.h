@@ -6,7 +6,7 @@
  *
  * With a folder each response is a file ID.response there too, readable by its owner only, so that
  * a later run of the server finds it. Files appear whole or not at all. The folder may hold other
- * files: only those that begin as these do are read or removed. Bounds hold for it on its own.
+ * files: only those that begin as these do are read or removed. It has bounds of its own.
  */
 #ifndef GLM_SERVE_RESPONSE_STORE_H
 #define GLM_SERVE_RESPONSE_STORE_H
@@ -18,15 +18,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RESPONSE_STORE_MAX   1000          /* responses */
-#define RESPONSE_STORE_BYTES (64ull << 20) /* in memory; in a folder as many again */
+#define RESPONSE_STORE_MAX    1000          /* responses in memory; in a folder as many again */
+#define RESPONSE_FOLDER_BYTES (64ull << 20) /* in a folder */
 
 #define RESPONSE_ID_LEN 29 /* "resp_" and 24 letters and digits */
 
 struct response_store;
 
-/* folder: NULL: memory only. It exists. *out is never NULL after 0. */
-int response_store_open(const char *folder, struct response_store **out, struct err *e);
+/* folder: NULL: memory only. It exists. limit_bytes: in memory. *out is never NULL after 0. */
+int response_store_open(
+	const char *folder, uint64_t limit_bytes, struct response_store **out, struct err *e);
 void response_store_close(struct response_store *s); /* NULL is fine; files stay */
 
 /* Keeps a response, a JSON object, with the items it answered, a JSON array. What is larger than
@@ -39,7 +40,8 @@ bool response_store_get(
 bool response_store_delete(struct response_store *s, const char *id); /* false: not there */
 
 struct response_store_stats {
-	uint64_t responses, bytes, forgotten; /* in memory; forgotten: to keep the bounds */
+	/* In memory. bytes: what they take of the allocator; forgotten: to keep the bounds. */
+	uint64_t responses, bytes, forgotten;
 };
 struct response_store_stats response_store_stats(struct response_store *s);
 

@@ -16,7 +16,6 @@
 #include <string.h>
 #include <time.h>
 
-#define REPLAY_BYTES  (64u << 20)
 #define BUDGET_FACTOR 8 /* memory of all requests, in largest bodies */
 #define ARENAS_MAX    4 /* of the allocator; connections' threads share them */
 
@@ -109,7 +108,7 @@ int server_open(
 		.context = engine_context(g),
 		.created = (int64_t)time(NULL),
 		.sampling = o->sampling,
-		.turns = turn_store_new(REPLAY_BYTES),
+		.turns = turn_store_new(o->remember_bytes / 2),
 		.tokens = token_trie_new(engine_tokenizer(g)),
 		.budget = &s->budget};
 	snprintf(s->model.fingerprint, sizeof s->model.fingerprint, "fp_%016llx",
@@ -134,7 +133,7 @@ int server_open(
 		.cut = on_cut,
 		.tick = on_tick};
 	if (!rc)
-		rc = response_store_open(o->folder, &s->model.responses, e);
+		rc = response_store_open(o->folder, o->remember_bytes / 2, &s->model.responses, e);
 	if (!rc)
 		rc = http_open(&o->http, &calls, &s->http, e);
 	if (rc) {

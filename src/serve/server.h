@@ -37,10 +37,13 @@ struct server;
 
 struct server_options {
 	struct http_options http;
-	uint32_t sessions;      /* the engine was opened for as many */
-	uint32_t queue;         /* most answers that wait */
-	const char *folder;     /* --session-dir; NULL: none; borrowed while opening */
-	uint64_t folder_bytes;  /* 0: the store's own limit */
+	uint32_t sessions;     /* the engine was opened for as many */
+	uint32_t queue;        /* most answers that wait */
+	const char *folder;    /* --session-dir; NULL: none; borrowed while opening */
+	uint64_t folder_bytes; /* 0: the store's own limit */
+	/* Most bytes of answers that are remembered for clients that send them back (turn_store.h), and
+	 * of kept responses (response_store.h): half each */
+	uint64_t remember_bytes;
 	int draft;              /* as of scheduler_options */
 	const char *model_name; /* borrowed until server_close */
 	bool strict_model;      /* refuse requests that name another model */

@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	fixture_write(ID ".response", data, size);
 	struct buf response = {0}, items = {0};
-	if (response_store_open(fixture_folder(), &model.responses, &err))
+	if (response_store_open(fixture_folder(), RESPONSE_FOLDER_BYTES, &model.responses, &err))
 		bug("%s", err.text);
 	if (response_store_get(model.responses, ID, &response, &items) &&
 		(response.len + items.len >= size ||

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#define LIMIT ((size_t)64 << 20) /* bytes in memory */
+
 /* "resp_" and a number in 24 digits. */
 static const char *name_of(unsigned i)
 {
@@ -49,7 +51,7 @@ static void test_number(void **state)
 {
 	(void)state;
 	struct response_store *s;
-	assert_int_equal(response_store_open(NULL, &s, NULL), 0);
+	assert_int_equal(response_store_open(NULL, LIMIT, &s, NULL), 0);
 	for (unsigned i = 0; i < RESPONSE_STORE_MAX; i++)
 		keep(s, i, 2);
 	assert_true(has(s, 0)); /* used: now 1 is the oldest */
@@ -66,13 +68,13 @@ static void test_bytes(void **state)
 {
 	(void)state;
 	struct response_store *s;
-	assert_int_equal(response_store_open(NULL, &s, NULL), 0);
+	assert_int_equal(response_store_open(NULL, LIMIT, &s, NULL), 0);
 	for (unsigned i = 0; i < 5; i++)
-		keep(s, i, RESPONSE_STORE_BYTES / 4);
+		keep(s, i, LIMIT / 4);
 	struct response_store_stats stats = response_store_stats(s);
-	assert_true(stats.responses == 3 && stats.bytes <= RESPONSE_STORE_BYTES);
+	assert_true(stats.responses == 3 && stats.bytes <= LIMIT);
 	assert_true(!has(s, 0) && !has(s, 1) && has(s, 2) && has(s, 4));
-	keep(s, 9, RESPONSE_STORE_BYTES); /* larger than the store: nothing goes for it */
+	keep(s, 9, LIMIT); /* larger than the store: nothing goes for it */
 	assert_true(!has(s, 9) && has(s, 2));
 	response_store_close(s);
 }
@@ -95,19 +97,25 @@ static void test_folder(void **state)
 	FILE *f = fopen(foreign, "w");
 	fputs("mine", f);
 	fclose(f);
-	assert_int_equal(response_store_open(temp_dir(), &s, NULL), 0);
+	assert_int_equal(response_store_open(temp_dir(), LIMIT, &s, NULL), 0);
 	keep(s, 0, 2); /* its name is taken by somebody else's file: in memory only */
 	assert_true(has(s, 0));
 	for (unsigned i = 1; i <= RESPONSE_STORE_MAX + 5; i++)
 		keep(s, i, 2);
 	assert_true(count_files() <= RESPONSE_STORE_MAX + 1);
 	response_store_close(s);
-	assert_int_equal(response_store_open(temp_dir(), &s, NULL), 0);
+	assert_int_equal(response_store_open(temp_dir(), LIMIT, &s, NULL), 0);
 	assert_int_equal(response_store_stats(s).responses, 0); /* files are read when asked for */
 	assert_true(!has(s, 0) && !has(s, 1) && has(s, RESPONSE_STORE_MAX + 5));
 	assert_false(response_store_delete(s, name_of(0)));
 	assert_true(response_store_delete(s, name_of(RESPONSE_STORE_MAX + 5)));
 	assert_false(has(s, RESPONSE_STORE_MAX + 5));
+	keep(s, 5000, 2000);
+	response_store_close(s);
+	/* what is larger than the bound in memory is read each time, and takes no other's place */
+	assert_int_equal(response_store_open(temp_dir(), 1000, &s, NULL), 0);
+	assert_true(has(s, RESPONSE_STORE_MAX) && has(s, 5000) && has(s, 5000));
+	assert_int_equal(response_store_stats(s).responses, 1);
 	static const char *const names[] = {"", "resp_", "../resp_000000000000000000000",
 		"resp_00000000000000000000000/", "resp_0000000000000000000000001"};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -119,7 +127,7 @@ static void test_folder(void **state)
 	fclose(f);
 	assert_string_equal(text, "mine");
 	struct err e = {0};
-	assert_int_not_equal(response_store_open("/nowhere/at/all", &s, &e), 0);
+	assert_int_not_equal(response_store_open("/nowhere/at/all", LIMIT, &s, &e), 0);
 	assert_null(s);
 }
 

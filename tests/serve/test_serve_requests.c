@@ -9,6 +9,7 @@
 #include "src/serve/api/api.h"
 #include "src/text/utf8.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -534,9 +535,37 @@ static void test_turn_store(void **state)
 	t.content.data = (char *)"turn 499";
 	t.content.len = 8;
 	assert_true(turn_store_get(s, &t, true, &out));
+	assert_true(turn_store_bytes(s) > 60 << 10 && turn_store_bytes(s) <= 64 << 10);
+	static const int32_t many[20 << 10]; /* larger than the store: nothing goes for it */
+	t.content.data = (char *)"turn 500";
+	turn_store_put(s, &t, many, ARRAY_LEN(many), 0);
+	assert_false(turn_store_get(s, &t, true, &out));
+	t.content.data = (char *)"turn 499";
+	assert_true(turn_store_get(s, &t, true, &out));
 	token_ids_free(&out);
 	turn_store_free(s);
 }
+
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+/* What the store counts is at least what the allocator gave it. */
+static void test_turn_bytes(void **state)
+{
+	(void)state;
+	struct turn_store *s = turn_store_new(1 << 20);
+	int32_t ids[60] = {0};
+	size_t before = mallinfo2().uordblks;
+	for (int i = 0; i < 300; i++) {
+		char text[40];
+		snprintf(text, sizeof text, "an answer, number %d", i);
+		struct stored_turn t = {.content = {text, strlen(text)}, .call_ids = ""};
+		turn_store_put(s, &t, ids, (size_t)i % 60, 0);
+	}
+	size_t taken = mallinfo2().uordblks - before, counted = turn_store_bytes(s);
+	print_message("300 answers take %zu bytes, counted are %zu\n", taken, counted);
+	assert_true(taken <= counted + 4096); /* the allocator keeps some freed blocks */
+	turn_store_free(s);
+}
+#endif
 
 /* Processor time of a conversation of n turns, in nanoseconds. */
 static uint64_t turns_cost(const struct request_model *m, size_t n)
@@ -580,6 +609,9 @@ int main(void)
 		cmocka_unit_test(test_shapes_refused),
 		cmocka_unit_test(test_known_turns),
 		cmocka_unit_test(test_turn_store),
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+		cmocka_unit_test(test_turn_bytes),
+#endif
 		cmocka_unit_test(test_many_turns),
 	};
 	return cmocka_run_group_tests(tests, serve_requests_setup, serve_requests_teardown);

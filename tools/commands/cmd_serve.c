@@ -25,6 +25,7 @@
 struct serve_opts {
 	struct common_opts common;
 	const char *host, *api_key, *allow_host, *cors, *name, *trusted_proxy;
+	uint64_t remember_bytes;
 	uint32_t port, sessions, queue, connections, max_body_mb, client_share;
 	bool strict_model;
 	struct prefix_opts prefix;
@@ -67,6 +68,11 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 			.value = "N", .help = "open connections; more are refused (503)", .fallback = "512"},
 		{"max-body-mb", 0, ARG_UINT, .u32 = &o->max_body_mb, .min = 1, .max = 1024, .value = "N",
 			.help = "largest request, in 10^6 bytes", .fallback = "32"},
+		{"remember-gb", 0, ARG_SIZE_GB, .u64 = &o->remember_bytes, .max = 1e6, .value = "G",
+			.help = "most memory, in 10^9 bytes, for answers that clients may send back (their "
+					"tokens are then not computed again) and for /v1/responses; half each, what "
+					"was unused for longest goes first; 0: none",
+			.fallback = "0.128"},
 		{"client-share", 0, ARG_UINT, .u32 = &o->client_share, .min = 1, .max = 100, .value = "N",
 			.help = "percent that one client (key or address) may hold of what the others leave of "
 					"connections, queue and memory (429)",
@@ -148,6 +154,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 		.sessions = 4,
 		.queue = 128,
 		.connections = 512,
+		.remember_bytes = 128000000,
 		.max_body_mb = 32};
 	int rc = parse_serve_options(&o, argc, argv, e);
 	if (rc)
@@ -195,6 +202,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 		.queue = o.queue,
 		.folder = o.prefix.folder,
 		.folder_bytes = o.prefix.bytes,
+		.remember_bytes = o.remember_bytes,
 		.draft = o.draft.mode,
 		.model_name = name,
 		.strict_model = o.strict_model,

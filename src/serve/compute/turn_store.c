@@ -13,16 +13,13 @@
 
 #define N_BUCKETS 4096
 
+/* One block: many small ones that live long among those of requests would split the free memory. */
 struct turn {
 	struct turn *next;          /* in the bucket */
 	struct turn *newer, *older; /* by use */
 	uint64_t hash;
-	char *key; /* [key_len] */
-	size_t key_len;
-	char *reasoning; /* [reasoning_len] */
-	size_t reasoning_len;
-	int32_t *ids; /* [n] */
-	size_t n, n_reasoning;
+	size_t n, n_reasoning, key_len, reasoning_len;
+	int32_t ids[]; /* [n]; behind them the key [key_len] and the reasoning [reasoning_len] */
 };
 
 struct turn_store {
@@ -40,17 +37,43 @@ struct turn_store *turn_store_new(size_t limit_bytes)
 	return r;
 }
 
-static size_t turn_bytes(const struct turn *t)
+static size_t turn_size(size_t n, size_t key_len, size_t reasoning_len)
 {
-	return sizeof *t + t->key_len + t->reasoning_len + t->n * sizeof *t->ids;
+	return sizeof(struct turn) + n * sizeof(int32_t) + key_len + reasoning_len;
 }
 
-static void turn_free(struct turn *t)
+static size_t turn_bytes(const struct turn *t)
 {
-	free(t->key);
-	free(t->reasoning);
-	free(t->ids);
-	free(t);
+	return mem_block_bytes(turn_size(t->n, t->key_len, t->reasoning_len));
+}
+
+static const char *turn_key(const struct turn *t)
+{
+	return (const char *)(t->ids + t->n);
+}
+
+static const char *turn_reasoning(const struct turn *t)
+{
+	return turn_key(t) + t->key_len;
+}
+
+/* NULL in a scope only. */
+static struct turn *turn_new(const struct buf *key, struct chat_text reasoning, const int32_t *ids,
+	size_t n, size_t n_reasoning)
+{
+	struct turn *t = mem_new(turn_size(n, key->len, reasoning.len), 1);
+	if (!t)
+		return NULL;
+	t->hash = hash_bytes(HASH_START, key->data, key->len);
+	t->n = n;
+	t->n_reasoning = n_reasoning;
+	t->key_len = key->len;
+	t->reasoning_len = reasoning.len;
+	if (n)
+		memcpy(t->ids, ids, n * sizeof *ids);
+	char *bytes = mempcpy(t->ids + n, buf_str(key), key->len);
+	memcpy(bytes, reasoning.len ? reasoning.data : "", reasoning.len);
+	return t;
 }
 
 static void unlink_use(struct turn_store *r, struct turn *t)
@@ -67,16 +90,15 @@ static void link_newest(struct turn_store *r, struct turn *t)
 	r->newest = t;
 }
 
-static void forget_oldest(struct turn_store *r)
+static void turn_remove(struct turn_store *r, struct turn *t)
 {
-	struct turn *t = r->oldest, **at = &r->buckets[t->hash % N_BUCKETS];
+	struct turn **at = &r->buckets[t->hash % N_BUCKETS];
 	while (*at != t)
 		at = &(*at)->next;
 	*at = t->next;
-	r->oldest = t->newer;
-	*(r->oldest ? &r->oldest->older : &r->newest) = NULL;
+	unlink_use(r, t);
 	r->bytes -= turn_bytes(t);
-	turn_free(t);
+	free(t);
 }
 
 void turn_store_free(struct turn_store *r)
@@ -84,7 +106,7 @@ void turn_store_free(struct turn_store *r)
 	if (!r)
 		return;
 	while (r->oldest)
-		forget_oldest(r);
+		turn_remove(r, r->oldest);
 	pthread_mutex_destroy(&r->lock);
 	free(r);
 }
@@ -122,7 +144,7 @@ static void turn_spell(const struct stored_turn *t, struct buf *key)
 static struct turn *turn_find(struct turn_store *r, uint64_t hash, const struct buf *key)
 {
 	for (struct turn *t = r->buckets[hash % N_BUCKETS]; t; t = t->next)
-		if (t->hash == hash && t->key_len == key->len && !memcmp(t->key, key->data, key->len))
+		if (t->hash == hash && t->key_len == key->len && !memcmp(turn_key(t), key->data, key->len))
 			return t;
 	return NULL;
 }
@@ -132,47 +154,25 @@ void turn_store_put(struct turn_store *r, const struct stored_turn *turn, const 
 {
 	struct buf key = {0};
 	turn_spell(turn, &key);
-	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
-	struct chat_text reasoning = chat_text_trimmed(turn->reasoning);
-	char *own_reasoning = mem_strndup(reasoning.data ? reasoning.data : "", reasoning.len);
-	int32_t *own_ids = NEW_ARRAY(int32_t, n + 1);
-	struct turn *fresh = NEW(struct turn);
-	if (!own_reasoning || !own_ids || !fresh || mem_scope_failed()) { /* not remembered */
-		free(own_reasoning);
-		free(own_ids);
-		free(fresh);
+	struct turn *t = mem_scope_failed()
+						 ? NULL
+						 : turn_new(&key, chat_text_trimmed(turn->reasoning), ids, n, n_reasoning);
+	if (!t || turn_bytes(t) > r->limit) { /* not remembered */
+		free(t);
 		buf_free(&key);
 		return;
 	}
 	pthread_mutex_lock(&r->lock);
-	struct turn *t = turn_find(r, hash, &key);
-	if (t) { /* given again: what was written last counts */
-		unlink_use(r, t);
-		r->bytes -= turn_bytes(t);
-		free(t->reasoning);
-		free(t->ids);
-	} else {
-		t = fresh;
-		fresh = NULL;
-		t->hash = hash;
-		t->key_len = key.len;
-		t->key = buf_take(&key);
-		t->next = r->buckets[hash % N_BUCKETS];
-		r->buckets[hash % N_BUCKETS] = t;
-	}
-	t->reasoning = own_reasoning;
-	t->reasoning_len = reasoning.len;
-	t->ids = own_ids;
-	if (n)
-		memcpy(t->ids, ids, n * sizeof *ids);
-	t->n = n;
-	t->n_reasoning = n_reasoning;
+	struct turn *old = turn_find(r, t->hash, &key);
+	if (old) /* given again: what was written last counts */
+		turn_remove(r, old);
+	t->next = r->buckets[t->hash % N_BUCKETS];
+	r->buckets[t->hash % N_BUCKETS] = t;
 	link_newest(r, t);
 	r->bytes += turn_bytes(t);
-	while (r->bytes > r->limit && r->oldest)
-		forget_oldest(r);
+	while (r->bytes > r->limit)
+		turn_remove(r, r->oldest);
 	pthread_mutex_unlock(&r->lock);
-	free(fresh);
 	buf_free(&key);
 }
 
@@ -185,8 +185,9 @@ bool turn_store_get(struct turn_store *r, const struct stored_turn *turn, bool w
 	struct chat_text reasoning = chat_text_trimmed(turn->reasoning);
 	pthread_mutex_lock(&r->lock);
 	struct turn *t = mem_scope_failed() ? NULL : turn_find(r, hash, &key);
-	bool good = t && (!reasoning.len || (reasoning.len == t->reasoning_len &&
-											!memcmp(reasoning.data, t->reasoning, reasoning.len)));
+	bool good =
+		t && (!reasoning.len || (reasoning.len == t->reasoning_len &&
+									!memcmp(reasoning.data, turn_reasoning(t), reasoning.len)));
 	size_t kept = out->n;
 	for (size_t i = with_reasoning ? 0 : good ? t->n_reasoning : 0; good && i < t->n; i++)
 		good = !token_ids_push(out, t->ids[i]);

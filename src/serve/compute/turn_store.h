@@ -7,7 +7,8 @@
  *
  * An answer with tool calls is found by their ids, names and arguments; one without by its text and
  * the tokens before it. What a client has changed is not found and is rendered as the template has
- * it. Bounded; the least recently used answer is forgotten first. Any thread.
+ * it. Bounded in bytes; the least recently used answer is forgotten first, and one that is larger
+ * than the bound is not remembered. Any thread.
  */
 #ifndef GLM_SERVE_TURN_STORE_H
 #define GLM_SERVE_TURN_STORE_H
@@ -46,6 +47,7 @@ void turn_store_put(struct turn_store *r, const struct stored_turn *t, const int
 bool turn_store_get(
 	struct turn_store *r, const struct stored_turn *t, bool with_reasoning, struct token_ids *out);
 
-size_t turn_store_bytes(struct turn_store *r); /* that the turns take, at most the limit */
+/* What the turns take of the allocator, at most the limit. */
+size_t turn_store_bytes(struct turn_store *r);
 
 #endif

@@ -147,6 +147,7 @@ void handle_metrics(struct server *s, struct exchange *x, const char *rest)
 	g.kept_bytes = kept.bytes;
 	g.kept_forgotten = kept.forgotten;
 	g.turn_bytes = turn_store_bytes(s->model.turns);
+	g.turn_bytes_limit = g.kept_bytes_limit = s->options.remember_bytes / 2;
 	g.request_bytes = atomic_load(&s->budget.held);
 	g.request_bytes_peak = atomic_load(&s->budget.peak);
 	g.request_bytes_limit = s->budget.limit;
