@@ -5,7 +5,7 @@ import json
 import threading
 import time
 
-from serve_lib import PROGRAM, Server, check, finish
+from serve_lib import PROGRAM, Server, check, finish, gauge
 
 CHAT = "/v1/chat/completions"
 SAN = "san-" in PROGRAM
@@ -78,11 +78,6 @@ def memory(s):
     """Peak of the server's memory in MB."""
     with open(f"/proc/{s.process.pid}/status") as f:
         return next(int(line.split()[1]) >> 10 for line in f if line.startswith("VmHWM"))
-
-
-def gauge(s, name):
-    text = s.get("/metrics")[1]
-    return next((float(line.split()[1]) for line in text.splitlines() if line.startswith(f"glmstream_{name} ")), -1)
 
 
 def test_trees(s):

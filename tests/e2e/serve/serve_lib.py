@@ -177,6 +177,12 @@ class Server:
         return self.wait_state("idle", lambda active, waiting: not active and not waiting, seconds)
 
 
+def gauge(s, name):
+    """A figure of /metrics without labels; -1: there is none of this name."""
+    text = s.get("/metrics")[1]
+    return next((float(line.split()[1]) for line in text.splitlines() if line.startswith(f"glmstream_{name} ")), -1)
+
+
 def user(text):
     return [{"role": "user", "content": text}]
 

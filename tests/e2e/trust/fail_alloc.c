@@ -4,14 +4,16 @@
  * FAIL_COUNT in the environment it says "allocations N" on standard error at the end. Those before
  * main do not count: the constructors of libraries (the CUDA runtime's) end the process their way.
  *
- * FAIL_CONTROL names a file of three longs that is mapped, for programs that go on: those who write
+ * FAIL_CONTROL names a file of five longs that is mapped, for programs that go on: those who write
  * there set the number of the next allocation (it counts up), and which ones fail: from number
- * `first` on, `count` of them.
+ * `first` on, `count` of them. The last two are the bytes and blocks that are allocated now, those
+ * before main included.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,10 +23,13 @@
 extern void *__libc_malloc(size_t n);
 extern void *__libc_calloc(size_t n, size_t size);
 extern void *__libc_realloc(void *p, size_t n);
+extern void *__libc_memalign(size_t alignment, size_t n);
+extern void __libc_free(void *p);
 
 struct control {
 	atomic_long calls;
 	volatile long first, count; /* count 0: none fails */
+	atomic_long bytes, blocks;  /* that are allocated */
 };
 
 static struct control own, *control = &own;
@@ -41,19 +46,66 @@ static int fails(void)
 	return 1;
 }
 
+static void *counted(void *p)
+{
+	if (p) {
+		atomic_fetch_add(&control->bytes, (long)malloc_usable_size(p));
+		atomic_fetch_add(&control->blocks, 1);
+	}
+	return p;
+}
+
+static void uncount(size_t usable)
+{
+	atomic_fetch_sub(&control->bytes, (long)usable);
+	atomic_fetch_sub(&control->blocks, 1);
+}
+
 void *malloc(size_t n)
 {
-	return fails() ? NULL : __libc_malloc(n);
+	return fails() ? NULL : counted(__libc_malloc(n));
 }
 
 void *calloc(size_t n, size_t size)
 {
-	return fails() ? NULL : __libc_calloc(n, size);
+	return fails() ? NULL : counted(__libc_calloc(n, size));
 }
 
 void *realloc(void *p, size_t n)
 {
-	return fails() ? NULL : __libc_realloc(p, n);
+	if (fails())
+		return NULL;
+	size_t before = p ? malloc_usable_size(p) : 0;
+	void *q = __libc_realloc(p, n);
+	if (p && (q || !n))
+		uncount(before);
+	return counted(q);
+}
+
+void *memalign(size_t alignment, size_t n)
+{
+	return counted(__libc_memalign(alignment, n));
+}
+
+void *aligned_alloc(size_t alignment, size_t n)
+{
+	return memalign(alignment, n);
+}
+
+int posix_memalign(void **out, size_t alignment, size_t n)
+{
+	void *p = memalign(alignment, n);
+	if (!p)
+		return ENOMEM;
+	*out = p;
+	return 0;
+}
+
+void free(void *p)
+{
+	if (p)
+		uncount(malloc_usable_size(p));
+	__libc_free(p);
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -65,8 +117,12 @@ __attribute__((constructor)) static void begin(void)
 	if (fd >= 0) {
 		void *p = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		close(fd);
-		if (p != MAP_FAILED)
-			control = p;
+		if (p != MAP_FAILED) {
+			struct control *mapped = p;
+			atomic_fetch_add(&mapped->bytes, atomic_load(&own.bytes));
+			atomic_fetch_add(&mapped->blocks, atomic_load(&own.blocks));
+			control = mapped;
+		}
 	}
 }
 
