@@ -39,20 +39,60 @@
 
 #define PREFETCH_MIN_BYTES 1024 /* bytes of a row; see prefetch_rows */
 
-/* Destination of the weights. `store` is a constant at every use: true stores, false accumulates.
- */
+/* Destination of the weights. `store` and n_x are constants at every use: the weights are stored,
+ * or each is multiplied by the activations of n_x rows. */
 struct sink {
-	float *dst;     /* store: [values of the block] */
-	const float *x; /* else: as many activations */
-	v16 sum;
+	float *dst;              /* store: [values of the block] */
+	const float *x[DOT_FEW]; /* [n_x] else: as many activations each */
+	v16 sum[DOT_FEW];        /* [n_x] */
+	int n_x;
 };
 
+/* Not a loop: sums must become registers. */
 ALWAYS_INLINE void sink_put(struct sink *s, const bool store, int group, v16 w)
 {
-	if (store)
+	if (store) {
 		v16_store(s->dst + 16 * group, w);
-	else
-		s->sum = v16_fma(w, v16_load(s->x + 16 * group), s->sum);
+		return;
+	}
+	s->sum[0] = v16_fma(w, v16_load(s->x[0] + 16 * group), s->sum[0]);
+	if (s->n_x > 1)
+		s->sum[1] = v16_fma(w, v16_load(s->x[1] + 16 * group), s->sum[1]);
+	if (s->n_x > 2)
+		s->sum[2] = v16_fma(w, v16_load(s->x[2] + 16 * group), s->sum[2]);
+	if (s->n_x > 3)
+		s->sum[3] = v16_fma(w, v16_load(s->x[3] + 16 * group), s->sum[3]);
+}
+
+/* An empty sink for n_x rows. */
+ALWAYS_INLINE struct sink sink_of(const int n_x)
+{
+	v16 zero = v16_set(0);
+	return (struct sink){.sum = {zero, zero, zero, zero}, .n_x = n_x};
+}
+
+/* The next block is multiplied by values from k on of the rows x. */
+ALWAYS_INLINE void sink_at(struct sink *s, const float *const *x, size_t k)
+{
+	s->x[0] = x[0] + k;
+	if (s->n_x > 1)
+		s->x[1] = x[1] + k;
+	if (s->n_x > 2)
+		s->x[2] = x[2] + k;
+	if (s->n_x > 3)
+		s->x[3] = x[3] + k;
+}
+
+/* sum[4 * j + row] = the sums of row j of x */
+ALWAYS_INLINE void sink_sums(const struct sink *s, int row, v16 *sum)
+{
+	sum[row] = s->sum[0];
+	if (s->n_x > 1)
+		sum[4 + row] = s->sum[1];
+	if (s->n_x > 2)
+		sum[8 + row] = s->sum[2];
+	if (s->n_x > 3)
+		sum[12 + row] = s->sum[3];
 }
 
 #define SUPER_BLOCK(type)                                                                          \
@@ -502,10 +542,34 @@ SUPER_BLOCK(tq1_0)
 
 /* ---- rows ---- */
 
-/* sum4: four rows at once, block by block, so that four dependency chains of additions overlap. */
+/* sum4: four rows at once, block by block, so that four dependency chains of additions overlap;
+ * sum [n_x][4]. sum4x2 to sum4x4: with so many activation rows x. */
 typedef void decode_fn(const uint8_t *p, float *dst, size_t n);
-typedef void sum4_fn(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4]);
+typedef void sum4_fn(const uint8_t *p, size_t row_bytes, size_t n, const float *const *x, v16 *sum);
 typedef void sum1_fn(const uint8_t *p, size_t n, const float *x, v16 *sum);
+
+/* sum4[n_x - 1]; NULL: row by row of x. */
+struct row_fns {
+	decode_fn *decode;
+	sum4_fn *sum4[DOT_FEW];
+	sum1_fn *sum1;
+};
+
+/* sum [n_x][4] of n_w = 4 weight rows, or [n_x][0] of a single one. */
+ALWAYS_INLINE void rows_sum(const struct row_fns *f, const uint8_t *p, size_t row_bytes, size_t n,
+	const float *const *x, int n_x, int n_w, v16 *sum)
+{
+	if (n_w == 4 && f->sum4[n_x - 1]) {
+		f->sum4[n_x - 1](p, row_bytes, n, x, sum);
+		return;
+	}
+	for (int j = 0; j < n_x; j++) {
+		if (n_w == 4)
+			f->sum4[0](p, row_bytes, n, x + j, sum + 4 * j);
+		else
+			f->sum1(p, n, x[j], sum + 4 * j);
+	}
+}
 
 /* Software prefetch: four rows at a time are four short streams, which the hardware prefetcher
  * follows badly. While the blocks at offset `at` of four rows are decoded, 4 x bytes of the next
@@ -529,14 +593,32 @@ ALWAYS_INLINE void prefetch_rows(const uint8_t *p, size_t row_bytes, size_t at, 
 			block(p, v16_set(half_at(p)), &s, true);                                               \
 		}                                                                                          \
 	}                                                                                              \
-	static void type##_sum4(                                                                       \
-		const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])                  \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
+	{                                                                                              \
+		struct sink s = sink_of(1);                                                                \
+		for (; n; n -= 32, p += sizeof(struct block_##type), x += 32) {                            \
+			s.x[0] = x;                                                                            \
+			block(p, v16_set(half_at(p)), &s, false);                                              \
+		}                                                                                          \
+		*sum = s.sum[0];                                                                           \
+	}                                                                                              \
+	SUM4_32(type, block, sum4, 1)                                                                  \
+	SUM4_32(type, block, sum4x2, 2)                                                                \
+	SUM4_32(type, block, sum4x3, 3)                                                                \
+	SUM4_32(type, block, sum4x4, 4)
+
+#define SUM4_32(type, block, name, n_x)                                                            \
+	static void type##_##name(                                                                     \
+		const uint8_t *p, size_t row_bytes, size_t n, const float *const *x, v16 *sum)             \
 	{                                                                                              \
 		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                  \
-		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                  \
-		for (size_t at = 0; n; n -= 32, at += sizeof(struct block_##type), x += 32) {              \
+		struct sink a = sink_of(n_x), b = a, c = a, d = a;                                         \
+		for (size_t at = 0, k = 0; k < n; k += 32, at += sizeof(struct block_##type)) {            \
 			float scale[4];                                                                        \
-			a.x = b.x = c.x = d.x = x;                                                             \
+			sink_at(&a, x, k);                                                                     \
+			sink_at(&b, x, k);                                                                     \
+			sink_at(&c, x, k);                                                                     \
+			sink_at(&d, x, k);                                                                     \
 			prefetch_rows(p, row_bytes, at, sizeof(struct block_##type));                          \
 			halves4(p + at, q + at, r + at, t + at, scale);                                        \
 			block(p + at, v16_set(scale[0]), &a, false);                                           \
@@ -544,19 +626,10 @@ ALWAYS_INLINE void prefetch_rows(const uint8_t *p, size_t row_bytes, size_t at, 
 			block(r + at, v16_set(scale[2]), &c, false);                                           \
 			block(t + at, v16_set(scale[3]), &d, false);                                           \
 		}                                                                                          \
-		sum[0] = a.sum;                                                                            \
-		sum[1] = b.sum;                                                                            \
-		sum[2] = c.sum;                                                                            \
-		sum[3] = d.sum;                                                                            \
-	}                                                                                              \
-	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
-	{                                                                                              \
-		struct sink s = {.sum = v16_set(0)};                                                       \
-		for (; n; n -= 32, p += sizeof(struct block_##type), x += 32) {                            \
-			s.x = x;                                                                               \
-			block(p, v16_set(half_at(p)), &s, false);                                              \
-		}                                                                                          \
-		*sum = s.sum;                                                                              \
+		sink_sums(&a, 0, sum);                                                                     \
+		sink_sums(&b, 1, sum);                                                                     \
+		sink_sums(&c, 2, sum);                                                                     \
+		sink_sums(&d, 3, sum);                                                                     \
 	}
 
 /* out = the halves at a, b, c and d as floats */
@@ -580,32 +653,41 @@ ALWAYS_INLINE void halves4(
 			block(p, &s, true);                                                                    \
 		}                                                                                          \
 	}                                                                                              \
-	static void type##_sum4(                                                                       \
-		const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])                  \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
+	{                                                                                              \
+		struct sink s = sink_of(1);                                                                \
+		for (; n; n -= (values), p += sizeof(struct block_##type), x += (values)) {                \
+			s.x[0] = x;                                                                            \
+			block(p, &s, false);                                                                   \
+		}                                                                                          \
+		*sum = s.sum[0];                                                                           \
+	}                                                                                              \
+	SUM4_BLOCKS(type, block, values, sum4, 1)                                                      \
+	SUM4_BLOCKS(type, block, values, sum4x2, 2)                                                    \
+	SUM4_BLOCKS(type, block, values, sum4x3, 3)                                                    \
+	SUM4_BLOCKS(type, block, values, sum4x4, 4)
+
+#define SUM4_BLOCKS(type, block, values, name, n_x)                                                \
+	static void type##_##name(                                                                     \
+		const uint8_t *p, size_t row_bytes, size_t n, const float *const *x, v16 *sum)             \
 	{                                                                                              \
 		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                  \
-		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                  \
-		for (size_t at = 0; n; n -= (values), at += sizeof(struct block_##type), x += (values)) {  \
-			a.x = b.x = c.x = d.x = x;                                                             \
+		struct sink a = sink_of(n_x), b = a, c = a, d = a;                                         \
+		for (size_t at = 0, k = 0; k < n; k += (values), at += sizeof(struct block_##type)) {      \
+			sink_at(&a, x, k);                                                                     \
+			sink_at(&b, x, k);                                                                     \
+			sink_at(&c, x, k);                                                                     \
+			sink_at(&d, x, k);                                                                     \
 			prefetch_rows(p, row_bytes, at, sizeof(struct block_##type));                          \
 			block(p + at, &a, false);                                                              \
 			block(q + at, &b, false);                                                              \
 			block(r + at, &c, false);                                                              \
 			block(t + at, &d, false);                                                              \
 		}                                                                                          \
-		sum[0] = a.sum;                                                                            \
-		sum[1] = b.sum;                                                                            \
-		sum[2] = c.sum;                                                                            \
-		sum[3] = d.sum;                                                                            \
-	}                                                                                              \
-	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
-	{                                                                                              \
-		struct sink s = {.sum = v16_set(0)};                                                       \
-		for (; n; n -= (values), p += sizeof(struct block_##type), x += (values)) {                \
-			s.x = x;                                                                               \
-			block(p, &s, false);                                                                   \
-		}                                                                                          \
-		*sum = s.sum;                                                                              \
+		sink_sums(&a, 0, sum);                                                                     \
+		sink_sums(&b, 1, sum);                                                                     \
+		sink_sums(&c, 2, sum);                                                                     \
+		sink_sums(&d, 3, sum);                                                                     \
 	}
 #define SUPER_BLOCK_ROWS(type, block) BLOCK_ROWS(type, block, 256)
 
@@ -639,20 +721,19 @@ ALWAYS_INLINE void halves4(
 	SUPER_BLOCK_ROWS(tq2_0, tq2_0_block)
 
 /* Behind the rows of all types: the functions by type. */
-#define ROW_FN(id, name) [DTYPE_##id] = {name##_decode, name##_sum4, name##_sum1},
+#define PLAIN_FN(id, name) [DTYPE_##id] = {name##_decode, {name##_sum4}, name##_sum1},
+#define ROW_FN(id, name)                                                                           \
+	[DTYPE_##id] = {                                                                               \
+		name##_decode, {name##_sum4, name##_sum4x2, name##_sum4x3, name##_sum4x4}, name##_sum1},
 #define ROW_FNS                                                                                    \
-	static const struct {                                                                          \
-		decode_fn *decode;                                                                         \
-		sum4_fn *sum4;                                                                             \
-		sum1_fn *sum1;                                                                             \
-	} row_fns[DTYPE_LIMIT] = {ROW_FN(F32, f32) ROW_FN(F16, f16) ROW_FN(BF16, bf16)                 \
-			ROW_FN(Q4_0, q4_0) ROW_FN(Q8_0, q8_0) ROW_FN(Q2_K, q2_k) ROW_FN(Q3_K, q3_k)            \
-				ROW_FN(Q4_K, q4_k) ROW_FN(Q5_K, q5_k) ROW_FN(Q6_K, q6_k) ROW_FN(IQ2_XXS, iq2_xxs)  \
-					ROW_FN(IQ2_XS, iq2_xs) ROW_FN(IQ2_S, iq2_s) ROW_FN(IQ3_XXS, iq3_xxs)           \
-						ROW_FN(IQ3_S, iq3_s) ROW_FN(IQ1_S, iq1_s) ROW_FN(IQ1_M, iq1_m)             \
-							ROW_FN(IQ4_NL, iq4_nl) ROW_FN(IQ4_XS, iq4_xs) ROW_FN(Q4_1, q4_1)       \
-								ROW_FN(Q5_0, q5_0) ROW_FN(Q5_1, q5_1) ROW_FN(MXFP4, mxfp4)         \
-									ROW_FN(NVFP4, nvfp4) ROW_FN(Q1_0, q1_0) ROW_FN(Q2_0, q2_0)     \
-										ROW_FN(TQ1_0, tq1_0) ROW_FN(TQ2_0, tq2_0)};
+	static const struct row_fns row_fns[DTYPE_LIMIT] = {PLAIN_FN(F32, f32) PLAIN_FN(F16, f16)      \
+			PLAIN_FN(BF16, bf16) ROW_FN(Q4_0, q4_0) ROW_FN(Q8_0, q8_0) ROW_FN(Q2_K, q2_k)          \
+				ROW_FN(Q3_K, q3_k) ROW_FN(Q4_K, q4_k) ROW_FN(Q5_K, q5_k) ROW_FN(Q6_K, q6_k)        \
+					ROW_FN(IQ2_XXS, iq2_xxs) ROW_FN(IQ2_XS, iq2_xs) ROW_FN(IQ2_S, iq2_s)           \
+						ROW_FN(IQ3_XXS, iq3_xxs) ROW_FN(IQ3_S, iq3_s) ROW_FN(IQ1_S, iq1_s)         \
+							ROW_FN(IQ1_M, iq1_m) ROW_FN(IQ4_NL, iq4_nl) ROW_FN(IQ4_XS, iq4_xs)     \
+								ROW_FN(Q4_1, q4_1) ROW_FN(Q5_0, q5_0) ROW_FN(Q5_1, q5_1) ROW_FN(   \
+									MXFP4, mxfp4) ROW_FN(NVFP4, nvfp4) ROW_FN(Q1_0, q1_0)          \
+									ROW_FN(Q2_0, q2_0) ROW_FN(TQ1_0, tq1_0) ROW_FN(TQ2_0, tq2_0)};
 
 #endif

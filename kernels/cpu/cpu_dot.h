@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 #define DOT_LANES  16
+#define DOT_FEW    4 /* activation rows that weights are multiplied by as they are decoded */
 #define DOT_TILE_W 4 /* weight rows of a tile */
 #define DOT_TILE_X 6 /* activation rows of a tile: 24 sums, which fill the registers of AVX-512 */
 
@@ -50,9 +51,10 @@ struct cpu_isa {
 	 * of the block. */
 	void (*decode)(enum dtype type, const void *src, float *dst, size_t n);
 
-	/* y[i] = dot(packed row i, x), or y[i] + dot(...) when add; rows lie row_bytes apart. */
-	void (*matvec)(enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x,
-		int rows, float *y, bool add);
+	/* y[j][i] = dot(packed row i, x[j]), or y[j][i] + dot(...) when add; i < rows, j < n_x <=
+	 * DOT_FEW. Rows lie row_bytes apart. Packed types are decoded once for all x. */
+	void (*matvec)(enum dtype type, const void *w, size_t row_bytes, size_t n,
+		const float *const *x, int n_x, int rows, float *const *y, bool add);
 
 	void (*tile)(const struct dot_tile *t);
 

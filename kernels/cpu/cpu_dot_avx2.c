@@ -121,8 +121,9 @@ TAIL(bf16, 2)
 		memcpy(dst, last, n * sizeof *dst);                                                        \
 	}                                                                                              \
 	static void type##_sum4(                                                                       \
-		const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])                  \
+		const uint8_t *p, size_t row_bytes, size_t n, const float *const *xs, v16 *sum)            \
 	{                                                                                              \
+		const float *x = *xs;                                                                      \
 		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *s = r + row_bytes;                  \
 		v16 a = v16_set(0), b = a, c = a, d = a;                                                   \
 		size_t k = 0;                                                                              \
@@ -181,21 +182,19 @@ ALWAYS_INLINE float reduce(__m256 lo, __m256 hi)
 	return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
 }
 
-static void avx2_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x,
-	int rows, float *y, bool add)
+static void avx2_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n,
+	const float *const *x, int n_x, int rows, float *const *y, bool add)
 {
 	const uint8_t *p = w;
-	v16 sum[4];
-	for (int i = 0; i < rows;) {
-		int m = rows - i >= 4 ? 4 : 1;
-		if (m == 4)
-			row_fns[type].sum4(p, row_bytes, n, x, sum);
-		else
-			row_fns[type].sum1(p, n, x, sum);
-		for (int j = 0; j < m; j++, i++, p += row_bytes) {
-			float dot = reduce(sum[j].lo, sum[j].hi);
-			y[i] = add ? y[i] + dot : dot;
-		}
+	v16 sum[4 * DOT_FEW];
+	for (int i = 0, m; i < rows; i += m, p += (size_t)m * row_bytes) {
+		m = rows - i >= 4 ? 4 : 1;
+		rows_sum(&row_fns[type], p, row_bytes, n, x, n_x, m, sum);
+		for (int j = 0; j < n_x; j++)
+			for (int k = 0; k < m; k++) {
+				float dot = reduce(sum[4 * j + k].lo, sum[4 * j + k].hi);
+				y[j][i + k] = add ? y[j][i + k] + dot : dot;
+			}
 	}
 }
 

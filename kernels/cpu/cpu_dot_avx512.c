@@ -78,8 +78,9 @@ ALWAYS_INLINE v16 x_at(const float *x, size_t k, size_t n)
 			_mm512_mask_storeu_ps(dst + k, first_lanes(n - k), type##_at(p, k, n));                \
 	}                                                                                              \
 	static void type##_sum4(                                                                       \
-		const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])                  \
+		const uint8_t *p, size_t row_bytes, size_t n, const float *const *xs, v16 *sum)            \
 	{                                                                                              \
+		const float *x = *xs;                                                                      \
 		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *s = r + row_bytes;                  \
 		v16 a = v16_set(0), b = a, c = a, d = a;                                                   \
 		size_t k = 0;                                                                              \
@@ -263,20 +264,26 @@ ALWAYS_INLINE __m128 reduce4(__m512 a, __m512 b, __m512 c, __m512 d)
 }
 
 static void avx512_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n,
-	const float *x, int rows, float *y, bool add)
+	const float *const *x, int n_x, int rows, float *const *y, bool add)
 {
 	const uint8_t *p = w;
-	v16 sum[4];
+	v16 sum[4 * DOT_FEW];
 	int i = 0;
 	for (; i + 4 <= rows; i += 4, p += 4 * row_bytes) {
-		row_fns[type].sum4(p, row_bytes, n, x, sum);
-		__m128 dot = reduce4(sum[0], sum[1], sum[2], sum[3]);
-		_mm_storeu_ps(y + i, add ? _mm_add_ps(_mm_loadu_ps(y + i), dot) : dot);
+		rows_sum(&row_fns[type], p, row_bytes, n, x, n_x, 4, sum);
+		for (int j = 0; j < n_x; j++) {
+			const v16 *s = sum + 4 * j;
+			__m128 dot = reduce4(s[0], s[1], s[2], s[3]);
+			_mm_storeu_ps(y[j] + i, add ? _mm_add_ps(_mm_loadu_ps(y[j] + i), dot) : dot);
+		}
 	}
 	for (; i < rows; i++, p += row_bytes) {
-		row_fns[type].sum1(p, n, x, sum);
-		float dot = _mm_cvtss_f32(reduce4(sum[0], sum[0], sum[0], sum[0]));
-		y[i] = add ? y[i] + dot : dot;
+		rows_sum(&row_fns[type], p, row_bytes, n, x, n_x, 1, sum);
+		for (int j = 0; j < n_x; j++) {
+			v16 s = sum[4 * j];
+			float dot = _mm_cvtss_f32(reduce4(s, s, s, s));
+			y[j][i] = add ? y[j][i] + dot : dot;
+		}
 	}
 }
 

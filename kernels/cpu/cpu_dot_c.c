@@ -30,22 +30,25 @@ static void c_decode(enum dtype type, const void *src, float *dst, size_t n)
 }
 
 /* A row is decoded 256 values at a time (a super-block), which are whole blocks of every type. */
-static void c_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x,
-	int rows, float *y, bool add)
+static void c_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n,
+	const float *const *x, int n_x, int rows, float *const *y, bool add)
 {
 	const struct dtype_info *info = dtype_info(type);
 	size_t super_block_bytes = 256 / info->block_values * info->block_bytes;
 	float values[256];
 	for (int i = 0; i < rows; i++) {
 		const uint8_t *src = (const uint8_t *)w + (size_t)i * row_bytes;
-		float acc[DOT_LANES] = {0};
+		float acc[DOT_FEW][DOT_LANES] = {{0}};
 		for (size_t k = 0; k < n; k += 256, src += super_block_bytes) {
 			size_t len = MIN(n - k, (size_t)256);
 			dequant_row(type, src, values, len);
-			dot_add(values, x + k, len, acc);
+			for (int j = 0; j < n_x; j++)
+				dot_add(values, x[j] + k, len, acc[j]);
 		}
-		float dot = lanes_reduce(acc);
-		y[i] = add ? y[i] + dot : dot;
+		for (int j = 0; j < n_x; j++) {
+			float dot = lanes_reduce(acc[j]);
+			y[j][i] = add ? y[j][i] + dot : dot;
+		}
 	}
 }
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed weights times float rows: gemv for one activation row, cache-blocked gemm for several.
+ * Packed weights times float rows: gemv for up to DOT_FEW activation rows, cache-blocked gemm for
+ * more.
  *
- * gemv: isa->matvec decodes in registers; every weight byte is read once. gemm: a tile of weight
- * rows is decoded to floats that stay in the L2 cache, and register tiles of 4 weight rows by 6
- * activation rows run over it. Rows longer than a panel are processed panel by panel; the 16
- * partial sums of every output are kept in `acc`. This does not change the order of additions, so
- * both ways give the same bits.
+ * gemv: isa->matvec decodes in registers; every weight byte is read and decoded once. gemm: a tile
+ * of weight rows is decoded to floats that stay in the L2 cache, and register tiles of 4 weight
+ * rows by 6 activation rows run over it. Rows longer than a panel are processed panel by panel; the
+ * 16 partial sums of every output are kept in `acc`. This does not change the order of additions,
+ * so both ways give the same bits.
  *
  *                 panel (<= 768 values)
  *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the L1 cache
@@ -86,24 +87,28 @@ static void matmul_panels(const struct cpu_backend *b, const struct weight *w, c
 	}
 }
 
+/* Most activation rows for which gemv is faster than gemm. */
+static int gemv_rows_max(enum dtype type)
+{
+	if (type == DTYPE_F32) /* gemm has nothing to decode */
+		return 1;
+	return type == DTYPE_F16 || type == DTYPE_BF16 ? 3 : DOT_FEW;
+}
+
 void cpu_matmul_block(const struct cpu_backend *b, const struct weight *w, int64_t stack,
 	int64_t first, int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add,
 	float *scratch)
 {
 	const uint8_t *data =
 		(const uint8_t *)w->data + (size_t)stack * w->stack_bytes + (size_t)first * w->row_bytes;
-	if (n_x == 1) {
-		b->isa->matvec(w->type, data, w->row_bytes, (size_t)w->n_in, row_at(x, 0), (int)n_w,
-			row_at(y, 0), add);
-		return;
-	}
-	if (n_x <= 3 &&
-		(w->type == DTYPE_F16 || w->type == DTYPE_BF16)) { /* converting beats storing floats */
-		for (int64_t i = 0; i < n_w; i += W_ROWS)
-			for (int j = 0; j < n_x; j++)
-				b->isa->matvec(w->type, data + (size_t)i * w->row_bytes, w->row_bytes,
-					(size_t)w->n_in, row_at(x, j), (int)MIN(n_w - i, W_ROWS), row_at(y, j) + i,
-					add);
+	if (n_x <= gemv_rows_max(w->type)) {
+		const float *in[DOT_FEW];
+		float *out[DOT_FEW];
+		for (int j = 0; j < n_x; j++) {
+			in[j] = row_at(x, j);
+			out[j] = row_at(y, j);
+		}
+		b->isa->matvec(w->type, data, w->row_bytes, (size_t)w->n_in, in, n_x, (int)n_w, out, add);
 		return;
 	}
 	for (int64_t i = 0; i < n_w; i += W_ROWS) {
