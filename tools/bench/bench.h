@@ -140,6 +140,18 @@ int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *row
 int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
+/* Answers to questions with drafts of the model's own acceptance, against the same answers without;
+ * fails if one differs. Opens its own engine; prints the head line; see bench_replay for `backend`.
+ */
+struct bench_drafts_options {
+	int mode;              /* DRAFT_AUTO, or most drafts in a step */
+	const char *questions; /* file with one a line; NULL: dictionary questions */
+	uint32_t n_new;        /* most tokens of an answer */
+	float temperature;
+};
+int bench_drafts(struct bench *b, const struct common_opts *c, const struct bench_drafts_options *o,
+	char *backend, struct err *e);
+
 #define BENCH_DRAFTS_MAX 7
 
 /* Decoding with the routing of a trace or confined to some experts: start-up, one long answer in

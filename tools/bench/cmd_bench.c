@@ -5,6 +5,7 @@
 #include "src/base/clock.h"
 #include "src/base/num.h"
 #include "kernels/backend.h"
+#include "src/engine/draft/draft_mtp.h"
 #include "tools/bench/bench.h"
 #include "tools/machine/bench_read.h"
 #include "tools/commands/commands.h"
@@ -52,8 +53,13 @@ struct bench_opts {
 	const char *routing; /* NULL: the model's own */
 	uint32_t confine;    /* 0: all experts */
 	const char *accept;  /* NULL: no assumed drafts */
+	int draft;           /* DRAFT_OFF: no drafts, else as bench_drafts_options.mode */
+	float temperature;
+	bool temperature_given;
 	bool far;
 };
+
+static const struct arg_word draft_modes[] = {{"auto", DRAFT_AUTO}, {0}};
 
 static int threads_in_use(int wanted)
 {
@@ -87,7 +93,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	int rc = 0;
 	const bool replay = o->parts == PART_DECODE && (o->routing || o->confine);
 	const bool streamed = o->parts == PART_PREFILL && o->common.cache_bytes;
-	if (!replay && !streamed && !o->rows && (o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
+	if (!replay && !streamed && !o->rows && !o->draft &&
+		(o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
 		if ((rc = common_opts_open(&o->common, &g, e)))
 			return rc;
 		snprintf(what, sizeof what, "%s", engine_backend_name(g));
@@ -114,6 +121,14 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	if (o->rows) {
 		rc = bench_rows(
 			b, &o->common, o->row_counts, o->n_row_counts, o->n_prompt, o->n_new, what, e);
+		goto done;
+	}
+	if (o->draft) {
+		const struct bench_drafts_options d = {.mode = o->draft,
+			.questions = o->read.path,
+			.n_new = o->n_new,
+			.temperature = o->temperature};
+		rc = bench_drafts(b, &o->common, &d, what, e);
 		goto done;
 	}
 	if (streamed) {
@@ -178,6 +193,19 @@ static int parse_rows(struct bench_opts *o, struct err *e)
 	return trace_list_parse(o->rows, &one, "--rows", o->row_counts, &o->n_row_counts, e);
 }
 
+static int check_draft(struct bench_opts *o, struct err *e)
+{
+	if (o->temperature_given && !o->draft)
+		return err_set(e, ERR_USAGE, "--temp belongs to bench decode with --draft");
+	if (!o->draft)
+		return 0;
+	if (o->parts != PART_DECODE || o->routing || o->confine || o->rows || o->prompts)
+		return err_set(e, ERR_USAGE,
+			"--draft belongs to bench decode without --routing, --resident, --rows and --prompt");
+	o->n_new = o->new_given ? o->n_new : 64;
+	return 0;
+}
+
 int cmd_bench(int argc, char **argv, struct err *e)
 {
 	const uint64_t start_ns = clock_ns();
@@ -199,13 +227,15 @@ int cmd_bench(int argc, char **argv, struct err *e)
 				"tokens of the prompt in prefill and decode; prefill takes a list (512,2048,8192)",
 			.fallback = "256, with --routing 1"},
 		{NULL, 'n', ARG_UINT, .u32 = &o.n_new, .given = &o.new_given, .min = 1, .max = INT32_MAX,
-			.value = "N", .help = "tokens decoded", .fallback = "32, with --routing 768"},
+			.value = "N", .help = "tokens decoded",
+			.fallback = "32, with --routing 768; with --draft at most 64 an answer"},
 		{"rows", 0, ARG_STRING, .string = &o.rows, .value = "LIST",
 			.help = "decode: so many answers at once, 1 to 64 each (1,2,4,8)",
 			.fallback = "one answer"},
 		{"file", 'f', ARG_STRING, .string = &o.read.path, .value = "FILE",
-			.help = "file that bench read reads, text that bench session computes",
-			.fallback = "random bytes made for it, in --dir; random tokens"},
+			.help = "file that bench read reads, text that bench session computes, questions of "
+					"--draft, one a line",
+			.fallback = "random bytes made for it, in --dir; random tokens; words to define"},
 		{"dir", 0, ARG_STRING, .string = &o.read.dir, .value = "DIR",
 			.help = "where that file is made, or the session file", .fallback = "here"},
 		{"gb", 0, ARG_SIZE_GB, .u64 = &o.read.bytes, .max = 1000, .above_min = true, .value = "G",
@@ -224,6 +254,13 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.value = "N",
 			.help = "decode uses only the first N experts of each layer, which are read before: "
 					"what the processor takes when nothing is missing"},
+		{"draft", 0, ARG_INT, .i32 = &o.draft, .min = 1, .max = DRAFT_MAX, .words = draft_modes,
+			.value = "N|auto",
+			.help = "decode: answers to questions with up to N drafts a step, and the same answers "
+					"without; the drafts are right as often as this model's are",
+			.fallback = "no drafts"},
+		{"temp", 0, ARG_FLOAT, .f32 = &o.temperature, .given = &o.temperature_given, .max = 1000,
+			.value = "T", .help = "temperature of these answers", .fallback = "0"},
 		{"accept", 0, ARG_STRING, .string = &o.accept, .value = "LIST",
 			.help = "decode with --routing or --resident: each step verifies one draft of the MTP "
 					"layer for each of these chances that it is right if those before it are "
@@ -264,6 +301,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			"glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
 			"glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"
 			"glmstream bench session -p 4096 -f TEXT\n"
+			"glmstream bench decode --draft auto -t 1\n"
 			"glmstream bench decode -m SYNTH.gguf --cache-gb 60 --lookahead 1 --routing TRACE",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
@@ -280,7 +318,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
-	if ((rc = parse_prompts(&o, e)) || (rc = parse_rows(&o, e)))
+	if ((rc = parse_prompts(&o, e)) || (rc = parse_rows(&o, e)) || (rc = check_draft(&o, e)))
 		return rc;
 	if ((o.routing || o.confine) && o.parts != PART_DECODE)
 		return err_set(e, ERR_USAGE, "--routing and --resident belong to bench decode");

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# `glmstream bench decode --draft`: answers with drafts beside the same answers without. Acceptance
+# is the model's own, and the figures agree with each other. Not how fast: that says nothing in a
+# test.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+
+need_pocket
+
+printf 'Define river.\n\nSay this: red red red red red red red red.\n' >"$work/questions"
+bench="bench decode --backend cpu -t 1 --repeats 1 -f $work/questions"
+
+figures() { # condition in Python over named(part of a name)
+	python3 - "$work/out" "$1" <<'END'
+import json, sys
+o = json.loads(open(sys.argv[1]).read().strip().splitlines()[-1])
+f = {x["name"]: x for x in o["figures"]}
+def named(part, what="median"):
+    found = [v[what] for k, v in f.items() if k.startswith(part)]
+    assert len(found) == 1, (part, list(f))
+    return found[0]
+assert eval("(" + sys.argv[2] + ")"), f
+END
+}
+
+run $bench -n 16 --draft 2 --json
+exits 0
+check "a blank line is no question" figures '[k for k in f if k.startswith("without, 2 questions")]'
+check "the limit is the rate without drafts" figures 'named("--draft 2", "limit") == named("without, 2") and named("--draft 2", "limit_name") == "without"'
+check "up to three rows a step" figures '1.5 < named("rows") <= 3'
+check "some drafts are right, not all" figures '0 < named("right at position 1,") < 100 and 1 < named("accept length") < 3'
+check "the MTP layer computes" figures 'named("right by the MTP layer") > 0 and named("of it computing drafts") > 0'
+check "nothing behind the second draft" figures 'not [k for k in f if "position 3" in k]'
+check "rates in pairs" figures '0.1 < named("rate of without") < 10 and 0.1 < named("the same by processor time") < 10'
+
+run $bench -n 16 --draft auto
+exits 0
+check "as text" grep -qE '^drafts +--draft auto .*% of .*, without' "$work/out"
+
+# flat probabilities: the noise of the position alone decides, for the draft as for the token
+run $bench -n 24 --draft 1 --temp 1000 --json
+exits 0
+check "both draws use the same noise" figures 'named("right at position 1,") > 90'
+
+: >"$work/none"
+run bench decode --draft auto -f "$work/none"
+error_is_one_sentence 3 'none: holds no questions'
+run bench decode --draft auto -f "$work/missing"
+error_is_one_sentence 3 'missing'
+run bench decode --draft 8
+error_is_one_sentence 2 '--draft'
+run bench decode --draft 1 --rows 2
+error_is_one_sentence 2 '--draft belongs to bench decode without'
+run bench prefill --draft 1
+error_is_one_sentence 2 '--draft belongs to bench decode'
+run bench decode --temp 1
+error_is_one_sentence 2 '--temp belongs to'
+run bench decode --draft auto -n 5000
+error_is_one_sentence 2 'do not fit the context'
+
+finish
