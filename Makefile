@@ -204,6 +204,7 @@ uninstall: ## remove what install put there
 pocket: all ## convert the checkpoint in POCKET_SRC into tools/pocket/pocket.gguf
 	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --force --recipe q8 \
 	  --types '$(POCKET_TYPES)'
+	$(BUILD)/glmstream verify tools/pocket/pocket.gguf --write --force
 
 lint: $(BUILD)/page/files.inc ## layers, words, format, shellcheck, cppcheck, clang-tidy
 	@tools/scripts/lint.sh $(CPP_ALL)

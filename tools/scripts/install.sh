@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../.."
 
 program=bin/glmstream
 model=share/glmstream/pocket.gguf
+values=$model.xxh3 # its check values are found beside it
 routing=share/glmstream/glm52-routing.gltr1
 manual=share/man/man1/glmstream.1
 bash=share/bash-completion/completions/glmstream
@@ -29,7 +30,10 @@ install)
 	"$build/glmstream" help --zsh >"$made/zsh"
 	sed "s|@PREFIX@|$prefix|" tools/share/glmstream.service >"$made/unit"
 	put "$build/glmstream" 755 $program
-	[ ! -f tools/pocket/pocket.gguf ] || put tools/pocket/pocket.gguf 644 $model
+	if [ -f tools/pocket/pocket.gguf ]; then
+		put tools/pocket/pocket.gguf 644 $model
+		put tools/pocket/pocket.gguf.xxh3 644 $values
+	fi
 	put tools/share/glm52-routing.gltr1 644 $routing
 	put "$made/man" 644 $manual
 	put "$made/bash" 644 $bash
@@ -37,7 +41,7 @@ install)
 	put "$made/unit" 644 $unit
 	;;
 uninstall)
-	for f in $program $model $routing $manual $bash $zsh $unit; do
+	for f in $program $model $values $routing $manual $bash $zsh $unit; do
 		rm -f "$dest$prefix/$f"
 	done
 	rmdir "$dest$prefix/share/glmstream" 2>/dev/null || :

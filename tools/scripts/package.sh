@@ -44,7 +44,7 @@ print_copyright() {
 		Copyright: $(sed -n 's/^Copyright (c) //p' LICENSE)
 		License: Expat
 
-		Files: usr/share/glmstream/pocket.gguf
+		Files: usr/share/glmstream/pocket.gguf usr/share/glmstream/pocket.gguf.xxh3
 		Copyright: $(sed -n 's/^Copyright (c) //p' LICENSE), 2006 Princeton University (the definitions that the model repeats)
 		License: Expat and WordNet
 

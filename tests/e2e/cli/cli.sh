@@ -236,8 +236,8 @@ error_is_one_sentence 3 'no-such.gguf'
 # one line before the answer and one behind it; the rest is for -v
 run -p "Define river." --temp 0 --think off
 check "an answer comes with two lines on stderr" [ "$(wc -l <"$work/err")" = 2 ]
-check "the first says what answers" grep -qE '^pocket.gguf: 7 layers \+ MTP, 32 experts .*; cpu \(.*\); context [0-9]+(; bytes not verified: the file has no check values)?$' "$work/err"
-check "the second how fast" grep -qE '^[0-9]+ prompt at .*, [0-9]+ new at [0-9.]+ tok/s(; [0-9.]+ tokens a step)?; cpu$' "$work/err"
+check "the first says what answers" grep -qE '^pocket.gguf: 7 layers \+ MTP, 32 experts .*; cpu \(.*\); context [0-9]+; bytes verified$' "$work/err"
+check "the second how fast" grep -qE '^[0-9]+ prompt at .*, [0-9]+ new at [0-9.]+ tok/s(; [0-9.]+ tokens a step)?; [0-9]+ experts verified in [0-9.]+ ms; cpu$' "$work/err"
 run -p "Define river." --temp 0 --think off --cache-gb 0.006 --ram-gb 0.004
 check "with a cache as well" [ "$(wc -l <"$work/err")" = 2 ]
 check "where the experts were: cache and RAM" grep -qE '; experts [0-9.]+ % cache, ([0-9.]+ % RAM, )?[0-9.]+ % read' "$work/err"

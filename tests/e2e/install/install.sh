@@ -17,7 +17,8 @@ exits 0
 root=$stage/opt/glm
 (cd "$stage" && find . -type f | sort) >"$work/files"
 printf './opt/glm/%s\n' bin/glmstream lib/systemd/system/glmstream.service share/bash-completion/completions/glmstream \
-	share/glmstream/glm52-routing.gltr1 share/glmstream/pocket.gguf share/man/man1/glmstream.1 share/zsh/site-functions/_glmstream >"$work/expected"
+	share/glmstream/glm52-routing.gltr1 share/glmstream/pocket.gguf share/glmstream/pocket.gguf.xxh3 \
+	share/man/man1/glmstream.1 share/zsh/site-functions/_glmstream >"$work/expected"
 check "install puts these files and no others" cmp "$work/files" "$work/expected"
 check "the unit names the program where it is" grep -q "^ExecStart=/opt/glm/bin/glmstream serve" \
 	"$root/lib/systemd/system/glmstream.service"
@@ -28,11 +29,12 @@ done < <(grep '^ExecStart=' "$root/lib/systemd/system/glmstream.service" | grep 
 check "no placeholder is left" [ "$(grep -c @PREFIX@ "$root/lib/systemd/system/glmstream.service")" = 0 ]
 
 # the installed program, alone, with its own model
-(cd / && env -u GLMSTREAM_POCKET "$root/bin/glmstream" -p "Define river." --temp 0 --think off -n 30 -q) >"$work/out" 2>"$work/err"
+(cd / && env -u GLMSTREAM_POCKET "$root/bin/glmstream" -p "Define river." --temp 0 --think off -n 30) >"$work/out" 2>"$work/err"
 rc=$?
 said="the installed program"
 exits 0
 check "it answers" grep -q river "$work/out"
+check "it has verified its model" grep -q '; bytes verified$' "$work/err"
 
 # ---- manual and completion against the help of every command -------------------------------------
 commands=$("$GLMSTREAM" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')

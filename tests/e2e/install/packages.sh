@@ -25,11 +25,12 @@ pack() { # kind, folder
 	check "nothing is left behind" [ -z "$(find "$2" -maxdepth 1 -name 'stage*' -o -name shlibs)" ]
 }
 answers() { # program...
-	(cd / && env -u GLMSTREAM_POCKET "$@" -p "Define river." --temp 0 --think off -n 30 -q) >"$work/out" 2>"$work/err"
+	(cd / && env -u GLMSTREAM_POCKET "$@" -p "Define river." --temp 0 --think off -n 30) >"$work/out" 2>"$work/err"
 	rc=$?
 	said="$*"
 	exits 0
 	check "it answers" grep -q river "$work/out"
+	check "it has verified its model" grep -q '; bytes verified$' "$work/err"
 }
 
 # ---- deb -----------------------------------------------------------------------------------------
@@ -43,6 +44,7 @@ sort >"$work/expected" <<END_FILES
 -rw-r--r-- root/root ./usr/share/doc/glmstream/copyright
 -rw-r--r-- root/root ./usr/share/glmstream/glm52-routing.gltr1
 -rw-r--r-- root/root ./usr/share/glmstream/pocket.gguf
+-rw-r--r-- root/root ./usr/share/glmstream/pocket.gguf.xxh3
 -rw-r--r-- root/root ./usr/share/man/man1/glmstream.1.gz
 -rw-r--r-- root/root ./usr/share/zsh/vendor-completions/_glmstream
 -rwxr-xr-x root/root ./usr/bin/glmstream

@@ -242,6 +242,11 @@ error_is_one_sentence 3 'foreign.gguf.xxh3: is damaged'
 run "${short[@]}" -q --verify off
 exits 0
 
+# the model that ships with the program
+run verify "$POCKET"
+exits 0
+says 'pocket.gguf: all right: [0-9]+ check values'
+
 run verify "$POCKET" --force
 error_is_one_sentence 2 'belongs to --write'
 mkdir "$work/readonly" && cp "$POCKET" "$work/readonly/m.gguf" && chmod a-w "$work/readonly"
