@@ -9,10 +9,12 @@
 #include "tools/machine/bench_ops.h"
 
 #include "src/base/log.h"
+#include "src/base/mem.h"
 #include "src/base/num.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define POOL_BYTES                                                                                 \
 	((size_t)160 << 20) /* least memory that the copies of a weight take together                  \
@@ -46,6 +48,14 @@ int bench_op_copies(double bytes)
 {
 	double n = (double)POOL_BYTES / bytes + 1;
 	return n > MAX_COPIES ? MAX_COPIES : (int)n;
+}
+
+int bench_op_copies_in_memory(double bytes)
+{
+	const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+	const double most = (double)mem_available_bytes() / 4;
+	const double want = MIN(2.0 * (double)MAX(cache, 0L), most);
+	return MAX(bench_op_copies(bytes), (int)(want / bytes) + 1);
 }
 
 void bench_op_add_weight(
@@ -170,6 +180,10 @@ struct op_entry {
 	{                                                                                              \
 		bench_op_experts, "expert_ffn", "expert_ffn", type, true                                   \
 	}
+#define LIMB_EXPERTS(type)                                                                         \
+	{                                                                                              \
+		bench_op_limb_experts, "limb_expert_ffn", "limb_expert_ffn", type, true                    \
+	}
 static const struct op_entry entries[] = {
 	{bench_op_small, "embed", "embed", DTYPE_F32, false},
 	{bench_op_small, "rms_norm", "rms_norm", DTYPE_F32, false},
@@ -212,6 +226,13 @@ static const struct op_entry entries[] = {
 	EXPERTS(DTYPE_Q2_K),
 	EXPERTS(DTYPE_Q4_K),
 	EXPERTS(DTYPE_Q8_0),
+	LIMB_EXPERTS(DTYPE_IQ2_XXS),
+	LIMB_EXPERTS(DTYPE_IQ2_XS),
+	LIMB_EXPERTS(DTYPE_Q2_K),
+	LIMB_EXPERTS(DTYPE_Q3_K),
+	LIMB_EXPERTS(DTYPE_Q4_K),
+	LIMB_EXPERTS(DTYPE_Q6_K),
+	LIMB_EXPERTS(DTYPE_Q8_0),
 	{bench_op_small, "moe_combine", "moe_combine", DTYPE_F32, false},
 };
 
@@ -220,8 +241,9 @@ static int run_entry(struct bench *b, struct backend *backend, const struct benc
 	const struct op_entry *x, struct err *e)
 {
 	/* a chunk through the head is never computed: only last rows are */
-	const int most = !strcmp(x->name, "head") ? 1 : BENCH_CHUNK_ROWS;
-	const bool few = x->few && backend->ops->async;
+	const bool limbs = x->run == bench_op_limb_experts;
+	const int most = !strcmp(x->name, "head") ? 1 : limbs ? 8 : BENCH_CHUNK_ROWS;
+	const bool few = x->few && (backend->ops->async || limbs);
 	for (int rows = 1; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
 		if (rows > 8 && rows < BENCH_CHUNK_ROWS)
 			continue;

@@ -42,6 +42,7 @@ struct bench_op {
 	struct rope rope;
 	struct batch batch;
 	int32_t *token_slots; /* host */
+	int n_jobs;           /* experts of a call */
 	size_t copy_bytes;    /* of a copy on the card */
 	uint64_t graph;       /* key of the calls that are measured; 0: they are enqueued one by one */
 };
@@ -54,6 +55,10 @@ struct cache_view bench_op_cache(const struct bench_op *o, int copy);
 
 /* How many copies of so many bytes are more than the caches hold. */
 int bench_op_copies(double bytes);
+
+/* The same, but at least twice the last-level cache, as far as a quarter of the free memory goes:
+ * for ops that are held to the bandwidth of the memory. */
+int bench_op_copies_in_memory(double bytes);
 
 /* Puts a weight of so many copies into o->w[part]. */
 void bench_op_add_weight(
@@ -73,7 +78,8 @@ typedef int bench_op_fn(struct bench_op *o, const char *name, enum dtype type, s
 /* bench_ops_products.c */
 bench_op_fn bench_op_small; /* embed, rms_norm, swiglu, choice, moe_combine */
 bench_op_fn bench_op_matmul, bench_op_stacked, bench_op_ffn, bench_op_experts;
-bench_op_fn bench_op_routers; /* norm, gemv, choice: a layer's own and the predicted one */
+bench_op_fn bench_op_limb_experts; /* on the processor with the card's bits; CPU backend only */
+bench_op_fn bench_op_routers;      /* norm, gemv, choice: a layer's own and the predicted one */
 
 /* bench_ops_attention.c */
 bench_op_fn bench_op_rope, bench_op_latents, bench_op_index_select, bench_op_attend;

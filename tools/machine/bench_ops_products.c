@@ -2,6 +2,7 @@
 /* `bench ops`: products, networks, routers, experts, and the small ops between them. */
 #include "tools/machine/bench_ops.h"
 
+#include "kernels/cpu/limbs/limb_experts.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/quantize.h"
@@ -102,11 +103,15 @@ static void call_routers(struct bench_op *o, int copy)
 	o->backend->ops->route(o->backend, a, 2, o->rows);
 }
 
-/* Decode: n_used experts with one (token, rank) slot each. Prefill: every expert with its share. */
-static void call_expert_ffn(struct bench_op *o, int copy)
+typedef void expert_ffn_fn(struct backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out);
+
+/* Decode: n_used experts with one (token, rank) slot each. Prefill: every expert with its share.
+ * limb_expert_ffn: n_used experts with one slot of every row. */
+static void call_experts(struct bench_op *o, int copy, expert_ffn_fn *expert_ffn)
 {
 	const struct bench_shape *s = o->shape;
-	int n_slots = o->rows * s->n_used, n_jobs = MIN(n_slots, s->n_experts), done = 0;
+	int n_slots = o->rows * s->n_used, n_jobs = o->n_jobs, done = 0;
 	struct expert_job *jobs = NEW_ARRAY(struct expert_job, n_jobs);
 	for (int i = 0; i < n_jobs; i++) {
 		int slot = (copy * n_jobs + i) % o->copies; /* expert slots rotate */
@@ -118,8 +123,18 @@ static void call_expert_ffn(struct bench_op *o, int copy)
 			.n_token_slots = n};
 		done += n;
 	}
-	o->backend->ops->expert_ffn(o->backend, o->x, jobs, n_jobs, o->rows, s->n_used, o->y);
+	expert_ffn(o->backend, o->x, jobs, n_jobs, o->rows, s->n_used, o->y);
 	free(jobs);
+}
+
+static void call_expert_ffn(struct bench_op *o, int copy)
+{
+	call_experts(o, copy, o->backend->ops->expert_ffn);
+}
+
+static void call_limb_expert_ffn(struct bench_op *o, int copy)
+{
+	call_experts(o, copy, limb_expert_ffn);
 }
 
 static void call_moe_combine(struct bench_op *o, int copy)
@@ -231,16 +246,18 @@ int bench_op_routers(struct bench_op *o, const char *name, enum dtype type, stru
 	return bench_op_measure(o, e, "two routers with their norm");
 }
 
-int bench_op_experts(struct bench_op *o, const char *name, enum dtype type, struct err *e)
+static int measure_experts(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
 	const struct bench_shape *s = o->shape;
-	const int n_slots = o->rows * s->n_used, distinct = MIN(n_slots, s->n_experts);
+	const int n_slots = o->rows * s->n_used;
 	uint64_t in_bytes, out_bytes;
-	if (!quantize_supported(type) || !dtype_row_bytes(type, (uint64_t)s->n_embd, &in_bytes) ||
+	if (!dtype_row_bytes(type, (uint64_t)s->n_embd, &in_bytes) ||
 		!dtype_row_bytes(type, (uint64_t)s->ff_expert, &out_bytes))
 		return 0;
 	const double expert = 2.0 * (double)in_bytes * s->ff_expert + (double)out_bytes * s->n_embd;
-	o->copies = MIN(MAX(bench_op_copies(expert), s->n_used), s->n_experts);
+	o->copies =
+		o->backend->ops->async ? bench_op_copies(expert) : bench_op_copies_in_memory(expert);
+	o->copies = MIN(MAX(o->copies, s->n_used), s->n_experts);
 	bench_op_add_weight(o, 0, type, s->n_embd, s->ff_expert, 1);
 	bench_op_add_weight(o, 1, type, s->n_embd, s->ff_expert, 1);
 	bench_op_add_weight(o, 2, type, s->ff_expert, s->n_embd, 1);
@@ -250,17 +267,31 @@ int bench_op_experts(struct bench_op *o, const char *name, enum dtype type, stru
 	o->token_slots = NEW_ARRAY(int32_t, n_slots);
 	for (int i = 0; i < n_slots; i++)
 		o->token_slots[i] = i % o->rows * s->n_used + i / o->rows;
-	o->bytes = expert * distinct + 4.0 * (o->rows + n_slots) * s->n_embd;
-	o->macs = 3.0 * n_slots * s->n_embd * (double)s->ff_expert;
-	o->call = call_expert_ffn;
+	o->bytes = expert * o->n_jobs + 4.0 * (o->rows + n_slots) * s->n_embd;
+	if (o->call == call_expert_ffn) /* limbs are held to the memory for any number of rows */
+		o->macs = 3.0 * n_slots * s->n_embd * (double)s->ff_expert;
 	o->alone = true;
 	o->name = name;
 	char detail[64];
-	snprintf(detail, sizeof detail, "%s, %d experts", dtype_name(type), distinct);
+	snprintf(detail, sizeof detail, "%s, %d experts", dtype_name(type), o->n_jobs);
 	int rc = bench_op_measure(o, e, detail);
 	free(o->token_slots);
 	o->token_slots = NULL;
 	return rc;
+}
+
+int bench_op_experts(struct bench_op *o, const char *name, enum dtype type, struct err *e)
+{
+	o->call = call_expert_ffn;
+	o->n_jobs = MIN(o->rows * o->shape->n_used, o->shape->n_experts);
+	return measure_experts(o, name, type, e);
+}
+
+int bench_op_limb_experts(struct bench_op *o, const char *name, enum dtype type, struct err *e)
+{
+	o->call = call_limb_expert_ffn;
+	o->n_jobs = o->shape->n_used;
+	return o->backend->ops->async ? 0 : measure_experts(o, name, type, e);
 }
 
 /* Operands of simple shape. */

@@ -64,6 +64,17 @@ int32_t *bench_pool_ints(struct bench_pool *p, const int32_t *host, size_t n)
 	return bench_pool_pattern(p, n * sizeof(int32_t), host, n * sizeof(int32_t));
 }
 
+/* Blocks of random bits; the two bytes where a codebook type has its scale make an ordinary half.
+ */
+static void fill_blocks(enum dtype type, uint8_t *p, size_t bytes, uint64_t seed)
+{
+	struct rng r = {seed};
+	for (size_t i = 0; i < bytes; i++)
+		p[i] = (uint8_t)(rng_u64(&r) >> 56);
+	for (size_t at = 0; at < bytes; at += dtype_info(type)->block_bytes)
+		store_u16(p + at, 0x2800);
+}
+
 struct weight bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n_in, int64_t n_out,
 	int64_t n_stack, int copies, size_t *stride)
 {
@@ -82,7 +93,10 @@ struct weight bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n
 	uint8_t *tile = NEW_ARRAY(uint8_t, tile_rows * row_bytes);
 	for (size_t i = 0; i < tile_rows; i++) {
 		fill_floats(row, (size_t)n_in, i + 1);
-		quantize_row(type, row, tile + i * row_bytes, (size_t)n_in, NULL);
+		if (quantize_supported(type))
+			quantize_row(type, row, tile + i * row_bytes, (size_t)n_in, NULL);
+		else
+			fill_blocks(type, tile + i * row_bytes, (size_t)row_bytes, i + 1);
 	}
 	w.data = bench_pool_pattern(p, *stride * (size_t)copies, tile, tile_rows * row_bytes);
 	free(row);

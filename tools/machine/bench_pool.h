@@ -29,8 +29,9 @@ void *bench_pool_pattern(
 float *bench_pool_floats(struct bench_pool *p, size_t n); /* ordinary values */
 int32_t *bench_pool_ints(struct bench_pool *p, const int32_t *host, size_t n);
 
-/* `copies` matrices of n_in x n_out x n_stack, *stride bytes apart: 64 random rows, quantised,
- * repeated over everything. Returns the first. */
+/* `copies` matrices of n_in x n_out x n_stack, *stride bytes apart: 64 random rows, quantised
+ * (where we cannot quantise: blocks of random bits), repeated over everything. Returns the first.
+ */
 struct weight bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n_in, int64_t n_out,
 	int64_t n_stack, int copies, size_t *stride);
 
