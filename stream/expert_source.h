@@ -110,6 +110,8 @@ struct expert_stats {
 	uint64_t reread;   /* ... wrong, and read again */
 	uint64_t wrong;    /* ... and wrong again */
 	uint64_t check_ns; /* time spent hashing, by whoever reads */
+	/* how the drives are read, as found so far; 0: nothing is read from drives */
+	uint32_t io_depth, io_slice_bytes; /* reads in flight, all drives together; about so long */
 };
 
 struct expert_source {

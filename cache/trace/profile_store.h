@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A folder that keeps one profile (expert_profile.h) per model from run to run, so that the next
- * start can fill its cache without being told. What is in it is a cache: it may be deleted at any
+ * start can fill its cache without an option. What is in it is a cache: it may be deleted at any
  * time.
  *
  * In order of use: profile_store_folder once, profile_store_read at start, profile_store_add at the

@@ -22,7 +22,7 @@ struct card_memory_plan card_memory_plan(const struct extent_table *t, const str
 	uint64_t slice = reader_slice(r);
 	p.buffer_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
 	uint64_t most = MAX(HOST_STAGING_BYTES_MAX / p.buffer_bytes, (uint64_t)BUFFERS_MIN);
-	uint64_t wish = reader_staging_buffers(r) + (checked ? reader_useful_depth(r) : 0);
+	uint64_t wish = reader_staging_buffers(r) + (checked ? reader_useful_depth_max(r) : 0);
 	p.n_buffers = (unsigned)MIN(MAX(wish, (uint64_t)BUFFERS_MIN), MIN(most, (uint64_t)requests));
 	p.host_staging_bytes = p.n_buffers * p.buffer_bytes;
 #ifdef LOADER_POISON

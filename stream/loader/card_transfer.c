@@ -108,7 +108,6 @@ struct card_transfer {
 	struct transfer base; /* first: the pointers are exchanged */
 	struct card_memory *memory;
 	uint64_t demotion_chunk_bytes;
-	unsigned reads_max;          /* chunks being read at a time */
 	struct slot_transfer *slots; /* [n_slots] */
 	/* loads with chunks left to start */
 	struct slot_queue queues[LOAD_SOURCES][TRANSFER_LOAD_PRIORITIES];
@@ -489,10 +488,11 @@ static enum start_result start_tier1_chunk(struct card_transfer *t, int32_t slot
 /* Whether a staging buffer and a place at the drive may be taken. */
 static bool may_read(const struct card_transfer *t, enum transfer_priority priority)
 {
+	const unsigned reads_max = reader_useful_depth(t->base.config.reader);
 	if (priority == TRANSFER_DEMAND)
-		return t->n_free_buffers && t->n_demand_reads < t->reads_max;
+		return t->n_free_buffers && t->n_demand_reads < reads_max;
 	return t->n_free_buffers > t->memory->plan.n_buffers / 3 &&
-		   t->n_demand_reads + t->n_other_reads < t->reads_max &&
+		   t->n_demand_reads + t->n_other_reads < reads_max &&
 		   (priority < TRANSFER_PREFETCH || t->n_predicted_reads < PREDICTED_READS_MAX);
 }
 
@@ -768,9 +768,6 @@ struct transfer *card_transfer_open(
 		return NULL;
 	}
 	reader_register(config->reader, memory->host_staging.base, memory->host_staging.bytes);
-	unsigned depth = reader_useful_depth(config->reader);
-	t->reads_max =
-		depth < reader_depth(config->reader) * reader_n_drives(config->reader) ? depth : n_buffers;
 	t->free_buffer = NONE;
 	for (unsigned i = n_buffers; i-- > 0;)
 		buffer_release(t, (int32_t)i);

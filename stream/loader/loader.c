@@ -15,6 +15,12 @@
 /* A prefetch may evict what was not used in this many tokens. */
 #define COLD_TOKENS 2
 
+/* Forecasts have no backend. */
+static bool streams_to_card(const struct loader_options *o)
+{
+	return o->copier || (o->backend && o->backend->ops->copier_open);
+}
+
 int loader_open_reader(const struct loader_options *o, struct reader **out, struct err *e)
 {
 	unsigned n = o->file->n_files;
@@ -26,15 +32,11 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 		files[i].path = o->file->files[i].path;
 	for (unsigned i = 0; i < o->n_replicas; i++)
 		files[n + i] = (struct reader_file){.path = o->replicas[i], .replica_of = 1};
-	int rc = reader_open(out, files, n + o->n_replicas, &o->reader, e);
+	struct reader_options reader = o->reader;
+	reader.staged |= streams_to_card(o);
+	int rc = reader_open(out, files, n + o->n_replicas, &reader, e);
 	free(files);
 	return rc;
-}
-
-/* Forecasts have no backend. */
-static bool streams_to_card(const struct loader_options *o)
-{
-	return o->copier || (o->backend && o->backend->ops->copier_open);
 }
 
 static struct card_memory_plan plan_card(

@@ -57,15 +57,15 @@
  * staging buffers (card_transfer.h). Otherwise both tiers are memory that reads land in directly.
  */
 struct loader_options {
-	const struct gguf *file; /* must outlive the source */
-	struct backend *backend; /* tier 0 is allocated from it */
-	struct copier *copier;   /* lent, for tests; NULL: the backend's, if it has one */
-	int n_layers;            /* of the model, those without experts included */
-	int n_used;              /* experts a token uses in a layer */
-	uint64_t tier_bytes[2];  /* budgets of the two tiers; the second may be 0 */
-	const char *policy;      /* "lru", "lfu", "sieve"; NULL: POLICY_DEFAULT */
-	int lookahead;           /* layers; 0: no prefetch */
-	struct reader_options reader;
+	const struct gguf *file;      /* must outlive the source */
+	struct backend *backend;      /* tier 0 is allocated from it */
+	struct copier *copier;        /* lent, for tests; NULL: the backend's, if it has one */
+	int n_layers;                 /* of the model, those without experts included */
+	int n_used;                   /* experts a token uses in a layer */
+	uint64_t tier_bytes[2];       /* budgets of the two tiers; the second may be 0 */
+	const char *policy;           /* "lru", "lfu", "sieve"; NULL: POLICY_DEFAULT */
+	int lookahead;                /* layers; 0: no prefetch */
+	struct reader_options reader; /* `staged` is set where experts go to a card */
 	/* On a card: bytes of the second tier pinned at a time, a multiple of the page size (0: 256
 	 * MiB), and of a chunk of a demotion that waits for a gap (0: 2.5 MiB). */
 	size_t pin_step_bytes, demotion_chunk_bytes;

@@ -99,6 +99,8 @@ static void copy_stats(struct loader *l)
 	s->reread = shared->traffic.checks.reread;
 	s->wrong = shared->traffic.checks.wrong;
 	s->check_ns = shared->traffic.checks.ns;
+	s->io_depth = shared->traffic.setting.depth;
+	s->io_slice_bytes = (uint32_t)shared->traffic.setting.slice_bytes;
 }
 
 static enum cache_use cache_use_of(enum expert_use use)

@@ -63,6 +63,7 @@ struct transfer_traffic transfer_traffic_now(const struct transfer *t)
 {
 	struct transfer_traffic now = t->traffic;
 	now.checks = t->config.check->figures;
+	now.setting = reader_setting(t->config.reader);
 	struct busy_clock *clocks[] = {&now.disk, &now.in, &now.out};
 	uint64_t ns = clock_ns();
 	for (size_t i = 0; i < ARRAY_LEN(clocks); i++)

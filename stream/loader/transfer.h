@@ -81,6 +81,7 @@ struct transfer_traffic {
 	struct busy_clock disk, in, out;
 	uint64_t bytes_in, bytes_out; /* to the card, from the card */
 	struct check_figures checks;  /* of experts read from files */
+	struct reader_setting setting;
 };
 
 typedef void transfer_done_fn(

@@ -77,10 +77,46 @@ static void write_summary(struct reader *r, const struct reader_options *o, cons
 			t->n - t->n_direct, t->why_buffered);
 	else
 		snprintf(path, sizeof path, "page cache (%s)", t->why_buffered);
+	unsigned n_adapt = 0;
+	for (unsigned i = 0; i < t->n_drives; i++)
+		n_adapt += r->drives[i].adapts;
 	snprintf(r->summary, sizeof r->summary,
-		"reader: %s%s%s%s, %u file%s on %u drive%s, %s, depth %u, slices of %zu KiB", engine,
+		"reader: %s%s%s%s, %u file%s on %u drive%s, %s, depth %u, slices of %zu KiB%s", engine,
 		*why ? " (" : "", why, *why ? ")" : "", t->n, t->n > 1 ? "s" : "", t->n_drives,
-		t->n_drives > 1 ? "s" : "", path, r->depth, r->slice >> 10);
+		t->n_drives > 1 ? "s" : "", path, r->depth, r->slice >> 10, n_adapt ? " at first" : "");
+}
+
+/* The depth at first, and the most that a drive which adapts may have. */
+static void choose_depth(struct reader *r, const struct reader_options *o)
+{
+	const bool staged = o->staged && r->files.n_direct == r->files.n;
+	if (o->depth)
+		r->depth = r->depth_max = o->depth;
+	else if (staged)
+		r->depth = READER_USEFUL_DEPTH, r->depth_max = READER_STAGED_DEPTH_MAX;
+	else
+		r->depth = READER_DEPTH_DEFAULT, r->depth_max = READER_ADAPT_DEPTH_MAX;
+}
+
+/* A drive adapts unless the depth was given, or some of its files come through the page cache,
+ * whose speed is not the drive's. */
+static void open_drives(struct reader *r, const struct reader_options *o)
+{
+	const struct reader_files *t = &r->files;
+	const uint32_t slice = (uint32_t)r->slice;
+	const struct queue_setting start = {r->depth, slice};
+	const struct queue_limits limits = {
+		.depth_max = r->depth_max,
+		.slice_min = o->slice_bytes ? slice : READER_ADAPT_SLICE_MIN,
+		.slice_max = o->slice_bytes || o->staged ? slice : READER_ADAPT_SLICE_MAX,
+	};
+	r->drives = NEW_ARRAY(struct drive_queue, t->n_drives);
+	for (unsigned i = 0; i < t->n_drives; i++) {
+		r->drives[i].adapts = !o->depth;
+		queue_control_init(&r->drives[i].control, start, limits);
+	}
+	for (unsigned i = 0; i < t->n; i++)
+		r->drives[t->h[i].drive].adapts &= t->h[i].fd_direct >= 0;
 }
 
 int reader_open(struct reader **out, const struct reader_file *files, unsigned n_files,
@@ -97,7 +133,8 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		free(r);
 		return code;
 	}
-	r->depth = o.depth ? o.depth : READER_DEPTH_DEFAULT;
+	r->staged = o.staged;
+	choose_depth(r, &o);
 	r->slice = (size_t)num_align_down(
 		o.slice_bytes ? o.slice_bytes : READER_SLICE_DEFAULT, READER_SLICE_MIN);
 	r->n_requests = o.requests ? o.requests : READER_REQUESTS_DEFAULT;
@@ -107,8 +144,8 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		fds[2 * i + 1] = r->files.h[i].fd_direct;
 	}
 	struct reader_setup setup = {.n_drives = r->files.n_drives,
-		.depth = r->depth,
-		.threads = o.threads ? MIN(o.threads, r->depth) : MIN(r->depth, 32u),
+		.depth = r->depth_max,
+		.threads = o.threads ? MIN(o.threads, r->depth_max) : MIN(r->depth_max, 32u),
 		.fds = fds,
 		.n_fds = 2 * n_files,
 		.custom_options = o.custom_options,
@@ -121,13 +158,13 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		free(r);
 		return code;
 	}
-	r->drives = NEW_ARRAY(struct drive_queue, r->files.n_drives);
+	open_drives(r, &o);
 	r->requests = NEW_ARRAY(struct queued_request, r->n_requests);
 	for (unsigned i = r->n_requests; i-- > 0;) {
 		r->requests[i].after = r->free_requests;
 		r->free_requests = &r->requests[i];
 	}
-	r->n_ops = r->files.n_drives * r->depth;
+	r->n_ops = r->files.n_drives * r->depth_max;
 	r->ops = NEW_ARRAY(struct reader_op, r->n_ops);
 	r->op_state = NEW_ARRAY(enum op_state, r->n_ops);
 	for (unsigned i = r->n_ops; i-- > 0;) {
@@ -231,14 +268,39 @@ unsigned reader_n_drives(const struct reader *r)
 
 unsigned reader_useful_depth(const struct reader *r)
 {
-	return (r->files.n_direct == r->files.n ? MIN(r->depth, READER_USEFUL_DEPTH) : r->depth) *
-		   r->files.n_drives;
+	unsigned sum = 0;
+	for (unsigned i = 0; i < r->files.n_drives; i++) {
+		const struct drive_queue *drive = &r->drives[i];
+		const unsigned depth = drive_depth(r, drive);
+		sum += drive->adapts && !r->staged ? MIN(depth, READER_USEFUL_DEPTH) : depth;
+	}
+	return sum;
+}
+
+unsigned reader_useful_depth_max(const struct reader *r)
+{
+	return r->staged ? r->depth_max * r->files.n_drives : reader_useful_depth(r);
 }
 
 unsigned reader_staging_buffers(const struct reader *r)
 {
-	unsigned few = reader_useful_depth(r);
-	return few < r->depth * r->files.n_drives ? few + few / 2 : 3 * few;
+	unsigned most = reader_useful_depth_max(r);
+	return r->files.n_direct == r->files.n ? most + most / 2 : 3 * most;
+}
+
+struct reader_setting reader_setting(const struct reader *r)
+{
+	struct reader_setting s = {.slice_bytes = r->slice};
+	for (unsigned i = 0; i < r->files.n_drives; i++) {
+		const struct drive_queue *drive = &r->drives[i];
+		const struct queue_control *c = &drive->control;
+		s.depth += drive->adapts ? c->best.depth : r->depth;
+		s.slice_bytes = i || !drive->adapts ? s.slice_bytes : c->best.slice;
+		s.n_adapt += drive->adapts;
+		s.n_found += drive->adapts && c->found;
+		s.bytes_s += drive->rate;
+	}
+	return s;
 }
 
 static const struct reader_handle *handle_of(const struct reader *r, uint32_t file)

@@ -41,6 +41,11 @@ enum reader_engine { READER_AUTO, READER_URING, READER_THREADS };
 #define READER_SLICE_MIN        4096u
 #define READER_SLICE_MAX        (1u << 28)
 #define READER_FILES_MAX        4096u
+/* Between these a drive's depth and slices are found (stream/reader/queue_control.h). */
+#define READER_ADAPT_DEPTH_MAX  128u
+#define READER_STAGED_DEPTH_MAX 16u
+#define READER_ADAPT_SLICE_MIN  (256u << 10)
+#define READER_ADAPT_SLICE_MAX  (4u << 20)
 
 struct reader_file {
 	const char *path;
@@ -58,8 +63,13 @@ struct reader_engine_ops;
 struct reader_options {        /* all zero: the defaults */
 	enum reader_engine engine; /* READER_AUTO: io_uring, else threads. READER_URING is a promise: no
 								  ring, no reader */
-	bool buffered;  /* through the page cache; default is O_DIRECT where the filesystem takes it */
-	unsigned depth; /* slices in flight per drive */
+	bool buffered; /* through the page cache; default is O_DIRECT where the filesystem takes it */
+	/* slices in flight per drive. 0: found for each drive, and while it is used, beginning with
+	 * READER_DEPTH_DEFAULT (staged: READER_USEFUL_DEPTH); slices are made longer or shorter too,
+	 * unless slice_bytes says how long they are. Reads through the page cache stay as they begin */
+	unsigned depth;
+	/* requests are for a slice each, and read into a few staging buffers again and again */
+	bool staged;
 	unsigned requests;  /* requests accepted and not yet reaped; then submit answers busy */
 	unsigned threads;   /* READER_THREADS: threads per drive; 0: depth, at most 32 */
 	size_t slice_bytes; /* about this much per read; a request is cut into equal parts of at
@@ -161,13 +171,24 @@ unsigned reader_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r);
 unsigned reader_n_drives(const struct reader *r);
 /* How many slices, on all drives together, are worth having in flight when they are read into a few
- * staging buffers again and again. Past the page cache READER_USEFUL_DEPTH a drive: bytes come
- * faster where they meet the processor's cache, and four of 1 MiB were best on drives of 2 to 3
- * GB/s (tests/bench/RESULTS.md); faster ones were not at hand. Else the depth. */
+ * staging buffers again and again: the depth, if it was given or for reads through the page cache.
+ * Else bytes come faster where they meet the processor's cache. Four of 1 MiB were best on drives
+ * of 2 to 3 GB/s (tests/bench/RESULTS.md); a reader that is `staged` begins with them, and finds
+ * what is best for its drives: ask again before each read. */
 #define READER_USEFUL_DEPTH 4u
 unsigned reader_useful_depth(const struct reader *r);
+unsigned reader_useful_depth_max(const struct reader *r); /* the most that it will answer */
 /* Staging buffers for these reads: some are emptied while others are read into. */
 unsigned reader_staging_buffers(const struct reader *r);
+
+/* What the reader has found so far. */
+struct reader_setting {
+	unsigned depth;            /* reads in flight, all drives together */
+	size_t slice_bytes;        /* about so long, on the first drive */
+	unsigned n_adapt, n_found; /* drives that adapt; of them those whose first search has ended */
+	double bytes_s;            /* what the drives delivered lately, all together; 0: nothing read */
+};
+struct reader_setting reader_setting(const struct reader *r);
 /* How long a thread that feeds a card polls its reads before it sleeps: after a sleep it went on 32
  * to 146 us after its bytes had arrived. */
 #define READER_POLL_NS 20000000u

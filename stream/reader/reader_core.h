@@ -3,6 +3,7 @@
 #ifndef GLM_STREAM_READER_CORE_H
 #define GLM_STREAM_READER_CORE_H
 
+#include "stream/reader/queue_control.h"
 #include "stream/reader/reader_engine.h"
 #include "stream/reader/reader_files.h"
 
@@ -32,6 +33,11 @@ struct drive_queue {
 	unsigned in_flight; /* ops, those that go again included */
 	uint64_t bytes_in_flight;
 	uint64_t bytes; /* read so far */
+	bool adapts;    /* `control` says how many reads, and how long */
+	struct queue_control control;
+	/* bytes a second that a read sees: those in flight when it starts, in the time until it is
+	 * complete; a mean that forgets. 0: unknown */
+	double rate;
 };
 
 /* Everything but `woken` and the engine's wake belongs to the owner. */
@@ -40,11 +46,14 @@ struct reader {
 	void *state;
 	struct reader_files files;
 	struct drive_queue *drives;
-	unsigned depth, n_requests;
+	unsigned depth, n_requests; /* depth: of drives that do not adapt; of others at the start */
+	unsigned depth_max;
 	size_t slice;
+	bool staged;
 
 	struct queued_request *requests, *free_requests;
 	struct request_queue urgent, normal, done;
+	uint64_t urgent_bytes, normal_bytes; /* of those queues, that no read was started for */
 	unsigned n_live, n_done;
 
 	struct reader_op *ops, *free_ops, *retry;
@@ -58,6 +67,11 @@ struct reader {
 	atomic_bool woken;
 	char summary[768];
 };
+
+/* The time by the engine's clock. */
+uint64_t reader_now(const struct reader *r);
+/* How many reads the drive may have in flight now. */
+unsigned drive_depth(const struct reader *r, const struct drive_queue *drive);
 
 /* Cancels all requests. Each still gives exactly one completion: -ECANCELED, or what it was when it
  * had already completed. What is not in flight yet completes at once. Returns how many were

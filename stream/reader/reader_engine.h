@@ -37,6 +37,8 @@ struct reader_op {
 	bool direct;
 	unsigned tries;
 	uint64_t not_before_ns;
+	uint64_t started_ns;
+	uint64_t in_flight; /* bytes on the drive when it was started, its own included */
 };
 
 struct reader_memory {
@@ -69,7 +71,8 @@ struct reader_engine_ops {
 	 * the reason. */
 	int (*memory)(
 		void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes);
-	void (*wake)(void *state); /* any thread */
+	void (*wake)(void *state);    /* any thread */
+	uint64_t (*now)(void *state); /* for engines with a clock of their own; NULL: clock_ns */
 	void (*describe)(void *state, char *text, size_t bytes);
 	void (*close)(void *state); /* nothing is in flight */
 };

@@ -6,7 +6,7 @@
  *     submit -> [urgent][normal] -> op in flight on a drive -> last slice back -> [done] -> reap
  *                                     ^ short read, EAGAIN, EINVAL of O_DIRECT: a retry
  *
- * A drive has at most `depth` ops in flight, those that wait for a retry included. A request is
+ * A drive has at most drive_depth ops in flight, those that wait for a retry included. A request is
  * finished when it has no more slices to start and none in flight. After a fault or a cancel no
  * more are started, so the memory of a finished request is never written again. Slices are started
  * from the front, so the bytes before the lowest fault are all there.
@@ -22,6 +22,19 @@
 /* EAGAIN and EINTR in a row without a byte; with the pauses below about 1.3 s */
 #define TRIES_MAX    40
 #define PAUSE_MAX_NS 50000000u
+
+/* A read's part in drive_queue.rate. */
+#define RATE_SHARE 0.0625
+
+uint64_t reader_now(const struct reader *r)
+{
+	return r->engine->now ? r->engine->now(r->state) : clock_ns();
+}
+
+unsigned drive_depth(const struct reader *r, const struct drive_queue *drive)
+{
+	return drive->adapts ? queue_control_setting(&drive->control).depth : r->depth;
+}
 
 /* --- queues --- */
 
@@ -49,11 +62,18 @@ static void queue_remove(struct request_queue *q, struct queued_request *rq)
 	rq->before = rq->after = NULL;
 }
 
+static uint64_t *queued_bytes(struct reader *r, const struct queued_request *rq)
+{
+	return rq->q.urgent ? &r->urgent_bytes : &r->normal_bytes;
+}
+
 /* No more slices of it will be handed out. */
 static void request_unqueue(struct reader *r, struct queued_request *rq)
 {
-	if (rq->queued)
+	if (rq->queued) {
 		queue_remove(rq->q.urgent ? &r->urgent : &r->normal, rq);
+		*queued_bytes(r, rq) -= rq->q.bytes - rq->next;
+	}
 	rq->queued = false;
 }
 
@@ -86,9 +106,30 @@ static void request_fail(struct reader *r, struct queued_request *rq, uint64_t a
 
 /* --- ops --- */
 
+static void say_found(const struct reader *r, const struct reader_op *op)
+{
+	const struct queue_control *c = &r->drives[op->drive].control;
+	log_verbose("reader: drive %u of %u: depth %u, slices of %u KiB (%.2f GB/s, %.2f ms a slice)",
+		op->drive + 1, r->files.n_drives, c->best.depth, c->best.slice >> 10, c->rate * 1e-9,
+		c->latency_ns * 1e-6);
+}
+
+/* A read is over: it says how fast its drive is. */
+static void op_measure(struct reader *r, const struct reader_op *op)
+{
+	struct drive_queue *drive = &r->drives[op->drive];
+	const uint64_t now = reader_now(r), ns = MAX(now - op->started_ns, 1u);
+	const double rate = (double)op->in_flight * 1e9 / (double)ns;
+	if (op->done == op->slice)
+		drive->rate += drive->rate > 0 ? RATE_SHARE * (rate - drive->rate) : rate;
+	if (drive->adapts && queue_control_done(&drive->control, op->done, ns, now))
+		say_found(r, op);
+}
+
 static void op_release(struct reader *r, struct reader_op *op)
 {
 	struct drive_queue *drive = &r->drives[op->drive];
+	op_measure(r, op);
 	drive->in_flight--;
 	drive->bytes_in_flight -= op->slice;
 	op->rq->in_flight--;
@@ -139,7 +180,7 @@ static void op_retry(struct reader *r, struct reader_op *op, int res)
 	}
 	r->stats.retries++;
 	uint64_t pause = op->tries <= 2 ? 0 : MIN(10000ull << MIN(op->tries - 3, 20u), PAUSE_MAX_NS);
-	op_requeue(r, op, pause ? clock_ns() + pause : 0);
+	op_requeue(r, op, pause ? reader_now(r) + pause : 0);
 }
 
 /* The bytes of the slice that the request needs end here. */
@@ -199,43 +240,89 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 
 /* --- handing out --- */
 
-/* The copy of the file whose drive has room and the fewest bytes in flight; false: all are full. */
-static bool choose_replica(const struct reader *r, uint32_t file, uint32_t *handle)
+/* Seconds until a read of so many bytes, started now, would be complete. */
+static double seconds_to_read(const struct drive_queue *drive, uint64_t bytes)
 {
-	bool found = false;
-	uint64_t least = 0;
+	return (double)(drive->bytes_in_flight + bytes) / drive->rate;
+}
+
+/*
+ * The copy of the file that the next slice is read from: the one whose drive has room and would be
+ * done first, by its measured rate, or while a rate is unknown the one with the fewest bytes in
+ * flight. A drive with room is left idle when faster ones, which have none, would be done with all
+ * that waits before it had read one slice. False: all are full, or it is better to wait.
+ */
+static bool choose_replica(
+	const struct reader *r, const struct queued_request *rq, uint64_t slice, uint32_t *handle)
+{
+	const uint32_t file = rq->q.file;
+	bool found = false, known = true;
+	double least = 0;
 	uint32_t i = file;
 	do {
+		known &= r->drives[r->files.h[i].drive].rate > 0;
+		i = r->files.h[i].next_replica;
+	} while (i != file);
+	do {
 		const struct drive_queue *drive = &r->drives[r->files.h[i].drive];
-		if (drive->in_flight < r->depth && (!found || drive->bytes_in_flight < least)) {
+		const double cost = known ? seconds_to_read(drive, slice) : (double)drive->bytes_in_flight;
+		if (drive->in_flight < drive_depth(r, drive) && (!found || cost < least)) {
 			found = true;
-			least = drive->bytes_in_flight;
+			least = cost;
 			*handle = i;
 		}
 		i = r->files.h[i].next_replica;
 	} while (i != file);
-	return found;
+	if (!found || !known || r->files.h[file].next_replica == file)
+		return found;
+	double bytes = (double)(r->urgent_bytes + (rq->q.urgent ? 0 : r->normal_bytes)), rate = 0;
+	do {
+		const struct drive_queue *drive = &r->drives[r->files.h[i].drive];
+		if (drive->in_flight >= drive_depth(r, drive) && seconds_to_read(drive, slice) < least) {
+			bytes += (double)drive->bytes_in_flight;
+			rate += drive->rate;
+		}
+		i = r->files.h[i].next_replica;
+	} while (i != file);
+	return rate == 0 || bytes >= rate * least;
+}
+
+/* How much of the request a read from this drive takes. */
+static uint64_t slice_of(const struct reader *r, const struct queued_request *rq, uint32_t handle)
+{
+	const struct drive_queue *drive = &r->drives[r->files.h[handle].drive];
+	const uint64_t left = rq->q.bytes - rq->next;
+	return drive->adapts
+			   ? MIN(left, reader_slice_step(left, queue_control_setting(&drive->control).slice))
+			   : MIN(left, rq->step);
 }
 
 /* Starts slices of the request while there is room. */
 static void request_start_slices(struct reader *r, struct queued_request *rq)
 {
 	uint32_t handle = rq->q.file;
-	while (rq->queued && r->free_ops && choose_replica(r, rq->q.file, &handle)) {
+	while (
+		rq->queued && r->free_ops && choose_replica(r, rq, slice_of(r, rq, rq->q.file), &handle)) {
 		struct reader_op *op = r->free_ops;
+		struct drive_queue *drive = &r->drives[r->files.h[handle].drive];
 		r->free_ops = op->link;
 		op->rq = rq;
 		op->handle = handle;
 		op->file = rq->q.file;
 		op->drive = r->files.h[handle].drive;
 		op->at = rq->next;
-		op->slice = (uint32_t)MIN(rq->step, rq->q.bytes - rq->next);
+		op->slice = (uint32_t)slice_of(r, rq, handle);
 		op->done = 0;
 		op->tries = 0;
 		rq->next += op->slice;
+		*queued_bytes(r, rq) -= op->slice;
 		rq->in_flight++;
-		r->drives[op->drive].in_flight++;
-		r->drives[op->drive].bytes_in_flight += op->slice;
+		drive->in_flight++;
+		drive->bytes_in_flight += op->slice;
+		op->in_flight = drive->bytes_in_flight;
+		op->started_ns = reader_now(r);
+		if (drive->adapts)
+			queue_control_started(&drive->control, op->started_ns);
 		if (rq->next == rq->q.bytes)
 			request_unqueue(r, rq);
 		op_start(r, op);
@@ -248,7 +335,7 @@ static int64_t reader_dispatch(struct reader *r)
 {
 	int64_t wait = -1;
 	if (r->retry) {
-		uint64_t now = clock_ns();
+		uint64_t now = reader_now(r);
 		struct reader_op *list = r->retry;
 		r->retry = NULL;
 		r->n_retry = 0;
@@ -296,6 +383,7 @@ int reader_submit(struct reader *r, const struct reader_request *q)
 	r->n_live++;
 	r->stats.requests++;
 	queue_push(q->urgent ? &r->urgent : &r->normal, rq);
+	*queued_bytes(r, rq) += q->bytes;
 	return 0;
 }
 
@@ -330,12 +418,12 @@ static unsigned completions_pop(struct reader *r, struct reader_completion *out,
  * or time is up, or somebody called reader_wake. */
 static void reader_pump(struct reader *r, unsigned min, bool idle, int timeout_ms)
 {
-	uint64_t deadline = timeout_ms > 0 ? clock_ns() + (uint64_t)timeout_ms * 1000000u : 0;
+	uint64_t deadline = timeout_ms > 0 ? reader_now(r) + (uint64_t)timeout_ms * 1000000u : 0;
 	for (bool more = true; more;) {
 		int64_t wait_ns = reader_dispatch(r); /* pauses bound the wait */
 		more = r->n_done < min && (idle || r->n_live) && timeout_ms != 0;
 		if (more && timeout_ms > 0) {
-			uint64_t now = clock_ns();
+			uint64_t now = reader_now(r);
 			int64_t left = now < deadline ? (int64_t)(deadline - now) : 0;
 			wait_ns = wait_ns < 0 ? left : MIN(wait_ns, left);
 			more = left > 0;

@@ -173,7 +173,7 @@ static void test_limits(void **state)
 	assert_true(stored(folder, 0, 0, 0) == 0); /* the oldest are gone */
 	assert_true(stored(folder, 4, 0, 0) == 0);
 	assert_true(stored(folder, 5, 0, 0) == 1);
-	/* a use makes a profile young again, also the last place by the bytes */
+	/* a use makes a profile the latest; the limit of bytes holds too */
 	assert_int_equal(add(folder, counts_of(5, 0, 0, 1), &e), 0);
 	char path[400];
 	snprintf(path, sizeof path, "%s/%016x.profile", folder, 60);

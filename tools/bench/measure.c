@@ -40,6 +40,7 @@ struct measure_drive {
 	size_t slot, memory_bytes;
 	unsigned n_slots;
 	unsigned *left; /* [n_slots] reads into this slot that have not completed */
+	unsigned *idle; /* [n_slots] slots that nothing is read into, of read_for */
 	struct slice_cursor at;
 	bool watches; /* does not sleep while it reads */
 	/* Starts the next reads into a slot, those of an expert or a slice; returns the bytes of them.
@@ -88,6 +89,7 @@ static int map_slots(struct measure_drive *j, const char *what, struct err *e)
 		return err_set(
 			e, ERR_MEMORY, "no memory for %u %s of %zu bytes", j->n_slots, what, j->slot);
 	j->left = NEW_ARRAY(unsigned, j->n_slots);
+	j->idle = NEW_ARRAY(unsigned, j->n_slots);
 	reader_register(j->reader, j->memory, j->memory_bytes);
 	return 0;
 }
@@ -130,7 +132,7 @@ static uint64_t start_expert(struct measure_drive *j, unsigned slot)
 static int take_buffers(struct measure_drive *j, struct err *e)
 {
 	uint64_t slice = reader_slice(j->reader);
-	j->n_slots = reader_useful_depth(j->reader);
+	j->n_slots = reader_useful_depth_max(j->reader);
 	j->slot = (size_t)num_align_up(slice + slice / 2 + READER_SLICE_MIN, READER_SLICE_MIN);
 	return map_slots(j, "buffers", e);
 }
@@ -165,18 +167,24 @@ static uint64_t start_slice(struct measure_drive *j, unsigned slot)
 	return n;
 }
 
-/* Reads for at least so long, and each slot at least once. */
+/* Reads for at least so long. */
 static int read_for(struct measure_drive *j, double seconds, double *bytes_s, struct err *e)
 {
 	uint64_t start = clock_ns(), bytes = 0;
-	unsigned busy = 0;
+	unsigned n_idle = 0;
+	bool more = true;
 	j->at = (struct slice_cursor){0};
-	for (unsigned i = 0; i < j->n_slots; i++, busy++)
-		bytes += j->start(j, i);
-	while (busy) {
+	for (unsigned i = j->n_slots; i-- > 0;)
+		j->idle[n_idle++] = i;
+	while (more || n_idle < j->n_slots) {
+		/* the reader finds how many slices are best; the buffer that came back last goes first */
+		const unsigned most =
+			j->watches ? MIN(j->n_slots, reader_useful_depth(j->reader)) : j->n_slots;
+		while (more && n_idle && j->n_slots - n_idle < most)
+			bytes += j->start(j, j->idle[--n_idle]);
 		struct reader_completion done[REAP_MOST];
 		int n = reader_reap(j->reader, done, !j->watches, REAP_MOST, j->watches ? 0 : -1);
-		bool more = (double)(clock_ns() - start) < seconds * 1e9;
+		more = (double)(clock_ns() - start) < seconds * 1e9;
 		if (atomic_load(interrupt_flag()))
 			return err_set(e, ERR_INTERRUPTED, "interrupted");
 		if (!n)
@@ -185,12 +193,8 @@ static int read_for(struct measure_drive *j, double seconds, double *bytes_s, st
 			unsigned slot = (unsigned)done[i].tag;
 			if (done[i].code)
 				return reader_completion_err(j->reader, &done[i], e);
-			if (--j->left[slot])
-				continue;
-			if (more)
-				bytes += j->start(j, slot);
-			else
-				busy--;
+			if (!--j->left[slot])
+				j->idle[n_idle++] = slot;
 		}
 	}
 	*bytes_s = (double)bytes * 1e9 / (double)(clock_ns() - start);
@@ -205,6 +209,7 @@ static void drive_fini(struct measure_drive *j)
 	extent_table_free(j->table);
 	free(j->order);
 	free(j->left);
+	free(j->idle);
 }
 
 /* slices: measure_disk_slices; else depth experts at a time. *j is to be given to drive_fini
@@ -219,6 +224,8 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 	const struct loader_options o = {.file = file,
 		.reader = {.engine = (enum reader_engine)c->io,
 			.buffered = c->no_direct,
+			.depth = c->io_depth,
+			.staged = slices,
 			.requests = 4 * SLOTS_MOST},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
@@ -254,6 +261,7 @@ static int measure_reads(const struct common_opts *c, const struct gguf *file, b
 	if (!rc) {
 		out->bytes_s = bench_spread_of(samples, repeats);
 		out->direct = !reader_stats(j.reader).page_cache;
+		out->depth = slices ? reader_useful_depth(j.reader) : out->depth;
 	}
 	drive_fini(&j);
 	return rc;

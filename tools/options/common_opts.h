@@ -7,7 +7,7 @@
 #include "src/base/err.h"
 #include "src/engine/prefix_store.h"
 
-#define COMMON_OPTS_MAX   21
+#define COMMON_OPTS_MAX   22
 #define COMMON_OPTS_TITLE "Model and machine"
 
 /* When the resident weights were loaded. */
@@ -27,8 +27,9 @@ struct common_opts {
 	int policy;           /* index into the words of --policy */
 	int lookahead;        /* unless given: ENGINE_LOOKAHEAD_AUTO */
 	bool lookahead_given;
-	int io;     /* enum reader_engine */
-	int verify; /* enum check_mode */
+	int io;            /* enum reader_engine */
+	uint32_t io_depth; /* reads in flight on a drive; 0: found */
+	int verify;        /* enum check_mode */
 	bool no_direct;
 	const char *trace, *warm;   /* NULL: none */
 	const char *profile_folder; /* see profile_opts_apply; NULL: none */

@@ -35,6 +35,8 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 		.reread = after.reread - before.reread,
 		.wrong = after.wrong - before.wrong,
 		.check_ns = after.check_ns - before.check_ns,
+		.io_depth = after.io_depth,
+		.io_slice_bytes = after.io_slice_bytes,
 	};
 }
 
@@ -139,6 +141,8 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 		"GB)",
 		(unsigned long long)accesses, part * (double)s.hit_vram, part * (double)s.hit_ram,
 		part * (double)s.miss, (double)s.bytes_read * 1e-9);
+	if (s.io_depth)
+		fprintf(f, ", %u reads of %u KiB in flight", s.io_depth, s.io_slice_bytes >> 10);
 	if (s.prefetch_useful || s.prefetch_wasted)
 		fprintf(f, "; prefetches: %llu useful, %llu useless", (unsigned long long)s.prefetch_useful,
 			(unsigned long long)s.prefetch_wasted);
@@ -205,6 +209,8 @@ json_t *stats_json(const struct stats *s)
 	json_out_str(o, "logits_hash", hash);
 	json_out_str(o, "backend", s->backend);
 	json_out_str(o, "io", s->io);
+	json_out_uint(o, "io_depth", s->experts.io_depth);
+	json_out_uint(o, "io_slice_bytes", s->experts.io_slice_bytes);
 	json_out_uint(o, "reused_tokens", r->reused_tokens);
 	json_out_uint(o, "seed", s->seed);
 	json_out_str(o, "stop", (unsigned)r->stop < ARRAY_LEN(stop_names) ? stop_names[r->stop] : "?");

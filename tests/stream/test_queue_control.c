@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: MIT
+/*
+ * The reader on simulated drives, in virtual time: how much of what a drive gives it takes, how
+ * soon, with how much in flight, and never less than a fixed queue of the default depth. Replicas
+ * on unlike drives share by speed.
+ */
+#include "src/base/log.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/stream/reader_help.h"
+#include "tests/support/reader_sim.h"
+
+#define REQUEST     3407872u /* one matrix of an expert: 3.25 MiB */
+#define OUTSTANDING 128u     /* requests: more than the deepest queue takes */
+#define US          1000u
+#define DRIVES_MAX  4
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define RANDOM_DRIVES 3
+#else
+#define RANDOM_DRIVES 24
+#endif
+
+static struct reader *open_sim(
+	const struct sim_drive *drives, unsigned n, uint64_t seed, struct reader_options o)
+{
+	const struct reader_sim model = {.drives = drives, .seed = seed};
+	struct reader_file files[DRIVES_MAX];
+	for (unsigned i = 0; i < n; i++)
+		files[i] = (struct reader_file){.path = help_a, .drive = 1 + i, .replica_of = i > 0};
+	o.custom = &reader_sim_engine;
+	o.custom_options = &model;
+	struct reader *r;
+	struct err e = {0};
+	if (reader_open(&r, files, n, &o, &e))
+		fail_msg("%s", e.text);
+	if (reader_file_align(r, 0) == 1) {
+		reader_close(r);
+		print_message("skipped: no O_DIRECT in %s\n", help_dir);
+		skip();
+	}
+	return r;
+}
+
+static double seconds_of(const struct reader *r)
+{
+	return 1e-9 * (double)reader_now(r);
+}
+
+static void submit(struct reader *r, uint64_t bytes, bool urgent)
+{
+	static uint64_t at;
+	at = (at + 4096) % (1u << 30);
+	const struct reader_request q = {.offset = at, .bytes = bytes, .dst = arena, .urgent = urgent};
+	assert_int_equal(reader_submit(r, &q), 0);
+}
+
+struct figures {
+	double bytes_s;  /* of the whole time */
+	double late;     /* of its second half */
+	double found_at; /* seconds; 0: not at all */
+};
+
+/* Reads for so many virtual seconds with `outstanding` requests in the reader at any time. */
+static struct figures read_for(
+	struct reader *r, double seconds, uint64_t request, unsigned outstanding)
+{
+	const double start = seconds_of(r);
+	const uint64_t before = reader_stats(r).bytes;
+	struct figures f = {0};
+	double half_at = 0;
+	uint64_t half = 0;
+	while (seconds_of(r) - start < seconds) {
+		while (reader_pending(r) < outstanding)
+			submit(r, request, false);
+		struct reader_completion c[16];
+		assert_true(reader_reap(r, c, 1, ARRAY_LEN(c), -1) > 0);
+		const struct reader_setting s = reader_setting(r);
+		if (!f.found_at && s.n_adapt && s.n_found == s.n_adapt)
+			f.found_at = seconds_of(r) - start;
+		if (!half && seconds_of(r) - start > seconds / 2) {
+			half_at = seconds_of(r);
+			half = reader_stats(r).bytes;
+		}
+	}
+	const uint64_t bytes = reader_stats(r).bytes;
+	f.bytes_s = (double)(bytes - before) / (seconds_of(r) - start);
+	f.late = (double)(bytes - half) / (seconds_of(r) - half_at);
+	return f;
+}
+
+static double fixed_rate(const struct sim_drive *d, unsigned n, uint64_t seed, unsigned depth,
+	bool staged, double seconds)
+{
+	struct reader *r = open_sim(d, n, seed, (struct reader_options){.depth = depth});
+	const struct figures f =
+		read_for(r, seconds, staged ? READER_SLICE_DEFAULT : REQUEST, OUTSTANDING);
+	reader_close(r);
+	return f.bytes_s;
+}
+
+/* What the drive gives with the best slices that the reader may use. */
+static double model_most(const struct sim_drive *d, bool staged)
+{
+	return sim_drive_most(d, staged ? READER_SLICE_DEFAULT : REQUEST);
+}
+
+static const struct {
+	const char *name;
+	struct sim_drive drive;
+	double in_flight_most; /* bytes that it may need in flight: the guard of the latency */
+} table[] = {
+	{"0.5 GB/s", {0.5e9, 150 * US, 0.1, 32, 5 * US}, 4.3e6},
+	{"3 GB/s", {3e9, 100 * US, 0.1, 64, 5 * US}, 6.5e6},
+	{"7 GB/s", {7e9, 90 * US, 0.1, 128, 3 * US}, 12e6},
+	{"14 GB/s", {14e9, 80 * US, 0.1, 256, 2 * US}, 18e6},
+	{"14 GB/s, noisy", {14e9, 80 * US, 0.5, 256, 2 * US}, 35e6},
+	{"14 GB/s, late", {14e9, 500 * US, 0.1, 256, 2 * US}, 35e6},
+	{"four of 14 GB/s as one", {56e9, 200 * US, 0.1, 1024, 1 * US}, 70e6},
+	{"14 GB/s behind a network", {14e9, 5000 * US, 0.1, 1024, 2 * US}, 140e6},
+	{"3 GB/s, few channels", {3e9, 1000 * US, 0.1, 8, 5 * US}, 35e6},
+};
+
+static void test_speeds(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+		const struct sim_drive *d = &table[i].drive;
+		struct reader *r = open_sim(d, 1, 7, (struct reader_options){0});
+		const struct figures f = read_for(r, 6, REQUEST, OUTSTANDING);
+		const struct reader_setting s = reader_setting(r);
+		const double most = model_most(d, false);
+		print_message("%-26s %6.2f of %6.2f GB/s (%.1f %%, later %.1f %%), found after %.2f s: "
+					  "depth %u, %zu KiB\n",
+			table[i].name, f.bytes_s * 1e-9, most * 1e-9, 100 * f.bytes_s / most,
+			100 * f.late / most, f.found_at, s.depth, s.slice_bytes >> 10);
+		assert_true(f.bytes_s >= 0.95 * most);
+		assert_true(f.late >= 0.96 * most);
+		assert_true(f.found_at > 0 && f.found_at < 1);
+		assert_true((double)s.depth * (double)s.slice_bytes <= table[i].in_flight_most);
+		assert_true(s.bytes_s > 0.8 * most && s.bytes_s < 1.2 * most);
+		reader_close(r);
+	}
+}
+
+/* As to a card: requests of one slice, few buffers. */
+static void test_staged(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < 6; i++) {
+		const struct sim_drive *d = &table[i].drive;
+		struct reader *r = open_sim(d, 1, 7, (struct reader_options){.staged = true});
+		assert_int_equal(reader_useful_depth(r), READER_USEFUL_DEPTH);
+		assert_int_equal(reader_useful_depth_max(r), READER_STAGED_DEPTH_MAX);
+		double start = seconds_of(r);
+		uint64_t bytes = 0;
+		struct reader_completion c[16];
+		while (seconds_of(r) - start < 6) {
+			while (reader_pending(r) < reader_useful_depth(r))
+				submit(r, READER_SLICE_DEFAULT, true);
+			bytes += (uint64_t)reader_reap(r, c, 1, ARRAY_LEN(c), -1) * READER_SLICE_DEFAULT;
+		}
+		const double rate = (double)bytes / (seconds_of(r) - start), most = model_most(d, true);
+		print_message("%-26s %6.2f of %6.2f GB/s (%.1f %%), depth %u\n", table[i].name, rate * 1e-9,
+			most * 1e-9, 100 * rate / most, reader_useful_depth(r));
+		assert_true(rate >= 0.95 * most);
+		assert_true(reader_setting(r).slice_bytes <= READER_SLICE_DEFAULT);
+		reader_close(r);
+	}
+}
+
+/* The search included, never 1 % below the fixed queue of before, whatever the drive is. */
+static void test_never_slower(void **state)
+{
+	(void)state;
+	struct rng g = {11};
+	double worst = 10, best = 0;
+	for (unsigned i = 0; i < RANDOM_DRIVES; i++) {
+		const struct sim_drive d = {.bytes_s = 1e9 * (0.3 + 15 * rng_unit(&g) * rng_unit(&g)),
+			.latency_ns = 20 * US + rng_below(&g, 1u << (10 + i % 12)),
+			.jitter = 0.4 * rng_unit(&g),
+			.channels = 1u << rng_below(&g, 9),
+			.command_ns = rng_below(&g, 20 * US)};
+		struct reader *r = open_sim(&d, 1, i, (struct reader_options){0});
+		const double found = read_for(r, 12, REQUEST, OUTSTANDING).bytes_s;
+		const double before = fixed_rate(&d, 1, i, READER_DEPTH_DEFAULT, false, 12);
+		const struct reader_setting s = reader_setting(r);
+		if (found < 0.99 * before)
+			fail_msg("drive %u: %.3f GB/s, %.3f with the default (depth %u, %zu KiB)", i,
+				found * 1e-9, before * 1e-9, s.depth, s.slice_bytes >> 10);
+		worst = MIN(worst, found / before);
+		best = MAX(best, found / before);
+		reader_close(r);
+	}
+	print_message("%.1f %% .. %.1f %% of the default queue\n", 100 * worst, 100 * best);
+}
+
+/* Copies of a file on several drives. */
+static void test_replicas(void **state)
+{
+	(void)state;
+	const struct sim_drive fast = table[3].drive, middle = table[1].drive, slow = table[0].drive;
+	const struct sim_drive sets[][DRIVES_MAX] = {
+		{fast, fast, fast, fast}, {fast, middle, slow, slow}, {slow, fast}};
+	static const unsigned sizes[] = {4, 4, 2};
+	for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+		double most = 0, fastest = 0;
+		for (unsigned k = 0; k < sizes[i]; k++) {
+			most += model_most(&sets[i][k], false);
+			fastest = MAX(fastest, sets[i][k].bytes_s);
+		}
+		struct reader *r = open_sim(sets[i], sizes[i], 3, (struct reader_options){.requests = 512});
+		const struct figures f = read_for(r, 4, REQUEST, 4 * OUTSTANDING);
+		print_message("%u drives: %.2f of %.2f GB/s (%.1f %%), found after %.2f s\n", sizes[i],
+			f.bytes_s * 1e-9, most * 1e-9, 100 * f.bytes_s / most, f.found_at);
+		assert_true(f.bytes_s >= 0.95 * most);
+		/* one expert alone: no slice of it waits for a slow drive */
+		struct reader_completion c[64];
+		while (reader_pending(r))
+			reader_reap(r, c, 1, ARRAY_LEN(c), -1);
+		const double start = seconds_of(r);
+		for (unsigned k = 0; k < 3; k++)
+			submit(r, REQUEST, true);
+		while (reader_pending(r))
+			reader_reap(r, c, 1, ARRAY_LEN(c), -1);
+		const double took = seconds_of(r) - start, alone = 3 * REQUEST / fastest + 1e-4;
+		print_message(
+			"an expert alone: %.2f ms, %.2f ms by the fastest drive\n", took * 1e3, alone * 1e3);
+		assert_true(took < 1.3 * alone);
+		reader_close(r);
+	}
+}
+
+/* A drive that becomes another one while it is read: it is searched again. */
+static void test_drive_changes(void **state)
+{
+	(void)state;
+	struct sim_drive d = table[1].drive;
+	struct reader *r = open_sim(&d, 1, 5, (struct reader_options){0});
+	read_for(r, 3, REQUEST, OUTSTANDING);
+	const struct reader_setting before = reader_setting(r);
+	d.bytes_s = 12e9;
+	d.latency_ns = 4000 * US;
+	d.channels = 1024;
+	const struct figures f = read_for(r, 3, REQUEST, OUTSTANDING);
+	const struct reader_setting after = reader_setting(r);
+	print_message("depth %u, then %u: %.1f %%\n", before.depth, after.depth,
+		100 * f.late / model_most(&d, false));
+	assert_true(f.late >= 0.95 * model_most(&d, false));
+	assert_true((double)after.depth * (double)after.slice_bytes >
+				4 * (double)before.depth * (double)before.slice_bytes);
+	d = table[0].drive;
+	read_for(r, 6, REQUEST, OUTSTANDING);
+	const struct reader_setting last = reader_setting(r);
+	print_message("then %u x %zu KiB\n", last.depth, last.slice_bytes >> 10);
+	assert_true((double)last.depth * (double)last.slice_bytes <= table[0].in_flight_most);
+	reader_close(r);
+}
+
+/* Bursts that never fill the queue say nothing of the drive: nothing changes. */
+static void test_light_load(void **state)
+{
+	(void)state;
+	struct reader *r = open_sim(&table[3].drive, 1, 5, (struct reader_options){0});
+	read_for(r, 2, REQUEST, 3);
+	const struct reader_setting s = reader_setting(r);
+	assert_int_equal(s.depth, READER_DEPTH_DEFAULT);
+	assert_int_equal(s.n_found, 0);
+	reader_close(r);
+}
+
+/* What was asked for stays as it is. */
+static void test_explicit(void **state)
+{
+	(void)state;
+	struct reader *r = open_sim(&table[0].drive, 1, 5, (struct reader_options){.depth = 20});
+	read_for(r, 3, REQUEST, OUTSTANDING);
+	struct reader_setting s = reader_setting(r);
+	assert_int_equal(s.n_adapt, 0);
+	assert_int_equal(s.depth, 20);
+	assert_int_equal(s.slice_bytes, READER_SLICE_DEFAULT);
+	assert_int_equal(reader_stats(r).in_flight_max, 20);
+	reader_close(r);
+	r = open_sim(&table[0].drive, 1, 5, (struct reader_options){.slice_bytes = 2 * MIB});
+	read_for(r, 3, REQUEST, OUTSTANDING);
+	s = reader_setting(r);
+	assert_int_equal(s.n_adapt, 1);
+	assert_int_equal(s.slice_bytes, 2 * MIB);
+	reader_close(r);
+	struct reader_file f = {.path = help_a};
+	struct err e = {0};
+	const struct reader_options cached = {.buffered = true, .engine = READER_THREADS};
+	assert_int_equal(reader_open(&r, &f, 1, &cached, &e), 0);
+	assert_int_equal(reader_setting(r).n_adapt, 0); /* the page cache is no drive */
+	reader_close(r);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_speeds),
+		cmocka_unit_test(test_staged),
+		cmocka_unit_test(test_never_slower),
+		cmocka_unit_test(test_replicas),
+		cmocka_unit_test(test_drive_changes),
+		cmocka_unit_test(test_light_load),
+		cmocka_unit_test(test_explicit),
+	};
+	log_set_level(LOG_QUIET);
+	help_setup();
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	help_remove();
+	return failed;
+}
