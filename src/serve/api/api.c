@@ -8,6 +8,7 @@
 #include "src/text/json_text.h"
 #include "src/text/utf8.h"
 
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -88,11 +89,29 @@ void api_openai_broken(struct reply *r, const struct request_error *e, struct bu
 
 void api_comment_ping(struct reply *r, struct buf *out)
 {
-	if (r->progress_total && r->progress_done < r->progress_total)
-		buf_printf(
-			out, ": reading the prompt, %u of %u tokens\n\n", r->progress_done, r->progress_total);
-	else
+	double left = reply_prompt_left(r);
+	if (!r->progress_total || r->progress_done >= r->progress_total) {
 		buf_puts(out, r->progress_total ? ": writing\n\n" : ": waiting for a session\n\n");
+		return;
+	}
+	buf_printf(out, ": reading the prompt, %u of %u tokens", r->progress_done, r->progress_total);
+	if (r->progress_cached)
+		buf_printf(out, ", %u of them cached", r->progress_cached);
+	if (left > 0)
+		buf_printf(out, ", %.0f s left", ceil(left));
+	buf_puts(out, "\n\n");
+}
+
+void api_write_progress(struct json_write *w, const struct job_event *v)
+{
+	if (v->kind != JOB_PROGRESS)
+		return;
+	json_write_open(w, "prompt_progress", '{');
+	json_write_int(w, "total", v->total);
+	json_write_int(w, "cache", v->cached);
+	json_write_int(w, "processed", v->done);
+	json_write_int(w, "time_ms", (int64_t)(v->reading_ns / 1000000));
+	json_write_close(w, '}');
 }
 
 void api_sse_data(struct buf *out, const struct buf *json)

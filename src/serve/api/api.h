@@ -70,7 +70,8 @@ int api_apply_template(const struct request_model *model, const char *body, size
 struct json_write;
 void api_openai_error(const struct request_error *e, struct buf *out);
 void api_openai_broken(struct reply *r, const struct request_error *e, struct buf *out);
-/* ": reading the prompt, 512 of 3000 tokens", a comment of an event stream. */
+/* ": reading the prompt, 2512 of 3000 tokens, 2000 of them cached, 7 s left", a comment of an event
+ * stream. */
 void api_comment_ping(struct reply *r, struct buf *out);
 void api_sse_data(struct buf *out, const struct buf *json); /* "data: {...}\n\n" */
 /* Closes the object and sends it as "event: TYPE\ndata: {...}\n\n"; frees it. */
@@ -87,6 +88,9 @@ void api_write_tokens(struct json_write *w, const char *key, const struct tokeni
 void api_completion_head(struct json_write *w, const struct request *q, const char *object);
 void api_completion_usage(struct json_write *w, const struct reply *r);
 void api_completion_end(const struct reply *r, const char *object, struct buf *out);
+
+/* llama.cpp's "prompt_progress" if v is JOB_PROGRESS; else nothing. */
+void api_write_progress(struct json_write *w, const struct job_event *v);
 
 /* The list of models, and one of them. */
 void api_models_list(const struct request_model *m, bool anthropic, struct buf *out);

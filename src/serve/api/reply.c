@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define MASK_BYTES ((size_t)1 << 20) /* of an answer that follows a schema (grammar_run.h) */
+#define RATE_NS    200000000u        /* a rate of less time is not shown */
 #define HOLD_STEP  ((size_t)256 << 10)
 #define ROW_JSON   80 /* of a token or a rival with its number and bytes */
 
@@ -233,6 +234,14 @@ static void answers_hold(struct reply *r)
 	request_hold_part(&q->shared->part, r->before + r->held, &r->refusal);
 }
 
+double reply_prompt_left(const struct reply *r)
+{
+	uint32_t computed = r->progress_done - MIN(r->progress_cached, r->progress_done);
+	if (!computed || r->progress_ns < RATE_NS)
+		return 0;
+	return 1e-9 * (double)r->progress_ns * (r->progress_total - r->progress_done) / computed;
+}
+
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer)
 {
 	struct job_event *v = mailbox_take(r->mail, timeout_ms);
@@ -243,6 +252,8 @@ struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answe
 	case JOB_PROGRESS:
 		r->progress_done = v->done;
 		r->progress_total = v->total;
+		r->progress_cached = v->cached;
+		r->progress_ns = v->reading_ns;
 		a->prompt_tokens = v->total;
 		a->cached_tokens = v->cached;
 		break;

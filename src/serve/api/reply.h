@@ -52,9 +52,14 @@ struct reply {
 	size_t held;                  /* what the answers count for so far */
 	size_t before;                /* and the request without them */
 	struct request_error refusal; /* status 0: none; else they need more than there is */
-	uint32_t progress_done,
-		progress_total; /* the latest, over all answers; total 0: nothing has begun */
+	/* the latest JOB_PROGRESS of any answer; total 0: nothing has begun */
+	uint32_t progress_done, progress_total, progress_cached;
+	uint64_t progress_ns;
 };
+
+/* Seconds until the prompt of the latest progress is read: the rate of the tokens computed so far.
+ * 0: it is not known yet. */
+double reply_prompt_left(const struct reply *r);
 
 /* Whether one more answer to this client would be taken now: asked before a body is parsed. 0, or
  * -1 as reply_begin. */

@@ -64,6 +64,7 @@ struct request {
 	int64_t created;
 	bool stream;
 	bool include_usage;        /* OpenAI chat and completions: a last chunk with it */
+	bool return_progress;      /* llama.cpp's: JOB_PROGRESS becomes events of the stream */
 	struct prompt_talk talk;   /* chat APIs */
 	struct token_ids *prompts; /* [n_prompts] owned */
 	size_t n_prompts;

@@ -68,6 +68,8 @@ static bool events_join(struct job_event *old, struct job_event *v)
 	if (v->kind == JOB_PROGRESS) {
 		old->done = v->done;
 		old->total = v->total;
+		old->cached = v->cached;
+		old->reading_ns = v->reading_ns;
 		return true;
 	}
 	if (v->kind != JOB_TEXT && v->kind != JOB_REASONING && v->kind != JOB_ARGUMENTS)
@@ -239,6 +241,7 @@ void job_progress(struct job *j, uint32_t done, uint32_t total)
 	v->done = done;
 	v->total = total;
 	v->cached = j->cached;
+	v->reading_ns = clock_ns() - j->reading_ns;
 	mailbox_put(j->mail, v);
 }
 

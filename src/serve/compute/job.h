@@ -50,8 +50,10 @@ struct job_event {
 	struct output_token
 		*rows; /* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
 	size_t n_rows;
-	uint32_t done, total;   /* PROGRESS */
-	uint32_t cached;        /* PROGRESS: tokens that were not computed */
+	/* PROGRESS: */
+	uint32_t done, total;   /* of the prompt's tokens; inside a step estimated by layers */
+	uint32_t cached;        /* of done: tokens that were not computed */
+	uint64_t reading_ns;    /* spent on the others so far */
 	enum job_finish finish; /* END */
 	int stop;               /* END by JOB_STOP_STRING: which one; else -1 */
 	struct err *err;        /* ERROR */
@@ -108,6 +110,7 @@ struct job {
 	uint32_t cached;                               /* prompt tokens that were not computed */
 	bool cut_in_call;                              /* it ended inside a call */
 	uint64_t started_ns, first_token_ns, ended_ns; /* clock_ns(); 0: not yet */
+	uint64_t reading_ns; /* clock_ns() when its own rows of the prompt began to be computed */
 };
 
 /* The compute thread calls these in a scope (mem.h). Once an allocation has failed in it, the job

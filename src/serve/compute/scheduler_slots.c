@@ -48,7 +48,9 @@ void slot_keep_prefix(struct scheduler *s, struct slot *slot)
 void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how)
 {
 	struct job *j = slot->job;
-	bool whole = slot->state == SCHEDULER_WRITING && how != JOB_CANCELLED;
+	/* what was read of a prompt that nobody waits for any more is of use to the next one */
+	bool reading = slot->state == SCHEDULER_READING,
+		 keep = how == JOB_CANCELLED ? reading : slot->state == SCHEDULER_WRITING;
 	metrics_add(s->metrics, how == JOB_CANCELLED ? METRICS_CANCELLED : METRICS_ANSWERS, 1);
 	if (how != JOB_CANCELLED)
 		metrics_observe(s->metrics, METRICS_DURATION, clock_ns() - j->submitted_ns);
@@ -59,8 +61,10 @@ void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how)
 		mem_scope_fail();
 	job_end(j, how);
 	mem_scope_end(&scope);
-	if (whole)
+	if (keep)
 		slot_keep_prefix(s, slot);
+	if (reading) /* the same prompt goes on in this session */
+		slot->prompt = session_length(slot->session);
 	slot_release(s, slot);
 }
 
@@ -182,6 +186,7 @@ bool slot_follows(struct scheduler *s, struct slot *slot)
 		return false;
 	}
 	j->cached += n - old;
+	j->reading_ns = clock_ns();
 	metrics_add(s->metrics, METRICS_CACHED_TOKENS, n - old);
 	job_progress(j, n, slot->prompt);
 	return false;
@@ -200,7 +205,7 @@ static void slot_begin_job(struct scheduler *s, struct job *j)
 	slot->state = SCHEDULER_READING;
 	slot->prompt = (uint32_t)j->prompt.n;
 	j->cached = start;
-	j->started_ns = clock_ns();
+	j->started_ns = j->reading_ns = clock_ns();
 	struct mem_scope scope;
 	mem_scope_begin(&scope);
 	job_begin(j, engine_tokenizer(s->engine));

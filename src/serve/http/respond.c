@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define WAIT_MS     200           /* how soon a client that left is noticed */
+#define WAIT_MS     100           /* how soon a client that left is noticed */
 #define PROGRESS_NS 1000000000ull /* between two signs of progress */
 #define SILENCE_NS  2000000000ull /* the longest silence of a stream */
 
@@ -106,7 +106,8 @@ static bool stream_next(void *user, struct buf *out)
 	for (; v; v = t->done || mem_scope_failed() ? NULL : reply_next(&t->reply, 0, &a)) {
 		if (v->kind == JOB_PROGRESS)
 			progress = t->reply.progress_done < t->reply.progress_total;
-		else if (!mem_scope_failed()) /* else the answer lacks what the event says */
+		bool wanted = v->kind != JOB_PROGRESS || (t->request.return_progress && v->total);
+		if (wanted && !mem_scope_failed()) /* else the answer lacks what the event says */
 			write_event(t, a, v, out);
 		job_event_free(v);
 		if (!mem_scope_failed())

@@ -80,6 +80,45 @@ def first_visit(browser):
     p.close()
 
 
+def reading(browser):
+    """A prompt that takes longer than two seconds shows how much of its new part is read, and how long the rest takes."""
+    p = Page(browser)
+    p.page.evaluate("""() => {
+        const real = window.fetch, bytes = new TextEncoder();
+        window.fetch = (url, options) => {
+            if (!String(url).includes("chat/completions"))
+                return real(url, options);
+            window.fetch = real;
+            window.asked = JSON.parse(options.body);
+            const body = new ReadableStream({ start(c) { window.feed = (o) => o
+                ? c.enqueue(bytes.encode("data: " + JSON.stringify(o) + "\\n\\n")) : c.close(); } });
+            return Promise.resolve(new Response(body, { headers: { "Content-Type": "text/event-stream" } }));
+        };
+    }""")
+    p.say("A long story", wait=False)
+    p.until("!!window.feed")
+
+    def feed(processed, ms):
+        p.page.evaluate("o => feed(o)", {"choices": [{"index": 0, "delta": {}, "finish_reason": None}], "prompt_progress": {
+            "total": 3000, "cache": 1000, "processed": processed, "time_ms": ms}})
+
+    check("progress is asked for", p.page.evaluate("asked.return_progress === true"))
+    feed(2000, 500)
+    p.page.wait_for_timeout(200)
+    check("a prompt of one second shows none", not p.page.locator("progress").count())
+    feed(1500, 1500)
+    p.until("!!document.querySelector('progress')")
+    check("a longer one does", "Reading 2000 tokens, 5 s left" in p.page.locator("#log").inner_text(),
+          p.page.locator("#log").inner_text())
+    check("only what is new counts", p.page.evaluate("document.querySelector('progress').value") == 500)
+    p.axe("while a prompt is read")
+    p.page.evaluate("o => feed(o)", {"choices": [{"index": 0, "delta": {"content": "Once."}, "finish_reason": "stop"}]})
+    p.page.evaluate("feed(null)")
+    p.until("!document.querySelector('progress')")
+    check("the answer takes its place", "Once." in p.page.locator("#log").inner_text())
+    p.close()
+
+
 def keys(browser):
     p = Page(browser)
     focus = lambda: p.page.evaluate("document.activeElement.id || document.activeElement.className")
@@ -214,7 +253,7 @@ with sync_playwright() as playwright:
     chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
     start = time.time()
     rich = has_libraries(chromium)
-    for part in (first_visit, keys, themes, small_screen, *page_text.PARTS, *page_chats.PARTS) if rich else (plain,):
+    for part in (first_visit, reading, keys, themes, small_screen, *page_text.PARTS, *page_chats.PARTS) if rich else (plain,):
         try:
             part(chromium)
         except Exception as e:  # a time-out of one part is one fault, and the others are still looked at

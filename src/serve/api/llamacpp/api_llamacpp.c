@@ -23,7 +23,7 @@ static int llamacpp_parse(struct request *r, struct request_error *e)
 {
 	/* how the server computes, not what; it decides itself */
 	static const char *const internal[] = {"cache_prompt", "id_slot", "slot_id", "n_keep",
-		"n_discard", "timings_per_token", "return_progress", "return_tokens"};
+		"n_discard", "timings_per_token", "return_tokens"};
 	int64_t n_predict = -1, n_probs = 0;
 	if (request_integer(r->body, "n_predict", -2, INT32_MAX, &n_predict, NULL, e) ||
 		request_integer(r->body, "n_probs", 0, OUTPUT_TOP_MAX, &n_probs, NULL, e))
@@ -92,7 +92,7 @@ static void llamacpp_begin(struct reply *r, struct buf *out)
 static void llamacpp_event(
 	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
-	if (v->kind != JOB_TEXT && v->kind != JOB_END)
+	if (v->kind != JOB_TEXT && v->kind != JOB_END && v->kind != JOB_PROGRESS)
 		return;
 	struct buf json = {0};
 	struct json_write w = {.out = &json};
@@ -105,6 +105,7 @@ static void llamacpp_event(
 	json_write_bool(&w, "stop", v->kind == JOB_END);
 	if (v->kind == JOB_END)
 		write_end(&w, r, a);
+	api_write_progress(&w, v);
 	json_write_close(&w, '}');
 	api_sse_data(out, &json);
 	buf_free(&json);

@@ -56,7 +56,7 @@ static int chat_request_parse(struct request *r, struct request_error *e)
 		"thinking", "tools", "tool_choice", "parallel_tool_calls",
 		/* */
 		"verbosity", "prediction", "skip_special_tokens", "add_generation_prompt",
-		"continue_final_message", "cache_prompt", NULL};
+		"continue_final_message", "cache_prompt", "return_progress", NULL};
 	const char *effort = NULL;
 	int64_t n = 1, most = -1;
 	request_make_id(r->id, sizeof r->id, "chatcmpl-");
@@ -65,6 +65,7 @@ static int chat_request_parse(struct request *r, struct request_error *e)
 		request_bool(r->body, "stream", &r->stream, e) ||
 		request_object(r->body, "stream_options", &options, e) ||
 		request_bool(options, "include_usage", &r->include_usage, e) ||
+		request_bool(r->body, "return_progress", &r->return_progress, e) ||
 		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
 		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, NULL, e) ||
 		request_integer(r->body, "max_completion_tokens", 1, INT32_MAX, &most, NULL, e) ||
@@ -193,6 +194,8 @@ static void chunk_end(struct json_write *w, const struct reply *r, const struct 
 	json_write_close(w, ']');
 	if (r->request->include_usage)
 		json_write_null(w, "usage");
+	if (v)
+		api_write_progress(w, v);
 	json_write_close(w, '}');
 	api_sse_data(out, w->out);
 	buf_free(w->out);
@@ -213,7 +216,7 @@ static void chat_begin(struct reply *r, struct buf *out)
 static void chat_event(
 	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
-	if (v->kind == JOB_PROGRESS || v->kind == JOB_CALL_END)
+	if (v->kind == JOB_CALL_END)
 		return;
 	struct buf json = {0};
 	struct json_write w = {.out = &json};
@@ -225,7 +228,7 @@ static void chat_event(
 		json_write_text(&w, "content", v->text.data, v->text.len);
 	} else if (v->kind == JOB_CALL || v->kind == JOB_ARGUMENTS) {
 		write_call_delta(&w, a, v);
-	} else {
+	} else if (v->kind != JOB_PROGRESS) {
 		reason = finish_reason(a);
 	}
 	chunk_end(&w, r, v, reason, out);

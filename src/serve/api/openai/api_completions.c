@@ -83,7 +83,7 @@ static int parse_prompt(struct request *r, struct request_error *e)
 static int completions_parse(struct request *r, struct request_error *e)
 {
 	static const char *const members[] = {"prompt", "stream_options", "n", "best_of", "max_tokens",
-		"logprobs", "stop", "parse_special", "skip_special_tokens", NULL};
+		"logprobs", "stop", "parse_special", "skip_special_tokens", "return_progress", NULL};
 	int64_t n = 1, best_of = 0, most = 16, top = 0; /* 16 is the API's own default */
 	bool given;
 	request_make_id(r->id, sizeof r->id, "cmpl-");
@@ -92,6 +92,7 @@ static int completions_parse(struct request *r, struct request_error *e)
 		request_bool(r->body, "stream", &r->stream, e) ||
 		request_object(r->body, "stream_options", &options, e) ||
 		request_bool(options, "include_usage", &r->include_usage, e) ||
+		request_bool(r->body, "return_progress", &r->return_progress, e) ||
 		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
 		request_integer(r->body, "best_of", 1, REQUEST_ANSWERS_MAX, &best_of, NULL, e) ||
 		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, NULL, e) ||
@@ -217,7 +218,7 @@ static void completions_begin(struct reply *r, struct buf *out)
 static void completions_event(
 	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
-	if (v->kind != JOB_TEXT && v->kind != JOB_END)
+	if (v->kind != JOB_TEXT && v->kind != JOB_END && v->kind != JOB_PROGRESS)
 		return;
 	struct buf json = {0};
 	struct json_write w = {.out = &json};
@@ -233,6 +234,7 @@ static void completions_event(
 	json_write_close(&w, ']');
 	if (r->request->include_usage)
 		json_write_null(&w, "usage");
+	api_write_progress(&w, v);
 	json_write_close(&w, '}');
 	api_sse_data(out, &json);
 	buf_free(&json);

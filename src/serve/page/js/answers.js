@@ -4,6 +4,8 @@
  * at a time; others may be written meanwhile. Closing the connection stops the server.
  */
 const answers = (() => {
+	const LONG_MS = 2000; /* a prompt that is read so long shows progress */
+	const RATE_MS = 200; /* a rate of less time is not shown */
 	const SAVE_MS = 3000; /* a page that is closed while it writes loses at most this much */
 	const runs = new Map(); /* id of a conversation: {controller, message, progress, note} */
 
@@ -38,6 +40,7 @@ const answers = (() => {
 			model: expertPanel.model() || "default",
 			messages: [...system ? [{ role: "system", content: system }] : [], ...said.map(toApi)],
 			stream: true,
+			return_progress: true,
 			stream_options: { include_usage: true }
 		};
 		for (const name of ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"])
@@ -127,10 +130,18 @@ const answers = (() => {
 			: "The server answered " + response.status + ".";
 	}
 
-	/* Keep-alive comments of a long prefill may say how far it is. */
-	function showProgress(run, comment) {
-		const m = /(\d+)\s*(?:of|\/)\s*(\d+)/.exec(comment || "");
-		run.progress = m && { done: +m[1], total: +m[2] };
+	/* How far the prompt has been read: shown once it is clear that it takes longer than two
+	 * seconds. What the server knew of it already costs nothing and does not count. */
+	function showProgress(run, p) {
+		const total = p.total - p.cache, done = p.processed - p.cache;
+		const left = done > 0 && p.time_ms > RATE_MS ? p.time_ms * (total - done) / done : 0;
+		run.note = "";
+		run.progress = done < total && p.time_ms + left > LONG_MS
+			? { done, total, left: Math.ceil(left / 1000) } : null;
+	}
+
+	/* Keep-alive comments say that the answer waits for a session. */
+	function showComment(run, comment) {
 		run.note = /^waiting/.test(comment) ? "Waiting for a free session" : "";
 	}
 
@@ -162,10 +173,13 @@ const answers = (() => {
 		for await (const event of readEvents(response)) {
 			if (event.data === "[DONE]")
 				break;
-			if (event.data)
-				applyChunk(m, JSON.parse(event.data), times);
-			else
-				showProgress(run, event.comment);
+			const chunk = event.data && JSON.parse(event.data);
+			if (chunk)
+				applyChunk(m, chunk, times);
+			if (chunk && chunk.prompt_progress)
+				showProgress(run, chunk.prompt_progress);
+			else if (!chunk)
+				showComment(run, event.comment);
 			conversation.refresh(m);
 			if (performance.now() - saved > SAVE_MS) {
 				saved = performance.now();

@@ -160,15 +160,21 @@ const messageViews = (() => {
 		return node;
 	}
 
+	function timeLeft(seconds) {
+		return seconds < 100 ? seconds + " s" : Math.round(seconds / 60) + " min";
+	}
+
 	/* Before the first token: how far the prompt has been read, if the server says so. */
 	function drawWaiting(box, run) {
-		const p = run.progress, key = p ? "p" + p.done + "/" + p.total : run.note || "";
+		const p = run.progress;
+		const key = p ? "p" + p.done + "/" + p.total + "/" + p.left : run.note || "";
 		if (box.dataset.key === key && box.firstChild)
 			return;
 		box.dataset.key = key;
 		box.replaceChildren(
 			el("span", { class: "pulse", "aria-hidden": "true" }, el("i"), el("i"), el("i")),
-			p ? "Reading " + p.total + " tokens" : run.note || "");
+			p ? "Reading " + p.total + " tokens" + (p.left ? ", " + timeLeft(p.left) + " left" : "")
+				: run.note || "");
 		if (p) {
 			const bar = el("progress", { max: p.total, "aria-label": "Prompt read" });
 			bar.value = p.done;

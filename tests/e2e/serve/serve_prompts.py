@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Long prompts at the server: progress on the streams, who leaves stops the work, what was known costs nothing; how soon a
+short prompt is answered while a long one is read, and what that costs the long one (figures, FIGURES=1 prints them)."""
+import json
+import re
+import socket
+import time
+
+from serve_lib import SLOW, Server, check, finish, skip, user
+
+WORDS = 60 if SLOW else 900
+FILLER = "the river and the mountain and a small bird "
+COMMENT = re.compile(r": reading the prompt, (\d+) of (\d+) tokens(?:, (\d+) of them cached)?(?:, (\d+) s left)?$")
+
+
+def text(name, words=WORDS):
+    return f"Tell me about {name}, " + FILLER * (words // 3)
+
+
+def counter(server, name):
+    return float(re.search(rf"^glmstream_{name}_total ([0-9.e+]+)$", server.get("/metrics")[1], re.M)[1])
+
+
+def progress_events(server):
+    """return_progress: events of llama.cpp's form on its own API and the two of OpenAI's that take it; none unasked."""
+    for i, (path, body) in enumerate((("/v1/chat/completions", {"messages": user(text("apples"))}),
+                                      ("/v1/completions", {"prompt": text("pears")}),
+                                      ("/completion", {"prompt": text("plums")}))):
+        body = {**body, "max_tokens": 2, "temperature": 0}
+        if path == "/v1/chat/completions":
+            body["reasoning_effort"] = "none"
+        for known in (False, True):
+            events = [d for _, d in server.stream(path, {**body, "return_progress": True}) if d != "[DONE]"]
+            seen = [d["prompt_progress"] for d in events if "prompt_progress" in d]
+            check(seen and all(set(p) == {"total", "cache", "processed", "time_ms"} for p in seen), path, seen[:3])
+            if not seen:
+                continue
+            first, last = seen[0], seen[-1]
+            check(all(p["total"] == first["total"] and p["cache"] == first["cache"] for p in seen), path, seen)
+            for key in ("processed", "time_ms"):
+                check([p[key] for p in seen] == sorted(p[key] for p in seen), path, key, seen)
+            check(first["processed"] == first["cache"] and last["processed"] == last["total"], path, first, last)
+            check(bool(first["cache"]) == known, path, "what is known counts as cached", first)
+            if known:
+                check(first["cache"] == first["total"] - 1, path, first)
+            behind = [d for d in events[[("prompt_progress" in d) for d in events].index(True):] if "prompt_progress" not in d]
+            check(behind and events.index(behind[0]) > events.index(events[-1]) - len(behind), path, "text comes behind")
+        quiet = [d for _, d in server.stream(path, {**body, "return_progress": False})]
+        check(not any("prompt_progress" in d for d in quiet if d != "[DONE]"), path, "none unless asked for")
+        answer = "".join(d["choices"][0].get("text", "") or d["choices"][0].get("delta", {}).get("content") or ""
+                         if "choices" in d else d.get("content", "") for d in quiet if d != "[DONE]")
+        again = "".join(d["choices"][0].get("text", "") or d["choices"][0].get("delta", {}).get("content") or ""
+                        if "choices" in d else d.get("content", "") for d in events)
+        check(answer == again, path, "the text is the same", answer, again)
+    status, _ = server.post("/v1/chat/completions", {"messages": user("x"), "return_progress": 3})
+    check(status == 400, "return_progress is a boolean", status)
+
+
+def leave(server, path, body, stream, enough):
+    """Sends a request, leaves once `enough` prompt tokens are computed; how long until nobody is served, tokens computed."""
+    before = counter(server, "prefill_tokens")
+    payload = json.dumps({**body, "stream": stream}).encode()
+    s = socket.create_connection(("127.0.0.1", server.port))
+    s.sendall(b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+              % (path.encode(), len(payload)) + payload)
+    end = time.monotonic() + 20
+    while counter(server, "prefill_tokens") < before + enough and time.monotonic() < end:
+        time.sleep(0.01)
+    start = time.monotonic()
+    s.close()
+    while server.get("/v1/glmstream/state?map=0")[1]["sessions"]["active"] and time.monotonic() < start + 60:
+        time.sleep(0.005)
+    return time.monotonic() - start, int(counter(server, "prefill_tokens") - before)
+
+
+def leaving(server):
+    """Streams and whole answers: the prompt stops, and the same prompt computes the rest only."""
+    for stream in (False, True):
+        for path, key in (("/v1/chat/completions", "messages"), ("/v1/messages", "messages"), ("/api/chat", "messages")):
+            long = text(f"{path} {stream}")
+            body = {key: user(long), "model": "default", "max_tokens": 2}
+            if path == "/api/chat":
+                body = {key: user(long), "model": "default", "options": {"num_predict": 2}}
+            took, n = leave(server, path, body, stream, 1)
+            usage = server.post("/v1/messages", {"messages": user(long), "max_tokens": 1})[1]["usage"]
+            total = usage["input_tokens"] + usage["cache_read_input_tokens"]
+            print(f"{path}, {'stream' if stream else 'whole'}: stopped after {1000 * took:.0f} ms, {n} of {total} tokens computed")
+            check(0 < n < total, path, stream, "the prompt was stopped in its middle", n, total)
+            check(took < 2, path, stream, "at once", took)
+            # the APIs put different tokens before the text: what they share is the conversation's opening
+            if path == "/v1/messages":
+                check(usage["cache_read_input_tokens"] >= n, path, stream, "and goes on where it was", usage, n)
+
+
+def main():
+    with Server("--sessions", "3", "--chunk", "128", "-c", "4096", "-t", "1", "--draft", "off") as server:
+        progress_events(server)
+        leaving(server)
+
+
+main()
+finish()
