@@ -276,6 +276,13 @@ const char *engine_backend_name(const struct engine *g)
 	return g->backend->ops->name;
 }
 
+bool engine_only_computes(const struct engine *g)
+{
+	struct engine_cache cache;
+	engine_cache_snapshot(g, &cache, NULL);
+	return !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
+}
+
 void engine_usage(struct engine *g, struct backend_usage *out)
 {
 	g->backend->ops->usage(g->backend, out);

@@ -107,7 +107,10 @@ bool engine_has_mtp(const struct engine *g); /* the draft layer is loaded */
 /* One line for people: model, where its experts are, backend, context. */
 void engine_summary(const struct engine *g, char *out, size_t size);
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
-const char *engine_io_name(const struct engine *g);      /* "mmap", "uring", "threads" */
+/* A step waits for neither a device nor a drive: the processor time of the thread that calls is its
+ * duration, and other programs do not change it. */
+bool engine_only_computes(const struct engine *g);
+const char *engine_io_name(const struct engine *g); /* "mmap", "uring", "threads" */
 /* What the backend has done so far, see struct backend_usage. Busy and idle time are counted
  * between engine_measure(g, true) and (g, false), which wait for the device. */
 void engine_usage(struct engine *g, struct backend_usage *out);

@@ -49,6 +49,9 @@ static void write_totals(
 	json_write_int(w, "cached_tokens", (int64_t)metrics_get(m, METRICS_CACHED_TOKENS));
 	json_write_int(w, "prefill_tokens", (int64_t)metrics_get(m, METRICS_PREFILL_TOKENS));
 	json_write_int(w, "new_tokens", (int64_t)metrics_get(m, METRICS_NEW_TOKENS));
+	json_write_int(w, "step_rows", (int64_t)metrics_get(m, METRICS_ROWS));
+	json_write_real(w, "step_cpu_ms", (double)metrics_get(m, METRICS_STEP_CPU_NS) / 1e6);
+	json_write_real(w, "host_cpu_ms", (double)metrics_get(m, METRICS_HOST_CPU_NS) / 1e6);
 	json_write_int(w, "hit_cache", (int64_t)x->hit_vram);
 	json_write_int(w, "hit_ram", (int64_t)x->hit_ram);
 	json_write_int(w, "miss", (int64_t)x->miss);

@@ -290,6 +290,53 @@ static void test_queue(void **state)
 	scheduler_close(s);
 }
 
+/* A client with many answers computes as much as one with a single answer meanwhile. */
+static void test_clients_share_steps(void **state)
+{
+	(void)state;
+	enum { MANY = N_SESSIONS - 1 };
+	struct client_shares *shares = client_shares_new(75);
+	struct client *a = client_find(shares, "a", 1), *b = client_find(shares, "b", 1);
+	struct scheduler *s = open_scheduler(N_SESSIONS, N_SESSIONS);
+	struct mailbox *mail = mailbox_new(), *apart = mailbox_new();
+	struct answer got[MANY] = {0}, own = {0};
+	struct job *jobs[MANY], *j = make_job(apart, 0, 50, 5, 2 * N_NEW);
+	unsigned retry;
+	for (uint32_t i = 0; i < MANY; i++) {
+		jobs[i] = make_job(mail, i, 60 + i, 5, 300);
+		jobs[i]->options.min_new = 300;
+		jobs[i]->client = a;
+	}
+	j->options.min_new = 2 * N_NEW;
+	j->client = b;
+	uint64_t tokens = metrics_get(metrics, METRICS_NEW_TOKENS);
+	assert_int_equal(scheduler_submit(s, jobs, MANY, &retry), SCHEDULER_TAKEN);
+	while (metrics_get(metrics, METRICS_NEW_TOKENS) < tokens + 5 * MANY)
+		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	uint64_t rows = metrics_get(metrics, METRICS_ROWS);
+	assert_int_equal(scheduler_submit(s, &j, 1, &retry), SCHEDULER_TAKEN);
+	collect(apart, &own, 1);
+	rows = metrics_get(metrics, METRICS_ROWS) - rows;
+	/* of which MANY + 1 times the answer without the rule; twice if rows cost the same */
+	assert_in_range(rows, 2 * N_NEW, (MANY + 1) / 2 * 2 * N_NEW);
+	for (uint32_t i = 0; i < MANY; i++)
+		atomic_store(&jobs[i]->cancel, true);
+	collect(mail, got, MANY);
+	scheduler_close(s);
+	for (uint32_t i = 0; i < MANY; i++) {
+		buf_free(&got[i].text);
+		job_drop(jobs[i]);
+	}
+	buf_free(&own.text);
+	job_drop(j);
+	mailbox_drop(mail);
+	mailbox_drop(apart);
+	client_drop(a);
+	client_drop(b);
+	assert_int_equal(client_shares_stats(shares).clients, 0);
+	client_shares_free(shares);
+}
+
 /* n jobs one after the other; returns the cached tokens of the last. */
 static uint32_t cached_of(struct scheduler *s, uint64_t seed, uint32_t n)
 {
@@ -483,6 +530,7 @@ int main(void)
 		cmocka_unit_test(test_same_as_generate),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_queue),
+		cmocka_unit_test(test_clients_share_steps),
 		cmocka_unit_test(test_sessions_are_found),
 		cmocka_unit_test(test_common_prompts),
 		cmocka_unit_test(test_prompts_in_slices),

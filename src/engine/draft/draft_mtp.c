@@ -17,7 +17,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct mtp_source;
 
@@ -121,11 +120,7 @@ struct drafter *drafter_open(struct engine *g, int mode)
 {
 	struct drafter_options o = {
 		.limit = mode == DRAFT_AUTO ? DRAFT_MAX : (uint32_t)mode, .always = mode != DRAFT_AUTO};
-	struct engine_cache cache;
-	engine_cache_snapshot(g, &cache, NULL);
-	/* where nothing is waited for, the thread's own time says the same and is not disturbed by
-	 * other programs */
-	bool computes_only = !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
+	bool computes_only = engine_only_computes(g);
 	if (computes_only)
 		o.clock = clock_thread_ns;
 	if (!engine_has_mtp(g) || (computes_only && mode == DRAFT_AUTO))

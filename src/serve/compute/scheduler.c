@@ -102,6 +102,7 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	struct scheduler *s = NEW(struct scheduler);
 	s->engine = g;
 	s->metrics = metrics;
+	s->clock = engine_only_computes(g) ? clock_thread_ns : clock_ns;
 	s->queue_limit = o->queue_limit;
 	s->slots = NEW_ARRAY(struct slot, n_sessions);
 	s->last = &s->first;
@@ -224,6 +225,7 @@ void scheduler_close(struct scheduler *s)
 		draft_timeline_free(s->slots[i].drafts);
 		session_free(s->slots[i].session);
 	}
+	client_times_fini(&s->times);
 	drafter_free(s->drafter);
 	prefix_store_close(s->store);
 	pthread_cond_destroy(&s->wake);

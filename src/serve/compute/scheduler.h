@@ -5,7 +5,8 @@
  * take turns: a step either reads prompts (rows shared by all sessions that still read) or writes
  * (the next token, and drafts, of up to SCHEDULER_ROWS sessions). Reading and writing get the same
  * time while both want it, and prompts are then read in slices that take about as long as a few
- * tokens. An answer's tokens do not depend on who else is served.
+ * tokens. Within both, clients that compute get the same time, however many answers each has
+ * (client_time.h). An answer's tokens do not depend on who else is served.
  *
  * A session keeps its timeline when its job ends. A new job gets the idle session whose
  * conversation it goes on with; else the one that was idle longest, into which the longest common

@@ -12,6 +12,7 @@
 #define GLM_SERVE_SCHEDULER_INTERNAL_H
 
 #include "src/engine/batch.h"
+#include "src/serve/compute/client_time.h"
 #include "src/serve/compute/scheduler.h"
 #include "src/serve/compute/slices.h"
 
@@ -22,6 +23,7 @@ struct slot {
 	struct session *session;
 	struct draft_timeline *drafts; /* NULL: none are made */
 	struct job *job;               /* NULL: idle */
+	struct client_time *time;      /* of the job's client; NULL: nobody's */
 	enum scheduler_state state;
 	int32_t next;        /* WRITING: the token drawn last, computed by the next step */
 	uint32_t prompt;     /* tokens of the prompt of the last job */
@@ -40,6 +42,7 @@ struct scheduler {
 	struct drafter *drafter;    /* compute; NULL: no drafts */
 	uint32_t n_slots;           /* constant */
 	uint32_t queue_limit;       /* constant */
+	uint64_t (*clock)(void);    /* constant: what steps are measured with, in ns */
 	pthread_t thread;
 	struct slot *slots;        /* [n_slots] compute */
 	uint32_t turn;             /* compute: who is first in the next step */
@@ -47,6 +50,9 @@ struct scheduler {
 	uint64_t n_ended;          /* compute */
 	int64_t writing_ns;        /* compute: reading time less writing time, while both want it */
 	uint64_t decode_ns;        /* compute: time of a step that writes, smoothed; 0: none yet */
+	uint64_t prefill_ns;       /* compute: of the latest step that read */
+	uint64_t model_ns;         /* compute: of batch_step in steps that write, smoothed */
+	struct client_times times; /* compute */
 	struct slice_costs slices; /* compute */
 	uint64_t cpu_ns;           /* compute: processor time of the thread that metrics have */
 	uint64_t step_ns;          /* compute: of what they do not have, in steps */

@@ -17,6 +17,9 @@ static void slot_release(struct scheduler *s, struct slot *slot)
 {
 	struct job *j = slot->job;
 	double seconds = (double)(clock_ns() - j->started_ns) / 1e9;
+	client_time_leave(
+		&s->times, slot->time, slot->state == SCHEDULER_WRITING ? CLIENT_WRITES : CLIENT_READS);
+	slot->time = NULL;
 	slot->job = NULL;
 	slot->state = SCHEDULER_IDLE;
 	slot->last_used = ++s->n_ended;
@@ -202,6 +205,7 @@ static void slot_begin_job(struct scheduler *s, struct job *j)
 	slot->serial = ++s->n_jobs;
 	slot->rest_ns = 0;
 	client_begin_answer(j->client, slot->serial);
+	slot->time = client_time_join(&s->times, j->client, CLIENT_READS);
 	slot->state = SCHEDULER_READING;
 	slot->prompt = (uint32_t)j->prompt.n;
 	j->cached = start;

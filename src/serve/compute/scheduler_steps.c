@@ -7,6 +7,10 @@
  *
  * While answers are written, prompts are read in slices (slices.h). Both get the same time: before
  * the next slice answers are written for as long as the last one took.
+ *
+ * Within both, clients get the same time (client_time.h). A step that writes is charged to its
+ * answers in equal parts, drafts included, since these are the scheduler's choice; a step that
+ * reads by rows; a draw to its answer.
  */
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -61,6 +65,20 @@ static void reading_layer(void *user, uint32_t done, uint32_t n_layers)
 		step->reported_ns = now;
 }
 
+/* Divides the time of a step among the clients of its parts. */
+static void parts_charge(
+	const struct batch_part *parts, struct slot *const *at, uint32_t n, uint64_t ns)
+{
+	uint64_t weights = 0;
+	for (uint32_t i = 0; i < n; i++)
+		weights += at[i]->state == SCHEDULER_WRITING ? 1 : parts[i].n;
+	for (uint32_t i = 0; i < n; i++)
+		if (at[i]->state == SCHEDULER_WRITING)
+			client_time_charge(at[i]->time, CLIENT_WRITES, ns / weights);
+		else
+			client_time_charge(at[i]->time, CLIENT_READS, ns * parts[i].n / weights);
+}
+
 /* Computes the parts of `at`; when that fails their jobs do. A job that failed is gone from its
  * slot. */
 static bool parts_compute(
@@ -79,9 +97,13 @@ static bool parts_compute(
 	const struct batch_watch watch = {.cancel = alone ? &alone->cancel : &s->abandon,
 		.on_layer = n && at[0]->state == SCHEDULER_READING ? reading_layer : NULL,
 		.user = &step};
-	uint64_t before = clock_thread_ns();
+	uint64_t before = clock_thread_ns(), start = s->clock();
 	int rc = batch_step(parts, n, &watch, &e);
 	s->step_ns += clock_thread_ns() - before;
+	uint64_t took = s->clock() - start;
+	parts_charge(parts, at, n, took);
+	if (n && at[0]->state == SCHEDULER_WRITING)
+		s->model_ns = s->model_ns ? (7 * s->model_ns + took) / 8 : took;
 	pthread_mutex_lock(&s->lock);
 	s->alone = NULL;
 	s->snapshot.healthy = !rc || rc == ERR_INTERRUPTED;
@@ -253,6 +275,10 @@ static bool slot_give_token(struct scheduler *s, struct slot *slot, const struct
 		if (slot->drafts)
 			drafts_begin(slot->drafts, j->prompt.data, (uint32_t)j->prompt.n, &j->sampler);
 	}
+	if (slot->state == SCHEDULER_READING) {
+		client_time_leave(&s->times, slot->time, CLIENT_READS);
+		slot->time = client_time_join(&s->times, j->client, CLIENT_WRITES);
+	}
 	slot->state = SCHEDULER_WRITING;
 	slot->next = id;
 	if (slot->drafts)
@@ -268,8 +294,9 @@ static bool slot_give_token(struct scheduler *s, struct slot *slot, const struct
 }
 
 /* Drawing a token is quick, but the mask of a schema can take a hundred times as long as a step. A
- * job whose draw took more than 1 / LONG_PART of the step rests: it gets no step until others have
- * computed OTHERS times as long. The step in which it took long counts as theirs. */
+ * job whose draw took more than 1 / LONG_PART of a step's time in the model rests: it gets no step
+ * until others have computed OTHERS times as long. The step in which it took long counts as theirs.
+ */
 #define LONG_PART 4
 #define OTHERS    5
 
@@ -288,6 +315,7 @@ static void slot_continue(struct scheduler *s, struct slot *slot, const struct b
 	uint32_t rows = part->verify ? part->n : 1, row = 0;
 	uint32_t position = session_length(slot->session) - rows + 1;
 	bool goes_on = true;
+	struct client_time *time = client_time_join(&s->times, slot->job->client, CLIENT_WRITES);
 	uint64_t start = clock_thread_ns();
 	for (; goes_on; row++) {
 		struct mem_scope scope;
@@ -296,12 +324,31 @@ static void slot_continue(struct scheduler *s, struct slot *slot, const struct b
 		if (mem_scope_end(&scope) && slot->job) {
 			slot_keep_rows(slot, part, row + 1);
 			slot_fail_memory(s, slot);
-			return;
+			goes_on = false;
 		}
 	}
 	uint64_t took = clock_thread_ns() - start;
-	if (took > s->decode_ns / LONG_PART)
+	client_time_charge(time, CLIENT_WRITES, took);
+	client_time_leave(&s->times, time, CLIENT_WRITES);
+	if (took > s->model_ns / LONG_PART)
 		slot->rest_ns = (int64_t)(OTHERS * took);
+}
+
+/* Of these n slots, all that could be computed now, keeps those whose clients are not ahead of
+ * others by more than a step; returns how many. */
+static uint32_t slots_take_turns(
+	struct scheduler *s, struct slot **at, uint32_t n, enum client_work work)
+{
+	struct client_time *of[SCHEDULER_SESSIONS_MAX] = {NULL};
+	uint32_t kept = 0;
+	for (uint32_t i = 0; i < n; i++)
+		of[i] = at[i]->time;
+	client_time_least(&s->times, of, n, work);
+	for (uint32_t i = 0; i < n; i++)
+		if (client_time_may(
+				&s->times, of[i], work, work == CLIENT_WRITES ? s->decode_ns : s->prefill_ns))
+			at[kept++] = at[i];
+	return kept;
 }
 
 /* How many of the `rest` rows of a prompt are read now, at most `room`. Avoids leaving so few rows
@@ -315,8 +362,8 @@ static uint32_t prompt_rows(const struct scheduler *s, uint32_t rest, uint32_t r
 	return rows;
 }
 
-/* Up to `room` rows, shared evenly by all sessions that still read their prompts. Returns how many
- * were computed. */
+/* Up to `room` rows, shared evenly by the sessions that still read their prompts and whose clients
+ * have a turn. Returns how many were computed. */
 static uint32_t prefill_step(struct scheduler *s, uint32_t room)
 {
 	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
@@ -324,25 +371,23 @@ static uint32_t prefill_step(struct scheduler *s, uint32_t room)
 	struct draw_request draws[SCHEDULER_SESSIONS_MAX];
 	struct draw_result drawn[SCHEDULER_SESSIONS_MAX];
 	uint32_t n = 0, left = 0, total = 0;
-	for (uint32_t i = 0; i < s->n_slots; i++)
-		left += s->slots[i].job && s->slots[i].state == SCHEDULER_READING &&
-				!slot_follows(s, &s->slots[i]);
-	for (uint32_t k = 0; k < s->n_slots && left && room; k++) {
+	for (uint32_t k = 0; k < s->n_slots; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
-		if (!slot->job || slot->state != SCHEDULER_READING || slot->leader)
-			continue;
-		const struct token_ids *prompt = &slot->job->prompt;
-		uint32_t done = session_length(slot->session), rest = (uint32_t)prompt->n - done;
+		if (slot->job && slot->state == SCHEDULER_READING && !slot_follows(s, slot))
+			at[left++] = slot;
+	}
+	left = slots_take_turns(s, at, left, CLIENT_READS);
+	for (; left && room; n++) {
+		const struct token_ids *prompt = &at[n]->job->prompt;
+		uint32_t done = session_length(at[n]->session), rest = (uint32_t)prompt->n - done;
 		uint32_t rows = prompt_rows(s, rest, room / left);
 		left--;
 		room -= rows;
 		total += rows;
-		at[n] = slot;
-		parts[n] =
-			(struct batch_part){.session = slot->session, .tokens = prompt->data + done, .n = rows};
+		parts[n] = (struct batch_part){
+			.session = at[n]->session, .tokens = prompt->data + done, .n = rows};
 		if (rows == rest)
-			part_draws(&parts[n], slot->job, &draws[n], &drawn[n]);
-		n++;
+			part_draws(&parts[n], at[n]->job, &draws[n], &drawn[n]);
 	}
 	s->turn = (s->turn + 1) % s->n_slots;
 	if (!parts_compute(s, parts, at, n))
@@ -399,17 +444,21 @@ static void slots_drafted(struct scheduler *s, struct slot *const *at, uint32_t 
 static void decode_step(struct scheduler *s)
 {
 	struct batch_part parts[SCHEDULER_ROWS];
-	struct slot *at[SCHEDULER_ROWS] = {NULL};
+	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
 	int32_t tokens[SCHEDULER_ROWS];
 	struct draw_request draws[SCHEDULER_ROWS];
 	struct draw_result drawn[SCHEDULER_ROWS];
-	uint32_t n = 0, rows = 0, k, most = MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine));
-	for (k = 0; k < s->n_slots && n < most; k++) {
+	uint32_t n = 0, rows = 0, most = MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine));
+	for (uint32_t k = 0; k < s->n_slots; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
 		if (slot->job && slot->state == SCHEDULER_WRITING && !slot_rests(s, slot))
 			at[n++] = slot;
 	}
-	s->turn = (s->turn + k) % s->n_slots;
+	n = slots_take_turns(s, at, n, CLIENT_WRITES);
+	if (n > most) {
+		s->turn = (uint32_t)(at[most] - s->slots);
+		n = most;
+	}
 	if (s->drafter)
 		slots_draft(s, at, n, most);
 	for (uint32_t i = 0; i < n; i++) {
@@ -451,7 +500,7 @@ void scheduler_step(struct scheduler *s)
 								 !slot_rests(s, &s->slots[i]));
 	if (!reading && !writing)
 		return;
-	uint64_t start = clock_ns();
+	uint64_t start = s->clock(), wall = clock_ns();
 	bool write = writing && (!reading || s->writing_ns > 0);
 	uint32_t room = batch_max_rows(s->engine), rows = 0;
 	if (writing && s->decode_ns > 0)
@@ -460,12 +509,14 @@ void scheduler_step(struct scheduler *s)
 		decode_step(s);
 	else
 		rows = prefill_step(s, MIN(room, batch_max_rows(s->engine)));
-	uint64_t took = clock_ns() - start;
+	uint64_t took = s->clock() - start;
 	if (write)
 		s->decode_ns = s->decode_ns ? (7 * s->decode_ns + took) / 8 : took;
-	else if (rows)
+	else if (rows) {
+		s->prefill_ns = took;
 		slices_observe(&s->slices, rows, took);
-	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, took);
+	}
+	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, clock_ns() - wall);
 	for (uint32_t i = 0; i < s->n_slots; i++)
 		s->slots[i].rest_ns -= MIN(s->slots[i].rest_ns, (int64_t)took);
 	if (!reading || !writing)
