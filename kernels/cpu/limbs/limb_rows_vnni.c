@@ -87,17 +87,6 @@ ALWAYS_INLINE void add_half_lanes_of_rows(const __m512i *v, int stride, int offs
 		b, _mm512_sub_epi32(_mm512_shuffle_i32x4(low, high, 0xdd), _mm512_set1_epi32(offset_b)));
 }
 
-/* v[r]: 8 lanes of row r -> out[r] */
-ALWAYS_INLINE void add_short_lanes_of_rows(const __m256i *v, int32_t out[LIMB_ROWS])
-{
-	const __m512i *two = (const __m512i *)(const void *)v;
-	/* 128-bit lanes 0 and 1 of a pair are of the even row, 2 and 3 of the odd one */
-	__m512i all = add_pairs_of_lanes(
-		add_four(two[0], two[1], two[2], two[3]), add_four(two[4], two[5], two[6], two[7]));
-	const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-	_mm512_store_si512(out, _mm512_permutexvar_epi32(order, all));
-}
-
 /* ---- types with a scale per lane and register: Q2_K, Q3_K, Q4_K, Q6_K ---- */
 
 /* Byte i of a register of scales: the number of the scale for its dword lane i / 4, in every fourth
@@ -108,7 +97,12 @@ ALWAYS_INLINE void add_short_lanes_of_rows(const __m256i *v, int32_t out[LIMB_RO
 	{                                                                                              \
 		LANES_4(a), LANES_4(b), LANES_4(c), LANES_4(d)                                             \
 	}
-#define LOW_BYTES 0x1111111111111111ull
+#define LOW_BYTES  0x1111111111111111ull
+
+/* The lanes of Q2_K's register 0; those of register z lie 2 z further on, all four bytes alike. */
+#define SAME(a)    a, a, a, a
+#define SAME_16(a) SAME(a), SAME(a), SAME(a), SAME(a)
+static const uint8_t lanes_4[64] = {SAME_16(0), SAME_16(1), SAME_16(8), SAME_16(9)};
 
 static const uint8_t k16_scale_lanes[4][64] = {SCALE_LANES(0, 1, 8, 9), SCALE_LANES(2, 3, 10, 11),
 	SCALE_LANES(4, 5, 12, 13), SCALE_LANES(6, 7, 14, 15)};
@@ -153,31 +147,40 @@ ALWAYS_INLINE __m512i crumbs(__m512i q, int z)
 	return _mm512_and_si512(_mm512_srli_epi16(q, 2 * (unsigned)z), _mm512_set1_epi8(3));
 }
 
-/* Of all weight rows of a type with minima */
-struct minima_products {
-	products whole[LIMB_X];
-	__m256i least[LIMB_X][EXPERT_LIMBS][LIMB_ROWS];
-};
-
-ALWAYS_INLINE void multiply_with_minima(const struct limb_task *t, int64_t block, int r,
-	const __m512i w[4], const __m512i scale[4], __m256i minima, struct minima_products *to)
+/* Factors of the minima, 16 bytes a weight row, times the sums of 16 limbs: here a dword lane is a
+ * weight row, so nothing has to be added up across lanes. */
+ALWAYS_INLINE void least_sums(const struct limb_task *t, int64_t block,
+	const uint8_t minima[LIMB_ROWS][16], struct limb_sums *s)
 {
-	for (int i = 0; i < t->n_x; i++) {
-		const struct limb_block *x = t->x[i] + block;
-		UNROLLED_FOR (k, EXPERT_LIMBS) {
-			to->whole[i][k][r] = scaled_products(w, scale, x, k);
-			to->least[i][k][r] = times_sums(minima, x, k);
-		}
+	/* dwords 0 and 1, 2 and 3 of the eight weight rows of two registers */
+	const __m512i low = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29),
+				  high = _mm512_add_epi32(low, _mm512_set1_epi32(2)),
+				  even = _mm512_set1_epi32(0x00ff00ff);
+	__m512i rows[4], half[2][2], words[8]; /* words: minima 4 i, 4 i + 2 and 4 i + 1, 4 i + 3 */
+	UNROLLED_FOR (i, 4)
+		rows[i] = load_512(minima[4 * i]);
+	UNROLLED_FOR (i, 2) {
+		half[i][0] = _mm512_permutex2var_epi32(rows[2 * i], low, rows[2 * i + 1]);
+		half[i][1] = _mm512_permutex2var_epi32(rows[2 * i], high, rows[2 * i + 1]);
 	}
-}
-
-ALWAYS_INLINE void add_with_minima(
-	const struct limb_task *t, const struct minima_products *p, struct limb_sums *s)
-{
+	UNROLLED_FOR (i, 4) {
+		__m512i four = _mm512_shuffle_i64x2(half[0][i / 2], half[1][i / 2], i % 2 ? 0xee : 0x44);
+		words[2 * i] = _mm512_and_si512(four, even);
+		words[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(four, 8), even);
+	}
+	/* sums 4 i and 4 i + 2, 4 i + 1 and 4 i + 3 side by side */
+	const __m256i order = _mm256_broadcastsi128_si256(
+		_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
 	for (int i = 0; i < t->n_x; i++)
 		for (int k = 0; k < EXPERT_LIMBS; k++) {
-			add_lanes_of_rows(p->whole[i][k], s->whole[0][i][k]);
-			add_short_lanes_of_rows(p->least[i][k], s->least[i][k]);
+			int32_t pair[8];
+			_mm256_storeu_si256((__m256i *)pair,
+				_mm256_shuffle_epi8(
+					_mm256_loadu_si256((const __m256i *)t->x[i][block].sum[k]), order));
+			__m512i sum = _mm512_setzero_si512();
+			UNROLLED_FOR (c, 8)
+				sum = _mm512_dpwssd_epi32(sum, words[c], _mm512_set1_epi32(pair[c]));
+			_mm512_store_si512(s->least[i][k], sum);
 		}
 }
 
@@ -201,32 +204,58 @@ ALWAYS_INLINE void add_products(
 			add_lanes_of_rows(whole[i][k], s->whole[0][i][k]);
 }
 
+/* Byte 4 * scale + weight: their product */
+static const uint8_t q2_k_products[64] = {
+#define SCALED(n)  0, n, 2 * n, 3 * n
+	SCALED(0), SCALED(1), SCALED(2), SCALED(3), SCALED(4), SCALED(5), SCALED(6), SCALED(7),
+	SCALED(8), SCALED(9), SCALED(10), SCALED(11), SCALED(12), SCALED(13), SCALED(14), SCALED(15)};
+
+/* The scales, of four bits, go into the bytes of the weights. */
 static __attribute__((noinline)) void q2_k_sums(
 	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
-	struct minima_products both;
+	products whole[LIMB_X];
+	_Alignas(64) uint8_t minima[LIMB_ROWS][16];
 	const __m128i fifteen = _mm_set1_epi8(15);
+	const __m512i table = load_512(q2_k_products), three = _mm512_set1_epi8(3),
+				  to_lanes = load_512(lanes_4);
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
 		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 84);
 		__m128i sc = _mm_loadu_si128((const __m128i *)p);
-		__m512i q = load_512(p + 16), w[4], scale[4];
-		__m128i scales = _mm_and_si128(sc, fifteen);
+		__m512i q = load_512(p + 16), w[4];
+		/* 4 * scale */
+		__m512i scales = _mm512_castsi128_si512(_mm_slli_epi16(_mm_and_si128(sc, fifteen), 2));
 		UNROLLED_FOR (z, 4) {
-			w[z] = crumbs(q, z);
-			scale[z] = scale_lanes(k16_scale_lanes, z, scales);
+			__m512i lanes = _mm512_permutexvar_epi8(
+				_mm512_add_epi8(to_lanes, _mm512_set1_epi8((char)(2 * z))), scales);
+			/* (q >> 2 z & 3) | lanes */
+			w[z] = _mm512_permutexvar_epi8(
+				_mm512_ternarylogic_epi64(
+					_mm512_srli_epi16(q, 2 * (unsigned)z), three, lanes, 0xea),
+				table);
 		}
-		__m256i minima = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(sc, 4), fifteen));
+		_mm_store_si128((__m128i *)minima[r], _mm_and_si128(_mm_srli_epi16(sc, 4), fifteen));
 		s->unit[0][r] = load_u16(p + 80);
 		s->minimum[r] = load_u16(p + 82);
-		multiply_with_minima(t, block, r, w, scale, minima, &both);
+		for (int i = 0; i < t->n_x; i++) {
+			const struct limb_block *x = t->x[i] + block;
+			UNROLLED_FOR (k, EXPERT_LIMBS) {
+				__m512i sum = _mm512_setzero_si512();
+				UNROLLED_FOR (z, 4)
+					sum = _mm512_dpbusd_epi32(sum, w[z], limbs_at(x, k, z));
+				whole[i][k][r] = sum;
+			}
+		}
 	}
-	add_with_minima(t, &both, s);
+	add_products(t, whole, s);
+	least_sums(t, block, minima, s);
 }
 
 static __attribute__((noinline)) void q4_k_sums(
 	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
-	struct minima_products both;
+	products whole[LIMB_X];
+	_Alignas(64) uint8_t minima[LIMB_ROWS][16];
 	const __m512i fifteen = _mm512_set1_epi8(15);
 	const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
@@ -241,12 +270,15 @@ static __attribute__((noinline)) void q4_k_sums(
 			w[z] = _mm512_and_si512(_mm512_srli_epi16(q, 4 * (z % 2)), fifteen);
 			scale[z] = scale_lanes(q4_k_scale_lanes, z, scales);
 		}
-		__m256i minima = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(least, least));
+		_mm_store_si128((__m128i *)minima[r], _mm_unpacklo_epi8(least, least));
 		s->unit[0][r] = load_u16(p);
 		s->minimum[r] = load_u16(p + 2);
-		multiply_with_minima(t, block, r, w, scale, minima, &both);
+		for (int i = 0; i < t->n_x; i++)
+			UNROLLED_FOR (k, EXPERT_LIMBS)
+				whole[i][k][r] = scaled_products(w, scale, t->x[i] + block, k);
 	}
-	add_with_minima(t, &both, s);
+	add_products(t, whole, s);
+	least_sums(t, block, minima, s);
 }
 
 /* The 16 signed scales of Q3_K, as bytes */
