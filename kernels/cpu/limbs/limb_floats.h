@@ -40,6 +40,16 @@ struct limb_sums {
 static void super_block_sums(
 	const struct limb_task *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s);
 
+/* Weight rows are read once, but the hardware prefetcher sees LIMB_ROWS streams and restarts at
+ * every page. So a super-block of the next task is requested for each that is multiplied. */
+#define PREFETCH_ROWS LIMB_ROWS
+
+ALWAYS_INLINE void prefetch_super_block(const uint8_t *p, int bytes)
+{
+	for (int i = 0; i < bytes; i += 64)
+		_mm_prefetch((const char *)p + i, _MM_HINT_T0);
+}
+
 ALWAYS_INLINE void halves_to_floats(const uint16_t *half, float *out)
 {
 	for (int i = 0; i < LIMB_ROWS; i += 8)

@@ -189,24 +189,32 @@ ALWAYS_INLINE __m256i weights_plus_64(__m256i rows, __m256i signs)
 		_mm256_sub_epi8(_mm256_xor_si256(rows, signs), signs), _mm256_set1_epi8(64));
 }
 
+/* Rows a, b, c, d of a table of eight-byte rows */
+ALWAYS_INLINE __m256i four_rows(
+	const uint64_t *table, unsigned a, unsigned b, unsigned c, unsigned d)
+{
+	return _mm256_set_epi64x(
+		(long long)table[d], (long long)table[c], (long long)table[b], (long long)table[a]);
+}
+
 static void iq2_xxs_row(
 	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
 	struct chunk_weights w;
 	int16_t scale[16];
-	uint64_t rows[4][8], signs[4][8];
-	for (int g = 0; g < 8; g++) {
-		const uint8_t *q = p + 2 + 8 * g;
-		uint32_t word = load_u32(q + 4);
-		scale[2 * g] = scale[2 * g + 1] = (int16_t)(2 * (word >> 28) + 1);
-		for (int j = 0; j < 4; j++) {
-			rows[j][g] = iq2xxs_grid[q[j]];
-			signs[j][g] = iq_sign_masks[word >> 7 * j & 127];
-		}
+	uint32_t word[8];
+	UNROLLED_FOR (g, 8) {
+		word[g] = load_u32(p + 6 + 8 * g);
+		scale[2 * g] = scale[2 * g + 1] = (int16_t)(2 * (word[g] >> 28) + 1);
 	}
-	UNROLLED_FOR (c, CHUNKS)
-		w.w[c] =
-			weights_plus_64(load_256(rows[c / 2] + c % 2 * 4), load_256(signs[c / 2] + c % 2 * 4));
+	UNROLLED_FOR (c, CHUNKS) {
+		const uint8_t *q = p + 2 + c % 2 * 32 + c / 2;
+		const uint32_t *of = word + c % 2 * 4;
+		int shift = 7 * (c / 2);
+		w.w[c] = weights_plus_64(four_rows(iq2xxs_grid, q[0], q[8], q[16], q[24]),
+			four_rows(iq_sign_masks, of[0] >> shift & 127, of[1] >> shift & 127,
+				of[2] >> shift & 127, of[3] >> shift & 127));
+	}
 	codebook_scales(load_256(scale), &w);
 	s->unit[0][r] = load_u16(p);
 	multiply_row(t, block, r, &w, s);
@@ -216,15 +224,13 @@ static void iq2_xs_row(
 	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
 	struct chunk_weights w;
-	uint64_t rows[4][8], signs[4][8];
-	for (int i = 0; i < 32; i++) {
-		unsigned word = load_u16(p + 2 + 2 * i);
-		rows[i % 4][i / 4] = iq2xs_grid[word & 511];
-		signs[i % 4][i / 4] = iq_sign_masks[word >> 9];
+	UNROLLED_FOR (c, CHUNKS) {
+		const uint8_t *q = p + 2 + c % 2 * 32 + c / 2 * 2;
+		unsigned a0 = load_u16(q), a1 = load_u16(q + 8), a2 = load_u16(q + 16),
+				 a3 = load_u16(q + 24);
+		w.w[c] = weights_plus_64(four_rows(iq2xs_grid, a0 & 511, a1 & 511, a2 & 511, a3 & 511),
+			four_rows(iq_sign_masks, a0 >> 9, a1 >> 9, a2 >> 9, a3 >> 9));
 	}
-	UNROLLED_FOR (c, CHUNKS)
-		w.w[c] =
-			weights_plus_64(load_256(rows[c / 2] + c % 2 * 4), load_256(signs[c / 2] + c % 2 * 4));
 	__m128i sc = _mm_loadl_epi64((const __m128i *)(p + 66)), fifteen = _mm_set1_epi8(15);
 	__m256i nibbles = _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(
 		_mm_and_si128(sc, fifteen), _mm_and_si128(_mm_srli_epi16(sc, 4), fifteen)));
@@ -259,7 +265,10 @@ static void q8_0_row(const struct limb_task *t, const uint8_t *p, int64_t block,
 static void super_block_sums(
 	const struct limb_task *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s)
 {
-	for (int r = 0; r < t->n_rows; r++, w += t->row_bytes)
+	const struct dtype_info *info = dtype_info(t->type);
+	const int bytes = (int)(256 / info->block_values * info->block_bytes);
+	for (int r = 0; r < t->n_rows; r++, w += t->row_bytes) {
+		prefetch_super_block(w + PREFETCH_ROWS * t->row_bytes, bytes);
 		switch (t->type) {
 		case DTYPE_IQ2_XXS:
 			iq2_xxs_row(t, w, block, r, s);
@@ -282,6 +291,7 @@ static void super_block_sums(
 		default:
 			q8_0_row(t, w, block, steps, r, s);
 		}
+	}
 }
 
 static const struct limb_isa isa_avx2 = {"AVX2", vector_rows};

@@ -24,9 +24,6 @@ const struct limb_isa *const limb_isa_vnni = NULL;
 
 #include <pthread.h>
 
-/* Weight rows are read once and in order; the hardware prefetcher restarts at every page. */
-#define PREFETCH_ROWS LIMB_ROWS
-
 typedef __m512i products[EXPERT_LIMBS][LIMB_ROWS];
 
 ALWAYS_INLINE __m512i load_512(const void *p)
@@ -37,12 +34,6 @@ ALWAYS_INLINE __m512i load_512(const void *p)
 ALWAYS_INLINE __m512i limbs_at(const struct limb_block *x, int k, int z)
 {
 	return _mm512_load_si512(x->limb[k] + 64 * z);
-}
-
-ALWAYS_INLINE void prefetch_super_block(const uint8_t *p, int bytes)
-{
-	for (int i = 0; i < bytes; i += 64)
-		_mm_prefetch((const char *)p + i, _MM_HINT_T0);
 }
 
 /* ---- sums of lanes ---- */
@@ -91,8 +82,8 @@ ALWAYS_INLINE void add_half_lanes_of_rows(const __m512i *v, int stride, int offs
 
 /* Byte i of a register of scales: the number of the scale for its dword lane i / 4, in every fourth
  * byte. */
-#define FOUR(a)       a, 0, 0, 0
-#define LANES_4(a)    FOUR(a), FOUR(a), FOUR(a), FOUR(a)
+#define FOUR(a)    a, 0, 0, 0
+#define LANES_4(a) FOUR(a), FOUR(a), FOUR(a), FOUR(a)
 #define SCALE_LANES(a, b, c, d)                                                                    \
 	{                                                                                              \
 		LANES_4(a), LANES_4(b), LANES_4(c), LANES_4(d)                                             \
@@ -447,7 +438,9 @@ static __attribute__((noinline)) void iq2_xxs_sums(
 	const __m512i sign_bits = _mm512_set1_epi64(0x002700200035002e);
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
 		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 66);
-		__m512i q = load_512(p + 2), index = _mm512_shuffle_epi8(q, index_words), w[4];
+		__m512i q = load_512(p + 2);
+		__asm__("" : "+v"(q)); /* one load: it crosses two lines */
+		__m512i index = _mm512_shuffle_epi8(q, index_words), w[4];
 		codebook_weights(
 			look_up_256(xxs_planes, index, words_with_bit(index, 6), words_with_bit(index, 7)),
 			_mm512_multishift_epi64_epi8(sign_bits, q), w);
@@ -482,6 +475,7 @@ static __attribute__((noinline)) void iq2_xs_sums(
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
 		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 74);
 		__m512i q = load_512(p + 2), w[4];
+		__asm__("" : "+v"(q));
 		__mmask32 sixth = words_with_bit(q, 6), seventh = words_with_bit(q, 7);
 		codebook_weights(_mm512_mask_mov_epi16(look_up_256(xs_planes, q, sixth, seventh),
 							 words_with_bit(q, 8), look_up_256(xs_planes + 256, q, sixth, seventh)),
