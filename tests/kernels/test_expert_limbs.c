@@ -62,7 +62,7 @@ static void limb_case_run(struct limb_case *p, const struct limb_isa *isa)
 	int64_t blocks = limb_x_blocks(p->task.n_in);
 	for (int i = 0; i < p->task.n_x; i++) {
 		struct limb_block *b = p->blocks + i * blocks;
-		limb_x_split(p->task.type, p->x + i * p->task.n_in, p->task.n_in, b);
+		isa->split(p->task.type, p->x + i * p->task.n_in, p->task.n_in, b);
 		p->task.x[i] = b;
 	}
 	for (int i = 0; i < LIMB_X; i++)
@@ -135,6 +135,23 @@ static void test_against_doubles(void **state)
 		}
 }
 
+/* The vector versions split x into the same limbs. */
+static void check_split_levels(enum dtype type, const float *x, const struct limb_block *want)
+{
+	struct limb_block *got = aligned_alloc(64, sizeof *got);
+	assert_non_null(got);
+	for (int level = 0; limb_isa_available(level); level++) {
+		memset(got, 0x5a, sizeof *got);
+		limb_isa_available(level)->split(type, x, 256, got);
+		assert_memory_equal(got->limb, want->limb, sizeof got->limb);
+		assert_memory_equal(got->sum, want->sum, sizeof got->sum);
+		assert_true(same_bits(got->scale, want->scale));
+		if (type == DTYPE_IQ2_XXS || type == DTYPE_IQ2_XS)
+			assert_memory_equal(got->start, want->start, sizeof got->start);
+	}
+	free(got);
+}
+
 /* Limbs and scales as the contract says, also of values that have none. */
 static void test_limbs(void **state)
 {
@@ -153,7 +170,8 @@ static void test_limbs(void **state)
 		if (kind == 5)
 			x[3] = -1, x[4] = 1, x[5] = 0x1p-23f;
 		for (size_t t = 0; t < ARRAY_LEN(types); t++) {
-			limb_x_split(types[t], x, 256, b);
+			limb_isa_c->split(types[t], x, 256, b);
+			check_split_levels(types[t], x, b);
 			bool seen[256] = {false};
 			for (int i = 0; i < 256; i++) {
 				int place = limb_place(types[t], i);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Four parallel loops: x becomes limbs (once per row and type); gate and up with SwiGLU, into a
+ * Four parallel loops: x becomes limbs (once for every type); gate and up with SwiGLU, into a
  * hidden row for each slot; hidden rows become limbs; down. A task of the products has TASK_ROWS
  * weight rows of one job and all of its slots, so that weights are read from memory once.
  */
@@ -11,8 +11,9 @@
 
 #include <string.h>
 
-#define TASK_ROWS (2 * LIMB_ROWS)
-#define TYPES_MAX 7 /* of expert_arithmetic_covers */
+#define TASK_ROWS    (2 * LIMB_ROWS)
+#define SPLIT_BLOCKS 4 /* super-blocks of a task that makes limbs */
+#define TYPES_MAX    7 /* of expert_arithmetic_covers */
 
 /* x as limbs for one type of weights */
 struct limb_x {
@@ -51,25 +52,43 @@ static struct limb_x *limb_x_of(const struct limb_ffn_job *a, enum dtype type)
 
 /* ---- tasks ---- */
 
+/* Part `part` of a row of n values as limbs */
+static void split_part(const struct limb_ffn_job *a, enum dtype type, const float *x, int64_t n,
+	int64_t part, struct limb_block *out)
+{
+	int64_t first = part * SPLIT_BLOCKS;
+	a->isa->split(
+		type, x + 256 * first, MIN(n - 256 * first, (int64_t)256 * SPLIT_BLOCKS), out + first);
+}
+
+static int64_t split_parts(int64_t n)
+{
+	return (limb_x_blocks(n) + SPLIT_BLOCKS - 1) / SPLIT_BLOCKS;
+}
+
 static void split_x_task(const void *context, int64_t task, int64_t last, int thread)
 {
 	const struct limb_ffn_job *a = context;
+	int64_t parts = split_parts(a->n_embd);
 	(void)thread;
 	for (; task < last; task++)
-		for (int i = 0; i < a->n_types; i++)
-			limb_x_split(a->x_limbs[i].type, a->x + task * a->n_embd, a->n_embd,
-				a->x_limbs[i].blocks + task * limb_x_blocks(a->n_embd));
+		for (int i = 0; i < a->n_types; i++) {
+			int64_t row = task / parts;
+			split_part(a, a->x_limbs[i].type, a->x + row * a->n_embd, a->n_embd, task % parts,
+				a->x_limbs[i].blocks + row * limb_x_blocks(a->n_embd));
+		}
 }
 
-static void split_hidden_task(const void *context, int64_t slot, int64_t last, int thread)
+static void split_hidden_task(const void *context, int64_t task, int64_t last, int thread)
 {
 	const struct limb_ffn_job *a = context;
-	int64_t j = 0;
+	int64_t j = 0, parts = split_parts(a->n_ff);
 	(void)thread;
-	for (; slot < last; slot++) {
+	for (; task < last; task++) {
+		int64_t slot = task / parts;
 		while (slot >= a->first_slot[j + 1])
 			j++;
-		limb_x_split(a->jobs[j].down.type, a->hidden + slot * a->n_ff, a->n_ff,
+		split_part(a, a->jobs[j].down.type, a->hidden + slot * a->n_ff, a->n_ff, task % parts,
 			a->hidden_limbs + slot * limb_x_blocks(a->n_ff));
 	}
 }
@@ -213,8 +232,8 @@ void limb_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	a.down_tasks = (a.n_embd + TASK_ROWS - 1) / TASK_ROWS;
 	double macs = (double)a.n_embd * (double)a.n_ff * (double)a.n_slots;
 	int threads = cpu_threads_for(b, 3 * macs);
-	cpu_pool_run(b->pool, threads, rows, 1, split_x_task, &a);
+	cpu_pool_run(b->pool, threads, rows * split_parts(a.n_embd), 1, split_x_task, &a);
 	cpu_pool_run(b->pool, threads, n_jobs * a.in_tasks, 1, gate_up_task, &a);
-	cpu_pool_run(b->pool, threads, a.n_slots, 1, split_hidden_task, &a);
+	cpu_pool_run(b->pool, threads, a.n_slots * split_parts(a.n_ff), 1, split_hidden_task, &a);
 	cpu_pool_run(b->pool, threads, n_jobs * a.down_tasks, 1, down_task, &a);
 }

@@ -4,7 +4,7 @@
  * arithmetic is defined in kernels/expert_arithmetic.h; every instruction set gives the same bits.
  *
  *     struct limb_block *b = ...;                 limb_x_blocks(n_in) of them, 64-byte aligned
- *     limb_x_split(type, x, n_in, b);             once per row of x and type
+ *     isa->split(type, x, n_in, b);               once per row of x and type
  *     limb_isa_available(0)->rows(&task);         up to 16 weight rows by up to 8 rows of x
  *
  * Threads: all functions may run at once on different outputs.
@@ -61,9 +61,6 @@ static inline int64_t limb_x_blocks(int64_t n_in)
 	return (n_in + 255) / 256;
 }
 
-/* Splits a row of n values into limb_x_blocks(n) blocks. Any values, infinities and NaN too. */
-void limb_x_split(enum dtype type, const float *x, int64_t n, struct limb_block *out);
-
 /* Weight rows times rows of x: out[x][row] for row < n_rows and x < n_x; the other outputs of a
  * row of x are written too and mean nothing. */
 struct limb_task {
@@ -73,12 +70,16 @@ struct limb_task {
 	int n_rows, n_x;
 	int64_t n_in;
 	int split;                          /* expert_split */
-	const struct limb_block *x[LIMB_X]; /* limb_x_split with the same type and n_in */
+	const struct limb_block *x[LIMB_X]; /* split with the same type and n_in */
 	float (*out)[LIMB_ROWS];
 };
 
 struct limb_isa {
 	const char *name; /* "AVX-512 VNNI" */
+	/* Splits a row of n values into limb_x_blocks(n) blocks, all their fields but `start` of types
+	 * without codebook. Any values, infinities and NaN too. Blocks are independent: a row may be
+	 * split in parts of whole super-blocks. */
+	void (*split)(enum dtype type, const float *x, int64_t n, struct limb_block *out);
 	void (*rows)(const struct limb_task *t);
 };
 

@@ -15,6 +15,7 @@ const struct limb_isa *const limb_isa_avx2 = NULL;
 #else
 
 #include "kernels/cpu/limbs/limb_floats.h"
+#include "kernels/cpu/limbs/limb_split.h"
 #include "src/base/half.h"
 #include "src/quant/iq_grids.h"
 
@@ -294,7 +295,7 @@ static void super_block_sums(
 	}
 }
 
-static const struct limb_isa isa_avx2 = {"AVX2", vector_rows};
+static const struct limb_isa isa_avx2 = {"AVX2", limbs_split, vector_rows};
 const struct limb_isa *const limb_isa_avx2 = &isa_avx2;
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The contract of kernels/expert_arithmetic.h in plain C, one output at a time: the reference for
- * the vector versions and the fallback on other machines. Also what all versions share: x as limbs,
- * and which versions this machine runs.
+ * the vector versions and the fallback on other machines. Also which versions this machine runs.
  */
 #include "kernels/cpu/limbs/limb_rows.h"
 
+#include "kernels/cpu/limbs/limb_split.h"
 #include "src/base/half.h"
 #include "src/base/num.h"
 #include "src/quant/blocks.h"
@@ -14,57 +14,6 @@
 
 #include <math.h>
 #include <string.h>
-
-/* ---- x ---- */
-
-static void super_block_split(enum dtype type, const float *x, struct limb_block *b)
-{
-	uint32_t most = 0;
-	for (int i = 0; i < 256; i++)
-		most = MAX(most, f32_bits(x[i]) & 0x7fffffff);
-	float largest = f32_from_bits(most);
-	bool tiny = largest < EXPERT_X_TINY, finite = most < 0x7f800000;
-	float inv = tiny || !finite ? 0 : EXPERT_LIMB_MOST / largest;
-	b->scale = tiny ? 0 : largest / EXPERT_LIMB_MOST;
-	int8_t limb[EXPERT_LIMBS][256]; /* in the order of x */
-	for (int i = 0; i < 256; i++) {
-		/* adding 2^23 leaves the nearest integer in the low mantissa bits */
-		float v = finite ? x[i] * inv : 0;
-		int32_t n = (int32_t)(f32_bits(fabsf(v) + 0x1p23f) & 0x7fffff);
-		uint32_t bytes = (uint32_t)(v < 0 ? -n : n) + 0x808080;
-		limb[0][i] = (int8_t)(bytes >> 16 ^ 0x80);
-		limb[1][i] = (int8_t)(bytes >> 8 ^ 0x80);
-		limb[2][i] = (int8_t)(bytes ^ 0x80);
-	}
-	for (int k = 0; k < EXPERT_LIMBS; k++) {
-		for (int i = 0; i < 256; i += 8) /* every layout keeps eight neighbours together */
-			memcpy(b->limb[k] + limb_place(type, i), limb[k] + i, 8);
-		for (int g = 0; g < 16; g++) {
-			int sum = 0;
-			for (int i = 16 * g; i < 16 * g + 16; i++)
-				sum += limb[k][i];
-			b->sum[k][g] = (int16_t)sum;
-		}
-	}
-	memset(b->start, 0, sizeof b->start);
-	if (type != DTYPE_IQ2_XXS && type != DTYPE_IQ2_XS)
-		return;
-	for (int k = 0; k < EXPERT_LIMBS; k++)
-		for (int place = 0; place < 256; place++)
-			b->start[type == DTYPE_IQ2_XS ? place / 128 : 0][k][place % 64 / 4] -=
-				64 * b->limb[k][place];
-}
-
-void limb_x_split(enum dtype type, const float *x, int64_t n, struct limb_block *out)
-{
-	for (; n >= 256; n -= 256, x += 256)
-		super_block_split(type, x, out++);
-	if (n > 0) {
-		float rest[256] = {0};
-		memcpy(rest, x, (size_t)n * sizeof *x);
-		super_block_split(type, rest, out);
-	}
-}
 
 /* ---- weights ---- */
 
@@ -246,7 +195,7 @@ static void c_rows(const struct limb_task *t)
 	}
 }
 
-static const struct limb_isa isa_c = {"plain C", c_rows};
+static const struct limb_isa isa_c = {"plain C", limbs_split, c_rows};
 const struct limb_isa *const limb_isa_c = &isa_c;
 
 const struct limb_isa *limb_isa_available(int level)

@@ -19,6 +19,7 @@ const struct limb_isa *const limb_isa_vnni = NULL;
 #else
 
 #include "kernels/cpu/limbs/limb_floats.h"
+#include "kernels/cpu/limbs/limb_split.h"
 #include "src/base/half.h"
 #include "src/quant/iq_grids.h"
 
@@ -582,7 +583,7 @@ static void vnni_rows(const struct limb_task *t)
 	vector_rows(t);
 }
 
-static const struct limb_isa isa_vnni = {"AVX-512 VNNI", vnni_rows};
+static const struct limb_isa isa_vnni = {"AVX-512 VNNI", limbs_split, vnni_rows};
 const struct limb_isa *const limb_isa_vnni = &isa_vnni;
 
 #endif
