@@ -526,7 +526,7 @@ def test_strict():
         check(not "".join(s.log), "-q writes no lines", s.log)
 
 
-def raw(s, data, wait=10, half_close=False):
+def raw(s, data, wait=30, half_close=False):
     """Sends bytes, returns what comes back until the server closes or `wait` seconds pass."""
     got = b""
     with socket.create_connection(("127.0.0.1", s.port), timeout=wait) as c:
@@ -570,7 +570,7 @@ def test_limits(s):
         c = socket.create_connection(("127.0.0.1", s.port))
         c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX: ")
         slow.append(c)
-    end = time.monotonic() + 8
+    end = time.monotonic() + 12  # otherwise they have 15 s
     alive = list(slow)
     while len(alive) >= 12 and time.monotonic() < end:  # three quarters of --max-connections
         for c in list(alive):

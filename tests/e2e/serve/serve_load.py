@@ -337,4 +337,5 @@ def main():
     finish()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 machine (127.0.0.2, ...), addresses that a trusted proxy passes on, or keys."""
 import http.client
 import json
+import select
 import threading
 import time
 
@@ -56,6 +57,11 @@ def close(held):
         c.close()
 
 
+def is_open(sock):
+    """The other end has neither closed the connection nor sent anything."""
+    return not select.select([sock], [], [], 0)[0]
+
+
 def refused(s, what):
     name = f'glmstream_client_refused_total{{what="{what}"}} '
     return next(int(line[len(name):]) for line in s.get("/metrics")[1].splitlines() if line.startswith(name))
@@ -83,13 +89,16 @@ def test_connections():
             time.sleep(0.1)
         check(seen == [200] * 3 and ask(s, "127.0.0.3")[0] in (429, 503), "another's share of what is left", seen)
         check(served(s, "127.0.0.4"), "a third client is served")
-        silent = [connect(s, "127.0.0.2") for _ in range(40)]
-        began = time.monotonic()
-        for c in silent:
-            c.connect()
-        check(served(s, "127.0.0.4"), "forty more that say nothing")
-        took = time.monotonic() - began
-        check(took < 2.5, "others do not wait for the 3 s after which these are cut", took)
+        for _ in range(5):  # a machine that is busy may need longer than the 3 s after which the silent are cut
+            silent = [connect(s, "127.0.0.2") for _ in range(40)]
+            for c in silent:
+                c.connect()
+            check(served(s, "127.0.0.4"), "forty more that say nothing")
+            if waits := is_open(silent[0].sock):
+                break
+            for c in silent:
+                c.close()
+        check(waits, "another client waits until those who say nothing are cut")
         close(few)
         close(held)
         check(served(s, "127.0.0.2"), "room again")

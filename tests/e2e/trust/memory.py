@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Bytes that a server has allocated, counted in its process (fail_alloc.c): as many after 1,000 answers as after 500. What it
-remembers of answers stays within its limit, which the first 500 reach. The KV caches and the workspace are taken at the start."""
+"""Bytes that a server has allocated, counted in its process (fail_alloc.c): as many after 1,000 answers as after 500, while other
+clients vanish, stall and send what must be refused. What the server remembers of answers stays within its limit, which the first 500
+reach. The KV caches and the workspace are taken at the start."""
 import mmap
 import os
 import struct
@@ -9,12 +10,14 @@ import threading
 import time
 
 from serve_lib import WEATHER, Server, check, finish, gauge, user
+from serve_load import Rude
 
 WORK = sys.argv[1]
 CONTROL = os.path.join(WORK, "control")
 CONTROL_BYTES = 40
 ANSWERS = 500
 CLIENTS = 4
+RUDE = 3  # times that each way of behaving badly is tried among so many answers
 LIMIT_GB = 0.00006
 SPREAD = 4000  # bytes; which answers are remembered last varies; the smallest block that leaks with each answer makes 12,000
 PLAIN = {"temperature": 0, "max_tokens": 1, "enable_thinking": False}
@@ -44,7 +47,17 @@ def answers(s, first):
         for i in range(first + which, first + ANSWERS, CLIENTS):
             ask(s, connection if i % 3 else None, i)
         connection.close()
+
+    def misbehave(way):
+        for _ in range(RUDE):
+            try:
+                way()
+            except OSError:
+                pass  # cut off
+
     threads = [threading.Thread(target=client, args=(i,)) for i in range(CLIENTS)]
+    rude = Rude(s, time.monotonic() + 4, {})
+    threads += [threading.Thread(target=misbehave, args=(way,)) for way in rude.ways]
     for t in threads:
         t.start()
     for t in threads:
