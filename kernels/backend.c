@@ -39,7 +39,8 @@ bool backend_explain_no_card(const char *devices, int rc, struct err *e)
 }
 
 #if HAVE_CUDA
-#define cuda_open cuda_backend_open
+#define cuda_open  cuda_backend_open
+#define cuda_cards cuda_count_cards
 #else
 static int cuda_open(const struct backend_options *options, struct backend **out, struct err *e)
 {
@@ -47,6 +48,11 @@ static int cuda_open(const struct backend_options *options, struct backend **out
 	*out = NULL;
 	err_set(e, ERR_RUN, "backend cuda: this program was built without CUDA");
 	return err_hint(e, "use the CPU, or build where nvcc is installed");
+}
+
+static uint32_t cuda_cards(void)
+{
+	return 0;
 }
 #endif
 
@@ -67,17 +73,26 @@ int backend_open(const struct backend_options *options, struct backend **out, st
 			e, ERR_USAGE, "backend '%s' is not known; there are auto, cpu and cuda", name);
 	struct err why = {0};
 	int rc = cuda_open(options, out, &why);
-	if (rc) {
+	if (rc == ERR_USAGE) { /* there are cards, but not this one */
+		if (e)
+			*e = why;
+	} else if (rc) {
 		bool there = HAVE_CUDA && backend_explain_no_card("/dev", rc, &why);
 		rc = cpu_backend_open(options, out, e);
 		if (!rc && there)
 			log_warn("the graphics card is not used: %s", why.text);
 		else if (!rc)
 			log_verbose("backend: cpu (%s): %s", backend_describe(*out), why.text);
-		return rc;
+	} else {
+		log_verbose("backend: cuda (%s)", backend_describe(*out));
 	}
-	log_verbose("backend: cuda (%s)", backend_describe(*out));
-	return 0;
+	return rc;
+}
+
+uint32_t backend_count_cards(const char *name)
+{
+	uint32_t n = name && !strcmp(name, "cpu") ? 0 : cuda_cards();
+	return MAX(n, 1u);
 }
 
 const char *backend_describe(struct backend *b)

@@ -459,12 +459,19 @@ struct backend_options {
 	const char *name; /* "auto", "cpu", "cuda" */
 	int threads;      /* CPU threads; 0: all of this process's affinity mask */
 	bool no_graphs;   /* SEGMENT_EAGER always; numbers are the same */
+	uint32_t card;    /* number of the card; the CPU has 0 only */
+	/* NULL, or an open backend of the same kind that computes at other times and is closed later:
+	 * on the CPU both use its threads. */
+	struct backend *beside;
 };
 
 /* Opens a backend. "auto" takes CUDA when a device answers, else the CPU, and says which and why
- * (log_info). Release it with ops->close. ERR_USAGE: an unknown name; ERR_RUN: the named backend is
- * not available. */
+ * (log_info). Release it with ops->close. ERR_USAGE: an unknown name, a card that does not exist;
+ * ERR_RUN: the named backend is not available. */
 int backend_open(const struct backend_options *options, struct backend **out, struct err *e);
+
+/* How many cards there are for a backend of this name; the CPU counts as one. */
+uint32_t backend_count_cards(const char *name);
 
 /* "AVX-512, 2 threads" or the name of the card; for people. Valid until close. */
 const char *backend_describe(struct backend *b);

@@ -11,6 +11,9 @@ int cpu_backend_open(const struct backend_options *options, struct backend **out
 /* Only in programs built with HAVE_CUDA. ERR_RUN when no usable device answers. */
 int cuda_backend_open(const struct backend_options *options, struct backend **out, struct err *e);
 
+/* Devices that the driver lists; 0 without a driver. Only with HAVE_CUDA. */
+uint32_t cuda_count_cards(void);
+
 /* After cuda_backend_open has failed with rc: without a card CUDA says that the driver is too old,
  * which misleads, so *e then says that there is no card. `devices`: the folder of device files.
  * Returns whether there is a card. */

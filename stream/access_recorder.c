@@ -11,6 +11,7 @@ struct access_recorder {
 	struct expert_source *inner;
 	struct profile *profile;
 	struct trace_writer *trace;
+	bool with_steps;
 	int32_t *ids;   /* [capacity] scratch of an acquire */
 	uint8_t *tiers; /* [capacity] */
 	int capacity;
@@ -24,7 +25,7 @@ static struct access_recorder *recorder_of(struct expert_source *s)
 static void recorder_step(struct expert_source *s, enum expert_use use, int rows, int position)
 {
 	struct access_recorder *r = recorder_of(s);
-	if (r->trace)
+	if (r->trace && r->with_steps)
 		trace_write_step(
 			r->trace, use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE, rows, position);
 	if (r->inner->ops->step)
@@ -134,8 +135,8 @@ static const struct expert_source_ops recorder_ops = {
 	.read_ahead = recorder_read_ahead,
 };
 
-struct expert_source *access_recorder_open(
-	struct expert_source *inner, struct profile *profile, struct trace_writer *trace, int lookahead)
+struct expert_source *access_recorder_open(struct expert_source *inner, struct profile *profile,
+	struct trace_writer *trace, int lookahead, bool with_steps)
 {
 	struct access_recorder *r = NEW(struct access_recorder);
 	r->base = (struct expert_source){
@@ -146,5 +147,6 @@ struct expert_source *access_recorder_open(
 	r->inner = inner;
 	r->profile = profile;
 	r->trace = trace;
+	r->with_steps = with_steps;
 	return &r->base;
 }

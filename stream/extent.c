@@ -184,6 +184,13 @@ int extent_table_from_gguf(
 	return code;
 }
 
+void extent_table_confine(struct extent_table *t, uint32_t first, uint32_t end)
+{
+	for (uint32_t layer = 0; layer < t->n_layers; layer++)
+		if (layer < first || layer >= end)
+			memset(t->tensors[layer], 0, sizeof t->tensors[layer]);
+}
+
 /* --- plans --- */
 
 uint32_t extent_n_layers(const struct extent_table *t)

@@ -89,6 +89,9 @@ int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part pa
 int extent_table_from_gguf(
 	struct extent_table **out, const struct gguf *g, const struct reader *r, struct err *e);
 
+/* Forgets the tensors of all layers but [first, end): they have no experts then. */
+void extent_table_confine(struct extent_table *t, uint32_t first, uint32_t end);
+
 uint32_t extent_n_layers(const struct extent_table *t);
 uint32_t extent_n_experts(const struct extent_table *t);
 bool extent_has_layer(const struct extent_table *t, uint32_t layer); /* any part is set */

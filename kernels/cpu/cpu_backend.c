@@ -124,7 +124,8 @@ static void cpu_close(struct backend *b)
 {
 	if (!b)
 		return;
-	cpu_pool_free(cpu_of(b)->pool);
+	if (!cpu_of(b)->pool_is_lent)
+		cpu_pool_free(cpu_of(b)->pool);
 	mem_unmap(cpu_of(b)->scratch, cpu_of(b)->scratch_bytes);
 	free(b);
 }
@@ -259,13 +260,19 @@ int cpu_backend_open_level(
 	if (options->threads < 0 || options->threads > 1024)
 		return err_set(e, ERR_USAGE,
 			"backend cpu: %d threads requested; 0 (all) to 1024 are possible", options->threads);
+	if (options->card)
+		return err_set(e, ERR_USAGE, "backend cpu: there is no card %u, only card 0, the processor",
+			options->card);
 	struct cpu_backend *b = NEW(struct cpu_backend);
 	b->base.ops = &cpu_ops;
 	b->isa = isa;
 	b->limbs = limb_isa_available(level);
 	if (!b->limbs) /* they have fewer levels */
 		b->limbs = limb_isa_c;
-	b->pool = cpu_pool_new(options->threads ? options->threads : affinity_threads());
+	b->pool_is_lent = options->beside != NULL;
+	b->pool = b->pool_is_lent
+				  ? cpu_of(options->beside)->pool
+				  : cpu_pool_new(options->threads ? options->threads : affinity_threads());
 	if (!b->pool) {
 		free(b);
 		return err_set(e, ERR_MEMORY, "backend cpu: no memory for the thread pool");

@@ -21,7 +21,7 @@ uint32_t batch_max_rows(const struct engine *g)
 
 uint32_t batch_decode_rows(const struct engine *g)
 {
-	return MIN(g->chunk, (uint32_t)g->backend->ops->decode_rows);
+	return MIN(g->chunk, (uint32_t)engine_last(g)->backend->ops->decode_rows);
 }
 
 /* How many of its last rows have their logits computed. */
@@ -59,9 +59,9 @@ static int batch_take_logits(const struct batch_part *parts, uint32_t first, uin
 	uint32_t rows, bool stay, struct err *e)
 {
 	const struct engine *g = parts[first].session->g;
-	const struct workspace *ws = &g->model.ws;
-	struct backend *b = g->backend;
-	size_t n_vocab = g->model.config.n_vocab;
+	const struct workspace *ws = &engine_last(g)->model.ws;
+	struct backend *b = engine_last(g)->backend;
+	size_t n_vocab = g->config.n_vocab;
 	struct draw_request requests[rows];
 	uint32_t at = 0;
 	bool draws = false;
@@ -91,7 +91,7 @@ static int batch_take_logits(const struct batch_part *parts, uint32_t first, uin
 /* Logits of all parts that want them. */
 static int batch_logits(const struct batch_part *parts, uint32_t n_parts, struct err *e)
 {
-	struct model *m = &parts[0].session->g->model;
+	struct model *m = &engine_last(parts[0].session->g)->model;
 	struct backend *b = m->backend;
 	size_t n_embd = m->config.n_embd, n_vocab = m->config.n_vocab;
 	uint32_t row = 0, taken = 0, rows = 0; /* rows of ws.logits, of parts [taken, i) */
@@ -125,8 +125,9 @@ static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
 	const struct forward_rows *rows, const int32_t *states)
 {
 	struct engine *g = parts[0].session->g;
-	if (g->model.has_mtp)
-		mtp_append(&g->model, &g->kv, rows, states);
+	struct stage *last = engine_last(g);
+	if (last->model.has_mtp)
+		mtp_append(&last->model, &last->kv, rows, states);
 	uint32_t row = 0;
 	for (uint32_t i = 0; i < n_parts; row += parts[i++].n) {
 		struct session *s = parts[i].session;
@@ -189,8 +190,8 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
 		.cancel = watch ? watch->cancel : NULL,
 		.on_layer = watch ? watch->on_layer : NULL,
 		.user = watch ? watch->user : NULL};
-	if (!(rc = model_forward(&g->model, &g->kv, &f, first_hidden, e)) &&
-		!(rc = batch_logits(parts, n_parts, e)) && !(rc = gguf_check_lost(g->gguf, e)))
+	if (!(rc = engine_forward(g, &f, first_hidden, e)) && !(rc = batch_logits(parts, n_parts, e)) &&
+		!(rc = gguf_check_lost(g->gguf, e)))
 		batch_advance(parts, n_parts, &f, states);
 	free(ids);
 	return rc;
@@ -205,7 +206,8 @@ int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e)
 	}
 	for (uint32_t at = 0, part; at < n; at += part) {
 		struct engine *g = drafts[0].session->g;
-		part = MIN(n - at, g->model.ws.draft_rows);
+		struct stage *last = engine_last(g);
+		part = MIN(n - at, last->model.ws.draft_rows);
 		struct mtp_sequence sequences[part];
 		for (uint32_t i = 0; i < part; i++) {
 			const struct batch_draft *d = &drafts[at + i];
@@ -218,7 +220,7 @@ int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e)
 			sequences[i].logits = d->logits;
 			session_drafted(d->session);
 		}
-		int rc = mtp_draft(&g->model, &g->kv, sequences, part, g->n_valid, e);
+		int rc = mtp_draft(&last->model, &last->kv, sequences, part, g->n_valid, e);
 		if (rc)
 			return rc;
 	}
@@ -242,16 +244,17 @@ int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n
 		bug("copy of %u tokens between unfit sessions", n);
 	session_rewind(to, 0);
 	session_drop_logits(to);
-	uint32_t trunk = g->model.config.n_layers, mtp = n && to->mtp ? MIN(from->mtp_rows, n - 1) : 0;
+	uint32_t trunk = g->config.n_layers, mtp = n && to->mtp ? MIN(from->mtp_rows, n - 1) : 0;
 	for (uint32_t i = 0; i <= trunk; i++) {
 		uint32_t rows = i < trunk ? n : mtp;
 		if (!rows)
 			continue;
-		copy_cache_rows(g->backend, &g->kv.latent[i], to->base, from->base, rows);
-		copy_cache_rows(g->backend, &g->kv.index_key[i], to->base, from->base, rows);
+		struct stage *s = engine_stage_of(g, i);
+		copy_cache_rows(s->backend, &s->kv.latent[i], to->base, from->base, rows);
+		copy_cache_rows(s->backend, &s->kv.index_key[i], to->base, from->base, rows);
 	}
 	memcpy(to->tokens, from->tokens, n * sizeof *to->tokens);
-	int rc = g->backend->ops->wait(g->backend, e);
+	int rc = engine_wait(g, e);
 	if (rc)
 		return rc;
 	to->length = n;

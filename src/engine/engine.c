@@ -11,6 +11,8 @@
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
 
+#include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,11 +52,8 @@ static int open_trace(struct engine *g, const struct engine_options *o,
 {
 	uint32_t n_layers = c->n_layers + c->n_mtp;
 	uint64_t *bytes = NEW_ARRAY(uint64_t, n_layers);
-	for (uint32_t i = 0; i < n_layers; i++) {
-		const struct expert_tensors *x = &w->experts[i];
-		if (x->gate)
-			bytes[i] = (x->gate->bytes + x->up->bytes + x->down->bytes) / c->n_experts;
-	}
+	for (uint32_t i = 0; i < n_layers; i++)
+		bytes[i] = weights_expert_bytes(w, i) / c->n_experts;
 	struct trace_model m = {.fingerprint = g->fingerprint,
 		.n_layers = n_layers,
 		.n_experts = c->n_experts,
@@ -66,118 +65,128 @@ static int open_trace(struct engine *g, const struct engine_options *o,
 	return g->trace ? 0 : e ? e->code : ERR_RUN;
 }
 
-/* g->source: the experts, with what options put around them: an access recorder for a profile or a
- * trace, then the source of wrap_source. */
-static int wrap_experts(struct engine *g, const struct engine_options *o, const struct plan *p,
-	const struct model_config *c, const struct model_weights *w, struct err *e)
+/* s->source: the stage's experts, with what options put around them: an access recorder for a
+ * profile or a trace, then the source of wrap_source. */
+static int wrap_experts(
+	struct engine *g, const struct engine_options *o, struct stage *s, struct err *e)
 {
-	int rc;
-	g->source = g->experts;
-	if ((rc = engine_profile_open(g, o, c, e)) || (o->trace && (rc = open_trace(g, o, c, w, e))))
-		return rc;
+	s->source = s->experts;
 	const bool counts = g->warm_path || g->profile_folder;
-	if (counts || o->trace)
-		g->source = access_recorder_open(
-			g->experts, counts ? &g->profile : NULL, g->trace, p->loader.lookahead);
+	if (counts || g->trace)
+		s->source = access_recorder_open(s->experts, counts ? &g->profile : NULL, g->trace,
+			s->plan.loader.lookahead, s == g->stages);
 	if (!o->wrap_source)
 		return 0;
 	struct expert_source *wrapped;
-	if (!(rc = o->wrap_source(o->wrap_user, c, g->source, &wrapped, e)))
-		g->source = wrapped;
+	int rc = o->wrap_source(o->wrap_user, &g->config, s->source, &wrapped, e);
+	if (!rc)
+		s->source = wrapped;
 	return rc;
 }
 
-static struct engine_cache make_engine_cache(
-	const struct model_config *c, const struct model_weights *w, const struct plan *p)
+/* What of the cache does not change, over all stages. */
+static struct engine_cache make_engine_cache(const struct engine *g)
 {
+	const struct model_config *c = &g->config;
 	struct engine_cache k = {
 		.n_layers = c->n_layers + c->n_mtp, .n_experts = c->n_experts, .n_mtp = c->n_mtp};
-	uint64_t n_moe = 0;
-	for (uint32_t i = 0; i < k.n_layers; i++)
-		n_moe += w->experts[i].gate != NULL;
-	if (!p->streaming)
-		return k;
-	k.streaming = true;
-	k.policy = p->loader.policy ? p->loader.policy : POLICY_DEFAULT;
-	k.lookahead = p->loader.lookahead;
-	memcpy(k.tier_bytes, p->tiers.tier_bytes, sizeof k.tier_bytes);
-	k.everything_bytes = p->tiers.everything_bytes;
-	k.expert_bytes = n_moe ? plan_expert_bytes(w, k.n_layers) / (n_moe * c->n_experts) : 0;
+	uint64_t n_experts = 0, bytes = 0;
+	for (uint32_t i = 0; i < g->n_stages; i++) {
+		const struct stage *s = &g->stages[i];
+		const struct plan *p = &s->plan;
+		if (!p->streaming)
+			continue;
+		k.streaming = true;
+		k.policy = p->loader.policy ? p->loader.policy : POLICY_DEFAULT;
+		k.lookahead = MAX(k.lookahead, p->loader.lookahead);
+		for (int tier = 0; tier < 2; tier++)
+			k.tier_bytes[tier] += p->tiers.tier_bytes[tier];
+		k.everything_bytes += p->tiers.everything_bytes;
+		bytes += plan_expert_bytes(&s->weights, k.n_layers);
+		for (uint32_t l = 0; l < k.n_layers; l++)
+			n_experts += s->weights.experts[l].gate ? c->n_experts : 0;
+	}
+	k.expert_bytes = n_experts ? bytes / n_experts : 0;
 	return k;
+}
+
+/* Progress of the weights of one stage as part of all of them. */
+struct stages_loading {
+	const struct engine_options *o;
+	uint64_t before, total; /* bytes of the stages before, of all */
+};
+
+static void on_stage_loading(void *user, uint64_t done, uint64_t total)
+{
+	const struct stages_loading *l = user;
+	(void)total;
+	l->o->loading(l->o->loading_user, l->before + done, l->total);
+}
+
+static int open_stages(struct engine *g, const struct engine_options *o, struct err *e)
+{
+	struct stages_loading loading = {.o = o};
+	const struct weights_watch watch = {o->loading ? on_stage_loading : NULL, &loading};
+	const struct stage_setup setup = {
+		.options = o, .file = g->gguf, .check_values = g->check_values, .watch = &watch};
+	int rc = 0;
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		loading.total += g->stages[i].resident_bytes;
+	for (uint32_t i = 0; i < g->n_stages && !rc; i++) {
+		struct stage *s = &g->stages[i];
+		rc = stage_open(s, &setup, e);
+		loading.before += s->resident_bytes;
+	}
+	if (!rc)
+		rc = engine_profile_open(g, o, &g->config, e);
+	for (uint32_t i = 0; i < g->n_stages && !rc; i++) {
+		struct stage *s = &g->stages[i];
+		if (!(rc = wrap_experts(g, o, s, e)))
+			rc = stage_start(s, s == engine_last(g), e);
+	}
+	return rc;
 }
 
 int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
 {
 	*out = NULL;
 	struct engine *g = NEW(struct engine);
-	struct model_config config;
-	struct model_weights weights = {0};
-	struct plan p;
-	size_t resident;
-	bool mtp;
+	struct model_config *c = &g->config;
+	struct model_weights whole = {0};
+	size_t bytes;
 	int rc;
 
-	if ((rc = gguf_open(o->model_path, &g->gguf, e)) || (rc = config_read(g->gguf, &config, e)) ||
+	if ((rc = gguf_open(o->model_path, &g->gguf, e)) || (rc = config_read(g->gguf, c, e)) ||
 		(rc = tokenizer_from_gguf(g->gguf, &g->tokenizer, e)) ||
-		(rc = count_valid_ids(g, &config, o->model_path, e)))
+		(rc = count_valid_ids(g, c, o->model_path, e)) ||
+		(rc = weights_bind(g->gguf, c, c->n_mtp && !o->no_mtp, &whole, &bytes, e)) ||
+		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)))
 		goto out;
-	mtp = config.n_mtp && !o->no_mtp;
-	if ((rc = weights_bind(g->gguf, &config, mtp, &weights, &resident, e)))
-		goto out;
-	const struct weights_watch loading = {o->loading, o->loading_user};
-	struct backend_options bo = {
-		.name = o->backend ? o->backend : "auto", .threads = o->threads, .no_graphs = o->no_graphs};
-	if ((rc = backend_open(&bo, &g->backend, e)))
-		goto out;
-	struct engine_options planned = *o;
+	g->fingerprint = engine_fingerprint_of(g->gguf);
 	if (o->verify != CHECK_OFF && (rc = check_values_open(g->gguf, &g->check_values, e)))
 		goto out;
+	struct engine_options planned = *o;
 	if (!g->check_values)
 		planned.verify = CHECK_OFF;
-	if ((rc = plan_make(&config, &planned, g->gguf, &weights, resident, g->backend, &p, e)))
-		goto out;
-	p.loader.check_values = g->check_values;
-	if (p.streaming && (rc = loader_open(&p.loader, &g->experts, e)))
-		goto out;
-	if ((rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, &o->reader,
-			 g->check_values, e)) ||
-		(rc = kv_cache_init(
-			 &g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
-		goto out;
-	int n_layers = (int)(config.n_layers + config.n_mtp);
-	if (!p.streaming && p.on_card)
-		rc = source_device_open(weights.experts, n_layers,
-			&(struct tensor_load_options){.file = g->gguf,
-				.backend = g->backend,
-				.reader = o->reader,
-				.check_values = g->check_values,
-				.progress = o->loading,
-				.user = o->loading_user},
-			&g->experts, e);
-	else if (!p.streaming) {
-		g->experts = source_mmap_open(weights.experts, n_layers);
-		source_mmap_check(g->experts, g->check_values, o->verify);
-	}
-	if (rc)
-		goto out;
-	if (p.streaming)
-		loader_pin_in_background(g->experts); /* the weights had the drive to themselves */
-	g->streaming = p.streaming;
 	g->verify_off = o->verify == CHECK_OFF;
-	g->cache = make_engine_cache(&config, &weights, &p);
-	g->fingerprint = engine_fingerprint_of(g->gguf);
-	if ((rc = wrap_experts(g, o, &p, &config, &weights, e)) ||
-		(rc = model_init(&g->model, &config, &weights, mtp ? p.sessions : 0, g->backend, g->source,
-			 p.embed_row, p.chunk, e)))
+	if ((rc = stages_bind(g->stages, g->n_stages, o, g->gguf, c, &whole, bytes, e)) ||
+		(rc = stages_plan(g->stages, g->n_stages, &planned, g->gguf, e)))
 		goto out;
-	g->context = p.context;
-	g->chunk = p.chunk;
-	g->n_sessions = p.sessions;
-	g->taken = NEW_ARRAY(bool, p.sessions);
+	g->cache = make_engine_cache(g);
+	g->streaming = g->cache.streaming;
+	const struct model_weights *w = g->n_stages == 1 ? &g->stages->weights : &whole;
+	if ((o->trace && (rc = open_trace(g, o, c, w, e))) || (rc = open_stages(g, o, e)))
+		goto out;
+	const struct plan *p = &g->stages->plan;
+	g->context = p->context;
+	g->chunk = p->chunk;
+	g->n_sessions = p->sessions;
+	g->taken = NEW_ARRAY(bool, p->sessions);
+	weights_free(&whole, NULL);
 	*out = g;
 	return 0;
 out:
-	weights_free(&weights, g->backend);
+	weights_free(&whole, NULL);
 	engine_profile_close(g, false, NULL); /* nothing was run: the profile stays as it is */
 	engine_close(g, NULL);
 	return rc;
@@ -188,19 +197,12 @@ int engine_close(struct engine *g, struct err *e)
 	if (!g)
 		return 0;
 	int rc = 0;
-	model_fini(&g->model);
-	if (g->source || g->experts) {
-		struct expert_source *s = g->source ? g->source : g->experts;
-		s->ops->close(s); /* a wrapper closes what it wraps */
-	}
+	stages_stop(g->stages, g->n_stages);
 	if (g->trace)
 		rc = trace_writer_close(g->trace, e);
 	int failed = engine_profile_close(g, true, rc ? NULL : e);
 	rc = rc ? rc : failed;
-	if (g->backend) {
-		kv_cache_fini(&g->kv, g->backend);
-		g->backend->ops->close(g->backend);
-	}
+	stages_free(g->stages, g->n_stages);
 	tokenizer_free(g->tokenizer);
 	check_values_free(g->check_values);
 	gguf_close(g->gguf);
@@ -216,7 +218,7 @@ uint64_t engine_fingerprint(const struct engine *g)
 
 const struct model_config *engine_config(const struct engine *g)
 {
-	return &g->model.config;
+	return &g->config;
 }
 
 const struct tokenizer *engine_tokenizer(const struct engine *g)
@@ -226,10 +228,13 @@ const struct tokenizer *engine_tokenizer(const struct engine *g)
 
 void engine_summary(const struct engine *g, char *out, size_t size)
 {
-	const struct model_config *c = &g->model.config;
+	const struct model_config *c = &g->config;
+	struct backend *b = g->stages->backend;
 	const char *path = g->gguf->files[0].path, *slash = strrchr(path, '/');
 	const uint64_t *tiers = g->cache.tier_bytes;
-	char experts[96];
+	char experts[96], stages[32] = "";
+	if (g->n_stages > 1)
+		snprintf(stages, sizeof stages, " in %u stages", g->n_stages);
 	if (g->streaming && tiers[1])
 		snprintf(experts, sizeof experts, "streamed through a cache of %.4g GB + %.4g GB of RAM",
 			(double)tiers[0] * 1e-9, (double)tiers[1] * 1e-9);
@@ -238,14 +243,14 @@ void engine_summary(const struct engine *g, char *out, size_t size)
 			(double)tiers[0] * 1e-9);
 	else
 		snprintf(experts, sizeof experts, "%s",
-			strcmp(g->backend->ops->name, "cpu") ? "all on the card"
-												 : "read where the file is mapped");
-	snprintf(out, size, "%s: %u layers%s, %u experts (%u used), %s; %s (%s); context %u; bytes %s",
+			strcmp(b->ops->name, "cpu") ? "all on the card" : "read where the file is mapped");
+	snprintf(out, size,
+		"%s: %u layers%s%s, %u experts (%u used), %s; %s (%s); context %u; bytes %s",
 		c->name[0] ? c->name
 		: slash    ? slash + 1
 				   : path,
-		c->n_layers, g->model.has_mtp ? " + MTP" : "", c->n_experts, c->n_used, experts,
-		g->backend->ops->name, backend_describe(g->backend), g->context,
+		c->n_layers, engine_has_mtp(g) ? " + MTP" : "", stages, c->n_experts, c->n_used, experts,
+		b->ops->name, backend_describe(b), g->context,
 		g->check_values ? "verified"
 		: g->verify_off ? "not verified"
 						: "not verified: the file has no check values");
@@ -263,7 +268,7 @@ uint32_t engine_context(const struct engine *g)
 
 bool engine_has_mtp(const struct engine *g)
 {
-	return g->model.has_mtp;
+	return engine_last(g)->model.has_mtp;
 }
 
 int32_t engine_n_valid(const struct engine *g)
@@ -273,7 +278,7 @@ int32_t engine_n_valid(const struct engine *g)
 
 const char *engine_backend_name(const struct engine *g)
 {
-	return g->backend->ops->name;
+	return engine_last(g)->backend->ops->name;
 }
 
 bool engine_only_computes(const struct engine *g)
@@ -283,24 +288,59 @@ bool engine_only_computes(const struct engine *g)
 	return !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
 }
 
+/* sum += part, n counters each. */
+static void add_counters(uint64_t *sum, const uint64_t *part, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		sum[i] += part[i];
+}
+
+_Static_assert(
+	offsetof(struct backend_usage, event_gap_ns) + sizeof(double) == sizeof(struct backend_usage),
+	"counters, then the gap");
+#define USAGE_COUNTERS (offsetof(struct backend_usage, event_gap_ns) / sizeof(uint64_t))
+
 void engine_usage(struct engine *g, struct backend_usage *out)
 {
-	g->backend->ops->usage(g->backend, out);
+	*out = (struct backend_usage){0};
+	for (uint32_t i = 0; i < g->n_stages; i++) {
+		struct backend *b = g->stages[i].backend;
+		struct backend_usage part = {0};
+		b->ops->usage(b, &part);
+		add_counters((uint64_t *)(void *)out, (const uint64_t *)(void *)&part, USAGE_COUNTERS);
+		out->event_gap_ns = fmax(out->event_gap_ns, part.event_gap_ns);
+	}
 }
 
 void engine_measure(struct engine *g, bool on)
 {
-	g->backend->ops->measure(g->backend, on);
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		g->stages[i].backend->ops->measure(g->stages[i].backend, on);
 }
 
 const char *engine_io_name(const struct engine *g)
 {
-	return g->streaming ? loader_reader_name(g->experts) : "mmap";
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		if (g->stages[i].streaming)
+			return loader_reader_name(g->stages[i].experts);
+	return "mmap";
+}
+
+/* Counters, then how the drives are read: one stage reads at a time. */
+static void add_expert_stats(struct expert_stats *sum, const struct expert_stats *part)
+{
+	add_counters((uint64_t *)(void *)sum, (const uint64_t *)(const void *)part,
+		offsetof(struct expert_stats, io_depth) / sizeof(uint64_t));
+	sum->io_depth = MAX(sum->io_depth, part->io_depth);
+	sum->io_slice_bytes = MAX(sum->io_slice_bytes, part->io_slice_bytes);
 }
 
 struct expert_stats engine_expert_stats(const struct engine *g)
 {
-	return g->experts->stats;
+	struct expert_stats sum = {0};
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		add_expert_stats(&sum, &g->stages[i].experts->stats);
+	return sum;
 }
 
 _Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK == LOADER_ON_DISK &&
@@ -310,20 +350,28 @@ _Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK 
 
 void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t n)
 {
-	if (g->streaming)
-		loader_warm(g->experts, keys, n);
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		if (g->stages[i].streaming)
+			loader_warm(g->stages[i].experts, keys, n);
 }
 
 void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map)
 {
 	*c = g->cache;
-	if (g->streaming)
-		loader_residency_map(g->experts, map, &c->stats);
-	else
-		source_mmap_figures(g->experts, &c->stats);
+	for (uint32_t i = 0; i < g->n_stages; i++) {
+		const struct stage *s = &g->stages[i];
+		struct expert_stats stats = {0};
+		if (s->streaming)
+			loader_residency_map(s->experts, map, &stats);
+		else
+			source_mmap_figures(s->experts, &stats);
+		add_expert_stats(&c->stats, &stats);
+	}
 	for (uint32_t i = 0; map && i < c->n_layers; i++) {
-		bool loaded = g->model.weights.experts[i].gate != NULL; /* an MTP layer may be left out */
-		if (!loaded || !g->streaming)
+		const struct stage *s = engine_stage_of(g, i);
+		/* an MTP layer may be left out */
+		bool loaded = s->model.weights.experts[i].gate != NULL;
+		if (!loaded || !s->streaming)
 			memset(map + (size_t)i * c->n_experts, loaded ? ENGINE_IN_VRAM : ENGINE_NO_EXPERT,
 				c->n_experts);
 	}
@@ -331,37 +379,35 @@ void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8
 
 void engine_populate(struct engine *g)
 {
-	struct backend *b = g->backend;
-	const struct workspace *ws = &g->model.ws;
-	if (!b->ops->populate)
-		return;
-	b->ops->populate(b, g->kv.arena, g->kv.arena_bytes);
-	b->ops->populate(b, ws->device, ws->device_bytes);
-	b->ops->populate(b, ws->shared, ws->shared_bytes);
+	for (uint32_t i = 0; i < g->n_stages; i++) {
+		const struct stage *s = &g->stages[i];
+		const struct workspace *ws = &s->model.ws;
+		struct backend *b = s->backend;
+		if (!b->ops->populate)
+			continue;
+		b->ops->populate(b, s->kv.arena, s->kv.arena_bytes);
+		b->ops->populate(b, ws->device, ws->device_bytes);
+		b->ops->populate(b, ws->shared, ws->shared_bytes);
+	}
 }
 
 struct engine_sizes engine_sizes(const struct engine *g)
 {
-	const struct model_config *c = &g->model.config;
-	const struct model_weights *w = &g->model.weights;
-	struct engine_sizes s = {
-		.resident_bytes = w->arena_bytes,
-		.kv_bytes = g->kv.arena_bytes,
-		.workspace_bytes = g->model.ws.device_bytes + g->model.ws.shared_bytes,
-		.resident_per_token = w->head.stack_bytes,
-	};
-	for (uint32_t i = 0; i < c->n_layers; i++) {
-		const struct layer_weights *l = &w->layers[i];
-		const struct weight *all[] = {&l->q_a, &l->q_b, &l->kv_a, &l->k_b, &l->v_b, &l->attn_out,
-			&l->index_q, &l->index_k, &l->index_proj, &l->gate, &l->up, &l->down, &l->router};
-		for (size_t k = 0; k < ARRAY_LEN(all); k++)
-			s.resident_per_token += (uint64_t)all[k]->n_stack * all[k]->stack_bytes;
-		if (!config_is_moe(c, i))
-			continue;
-		const struct expert_tensors *x = &w->experts[i];
-		uint64_t layer = x->gate->bytes + x->up->bytes + x->down->bytes;
-		s.experts_bytes += layer;
-		s.experts_per_token += layer / c->n_experts * c->n_used;
+	const struct model_config *c = &g->config;
+	struct engine_sizes sum = {0};
+	for (uint32_t k = 0; k < g->n_stages; k++) {
+		const struct stage *s = &g->stages[k];
+		const struct model_weights *w = &s->model.weights;
+		sum.resident_bytes += w->arena_bytes;
+		sum.kv_bytes += s->kv.arena_bytes;
+		sum.workspace_bytes += s->model.ws.device_bytes + s->model.ws.shared_bytes;
+		sum.resident_per_token += w->head.stack_bytes;
+		for (uint32_t i = s->config.first_layer; i < s->config.end_layer; i++) {
+			uint64_t experts = weights_expert_bytes(w, i);
+			sum.resident_per_token += weights_layer_bytes(w, i);
+			sum.experts_bytes += experts;
+			sum.experts_per_token += experts / c->n_experts * c->n_used;
+		}
 	}
-	return s;
+	return sum;
 }

@@ -36,12 +36,20 @@ struct engine_options {
 	unsigned n_replicas;
 	const char *backend; /* NULL or "auto", "cpu", "cuda" */
 	int threads;         /* CPU threads; 0: all */
-	bool no_graphs;      /* see struct backend_options */
-	uint32_t context;    /* positions of one session; 0: as memory and model allow */
-	uint32_t sessions;   /* most sessions at a time; 0: 1 */
-	uint32_t chunk;      /* most rows computed at once during prefill; 0: the backend's choice */
-	bool kv_f32;         /* keep latents and index keys in float32 (parity) instead of 16 bit */
-	bool no_mtp;         /* do not load the MTP layer */
+	/* The cards on which the layers lie, in order. Each entry is a stage: consecutive layers with a
+	 * cache of their own. A card may be named again. n_cards 0: one stage, on card 0;
+	 * ENGINE_CARDS_AUTO: a stage on every card. */
+	const uint32_t *cards;
+	uint32_t n_cards;
+	/* For tests: [n_cards - 1] the first layers of the stages behind the first, ascending; NULL:
+	 * balanced by memory and time of a token (stage_cuts.h). */
+	const uint32_t *cuts;
+	bool no_graphs;    /* see struct backend_options */
+	uint32_t context;  /* positions of one session; 0: as memory and model allow */
+	uint32_t sessions; /* most sessions at a time; 0: 1 */
+	uint32_t chunk;    /* most rows computed at once during prefill; 0: the backend's choice */
+	bool kv_f32;       /* keep latents and index keys in float32 (parity) instead of 16 bit */
+	bool no_mtp;       /* do not load the MTP layer */
 
 	/* Where the routed experts are.
 	 * - cache_bytes 0 on the CPU: they are used where the file is mapped, and the kernel's page
@@ -50,8 +58,10 @@ struct engine_options {
 	 *   ENGINE_CACHE_AUTO.
 	 * - else they are streamed through a cache of that budget. A number is a promise: it is never
 	 *   changed silently. Above what all experts need it is capped, and a line says so. */
-	uint64_t cache_bytes; /* first tier; ENGINE_CACHE_AUTO: most of what is left of the memory */
-	/* second tier; 0: none; ENGINE_CACHE_AUTO: what the host has left, and none on the CPU */
+	/* first tier of each card; ENGINE_CACHE_AUTO: most of what is left of the memory */
+	uint64_t cache_bytes;
+	/* second tier of all cards; 0: none; ENGINE_CACHE_AUTO: what the host has left, and none on the
+	 * CPU */
 	uint64_t ram_bytes;
 	struct copier *copier; /* borrowed, for tests: replaces the backend's; NULL: the backend's */
 	const char *policy;    /* "lru", "lfu", "sieve"; NULL: lfu */
@@ -74,8 +84,8 @@ struct engine_options {
 	 * start with GLM-5.2 is seeded from published use. Nothing fails because of it. NULL: none. */
 	const char *profile_folder;
 	/* For instruments: puts a source of the caller's between the model and the engine's own one.
-	 * Called once while the engine opens. Takes `inner` on success, and closes it with *out, which
-	 * the engine closes. NULL: none. */
+	 * Called once while the engine opens; refused with several stages. Takes `inner` on success,
+	 * and closes it with *out, which the engine closes. NULL: none. */
 	int (*wrap_source)(void *user, const struct model_config *c, struct expert_source *inner,
 		struct expert_source **out, struct err *e);
 	void *wrap_user;
@@ -83,6 +93,7 @@ struct engine_options {
 
 #define ENGINE_CACHE_AUTO     UINT64_MAX
 #define ENGINE_LOOKAHEAD_AUTO (-1)
+#define ENGINE_CARDS_AUTO     UINT32_MAX
 
 /* Opens the model, decides and prints the memory plan (plan.h), loads. Errors: ERR_INPUT (a file),
  * ERR_MEMORY (the plan does not fit; the hint says what would), ERR_USAGE (an option), -errno. */

@@ -5,17 +5,17 @@
 
 #include "cache/trace/expert_profile.h"
 #include "src/engine/engine.h"
-#include "src/forward/model.h"
+#include "src/engine/stage.h"
 
 struct engine {
 	struct gguf *gguf;
 	struct check_values *check_values; /* NULL: nothing is compared, */
 	bool verify_off;                   /* ... because nobody wants it */
 	struct tokenizer *tokenizer;
-	struct backend *backend;
-	struct expert_source *source; /* what the model asks: `experts`, or a wrapper around it */
-	struct expert_source *experts;
-	bool streaming;            /* `experts` is a loader, else mapped memory */
+	struct model_config config; /* of the whole model */
+	struct stage *stages;       /* [n_stages] of the model's layers, in order; at least one */
+	uint32_t n_stages;
+	bool streaming;            /* some stage streams its experts */
 	struct engine_cache cache; /* what of it does not change */
 	uint64_t fingerprint;
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
@@ -26,9 +26,7 @@ struct engine {
 	struct profile profile; /* of this run; counts only when one of the two is set */
 	struct profile earlier; /* read from there */
 	double token_accesses;  /* experts that a token uses, in all layers */
-	struct model model;     /* holds the configuration and the weights */
-	struct kv_cache kv;     /* sessions * context rows */
-	uint32_t context;       /* rows of one session */
+	uint32_t context;       /* rows of one session; every stage has sessions * context */
 	uint32_t chunk;         /* most rows of one step */
 	uint32_t n_sessions;
 	uint64_t n_steps; /* of all sessions */
@@ -36,10 +34,32 @@ struct engine {
 	bool *taken;      /* [n_sessions]: the run of cache rows belongs to a session */
 };
 
+/* ---- stage.c ---- */
+
+/* The stage that has the end of the model: hidden states, logits, drafts. */
+static inline struct stage *engine_last(const struct engine *g)
+{
+	return &g->stages[g->n_stages - 1];
+}
+
+/* The stage that has a layer; of the MTP layer: the last one. */
+struct stage *engine_stage_of(const struct engine *g, uint32_t layer);
+
+/* model_forward through all stages. Hidden states are left in the last one. After an error the
+ * devices of all stages are idle. */
+int engine_forward(
+	struct engine *g, const struct forward_rows *rows, uint32_t first_hidden, struct err *e);
+
+/* Waits for the devices of all stages. Returns a kept failure. */
+int engine_wait(const struct engine *g, struct err *e);
+
+/* Whether the device of a stage has failed. */
+bool engine_has_failed(const struct engine *g);
+
 /* ---- engine_profile.c ---- */
 
-/* Reads the profile of earlier runs and seeds the cache with it. After the expert source was opened
- * and the fingerprint set. */
+/* Reads the profile of earlier runs and seeds the caches with it. After the experts of all stages
+ * were opened and the fingerprint set. */
 int engine_profile_open(
 	struct engine *g, const struct engine_options *o, const struct model_config *c, struct err *e);
 /* keep: adds this run to it. Only a profile that was named makes an error. */

@@ -66,6 +66,11 @@ size_t plan_expert_bytes(const struct model_weights *w, uint32_t n_layers)
 	return sum;
 }
 
+size_t plan_host_reserve(size_t host_available)
+{
+	return MAX(HOST_RESERVE_AUTO, host_available / 10);
+}
+
 /* The longest context whose caches fit in `budget`, in steps; at least one step. */
 static uint32_t fitting_context(const struct model_config *c, const struct plan *p, size_t budget)
 {
@@ -159,7 +164,8 @@ static void hint_smaller(const struct model_config *c, const struct plan *p,
 {
 	const size_t fixed = p->workspace + least, usable = usable_bytes(p);
 	const size_t kv_least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP * p->sessions);
-	const struct weight *m = &w->layers[0].attn_out; /* what type most resident matrices have */
+	const struct weight *m =
+		&w->layers[c->first_layer].attn_out; /* what type most resident matrices have */
 	const double value_bytes = (double)m->row_bytes / (double)m->n_in;
 	const bool can_shrink = value_bytes > SMALL_VALUE_BYTES;
 	const size_t small =
@@ -217,8 +223,7 @@ static int stream_to_card(const struct model_config *c, const struct engine_opti
 	if (!given)
 		p->loader.tier_bytes[0] = MIN(left, p->tiers.everything_bytes);
 	if (ram == ENGINE_CACHE_AUTO) {
-		size_t reserve =
-			MAX(HOST_RESERVE_AUTO, p->host_available / 10) + p->tiers.host_staging_bytes;
+		size_t reserve = plan_host_reserve(p->host_available) + p->tiers.host_staging_bytes;
 		p->loader.tier_bytes[1] = MIN(bytes_left(p->host_available, reserve),
 			bytes_left(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
 		if (p->loader.tier_bytes[1]) {
@@ -272,9 +277,8 @@ static void plan_log(const struct plan *p)
 	if (p->streaming && p->on_card && !t->tier_bytes[1] && t->tier_bytes[0] < t->everything_bytes)
 		log_info(
 			"hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
-			gigabytes(
-				MIN(bytes_left(p->host_available, MAX(HOST_RESERVE_AUTO, p->host_available / 10)),
-					t->everything_bytes - t->tier_bytes[0])));
+			gigabytes(MIN(bytes_left(p->host_available, plan_host_reserve(p->host_available)),
+				t->everything_bytes - t->tier_bytes[0])));
 }
 
 static int plan_check_host(const struct plan *p, struct err *e)
@@ -323,40 +327,48 @@ static int plan_check(const struct model_config *c, const struct plan *p,
 	return e ? e->code : ERR_MEMORY;
 }
 
-/* plan_make on a host with this much memory. */
-static int plan_with_host(const struct model_config *c, const struct engine_options *o,
+struct loader_options plan_loader_options(const struct model_config *c,
+	const struct engine_options *o, const struct gguf *file, struct backend *b)
+{
+	return (struct loader_options){
+		.file = file,
+		.backend = b,
+		.copier = o->copier,
+		.n_layers = (int)(c->n_layers + c->n_mtp),
+		.first_layer = (int)c->first_layer,
+		.end_layer = (int)config_all_end(c, true),
+		.n_used = (int)c->n_used,
+		.tier_bytes = {o->cache_bytes, o->ram_bytes},
+		.policy = o->policy,
+		.lookahead = o->lookahead,
+		.reader = o->reader,
+		.check_mode = o->verify,
+		.replicas = o->replicas,
+		.n_replicas = o->n_replicas,
+	};
+}
+
+int plan_on_machine(const struct model_config *c, const struct engine_options *o,
 	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
-	size_t host_available, struct plan *p, struct err *e)
+	const struct plan_machine *machine, struct plan *p, struct err *e)
 {
 	uint32_t n_layers = c->n_layers + c->n_mtp;
+	const bool on_card = b->ops->copier_open != NULL;
+	const bool mtp = c->n_mtp && !o->no_mtp && config_has_end(c);
 	*p = (struct plan){
 		.sessions = o->sessions ? o->sessions : 1,
 		.kv_type = o->kv_f32 ? DTYPE_F32 : DTYPE_F16,
-		.mtp = c->n_mtp && !o->no_mtp,
+		.mtp = mtp,
 		.resident = resident,
-		.embed_row = o->copier || b->ops->copier_open ? w->embed.row_bytes : 0,
-		.available = b->ops->free_bytes(b),
-		.on_card = b->ops->copier_open != NULL,
+		.embed_row = (o->copier || on_card) && (!c->first_layer || mtp) ? w->embed.row_bytes : 0,
+		.available = machine->card_bytes,
+		.on_card = on_card,
 		.scratch = b->scratch_bytes,
 		.streaming = o->cache_bytes != 0,
-		.loader =
-			{
-				.file = file,
-				.backend = b,
-				.copier = o->copier,
-				.n_layers = (int)n_layers,
-				.n_used = (int)c->n_used,
-				.tier_bytes = {o->cache_bytes, o->ram_bytes},
-				.policy = o->policy,
-				.lookahead = o->lookahead,
-				.reader = o->reader,
-				.check_mode = o->verify,
-				.replicas = o->replicas,
-				.n_replicas = o->n_replicas,
-			},
+		.loader = plan_loader_options(c, o, file, b),
 	};
 	if (p->on_card)
-		p->host_available = host_available;
+		p->host_available = machine->host_bytes;
 	if (o->context > c->n_context)
 		return err_set(e, ERR_USAGE,
 			"a context of %u tokens was asked for, the model was made for %u", o->context,
@@ -395,21 +407,12 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
 	struct err *e)
 {
-	return plan_with_host(c, o, file, w, resident, b, mem_available_bytes(), p, e);
+	const struct plan_machine here = {
+		.card_bytes = b->ops->free_bytes(b), .host_bytes = mem_available_bytes()};
+	return plan_on_machine(c, o, file, w, resident, b, &here, p, e);
 }
 
-/* A backend of a card that is only described. Planning calls free_bytes, and takes a backend with
- * copier_open for a card. */
-struct planned_card {
-	struct backend base;
-	size_t bytes;
-};
-
-static size_t planned_free_bytes(struct backend *b)
-{
-	return ((struct planned_card *)b)->bytes;
-}
-
+/* Planning takes a backend with copier_open for a card. */
 static int planned_copier_open(struct backend *b, struct copier **out, struct err *e)
 {
 	(void)b;
@@ -421,11 +424,9 @@ int plan_for_machine(const struct model_config *c, const struct engine_options *
 	const struct gguf *file, const struct model_weights *w, size_t resident,
 	const struct plan_machine *machine, struct plan *p, struct err *e)
 {
-	static const struct backend_ops ops = {
-		.name = "the card", .free_bytes = planned_free_bytes, .copier_open = planned_copier_open};
-	struct planned_card card = {
-		.base = {.ops = &ops, .scratch_bytes = PLANNED_SCRATCH}, .bytes = machine->card_bytes};
-	int rc = plan_with_host(c, o, file, w, resident, &card.base, machine->host_bytes, p, e);
+	static const struct backend_ops ops = {.name = "the card", .copier_open = planned_copier_open};
+	struct backend card = {.ops = &ops, .scratch_bytes = PLANNED_SCRATCH};
+	int rc = plan_on_machine(c, o, file, w, resident, &card, machine, p, e);
 	p->loader.file = NULL;
 	p->loader.backend = NULL;
 	return rc;

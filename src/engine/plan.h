@@ -31,19 +31,32 @@ struct plan {
 	struct loader_plan tiers;     /* zeros without streaming */
 };
 
+/* The options of a loader of the experts of these layers, with the budgets of the options. It
+ * borrows from all arguments. */
+struct loader_options plan_loader_options(const struct model_config *c,
+	const struct engine_options *o, const struct gguf *file, struct backend *b);
+
+/* What --ram-gb auto leaves free of so many bytes of host memory. */
+size_t plan_host_reserve(size_t host_available);
+
 /* Decides and prints. `w`: bound, of `resident` bytes. ERR_MEMORY when the machine has too little,
  * with a hint what would fit; ERR_USAGE for a context longer than the model's. */
 int plan_make(const struct model_config *c, const struct engine_options *o, const struct gguf *file,
 	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
 	struct err *e);
 
-/* A machine that is only described: bytes that its card and its host have free. */
+/* Bytes that a card (on the CPU: the memory it computes in) and its host have free. */
 struct plan_machine {
 	size_t card_bytes, host_bytes;
 };
 
-/* The plan that plan_make would make on such a machine; the same errors. Reads the headers of
- * `file` and no data. p->loader.file and .backend are NULL. */
+/* plan_make with so much memory. */
+int plan_on_machine(const struct model_config *c, const struct engine_options *o,
+	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
+	const struct plan_machine *machine, struct plan *p, struct err *e);
+
+/* The plan that plan_make would make on a machine that is only described; the same errors. Reads
+ * the headers of `file` and no data. p->loader.file and .backend are NULL. */
 int plan_for_machine(const struct model_config *c, const struct engine_options *o,
 	const struct gguf *file, const struct model_weights *w, size_t resident,
 	const struct plan_machine *machine, struct plan *p, struct err *e);

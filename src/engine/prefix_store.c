@@ -44,9 +44,9 @@ struct prefix_store {
 /* mtp: of blocks that hold the rows of the MTP layer too. */
 static uint64_t store_key(const struct session *s, bool mtp)
 {
-	const char *backend = s->g->backend->ops->name;
+	const char *backend = engine_backend_name(s->g);
 	uint64_t h = hash_u64(session_fingerprint(s->g), SESSION_FILE_VERSION);
-	h = hash_u64(h, (uint64_t)s->g->kv.latent[0].type << 1 | mtp);
+	h = hash_u64(h, (uint64_t)s->g->stages->kv.latent[0].type << 1 | mtp);
 	h = hash_u64(h, PREFIX_BLOCK);
 	return hash_bytes(h, backend, strlen(backend));
 }
@@ -240,7 +240,7 @@ int prefix_store_open(const char *folder, uint64_t max_bytes, struct engine *g,
 		.folder = mem_strdup(folder),
 		.fd = fd,
 		.max_bytes = max_bytes ? max_bytes : PREFIX_STORE_DEFAULT_SIZE};
-	struct session sizes = {.g = g, .mtp = g->model.has_mtp};
+	struct session sizes = {.g = g, .mtp = engine_has_mtp(g)};
 	uint64_t least = block_bytes(&sizes, 0);
 	int rc = 0;
 	if (p->max_bytes < least) {
@@ -288,7 +288,7 @@ static bool restore_block(struct prefix_store *p, struct session *s, const struc
 		log_warn("%s; it is removed and its tokens are computed", why.text);
 		unlinkat(p->fd, c->name[mtp], 0);
 		p->stats.blocks_damaged++;
-	} else if (got && got != -ENOENT && s->g->backend->failure.code) {
+	} else if (got && got != -ENOENT && engine_has_failed(s->g)) {
 		*rc = got;
 		if (e)
 			*e = why;

@@ -17,7 +17,7 @@ _Static_assert(SESSION_ROWS_MAX == VERIFY_ROWS, "the model keeps the states of a
 
 static size_t logits_bytes(const struct engine *g)
 {
-	return g->model.config.n_vocab * sizeof(float);
+	return g->config.n_vocab * sizeof(float);
 }
 
 int session_new(struct engine *g, struct session **out, struct err *e)
@@ -41,8 +41,8 @@ int session_new(struct engine *g, struct session **out, struct err *e)
 		session_free(s);
 		return err_set(e, ERR_MEMORY, "no memory for a session of %u tokens", g->context);
 	}
-	int rc =
-		g->backend->ops->alloc(g->backend, MEM_SHARED, logits_bytes(g), (void **)&s->logits, e);
+	struct backend *b = engine_last(g)->backend;
+	int rc = b->ops->alloc(b, MEM_SHARED, logits_bytes(g), (void **)&s->logits, e);
 	if (rc) {
 		session_free(s);
 		return rc;
@@ -55,7 +55,7 @@ void session_free(struct session *s)
 {
 	if (!s)
 		return;
-	struct backend *b = s->g->backend;
+	struct backend *b = engine_last(s->g)->backend;
 	s->g->taken[s->slot] = false;
 	free(s->tokens);
 	b->ops->free(b, MEM_SHARED, s->logits, logits_bytes(s->g));
@@ -73,7 +73,7 @@ struct engine *session_engine(const struct session *s)
 
 int session_enable_mtp(struct session *s, struct err *e)
 {
-	if (!s->g->model.has_mtp)
+	if (!engine_has_mtp(s->g))
 		return err_set(e, ERR_INPUT, "the model has no MTP layer (or it was not loaded)");
 	s->mtp = true;
 	return 0;
@@ -82,7 +82,7 @@ int session_enable_mtp(struct session *s, struct err *e)
 static int check_token_ids(
 	const struct session *s, const int32_t *tokens, uint32_t n, struct err *e)
 {
-	int32_t n_vocab = (int32_t)s->g->model.config.n_vocab;
+	int32_t n_vocab = (int32_t)s->g->config.n_vocab;
 	for (uint32_t i = 0; i < n; i++)
 		if (tokens[i] < 0 || tokens[i] >= n_vocab)
 			return err_set(
@@ -96,8 +96,8 @@ static int check_length(const struct session *s, uint64_t length, struct err *e)
 		return 0;
 	err_set(e, ERR_INPUT, "%llu tokens do not fit the context of %u", (unsigned long long)length,
 		s->g->context);
-	if (s->g->context < s->g->model.config.n_context)
-		err_hint(e, "a larger -c takes more, up to the model's %u", s->g->model.config.n_context);
+	if (s->g->context < s->g->config.n_context)
+		err_hint(e, "a larger -c takes more, up to the model's %u", s->g->config.n_context);
 	return ERR_INPUT;
 }
 
@@ -110,7 +110,7 @@ int session_check(
 
 static struct forward_taps session_step_taps(struct session *s, uint32_t n)
 {
-	const struct model_config *c = &s->g->model.config;
+	const struct model_config *c = &s->g->config;
 	struct session_taps *t = s->taps;
 	bool room = t->router && s->tap_rows + n <= t->router_rows;
 	struct forward_taps f = {
@@ -125,13 +125,17 @@ static struct forward_taps session_step_taps(struct session *s, uint32_t n)
 
 /* ---- a step ---- */
 
-/* Reports to the expert source how many rows of the last verification are kept: once, and only
- * before the engine's next step, because the source knows the rows of one step. */
+/* Reports to the expert sources how many rows of the last verification are kept: once, and only
+ * before the engine's next step, because a source knows the rows of one step. */
 static void settle_rows(struct session *s, uint32_t n_keep)
 {
-	struct expert_source *source = s->g->source;
-	if (s->step_number && s->step_number == s->g->n_steps && source->ops->keep_rows)
-		source->ops->keep_rows(source, (int)s->first_row, (int)n_keep);
+	const struct engine *g = s->g;
+	const bool due = s->step_number && s->step_number == g->n_steps;
+	for (uint32_t i = 0; due && i < g->n_stages; i++) {
+		struct expert_source *source = g->stages[i].source;
+		if (source->ops->keep_rows)
+			source->ops->keep_rows(source, (int)s->first_row, (int)n_keep);
+	}
 	s->step_number = 0;
 }
 
@@ -145,7 +149,7 @@ void session_expect_token(struct session *s, int32_t token)
 
 float *session_row_buffer(struct session *s, uint32_t n, struct err *e)
 {
-	struct backend *b = s->g->backend;
+	struct backend *b = engine_last(s->g)->backend;
 	size_t bytes = SESSION_ROWS_MAX * logits_bytes(s->g);
 	if (n > SESSION_ROWS_MAX)
 		bug("logits of %u rows, at most %d are kept", n, SESSION_ROWS_MAX);
@@ -166,13 +170,13 @@ void session_drop_logits(struct session *s)
 
 int session_fetch_logits(struct session *s, struct err *e)
 {
-	const struct model *m = &s->g->model;
+	const struct model *m = &engine_last(s->g)->model;
 	size_t n_vocab = m->config.n_vocab;
 	if (!s->device_serial || !s->n_rows)
 		return 0;
 	if (s->device_serial != m->ws.logits_serial)
 		bug("the logits of a session were overwritten before they were fetched");
-	int rc = s->g->backend->ops->download(s->g->backend, s->of_several ? s->rows : s->logits,
+	int rc = m->backend->ops->download(m->backend, s->of_several ? s->rows : s->logits,
 		m->ws.logits + s->device_row * n_vocab, s->n_rows * n_vocab * sizeof(float), e);
 	if (!rc)
 		s->device_serial = 0;
@@ -189,13 +193,14 @@ void session_fill_mtp_rows(struct session *s)
 	if (!s->mtp || s->mtp_rows + 1 >= s->length)
 		return;
 	struct engine *g = s->g;
+	struct stage *last = engine_last(g);
 	for (uint32_t row = s->mtp_rows, n; row + 1 < s->length; row += n) {
 		n = MIN(s->length - 1 - row, g->chunk);
 		for (uint32_t i = 0; i < n; i++) {
 			s->pos[i] = (int32_t)(row + 1 + i);
 			s->bases[i] = s->base;
 		}
-		mtp_append_tokens(&g->model, &g->kv,
+		mtp_append_tokens(&last->model, &last->kv,
 			&(struct forward_rows){
 				.n = n, .tokens = s->tokens + row + 1, .pos = s->pos, .base = s->bases});
 	}
@@ -204,7 +209,7 @@ void session_fill_mtp_rows(struct session *s)
 
 bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int32_t *states)
 {
-	const struct workspace *ws = &s->g->model.ws;
+	const struct workspace *ws = &engine_last(s->g)->model.ws;
 	for (uint32_t i = 0; i < n; i++)
 		states[i] = MTP_NO_PAIR;
 	if (!s->mtp)
@@ -231,7 +236,7 @@ void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_r
 	s->has_state = appended;
 	s->last_state = states - 1;
 	if (appended) {
-		mtp_keep_states(&s->g->model, first + n - states, states, s->slot);
+		mtp_keep_states(&engine_last(s->g)->model, first + n - states, states, s->slot);
 		s->mtp_rows = s->length - 1;
 	}
 }
@@ -276,7 +281,8 @@ static int session_step(
 {
 	const struct session_watch *watch = chunk->watch;
 	uint32_t n = chunk->n;
-	struct model *m = &s->g->model;
+	struct stage *last = engine_last(s->g);
+	struct model *m = &last->model;
 	size_t n_embd = m->config.n_embd, n_vocab = m->config.n_vocab;
 	session_fill_mtp_rows(s);
 	for (uint32_t i = 0; i < n; i++) {
@@ -307,7 +313,7 @@ static int session_step(
 		return ERR_MEMORY;
 	bool append = session_mtp_states(s, n, 0, s->states);
 	session_drop_logits(s);
-	int rc = model_forward(m, &s->g->kv, &f, rows || append ? 0 : n - n_rows, e);
+	int rc = engine_forward(s->g, &f, rows || append ? 0 : n - n_rows, e);
 	if (rc)
 		return rc;
 	if (rows)
@@ -321,7 +327,7 @@ static int session_step(
 	if (rows && n_rows)
 		memcpy(kept, rows + (n - n_rows) * n_vocab, n_rows * n_vocab * sizeof *rows);
 	if (append)
-		mtp_append(m, &s->g->kv, &f, s->states);
+		mtp_append(m, &last->kv, &f, s->states);
 	session_advance(s, n, 0, n_rows, append);
 	return rows ? 0 : session_check_finite(s, e);
 }
@@ -339,7 +345,7 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 	struct session_chunk c = {.watch = watch, .total = n};
 	while (c.done < n) {
 		c.n = MIN(n - c.done, s->g->chunk);
-		float *out = rows ? rows + (size_t)c.done * s->g->model.config.n_vocab : NULL;
+		float *out = rows ? rows + (size_t)c.done * s->g->config.n_vocab : NULL;
 		if ((rc = session_step(s, &c, out, c.done + c.n == n, e)))
 			return rc;
 		c.done += c.n;
@@ -429,7 +435,7 @@ const float *session_row_logits(const struct session *s, uint32_t row)
 {
 	if (row >= s->n_rows || s->device_serial)
 		return NULL;
-	return s->of_several ? s->rows + (size_t)row * s->g->model.config.n_vocab : s->logits;
+	return s->of_several ? s->rows + (size_t)row * s->g->config.n_vocab : s->logits;
 }
 
 const float *session_logits(const struct session *s)
@@ -458,7 +464,7 @@ int session_check_draft(const struct session *s, int32_t next, uint32_t k, struc
 void session_mtp_sequence(const struct session *s, struct mtp_sequence *out)
 {
 	*out = (struct mtp_sequence){
-		.state = workspace_state_row(&s->g->model.ws, s->slot, s->last_state),
+		.state = workspace_state_row(&engine_last(s->g)->model.ws, s->slot, s->last_state),
 		.pos = (int32_t)s->length - 1,
 		.base = s->base,
 	};
@@ -482,7 +488,8 @@ int session_mtp_draft(
 	q.ids = ids;
 	q.logits = logits;
 	session_drafted(s);
-	return mtp_draft(&s->g->model, &s->g->kv, &q, 1, s->g->n_valid, e);
+	struct stage *last = engine_last(s->g);
+	return mtp_draft(&last->model, &last->kv, &q, 1, s->g->n_valid, e);
 }
 
 void session_set_taps(struct session *s, struct session_taps *taps)

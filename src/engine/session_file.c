@@ -53,7 +53,7 @@ uint64_t session_fingerprint(struct engine *g)
 {
 	if (g->rows_fingerprint)
 		return g->rows_fingerprint;
-	const struct model_config *c = &g->model.config;
+	const struct model_config *c = &g->config;
 	const struct gguf *f = g->gguf;
 	const uint64_t numbers[] = {c->n_layers, c->n_mtp, c->n_embd, c->n_vocab, c->n_heads, c->q_rank,
 		c->kv_rank, c->head_nope, c->head_rope, c->head_value, c->n_dense, c->n_experts, c->n_used,
@@ -76,6 +76,7 @@ uint64_t session_fingerprint(struct engine *g)
 /* ---- the walk over the caches ---- */
 
 struct cache_rows {
+	struct backend *backend; /* of the layer's stage */
 	const struct cache_view *view;
 	uint32_t from, n; /* positions of the session */
 	size_t row_bytes;
@@ -86,16 +87,17 @@ struct cache_rows {
 static bool next_cache_rows(const struct session *s, uint32_t first, uint32_t n, bool mtp,
 	uint32_t *at, struct cache_rows *r)
 {
-	uint32_t trunk = s->g->model.config.n_layers;
+	uint32_t trunk = s->g->config.n_layers;
 	for (; *at < 2 * (trunk + mtp); ++*at) {
 		uint32_t layer = *at / 2;
-		const struct cache_view *v = *at % 2 ? &s->g->kv.index_key[layer] : &s->g->kv.latent[layer];
+		const struct stage *g = engine_stage_of(s->g, layer);
+		const struct cache_view *v = *at % 2 ? &g->kv.index_key[layer] : &g->kv.latent[layer];
 		uint32_t shift = layer == trunk; /* the MTP row of a position needs the token after it */
 		uint32_t from = first > shift ? first - shift : 0;
 		if (!v->data || n <= from + shift)
 			continue;
-		*r = (struct cache_rows){
-			v, from, n - shift - from, (size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2)};
+		*r = (struct cache_rows){g->backend, v, from, n - shift - from,
+			(size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2)};
 		++*at;
 		return true;
 	}
@@ -109,8 +111,8 @@ static size_t rows_per_block(size_t row_bytes)
 
 static size_t max_block_bytes(const struct session *s)
 {
-	size_t row = config_cache_width(&s->g->model.config) * sizeof(float);
-	return MAX(MAX(row, s->g->model.config.index_dim * sizeof(float)), BLOCK_MAX_BYTES);
+	size_t row = config_cache_width(&s->g->config) * sizeof(float);
+	return MAX(MAX(row, s->g->config.index_dim * sizeof(float)), BLOCK_MAX_BYTES);
 }
 
 static uint8_t *row_address(const struct session *s, const struct cache_rows *r, uint32_t done)
@@ -148,16 +150,16 @@ static void copy_text(char *to, size_t size, const char *from, size_t n)
 
 static struct session_head own_head(const struct session *s)
 {
-	const struct model_config *c = &s->g->model.config;
+	const struct model_config *c = &s->g->config;
 	struct session_head h = {
 		.fingerprint = session_fingerprint(s->g),
-		.value_bytes = s->g->kv.latent[0].type == DTYPE_F32 ? 4 : 2,
+		.value_bytes = s->g->stages->kv.latent[0].type == DTYPE_F32 ? 4 : 2,
 		.n_layers = c->n_layers,
 		.mtp = s->mtp,
 		.latent = config_cache_width(c),
 		.index = c->index_dim,
 	};
-	copy_text(h.backend, sizeof h.backend, s->g->backend->ops->name, SIZE_MAX);
+	copy_text(h.backend, sizeof h.backend, engine_backend_name(s->g), SIZE_MAX);
 	copy_text(h.model, sizeof h.model, c->name, sizeof c->name);
 	return h;
 }
@@ -196,14 +198,13 @@ static int write_blocks(struct block_stream *b, const void *data, uint64_t n, st
 static int write_cache_rows(struct session *s, struct block_stream *b, const struct session_head *h,
 	uint8_t *scratch, struct err *e)
 {
-	const struct backend_ops *ops = s->g->backend->ops;
 	struct cache_rows r;
 	int rc = 0;
 	for (uint32_t at = 0; !rc && next_cache_rows(s, h->first, h->n, h->mtp, &at, &r);) {
 		size_t piece = rows_per_block(r.row_bytes);
 		for (uint32_t done = 0; done < r.n && !rc; done += (uint32_t)piece) {
 			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
-			rc = ops->download(s->g->backend, scratch, row_address(s, &r, done), bytes, e);
+			rc = r.backend->ops->download(r.backend, scratch, row_address(s, &r, done), bytes, e);
 			if (!rc)
 				rc = block_write(b, scratch, bytes, e);
 		}
@@ -361,8 +362,7 @@ static int read_blocks(struct block_stream *b, void *out, uint64_t n, struct err
 static int read_cache_rows(struct session *s, struct block_stream *b, const struct session_head *h,
 	uint8_t *scratch, bool apply, struct err *e)
 {
-	const struct backend_ops *ops = s->g->backend->ops;
-	uint32_t trunk = s->g->model.config.n_layers;
+	uint32_t trunk = s->g->config.n_layers;
 	struct cache_rows r;
 	int rc = 0;
 	for (uint32_t at = 0; !rc && next_cache_rows(s, h->first, h->n, h->mtp, &at, &r);) {
@@ -372,7 +372,7 @@ static int read_cache_rows(struct session *s, struct block_stream *b, const stru
 			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
 			rc = block_read(b, scratch, bytes, e);
 			if (!rc && wanted)
-				ops->upload(s->g->backend, row_address(s, &r, done), scratch, bytes);
+				r.backend->ops->upload(r.backend, row_address(s, &r, done), scratch, bytes);
 		}
 	}
 	return rc;
@@ -396,7 +396,7 @@ static void content_fini(struct session_content *c)
 static int read_token_ids(
 	const struct session *s, struct block_stream *b, struct session_content *c, struct err *e)
 {
-	int32_t n_vocab = (int32_t)s->g->model.config.n_vocab;
+	int32_t n_vocab = (int32_t)s->g->config.n_vocab;
 	c->tokens = mem_try_new(MAX(c->head.n, 1), sizeof *c->tokens);
 	if (!c->tokens)
 		return err_set(e, ERR_MEMORY, "%.400s: no memory for %u tokens", b->name, c->head.n);
@@ -458,7 +458,7 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 		goto out;
 	/* an engine that did not load the MTP layer does not know the size of its rows and leaves them
 	 */
-	bool leaves_mtp = c->head.mtp && !s->g->kv.latent[s->g->model.config.n_layers].data;
+	bool leaves_mtp = c->head.mtp && !engine_last(s->g)->kv.latent[s->g->config.n_layers].data;
 	if (!leaves_mtp && fgetc(f) != EOF)
 		rc = err_set(e, ERR_INPUT, "%.400s: goes on behind the last block, expected its end", name);
 	c->bytes = SESSION_FILE_HEAD + b.n_blocks * (uint64_t)BLOCK_HEAD + b.stored_bytes;
@@ -472,7 +472,7 @@ out:
 /* The rows stand in the caches: now the timeline has them. */
 static int commit_timeline(struct session *s, const struct session_content *c, struct err *e)
 {
-	int rc = s->g->backend->ops->wait(s->g->backend, e);
+	int rc = engine_wait(s->g, e);
 	if (rc)
 		return rc;
 	memcpy(s->tokens, c->tokens, c->head.n * sizeof *s->tokens);
@@ -498,7 +498,7 @@ int session_file_read(struct session *s, FILE *f, const char *name, struct buf *
 	if ((rc = read_content(s, f, name, 0, NULL, 0, true, &c, e)) ||
 		(rc = commit_timeline(s, &c, e)))
 		goto out;
-	if (strcmp(c.head.backend, s->g->backend->ops->name))
+	if (strcmp(c.head.backend, engine_backend_name(s->g)))
 		log_warn("%s: was computed by the %s backend; what follows differs from an unbroken run in "
 				 "the last bits",
 			name, c.head.backend);

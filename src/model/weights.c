@@ -342,6 +342,23 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 	return rc ? rc : b->ops->wait(b, e);
 }
 
+uint64_t weights_layer_bytes(const struct model_weights *w, uint32_t layer)
+{
+	const struct layer_weights *l = &w->layers[layer];
+	const struct weight *all[] = {&l->q_a, &l->q_b, &l->kv_a, &l->k_b, &l->v_b, &l->attn_out,
+		&l->index_q, &l->index_k, &l->index_proj, &l->gate, &l->up, &l->down, &l->router};
+	uint64_t sum = 0;
+	for (size_t i = 0; i < ARRAY_LEN(all); i++)
+		sum += (uint64_t)all[i]->n_stack * all[i]->stack_bytes;
+	return sum;
+}
+
+uint64_t weights_expert_bytes(const struct model_weights *w, uint32_t layer)
+{
+	const struct expert_tensors *x = &w->experts[layer];
+	return x->gate ? x->gate->bytes + x->up->bytes + x->down->bytes : 0;
+}
+
 void weights_free(struct model_weights *w, struct backend *b)
 {
 	if (w->arena)

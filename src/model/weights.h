@@ -79,6 +79,11 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 	struct backend *b, struct model_weights *w, const struct weights_watch *watch,
 	const struct reader_options *reader, const struct check_values *values, struct err *e);
 
+/* Bytes of the matrices of a bound layer that every token reads, routed experts excluded. */
+uint64_t weights_layer_bytes(const struct model_weights *w, uint32_t layer);
+/* Bytes of a layer's routed experts in the file; 0 for a layer without. */
+uint64_t weights_expert_bytes(const struct model_weights *w, uint32_t layer);
+
 /* Accepts a zeroed or bound-only struct. */
 void weights_free(struct model_weights *w, struct backend *b);
 

@@ -91,6 +91,21 @@ static int configure(const struct loader_options *o, const struct extent_table *
 	return 0;
 }
 
+static int loader_end_layer(const struct loader_options *o)
+{
+	return o->end_layer ? o->end_layer : o->n_layers;
+}
+
+/* The table of the layers that are streamed. */
+static int open_extents(const struct loader_options *o, const struct reader *r,
+	struct extent_table **out, struct err *e)
+{
+	int rc = extent_table_from_gguf(out, o->file, r, e);
+	if (!rc)
+		extent_table_confine(*out, (uint32_t)o->first_layer, (uint32_t)loader_end_layer(o));
+	return rc;
+}
+
 int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e)
 {
 	struct reader *r = NULL;
@@ -103,8 +118,7 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 	log_set_level(LOG_QUIET); /* loader_open says it */
 	rc = loader_open_reader(o, &r, e);
 	log_set_level(level);
-	if (rc || (rc = extent_table_from_gguf(&t, o->file, r, e)) ||
-		(rc = configure(o, t, &c, &bytes, e)))
+	if (rc || (rc = open_extents(o, r, &t, e)) || (rc = configure(o, t, &c, &bytes, e)))
 		goto out;
 	if (!(cache = cache_new(&c, e))) {
 		rc = e ? e->code : ERR_MEMORY;
@@ -298,11 +312,12 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	l->base.lookahead = o->lookahead;
 	l->backend = o->backend;
 	l->n_layers = o->n_layers;
+	l->first_layer = o->first_layer;
+	l->end_layer = loader_end_layer(o);
 	init_shared(&l->shared);
 	if ((rc = loader_open_reader(o, &l->reader, e)) ||
-		(rc = extent_table_from_gguf(&l->table, o->file, l->reader, e)) ||
-		(rc = open_tables(l, o, e)) || (rc = open_check_pool(l, o, e)) ||
-		(rc = open_transfer(l, o, e)))
+		(rc = open_extents(o, l->reader, &l->table, e)) || (rc = open_tables(l, o, e)) ||
+		(rc = open_check_pool(l, o, e)) || (rc = open_transfer(l, o, e)))
 		goto fail;
 	if ((rc = pthread_create(&l->thread, NULL, loader_io_main, l))) {
 		rc = err_errno(e, rc, "the I/O thread does not start");
@@ -373,7 +388,7 @@ const char *loader_reader_name(const struct expert_source *source)
 void loader_residency_map(struct expert_source *source, uint8_t *map, struct expert_stats *stats)
 {
 	struct loader *l = loader_of(source);
-	for (int i = 0; map && i < l->n_layers; i++)
+	for (int i = l->first_layer; map && i < l->end_layer; i++)
 		memset(map + (size_t)i * (size_t)l->n_experts,
 			extent_has_layer(l->table, (uint32_t)i) ? LOADER_ON_DISK : LOADER_NO_EXPERT,
 			(size_t)l->n_experts);

@@ -57,10 +57,12 @@
  * staging buffers (card_transfer.h). Otherwise both tiers are memory that reads land in directly.
  */
 struct loader_options {
-	const struct gguf *file;      /* must outlive the source */
-	struct backend *backend;      /* tier 0 is allocated from it */
-	struct copier *copier;        /* lent, for tests; NULL: the backend's, if it has one */
-	int n_layers;                 /* of the model, those without experts included */
+	const struct gguf *file; /* must outlive the source */
+	struct backend *backend; /* tier 0 is allocated from it */
+	struct copier *copier;   /* lent, for tests; NULL: the backend's, if it has one */
+	int n_layers;            /* of the model, those without experts included */
+	/* Only experts of layers [first_layer, end_layer) are streamed; end_layer 0: of all. */
+	int first_layer, end_layer;
 	int n_used;                   /* experts a token uses in a layer */
 	uint64_t tier_bytes[2];       /* budgets of the two tiers; the second may be 0 */
 	const char *policy;           /* "lru", "lfu", "sieve"; NULL: POLICY_DEFAULT */
@@ -124,9 +126,9 @@ enum loader_residency {
 	LOADER_LOADING, /* its bytes are coming into the first tier */
 	LOADER_IN_VRAM,
 };
-/* Sets map[n_layers][n_experts] with enum loader_residency, and *stats with the figures of the
- * same moment. Either may be NULL. Any thread may call it. It holds the lock while it looks at
- * every slot once. */
+/* Sets the rows of the streamed layers in map[n_layers][n_experts] with enum loader_residency, and
+ * *stats with the figures of the same moment. Either may be NULL. Any thread may call it. It holds
+ * the lock while it looks at every slot once. */
 void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
 
 /* Warm-up: loads the given experts into free slots of the first tier, best first, with the lowest

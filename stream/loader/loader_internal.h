@@ -140,6 +140,7 @@ struct loader {
 	struct card_memory *card;      /* NULL: the host reaches the first tier */
 	struct transfer *transfer;     /* the I/O thread's, once it runs; under_pressure: any thread */
 	int n_layers, n_experts, n_slots;
+	int first_layer, end_layer; /* that are streamed, those without experts included */
 	uint8_t *tier_memory[2];
 	size_t tier_memory_bytes[2];
 	struct layer_views *views; /* [n_layers] */

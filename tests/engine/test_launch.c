@@ -54,9 +54,9 @@ static int launch_setup(void **state)
 	if (engine_open(&o, &g, &e))
 		return -1;
 	struct loader_options lo = {.file = g->gguf,
-		.backend = g->backend,
-		.n_layers = (int)(g->model.config.n_layers + g->model.config.n_mtp),
-		.n_used = (int)g->model.config.n_used,
+		.backend = g->stages->backend,
+		.n_layers = (int)(g->config.n_layers + g->config.n_mtp),
+		.n_used = (int)g->config.n_used,
 		.tier_bytes = {(uint64_t)1 << 33, 0}};
 	int rc = loader_plan(&lo, &full, &e);
 	engine_close(g, NULL);
@@ -81,7 +81,7 @@ static struct engine *launch_open_engine(
 		own.copier = copier; /* a card: a step uploads the rows of the embedding */
 	struct engine *g = engine_of(&own);
 	if (how != PLAIN)
-		lazy_device_start(g->backend, how == DEFERRED, seed);
+		lazy_device_start(g->stages->backend, how == DEFERRED, seed);
 	return g;
 }
 
@@ -203,13 +203,14 @@ static void test_given_up(void **state)
 	struct err e = {0};
 	struct engine *g = launch_open_engine(&o, DEFERRED, 9);
 	struct session *s = session_of(g, false);
-	source = (struct cancelling){.base = *g->model.source, .inner = g->model.source};
+	source =
+		(struct cancelling){.base = *g->stages->model.source, .inner = g->stages->model.source};
 	source.ops = (struct expert_source_ops){.name = "cancelling",
 		.acquire = cancelling_acquire,
 		.wait_ready = cancelling_wait_ready,
 		.release = cancelling_release};
 	source.base.ops = &source.ops;
-	g->model.source = &source.base;
+	g->stages->model.source = &source.base;
 	struct session_watch watch = {.cancel = &cancel};
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	uint64_t want[8] = {0};
@@ -236,7 +237,7 @@ static void test_given_up(void **state)
 	}
 	assert_true(given_up >= 5 && lazy_counts.given_up > 0);
 	session_free(s);
-	g->model.source = source.inner;
+	g->stages->model.source = source.inner;
 	assert_int_equal(engine_close(g, NULL), 0);
 }
 

@@ -322,8 +322,8 @@ static struct engine *pipeline_open_engine(
 {
 	struct engine *g = engine_of(o);
 	if (lagging) {
-		lag_start(g->backend, seed);
-		count_start(&g->model);
+		lag_start(g->stages->backend, seed);
+		count_start(&g->stages->model);
 	}
 	return g;
 }
@@ -331,7 +331,7 @@ static struct engine *pipeline_open_engine(
 static void close_engine(struct engine *g, bool lagging)
 {
 	if (lagging)
-		moe_drain(&g->model, NULL);
+		moe_drain(&g->stages->model, NULL);
 	assert_int_equal(lagging ? counting.n_pins : 0, 0);
 	assert_int_equal(engine_close(g, NULL), 0);
 }

@@ -50,9 +50,10 @@ static struct engine *poisoned_engine(uint32_t sessions, uint64_t cache_bytes)
 		.sessions = sessions,
 		.cache_bytes = cache_bytes};
 	struct engine *g = engine_of(&o);
-	uint8_t *nan = NEW_ARRAY(uint8_t, g->kv.arena_bytes);
-	memset(nan, 0xff, g->kv.arena_bytes);
-	g->backend->ops->upload(g->backend, g->kv.arena, nan, g->kv.arena_bytes);
+	uint8_t *nan = NEW_ARRAY(uint8_t, g->stages->kv.arena_bytes);
+	memset(nan, 0xff, g->stages->kv.arena_bytes);
+	g->stages->backend->ops->upload(
+		g->stages->backend, g->stages->kv.arena, nan, g->stages->kv.arena_bytes);
 	free(nan);
 	return g;
 }

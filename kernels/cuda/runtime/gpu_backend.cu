@@ -27,6 +27,17 @@ static __global__ void payload_kernel(const __grid_constant__ struct payload p, 
 		dst[i] = p.byte[i];
 }
 
+cudaError_t cuda_select(int device)
+{
+	static thread_local int selected = -1;
+	if (selected == device)
+		return cudaSuccess;
+	cudaError_t rc = cudaSetDevice(device);
+	if (rc == cudaSuccess)
+		selected = device;
+	return rc;
+}
+
 /* The kernel that reached its poll limit, POLL_NONE if none has. */
 static uint32_t poll_stalled(const struct cuda_backend *b)
 {
@@ -143,7 +154,7 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes)
 static size_t cuda_free_bytes(struct backend *b)
 {
 	size_t left = 0, all = 0;
-	(void)b;
+	cuda_select(cuda_of(b)->device);
 	if (cudaMemGetInfo(&left, &all) != cudaSuccess)
 		cudaGetLastError();
 	return left;
@@ -156,6 +167,7 @@ static int cuda_alloc(
 {
 	size_t rounded = bytes > SIZE_MAX - 256 ? bytes : (bytes + 256) / 256 * 256;
 	*out = NULL;
+	cuda_select(cuda_of(b)->device);
 	cuda_deferred_drain(cuda_of(b));
 	cudaError_t rc = kind == MEM_SHARED ? cudaHostAlloc(out, rounded, cudaHostAllocMapped)
 										: cudaMalloc(out, rounded);
@@ -174,6 +186,7 @@ static void cuda_free(struct backend *b, enum mem_kind kind, void *p, size_t byt
 	if (!p)
 		return;
 	cuda_of(b)->op = "free";
+	cuda_select(cuda_of(b)->device);
 	cuda_deferred_drain(cuda_of(b));
 	cuda_check(cuda_of(b), cudaStreamSynchronize(cuda_of(b)->stream));
 	if (kind == MEM_SHARED)
@@ -229,6 +242,7 @@ static void cuda_copy(struct backend *b, void *dst, const void *src, size_t byte
 
 static int cuda_wait(struct backend *b, struct err *e)
 {
+	cuda_select(cuda_of(b)->device);
 	cuda_profile_end(cuda_of(b));
 	cuda_deferred_drain(cuda_of(b));
 	cuda_of(b)->deferred_lost = false;
@@ -277,6 +291,7 @@ static void cuda_close(struct backend *base)
 	if (!base)
 		return;
 	struct cuda_backend *b = cuda_of(base);
+	cuda_select(b->device);
 	cuda_deferred_drain(b);
 	if (b->stream)
 		cudaStreamSynchronize(b->stream);
@@ -379,7 +394,7 @@ static cudaError_t open_device(struct cuda_backend *b)
 	cudaError_t rc;
 	struct cuda_tables tables = {};
 	int shared = 0;
-	if ((rc = cudaSetDevice(b->device)) ||
+	if ((rc = cuda_select(b->device)) ||
 		(rc = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)) ||
 		(rc = cudaDeviceGetAttribute(&b->n_sm, cudaDevAttrMultiProcessorCount, b->device)) ||
 		(rc = cudaDeviceGetAttribute(
@@ -404,6 +419,16 @@ static cudaError_t open_device(struct cuda_backend *b)
 		NULL); /* small copies and settings may return before they are done */
 }
 
+uint32_t cuda_count_cards(void)
+{
+	int n = 0;
+	if (cudaGetDeviceCount(&n) != cudaSuccess) {
+		cudaGetLastError();
+		return 0;
+	}
+	return (uint32_t)n;
+}
+
 int cuda_backend_open(const struct backend_options *options, struct backend **out, struct err *e)
 {
 	*out = NULL;
@@ -414,6 +439,9 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		return err_set(e, ERR_RUN, "backend cuda: no device answers: %s",
 			rc ? cudaGetErrorString(rc) : "the driver lists none");
 	}
+	if (options->card >= (uint32_t)n)
+		return err_set(e, ERR_USAGE,
+			"backend cuda: there is no card %u; this machine has %d, from 0", options->card, n);
 	struct cudaDeviceProp prop;
 	struct cuda_backend *b = (struct cuda_backend *)calloc(1, sizeof *b);
 	if (!b)
@@ -422,6 +450,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
 	b->no_graphs = b->no_deferred = options->no_graphs;
 	b->op = "open";
+	b->device = (int)options->card;
 	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {
 		cuda_close(&b->base);
 		return err_set(e, ERR_RUN,

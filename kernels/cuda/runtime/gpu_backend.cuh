@@ -153,6 +153,10 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 	return (struct cuda_backend *)b;
 }
 
+/* Makes a device the calling thread's current one, on which CUDA launches and allocates. All of the
+ * program selects devices by this function, which remembers the last one. */
+cudaError_t cuda_select(int device);
+
 /* ---- failures ---- */
 
 /* Keeps a refused launch, copy or setting as the failure. Returns whether all is well. */
@@ -174,6 +178,7 @@ void cuda_profile_end(struct cuda_backend *b);
 static inline bool cuda_begin(struct backend *b, const char *op)
 {
 	cuda_of(b)->op = op;
+	cuda_select(cuda_of(b)->device);
 	if (cuda_of(b)->profiling && !b->failure.code)
 		cuda_profile_begin(cuda_of(b), USAGE_OTHER);
 	return !b->failure.code;

@@ -51,7 +51,7 @@ static int copier_alloc(struct copier *c, size_t bytes, void **out, struct err *
 {
 	size_t left = 0, all = 0;
 	*out = NULL;
-	cudaError_t rc = cudaSetDevice(copier_of(c)->device);
+	cudaError_t rc = cuda_select(copier_of(c)->device);
 	if (rc == cudaSuccess && bytes <= SIZE_MAX - 512)
 		rc = cudaMalloc(out, (bytes + 511) / 256 * 256);
 	if (rc == cudaSuccess && *out)
@@ -68,14 +68,14 @@ static void copier_free(struct copier *c, void *p, size_t bytes)
 	(void)bytes;
 	if (!p)
 		return;
-	cudaSetDevice(copier_of(c)->device);
+	cuda_select(copier_of(c)->device);
 	cudaFree(p);
 	cudaGetLastError();
 }
 
 static int copier_pin(struct copier *c, void *base, size_t bytes, struct err *e)
 {
-	cudaError_t rc = cudaSetDevice(copier_of(c)->device);
+	cudaError_t rc = cuda_select(copier_of(c)->device);
 	if (rc == cudaSuccess)
 		rc = cudaHostRegister(base, bytes, cudaHostRegisterDefault);
 	if (rc == cudaSuccess)
@@ -88,14 +88,14 @@ static int copier_pin(struct copier *c, void *base, size_t bytes, struct err *e)
 static void copier_unpin(struct copier *c, void *base, size_t bytes)
 {
 	(void)bytes;
-	cudaSetDevice(copier_of(c)->device);
+	cuda_select(copier_of(c)->device);
 	cudaHostUnregister(base);
 	cudaGetLastError();
 }
 
 static void copier_attach(struct copier *c)
 {
-	copier_check(copier_of(c), cudaSetDevice(copier_of(c)->device),
+	copier_check(copier_of(c), cuda_select(copier_of(c)->device),
 		"the copying thread cannot select the card");
 }
 
@@ -172,7 +172,7 @@ static void copier_drain(struct copier *base)
 static void copier_close(struct copier *base)
 {
 	struct cuda_copier *c = copier_of(base);
-	cudaSetDevice(c->device);
+	cuda_select(c->device);
 	copier_drain(base);
 	for (int i = 0; i < COPY_STREAMS; i++) {
 		struct copy_queue *q = &c->queue[i];
@@ -204,7 +204,7 @@ static const struct copier_ops copier_ops_cuda = {
 static cudaError_t queues_open(struct cuda_copier *c)
 {
 	int low = 0, high = 0;
-	cudaError_t rc = cudaSetDevice(c->device);
+	cudaError_t rc = cuda_select(c->device);
 	if (rc == cudaSuccess)
 		rc = cudaDeviceGetStreamPriorityRange(&low, &high);
 	for (int i = 0; rc == cudaSuccess && i < COPY_STREAMS; i++) {

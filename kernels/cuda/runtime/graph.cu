@@ -151,6 +151,7 @@ enum segment_mode cuda_segment_begin(struct backend *base, uint64_t key)
 {
 	struct cuda_backend *b = cuda_of(base);
 	b->op = "graph";
+	cuda_select(b->device);
 	if (base->failure.code || b->no_graphs)
 		return SEGMENT_EAGER;
 	cuda_deferred_drain(b);
@@ -211,6 +212,7 @@ void cuda_segments_drop(struct backend *base)
 	struct cuda_backend *b = cuda_of(base);
 	if (!b->timeline->n_segments)
 		return;
+	cuda_select(b->device);
 	cuda_deferred_drain(b);
 	b->deferred_lost = false;
 	cudaStreamSynchronize(b->stream);

@@ -136,6 +136,7 @@ void cuda_measure(struct backend *base, bool on)
 	struct cuda_backend *b = cuda_of(base);
 	struct cuda_timeline *t = b->timeline;
 	base->ops->wait(base, NULL);
+	cuda_select(b->device);
 	b->op = "measure";
 	if (on && !ring_open(b))
 		return;

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT */
+/* Stages of an engine: which there are, how each opens, and a step through all of them. */
+#include "src/engine/stage.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/engine_internal.h"
+#include "src/engine/plan_stages.h"
+#include "src/engine/stage_cuts.h"
+#include "stream/loader/loader.h"
+#include "stream/source_mmap.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Options that name what only one stage can have. */
+static int check_stage_options(
+	const struct engine_options *o, const struct model_config *c, uint32_t n, struct err *e)
+{
+	if (n > c->n_layers)
+		return err_set(
+			e, ERR_USAGE, "%u stages were asked for, the model has %u layers", n, c->n_layers);
+	if (n > STAGES_MAX)
+		return err_set(
+			e, ERR_USAGE, "%u stages were asked for, at most %d are possible", n, STAGES_MAX);
+	if (n > 1 && o->wrap_source)
+		return err_set(e, ERR_USAGE, "a replayed or observed routing takes one stage, not %u", n);
+	if (n > 1 && o->copier)
+		return err_set(e, ERR_USAGE, "one copier serves one stage, not %u", n);
+	return 0;
+}
+
+int stages_new(const struct engine_options *o, const struct model_config *c, struct stage **stages,
+	uint32_t *n, struct err *e)
+{
+	const bool all = o->n_cards == ENGINE_CARDS_AUTO;
+	uint32_t wanted = all ? backend_count_cards(o->backend) : MAX(o->n_cards, 1u);
+	if (all)
+		wanted = MIN(wanted, c->n_layers);
+	int rc = check_stage_options(o, c, wanted, e);
+	*n = rc ? 0 : wanted;
+	*stages = NEW_ARRAY(struct stage, wanted);
+	for (uint32_t i = 0; i < *n && !rc; i++) {
+		struct stage *s = &(*stages)[i];
+		s->config = *c;
+		s->card = all ? i : o->n_cards ? o->cards[i] : 0;
+		const struct backend *first = (*stages)[0].backend;
+		struct backend_options bo = {.name = i            ? first->ops->name
+											 : o->backend ? o->backend
+														  : "auto",
+			.threads = o->threads,
+			.no_graphs = o->no_graphs,
+			.card = s->card,
+			.beside = (*stages)[0].backend};
+		rc = backend_open(&bo, &s->backend, e);
+	}
+	return rc;
+}
+
+/* ---- which layers lie where ---- */
+
+static void stages_describe(const struct stage *stages, uint32_t n, struct plan_stage *out)
+{
+	for (uint32_t i = 0; i < n; i++)
+		out[i] = (struct plan_stage){.c = &stages[i].config,
+			.w = &stages[i].weights,
+			.resident = stages[i].resident_bytes,
+			.backend = stages[i].backend,
+			.card = stages[i].card};
+}
+
+static void balance_stages(const struct stage *stages, uint32_t n, const struct model_config *c,
+	bool mtp, const struct model_weights *w, uint32_t *first)
+{
+	struct plan_stage parts[STAGES_MAX];
+	stages_describe(stages, n, parts);
+	struct layer_cost *layers = NEW_ARRAY(struct layer_cost, c->n_layers);
+	uint64_t room[STAGES_MAX];
+	for (uint32_t i = 0; i < c->n_layers; i++) {
+		const uint64_t resident = weights_layer_bytes(w, i), experts = weights_expert_bytes(w, i);
+		layers[i] = (struct layer_cost){
+			.held = resident + experts, .read = resident + experts / c->n_experts * c->n_used};
+	}
+	struct layer_cost *last = &layers[c->n_layers - 1];
+	last->held += w->head.stack_bytes;
+	last->read += w->head.stack_bytes;
+	if (mtp)
+		last->held += weights_layer_bytes(w, c->n_layers) + weights_expert_bytes(w, c->n_layers);
+	for (uint32_t i = 0; i < n; i++)
+		room[i] = plan_stage_room(parts, n, i);
+	stage_cuts_balance(layers, c->n_layers, room, n, first);
+	free(layers);
+}
+
+static int take_cuts(const struct engine_options *o, const struct model_config *c, uint32_t n,
+	uint32_t *first, struct err *e)
+{
+	for (uint32_t i = 1; i < n; i++) {
+		first[i] = o->cuts[i - 1];
+		if (first[i] <= first[i - 1] || first[i] >= c->n_layers)
+			return err_set(e, ERR_USAGE,
+				"stage %u cannot begin with layer %u: stages begin with ascending layers from 1 to "
+				"%u",
+				i, first[i], c->n_layers - 1);
+	}
+	return 0;
+}
+
+int stages_bind(struct stage *stages, uint32_t n, const struct engine_options *o,
+	const struct gguf *file, const struct model_config *c, struct model_weights *whole,
+	size_t whole_bytes, struct err *e)
+{
+	const bool mtp = c->n_mtp && !o->no_mtp;
+	uint32_t first[STAGES_MAX + 1] = {0};
+	int rc = 0;
+	if (n == 1) {
+		stages->weights = *whole;
+		stages->resident_bytes = whole_bytes;
+		*whole = (struct model_weights){0};
+		return 0;
+	}
+	if (o->cuts)
+		rc = take_cuts(o, c, n, first, e);
+	else
+		balance_stages(stages, n, c, mtp, whole, first);
+	first[n] = c->n_layers;
+	for (uint32_t i = 0; i < n && !rc; i++) {
+		struct stage *s = &stages[i];
+		s->config.first_layer = first[i];
+		s->config.end_layer = first[i + 1];
+		rc = weights_bind(file, &s->config, mtp, &s->weights, &s->resident_bytes, e);
+	}
+	return rc;
+}
+
+int stages_plan(struct stage *stages, uint32_t n, const struct engine_options *o,
+	const struct gguf *file, struct err *e)
+{
+	struct plan_stage parts[STAGES_MAX];
+	struct plan *plans = NEW_ARRAY(struct plan, n);
+	stages_describe(stages, n, parts);
+	int rc = plan_stages(parts, n, o, file, plans, e);
+	for (uint32_t i = 0; i < n; i++)
+		stages[i].plan = plans[i];
+	free(plans);
+	return rc;
+}
+
+/* ---- opening and closing ---- */
+
+static int open_experts(struct stage *s, const struct stage_setup *u, struct err *e)
+{
+	const struct engine_options *o = u->options;
+	const int n_layers = (int)(s->config.n_layers + s->config.n_mtp);
+	if (s->plan.on_card)
+		return source_device_open(s->weights.experts, n_layers,
+			&(struct tensor_load_options){.file = u->file,
+				.backend = s->backend,
+				.reader = o->reader,
+				.check_values = u->check_values,
+				.progress = o->loading,
+				.user = o->loading_user},
+			&s->experts, e);
+	s->experts = source_mmap_open(s->weights.experts, n_layers);
+	source_mmap_check(s->experts, u->check_values, o->verify);
+	return 0;
+}
+
+int stage_open(struct stage *s, const struct stage_setup *u, struct err *e)
+{
+	const struct model_config *c = &s->config;
+	struct plan *p = &s->plan;
+	const uint32_t rows = p->context * p->sessions;
+	int rc;
+	p->loader.check_values = u->check_values;
+	s->streaming = p->streaming;
+	if (p->streaming && (rc = loader_open(&p->loader, &s->experts, e)))
+		return rc;
+	if ((rc = weights_load(u->file, c, p->mtp, s->backend, &s->weights, u->watch,
+			 &u->options->reader, u->check_values, e)) ||
+		(rc = kv_cache_init(&s->kv, c, p->mtp, p->kv_type, rows, s->backend, e)) ||
+		(!p->streaming && (rc = open_experts(s, u, e))))
+		return rc;
+	if (p->streaming)
+		loader_pin_in_background(s->experts); /* the weights had the drive to themselves */
+	return 0;
+}
+
+int stage_start(struct stage *s, bool is_last, struct err *e)
+{
+	const struct model_config *c = &s->config;
+	const struct plan *p = &s->plan;
+	int rc = model_init(&s->model, c, &s->weights, p->mtp ? p->sessions : 0, s->backend, s->source,
+		p->embed_row, p->chunk, e);
+	return rc || is_last ? rc : stage_link_host(c, p->chunk, &s->link, e);
+}
+
+void stages_stop(struct stage *stages, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct stage *s = &stages[i];
+		struct expert_source *source = s->source ? s->source : s->experts;
+		model_fini(&s->model);
+		if (source)
+			source->ops->close(source); /* a wrapper closes what it wraps */
+		s->source = s->experts = NULL;
+	}
+}
+
+void stages_free(struct stage *stages, uint32_t n)
+{
+	stages_stop(stages, n);
+	for (uint32_t i = n; i--;) { /* the first lends its threads to the others */
+		struct stage *s = &stages[i];
+		if (s->link)
+			s->link->ops->close(s->link);
+		weights_free(&s->weights, s->backend);
+		if (!s->backend)
+			continue;
+		kv_cache_fini(&s->kv, s->backend);
+		s->backend->ops->close(s->backend);
+	}
+	free(stages);
+}
+
+/* ---- all stages ---- */
+
+struct stage *engine_stage_of(const struct engine *g, uint32_t layer)
+{
+	struct stage *s = g->stages;
+	while (s < engine_last(g) && layer >= s->config.end_layer)
+		s++;
+	return s;
+}
+
+int engine_forward(
+	struct engine *g, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
+{
+	struct forward_rows mine = *rows;
+	struct stage *s = g->stages;
+	for (; s->link; s++) {
+		int rc;
+		if ((rc = model_forward(&s->model, &s->kv, &mine, rows->n, e)) ||
+			(rc = s->link->ops->send(s->link, &s->model, rows->n, e)) ||
+			(rc = s->link->ops->receive(s->link, &s[1].model, rows->n, e)))
+			return rc;
+		mine.on_device_busy = NULL; /* was called */
+	}
+	return model_forward(&s->model, &s->kv, &mine, first_hidden, e);
+}
+
+int engine_wait(const struct engine *g, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t i = 0; i < g->n_stages && !rc; i++)
+		rc = g->stages[i].backend->ops->wait(g->stages[i].backend, e);
+	return rc;
+}
+
+bool engine_has_failed(const struct engine *g)
+{
+	bool failed = false;
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		failed |= g->stages[i].backend->failure.code != 0;
+	return failed;
+}

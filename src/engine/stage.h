@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A stage: consecutive layers of the model with everything that computes them. An engine has one
+ * stage, or several that compute one after the other, on one card or on several.
+ *
+ * Order of use (engine.c): stages_new, stages_bind, stages_plan, stage_open for each in order,
+ * stage_start for each. stages_free releases everything, at any point.
+ */
+#ifndef GLM_ENGINE_STAGE_H
+#define GLM_ENGINE_STAGE_H
+
+#include "src/engine/engine.h"
+#include "src/engine/plan.h"
+#include "src/forward/forward.h"
+#include "src/forward/model.h"
+#include "src/forward/stage_link.h"
+
+#define STAGES_MAX 64 /* stages of an engine, at most */
+
+struct stage {
+	struct model_config config; /* names its layers */
+	uint32_t card;
+	struct backend *backend;
+	struct expert_source *source; /* what the model asks: `experts`, or a wrapper around it */
+	struct expert_source *experts;
+	bool streaming; /* `experts` is a loader, else mapped memory or a copy on the card */
+	struct plan plan;
+	struct model_weights weights; /* bound; stage_open gives them to the model */
+	size_t resident_bytes;        /* of them */
+	struct model model;
+	struct kv_cache kv;      /* of these layers; all sessions */
+	struct stage_link *link; /* to the next stage; NULL: this is the last one */
+};
+
+/* Opens a backend for each card that the options name (none: card 0) and returns stages without
+ * layers. ERR_USAGE: a card that does not exist, more stages than layers, an option that takes one
+ * stage only; else as backend_open. *stages is to be freed after an error too. */
+int stages_new(const struct engine_options *o, const struct model_config *c, struct stage **stages,
+	uint32_t *n, struct err *e);
+
+/* Decides which layers lie where, and binds their weights. `whole`: those of the whole model,
+ * bound; one stage takes them. ERR_USAGE for cuts of the options that cut nothing. */
+int stages_bind(struct stage *stages, uint32_t n, const struct engine_options *o,
+	const struct gguf *file, const struct model_config *c, struct model_weights *whole,
+	size_t whole_bytes, struct err *e);
+
+/* Plans the memory of all stages into stage.plan (plan_stages.h). */
+int stages_plan(struct stage *stages, uint32_t n, const struct engine_options *o,
+	const struct gguf *file, struct err *e);
+
+/* What opening needs besides the stage. */
+struct stage_setup {
+	const struct engine_options *options;
+	const struct gguf *file;
+	const struct check_values *check_values; /* NULL: none */
+	const struct weights_watch *watch;
+};
+
+/* Takes the memory of the plan, loads the weights, opens s->experts. */
+int stage_open(struct stage *s, const struct stage_setup *setup, struct err *e);
+/* Makes the model, which asks s->source; the caller has set that. is_last: there is no next stage.
+ */
+int stage_start(struct stage *s, bool is_last, struct err *e);
+
+/* In two parts: the sources record until they are closed, and what they record is written while
+ * the rest still stands. Both accept what was not opened. */
+void stages_stop(struct stage *stages, uint32_t n);
+void stages_free(struct stage *stages, uint32_t n);
+
+#endif
