@@ -316,6 +316,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	if (o.only && !(o.parts & PART_OPS))
 		return err_set(
 			e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
+	if (o.common.cards && (o.parts & ~(PART_PREFILL | PART_DECODE | PART_SESSION)))
+		return err_set(e, ERR_USAGE,
+			"--cards belongs to bench prefill, decode and session, which open a model");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
 	if ((rc = parse_prompts(&o, e)) || (rc = parse_rows(&o, e)) || (rc = check_draft(&o, e)))

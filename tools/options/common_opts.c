@@ -21,6 +21,7 @@ static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2},
 
 static const struct arg_word sizes[] = {{"auto", -1}, {0}};
 _Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
+static const struct arg_word card_words[] = {{"auto", 0}, {0}};
 static const struct arg_word lookaheads[] = {{"auto", ENGINE_LOOKAHEAD_AUTO}, {0}};
 static const struct arg_word policies[] = {{POLICY_DEFAULT, 0}, {"lru", 1}, {"sieve", 2}, {0}};
 static const struct arg_word readers[] = {
@@ -38,18 +39,23 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.help = "where to compute", .fallback = "auto: the graphics card if one answers"},
 		{"threads", 't', ARG_INT, .i32 = &c->threads, .min = 1, .max = 4096, .value = "N",
 			.help = "CPU threads", .fallback = "all"},
+		{"cards", 0, ARG_STRING, .string = &c->cards, .words = card_words, .value = "N,...|auto",
+			.help = "cards on which the layers lie, consecutive ones on each; auto: all cards. A "
+					"card that is named twice has two such stages",
+			.fallback = "0"},
 		{"ctx", 'c', ARG_UINT, .u32 = &c->context, .min = 1, .max = INT32_MAX, .value = "N",
 			.help = "context: positions of prompt and answers together",
 			.fallback = "as much as memory allows, at most the model's"},
 		{"cache-gb", 0, ARG_SIZE_GB, .u64 = &c->cache_bytes, .given = &c->cache_given, .max = 1e9,
 			.words = sizes, .value = "G|auto",
-			.help = "stream the experts through a cache of G * 10^9 bytes (memory of the card; "
+			.help = "stream the experts through a cache of G * 10^9 bytes (memory of each card; "
 					"host memory on the CPU)",
 			.fallback = "on the CPU none: they are used where the file is mapped; on a card none "
 						"if all fit, else auto"},
 		{"ram-gb", 0, ARG_SIZE_GB, .u64 = &c->ram_bytes, .max = 1e9, .words = sizes,
 			.value = "G|auto",
-			.help = "second tier of that cache in host memory, pinned for a card",
+			.help =
+				"second tier of that cache in host memory, pinned for a card; all cards share it",
 			.fallback = "none"},
 		{"policy", 0, ARG_CHOICE, .i32 = &c->policy, .words = policies,
 			.help = "which expert leaves a full cache", .fallback = POLICY_DEFAULT},
@@ -122,6 +128,29 @@ int common_opts_replicas(const struct common_opts *c, struct common_replicas *r,
 	return 0;
 }
 
+int common_opts_cards(const struct common_opts *c, struct common_cards *cards, struct err *e)
+{
+	*cards = (struct common_cards){0};
+	if (!c->cards)
+		return 0;
+	if (!strcmp(c->cards, card_words[0].word)) {
+		cards->n = ENGINE_CARDS_AUTO;
+		return 0;
+	}
+	for (const char *at = c->cards;; at++) {
+		size_t digits = strspn(at, "0123456789");
+		if (!digits || digits > 4 || (at[digits] && at[digits] != ','))
+			return err_set(e, ERR_USAGE,
+				"--cards: \"%.200s\" is neither auto nor a list of numbers like 0,1", c->cards);
+		if (cards->n == COMMON_CARDS_MAX)
+			return err_set(e, ERR_USAGE, "--cards: more than %d numbers", COMMON_CARDS_MAX);
+		cards->card[cards->n++] = (uint32_t)strtoul(at, NULL, 10);
+		at += digits;
+		if (!*at)
+			return 0;
+	}
+}
+
 struct watch {
 	struct progress progress;
 	struct common_loading *loading;
@@ -157,10 +186,15 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	if (!model)
 		return e->code;
 	struct common_replicas replicas;
+	struct common_cards cards = {0};
 	int rc = common_opts_replicas(c, &replicas, e);
+	if (!rc)
+		rc = common_opts_cards(c, &cards, e);
 	struct engine_options options = {.model_path = model,
 		.backend = common_opts_backend(c),
 		.threads = c->threads,
+		.cards = cards.card,
+		.n_cards = cards.n,
 		.context = c->context,
 		.sessions = c->sessions,
 		.kv_f32 = c->kv_f32,

@@ -7,7 +7,7 @@
 #include "src/base/err.h"
 #include "src/engine/prefix_store.h"
 
-#define COMMON_OPTS_MAX   22
+#define COMMON_OPTS_MAX   23
 #define COMMON_OPTS_TITLE "Model and machine"
 
 /* When the resident weights were loaded. */
@@ -20,6 +20,7 @@ struct common_opts {
 	const char *model; /* NULL: the pocket model */
 	int backend;       /* index into the words of --backend */
 	int threads;       /* 0: all */
+	const char *cards; /* "0,1": on which the layers lie, or "auto"; NULL: on card 0 */
 	uint32_t context;  /* 0: as memory and model allow */
 	bool cache_given;
 	uint64_t cache_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
@@ -58,6 +59,14 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 
 /* The name that backend_open takes. */
 const char *common_opts_backend(const struct common_opts *c);
+
+/* The numbers of --cards. ERR_USAGE: something else stands there, or too many. */
+#define COMMON_CARDS_MAX 64
+struct common_cards {
+	uint32_t card[COMMON_CARDS_MAX];
+	uint32_t n; /* 0: none were named; ENGINE_CARDS_AUTO */
+};
+int common_opts_cards(const struct common_opts *c, struct common_cards *cards, struct err *e);
 
 /* The policies by the numbers in common_opts.policy; NULL behind the last. */
 const char *common_opts_policy(int i);

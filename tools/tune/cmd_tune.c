@@ -526,7 +526,7 @@ out:
 /* The common options less those that are to be found, with the words of this command. */
 static struct arg_group tune_group(struct tune *t)
 {
-	static const char *const found[] = {"policy", "lookahead", "warm"};
+	static const char *const found[] = {"policy", "lookahead", "warm", "cards"};
 	const struct arg_group all = common_opts_group(&t->common);
 	size_t n = 0;
 	for (size_t i = 0; i < all.n; i++) {

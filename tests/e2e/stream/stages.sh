@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# --cards: the layers of the model on several stages. Logits, answers and sessions are those of one
+# stage; the plan says where the layers lie; what cannot be is refused in a sentence.
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+need_pocket
+
+head -n 12 tests/data/pocket_ids.txt >"$work/ids"
+logits() { # file, options: of all positions
+	local out=$1
+	shift
+	run dump-logits -v --backend cpu -m "$POCKET" --ids "$work/ids" --all --chunk 8 -o "$work/$out" \
+		--force "$@"
+	exits 0
+}
+
+logits one.f32
+check "one stage has no line of its own" [ "$(grep -c '^stage ' "$work/err")" = 0 ]
+logits two.f32 --cards 0,0
+check "logits of two stages" cmp -s "$work/one.f32" "$work/two.f32"
+check "two stages are named" [ "$(grep -c '^stage [01]: layers .* on card 0' "$work/err")" = 2 ]
+check "the last layers lie on the last stage" grep -q '^stage 1: layers [1-6] to 6' "$work/err"
+logits three.f32 --cards 0,0,0 --cache-gb 0.02 --ram-gb 0.01 --lookahead 2
+check "logits of three stages with caches" cmp -s "$work/one.f32" "$work/three.f32"
+logits auto.f32 --cards auto
+check "auto on the CPU is one stage" cmp -s "$work/one.f32" "$work/auto.f32"
+
+# answers, and a session that goes on under another number of stages
+answer() { # file, options
+	local out=$1
+	shift
+	run --backend cpu -m "$POCKET" --temp 0 --think off -n 24 -p "Define river." -q "$@"
+	exits 0
+	check "an answer came" [ -s "$work/out" ]
+	cp "$work/out" "$work/$out"
+}
+answer text.one --draft off --session "$work/a"
+answer text.two --cards 0,0 --draft 3 --session "$work/b"
+check "the same answer with drafts" cmp -s "$work/text.one" "$work/text.two"
+answer more.one --draft off --session "$work/a"
+answer more.two --cards 0,0,0 --draft off --session "$work/b"
+check "the same second answer" cmp -s "$work/more.one" "$work/more.two"
+
+dump() { run dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/x.f32" --force "$@"; }
+dump --cards 1
+error_is_one_sentence 2 'there is no card 1'
+dump --cards 0,0,0,0,0,0,0,0
+error_is_one_sentence 2 '8 stages were asked for, the model has 7 layers'
+for bad in "" , 0, ,0 0,,0 x 0x1 -1 99999; do
+	dump "--cards=$bad"
+	error_is_one_sentence 2 'cards'
+done
+dump --cards 0,0 --cache-gb 0.0001
+check "a cache below the floor of two stages is refused" [ "$rc" != 0 ]
+error_is_one_sentence "$rc" 'the stages on card 0'
+run tune -m "$POCKET" --backend cpu --cards 0,0
+error_is_one_sentence 2 'cards'
+run bench ops --cards 0,0
+error_is_one_sentence 2 'open a model'
+finish
