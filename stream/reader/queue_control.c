@@ -10,6 +10,7 @@
 #define LONGER_BELOW_NS 1000000.0
 #define PAIRS_GAIN      3 /* of windows, at most */
 #define PAIRS_LOSS      2
+#define PAIRS_SURE      3 /* fewer say little of how the ratios vary */
 #define PAIRS_CONFIRM   16
 #define CLEAR_GAIN      1.10 /* decided by the first pair */
 #define CLEAR_LOSS      0.98
@@ -163,7 +164,7 @@ enum verdict { UNDECIDED, ACCEPTED, REJECTED };
  * many as make the mean of their ratios sure. */
 static enum verdict judge_start(const struct queue_control *c, unsigned pairs)
 {
-	if (pairs < 2)
+	if (pairs < PAIRS_SURE)
 		return UNDECIDED;
 	const double mean = c->ratios / pairs, above = mean - 1 / QUEUE_LOSS;
 	const double variance = MAX(c->ratios_squared / pairs - mean * mean, 0.0) / (pairs - 1);

@@ -32,6 +32,9 @@ extern char **environ;
 
 #define WRITE_CHUNK (8u << 20)
 
+/* Requests that a reader which finds the depth itself is given at a time: its deepest queue. */
+#define FOUND_REQUESTS READER_ADAPT_DEPTH_MAX
+
 enum source { SOURCE_URING, SOURCE_THREADS, SOURCE_FIO, SOURCES };
 
 static const char *const source_names[SOURCES] = {"uring", "threads", "fio"};
@@ -39,6 +42,7 @@ static const char *const source_names[SOURCES] = {"uring", "threads", "fio"};
 struct read_sample {
 	double gb_s, cpu_s_per_gb;
 	bool direct; /* what was used, not what was asked for */
+	struct reader_setting found;
 };
 
 struct read_job {
@@ -49,6 +53,8 @@ struct read_job {
 	uint64_t file_bytes, bytes;
 	uint32_t *blocks; /* [file_bytes / slice] in random order; a run reads the first of them */
 	bool have[SOURCES];
+	double fio_best;       /* GB/s past the page cache, the best depth's median; 0: not measured */
+	unsigned best_depth;   /* that depth */
 	unsigned char *memory; /* one slice per request of the deepest queue */
 	size_t memory_bytes;
 	struct progress progress;
@@ -160,6 +166,7 @@ static int read_blocks(const struct read_job *j, struct reader *r, unsigned dept
 	return 0;
 }
 
+/* depth 0: the reader finds it, and how long its reads are. */
 static int run_reader(const struct read_job *j, enum source source, bool direct, unsigned depth,
 	struct read_sample *s, struct err *e)
 {
@@ -168,21 +175,22 @@ static int run_reader(const struct read_job *j, enum source source, bool direct,
 		.buffered = !direct,
 		.depth = depth,
 		.threads = depth,
-		.requests = depth,
-		.slice_bytes = j->o->slice_bytes};
+		.requests = depth ? depth : FOUND_REQUESTS,
+		.slice_bytes = depth ? j->o->slice_bytes : 0};
 	struct reader *r;
 	enum log_level level = log_level();
 	log_set_level(MIN(level, LOG_WARN)); /* one line per run would drown the figures */
 	int code = reader_open(&r, &f, 1, &o, e);
 	if (!code) {
-		reader_register(r, j->memory, depth * j->o->slice_bytes);
+		reader_register(r, j->memory, o.requests * j->o->slice_bytes);
 		s->direct = reader_file_align(r, 0) > 1;
 		double cpu = cpu_seconds();
 		uint64_t start = clock_ns();
-		code = read_blocks(j, r, depth, e);
+		code = read_blocks(j, r, o.requests, e);
 		double seconds = 1e-9 * (double)(clock_ns() - start), gb = 1e-9 * (double)j->bytes;
 		s->cpu_s_per_gb = (cpu_seconds() - cpu) / gb;
 		s->gb_s = gb / seconds;
+		s->found = reader_setting(r);
 		reader_close(r);
 	}
 	log_set_level(level);
@@ -320,12 +328,43 @@ static int bench_depth(struct read_job *j, bool direct, unsigned depth, struct e
 	double fio = 0;
 	if (j->have[SOURCE_FIO])
 		fio = bench_spread_of(rate[SOURCE_FIO], repeats).median;
+	if (direct && fio > j->fio_best) {
+		j->fio_best = fio;
+		j->best_depth = depth;
+	}
 	for (unsigned k = 0; k < SOURCES; k++)
 		if (j->have[k])
 			bench_add(j->bench, "read", "GB/s", bench_spread_of(rate[k], repeats),
 				k == SOURCE_FIO ? 0 : fio, "fio", "%s%s, depth %u, %zu KiB, %.3f CPU s/GB",
 				source_names[k], s[k].direct ? " O_DIRECT" : " buffered", depth,
 				j->o->slice_bytes >> 10, bench_spread_of(cpu[k], repeats).median);
+	return 0;
+}
+
+/* The depth that the reader finds, in turns with fio and the depth that was best for it. */
+static int bench_found(struct read_job *j, struct err *e)
+{
+	const int repeats = j->bench->repeats;
+	struct read_sample s = {0}, f = {0};
+	double rate[BENCH_MAX_REPEATS], cpu[BENCH_MAX_REPEATS], fio[BENCH_MAX_REPEATS];
+	int code = 0;
+	if (!j->have[SOURCE_URING])
+		return 0;
+	for (int i = 0; i < repeats; i++) {
+		if ((code = run_reader(j, SOURCE_URING, true, 0, &s, e)) ||
+			(j->best_depth && (code = run_fio(j, true, j->best_depth, &f, e))))
+			return code;
+		rate[i] = s.gb_s;
+		cpu[i] = s.cpu_s_per_gb;
+		fio[i] = f.gb_s;
+		progress_update(&j->progress, j->done += (1 + (j->best_depth > 0)) * j->bytes, j->total);
+	}
+	if (!s.direct) /* through the page cache nothing is looked for */
+		return 0;
+	bench_add(j->bench, "read", "GB/s", bench_spread_of(rate, repeats),
+		bench_spread_of(fio, repeats).median, "fio's best depth in turns",
+		"uring O_DIRECT, depth found: %u, %zu KiB, %.3f CPU s/GB", s.found.depth,
+		s.found.slice_bytes >> 10, bench_spread_of(cpu, repeats).median);
 	return 0;
 }
 
@@ -373,7 +412,7 @@ int bench_read(struct bench *b, const struct bench_read_options *o, struct err *
 		goto out;
 	uint64_t n_blocks = j.file_bytes / slice;
 	j.bytes = MIN(bytes, n_blocks * slice);
-	j.memory_bytes = (size_t)depths[n_depths - 1] * slice;
+	j.memory_bytes = (size_t)(o->depth ? o->depth : FOUND_REQUESTS) * slice;
 	j.memory = mem_try_map(j.memory_bytes);
 	j.blocks = n_blocks <= UINT32_MAX ? mem_try_new(n_blocks, sizeof *j.blocks) : NULL;
 	if (!j.memory || !j.blocks) {
@@ -390,15 +429,20 @@ int bench_read(struct bench *b, const struct bench_read_options *o, struct err *
 	choose_sources(&j);
 	const unsigned n_sources =
 		j.have[SOURCE_URING] + j.have[SOURCE_THREADS] + (unsigned)j.have[SOURCE_FIO];
-	j.total = 2 * n_depths * (uint64_t)b->repeats * n_sources * j.bytes;
+	j.total = (2 * n_depths * n_sources +
+				  (!o->depth && j.have[SOURCE_URING]) * (1u + j.have[SOURCE_FIO])) *
+			  (uint64_t)b->repeats * j.bytes;
 	log_info("bench read: %.4g GB in all: %zu queue depth%s with and without the page cache, %d "
 			 "times by each of %u readers, %.4g GB each (--gb, --depth and --repeats make it less)",
 		(double)j.total * 1e-9, n_depths, n_depths > 1 ? "s" : "", b->repeats, n_sources,
 		(double)j.bytes * 1e-9);
 	progress_begin_lines(&j.progress, "reading", NULL, 0, j.total);
-	for (int direct = 1; direct >= 0; direct--)
+	for (int direct = 1; direct >= 0; direct--) {
 		for (size_t i = 0; i < n_depths && !code; i++)
 			code = bench_depth(&j, direct, depths[i], e);
+		if (direct && !o->depth && !code)
+			code = bench_found(&j, e);
+	}
 	progress_end(&j.progress);
 out:
 	free(j.blocks);

@@ -38,6 +38,13 @@ else
 fi
 check "the test file is gone" empty_folder
 
+if ! grep -q 'without io_uring' "$work/err" && grep -q 'uring O_DIRECT' "$work/out"; then
+	run bench read --dir "$folder" --gb 0.03 --repeats 1 --no-fio
+	exits 0
+	check "the depth that is found has a figure" \
+		grep -qE '^read +uring O_DIRECT, depth found: [0-9]+, [0-9]+ KiB.* [0-9.]*[1-9][0-9.]* +GB/s' "$work/out"
+fi
+
 head -c 5000000 /dev/urandom >"$folder/model" # no whole number of reads
 before=$(cksum <"$folder/model")
 run bench read -f "$folder/model" --depth 4 --no-fio
