@@ -9,11 +9,12 @@
 /* Longer reads are tried where one takes less: else what a command costs is nothing beside it. */
 #define LONGER_BELOW_NS 1000000.0
 #define PAIRS_GAIN      3 /* of windows, at most */
-#define PAIRS_LOSS      2
+#define PAIRS_LOSS      8
 #define PAIRS_SURE      3 /* fewer say little of how the ratios vary */
 #define PAIRS_CONFIRM   16
 #define CLEAR_GAIN      1.10 /* decided by the first pair */
 #define CLEAR_LOSS      0.98
+#define TOO_DEEP_NS     40000000.0 /* a slow drive with so long a queue needs no proof */
 #define NO_GAIN         1.01
 #define SHALLOW_NS      500000.0 /* the latency of most drives is less */
 #define MOVED_BY        0.2
@@ -173,6 +174,18 @@ static enum verdict judge_start(const struct queue_control *c, unsigned pairs)
 	return above > 0 ? ACCEPTED : REJECTED;
 }
 
+/* The candidate has less in flight: accepted if it surely loses next to nothing. */
+static enum verdict judge_loss(const struct queue_control *c, unsigned pairs)
+{
+	if (pairs < PAIRS_SURE)
+		return UNDECIDED;
+	const double mean = c->ratios / pairs, above = mean - QUEUE_LOSS;
+	const double variance = MAX(c->ratios_squared / pairs - mean * mean, 0.0) / (pairs - 1);
+	if (above > 0 && above * above > variance)
+		return ACCEPTED;
+	return above > 0 && pairs < PAIRS_LOSS ? UNDECIDED : REJECTED;
+}
+
 /* ratio: throughput of the candidate in that of the reference. */
 static enum verdict judge(const struct queue_control *c, double ratio, unsigned pairs)
 {
@@ -188,11 +201,9 @@ static enum verdict judge(const struct queue_control *c, double ratio, unsigned 
 	case QUEUE_SHORTER:
 		if (ratio < CLEAR_LOSS)
 			return REJECTED;
-		if (ratio >= 1)
+		if (ratio >= 1 && c->latency_ns > TOO_DEEP_NS)
 			return ACCEPTED;
-		if (pairs == PAIRS_LOSS)
-			return ratio >= QUEUE_LOSS ? ACCEPTED : REJECTED;
-		return UNDECIDED;
+		return judge_loss(c, pairs);
 	default:
 		return judge_start(c, pairs);
 	}
@@ -233,7 +244,9 @@ static bool hold_is_over(struct queue_control *c)
 	const bool alike = rate > (1 - MOVED_BY) * c->rate && rate < (1 + MOVED_BY) * c->rate;
 	c->hold_ns += c->window.ns;
 	c->moved = alike ? 0 : c->moved + 1;
-	return c->hold_ns >= c->hold_for_ns || c->moved >= MOVED_WINDOWS;
+	/* a drive that wavers is not searched all the time */
+	return c->hold_ns >= c->hold_for_ns ||
+		   (c->moved >= MOVED_WINDOWS && c->hold_ns >= c->hold_for_ns / 8);
 }
 
 static bool window_end(struct queue_control *c)
