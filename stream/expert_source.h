@@ -28,9 +28,9 @@ enum expert_tier { EXPERT_VRAM, EXPERT_RAM, EXPERT_DISK };
 /* One expert of one layer, as the model requests it and gets it. */
 struct expert_ref {
 	int32_t id; /* in: expert id */
-	/* in, EXPERT_DECODE: only rows that may be dropped want it, this one first. It counts as used
-	 * when keep_rows says so; 0: it is used (the first row of a step always stays) */
-	int draft_row;
+	/* in, EXPERT_DECODE: bit r: row r of the step wants it; only rows that may be dropped do. It
+	 * counts as used when keep_rows keeps one of them. 0: it is used */
+	uint64_t draft_rows;
 	bool ready;                   /* out: the views below hold published bytes */
 	uint8_t tier;                 /* out: enum expert_tier */
 	int32_t handle;               /* the source's own */

@@ -15,6 +15,8 @@
 
 #include <stdlib.h>
 
+_Static_assert(PREFILL_ROWS <= 64, "a bit of draft_rows for each row of EXPERT_DECODE");
+
 #define GROUP_MIN 8 /* experts that fill a card together */
 
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows)
@@ -169,8 +171,7 @@ static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots,
 			if (p->draft && p->draft[i / n_used] != draft)
 				continue;
 			if (!p->first[ids[i] + 1]++ && p->use == EXPERT_DECODE)
-				p->refs[n++] =
-					(struct expert_ref){.id = ids[i], .draft_row = draft ? i / n_used : 0};
+				p->refs[n++] = (struct expert_ref){.id = ids[i], .draft_rows = (uint64_t)draft};
 		}
 	for (uint32_t i = 0; i < n_experts; i++) {
 		if (p->first[i + 1] && p->use == EXPERT_PREFILL)
@@ -184,6 +185,14 @@ static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots,
 		p->first[i] = p->first[i - 1];
 	p->first[0] = 0;
 	p->n_refs = n;
+	for (int i = 0; i < n; i++) {
+		struct expert_ref *r = &p->refs[i];
+		if (!r->draft_rows)
+			continue;
+		r->draft_rows = 0;
+		for (int32_t at = p->first[r->id]; at < p->first[r->id + 1]; at++)
+			r->draft_rows |= UINT64_C(1) << p->token_slots[at] / n_used;
+	}
 }
 
 /* Hands the read-ahead list of a prefill layer to the source. A chunk that touches most experts of

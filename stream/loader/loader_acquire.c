@@ -23,7 +23,7 @@ static struct cache_ref *cache_refs(struct loader *l, const struct expert_ref *r
 	for (int i = 0; i < n; i++)
 		l->refs[i] = (struct cache_ref){
 			.expert = refs[i].id,
-			.provisional = refs[i].draft_row > 0,
+			.provisional = refs[i].draft_rows != 0,
 			.state = refs[i].ready ? CACHE_REF_READY : CACHE_REF_IN_FLIGHT,
 			.slot = refs[i].handle,
 			.load_id = refs[i].serial,
@@ -186,7 +186,7 @@ static void note_draft_uses(
 	struct loader_shared *s, int layer, const struct expert_ref *refs, int n)
 {
 	for (int i = 0; i < n; i++) {
-		if (refs[i].draft_row <= 0)
+		if (!refs[i].draft_rows)
 			continue;
 		if (s->n_draft_uses == s->cap_draft_uses) {
 			size_t cap = MAX(2 * s->cap_draft_uses, 256);
@@ -196,7 +196,8 @@ static void note_draft_uses(
 			s->draft_uses = more;
 			s->cap_draft_uses = cap;
 		}
-		s->draft_uses[s->n_draft_uses++] = (struct draft_use){layer, refs[i].id, refs[i].draft_row};
+		s->draft_uses[s->n_draft_uses++] =
+			(struct draft_use){layer, refs[i].id, refs[i].draft_rows};
 	}
 }
 
@@ -205,12 +206,16 @@ static void loader_keep_rows(struct expert_source *source, int first, int n)
 	struct loader *l = loader_of(source);
 	struct loader_shared *s = &l->shared;
 	bool work = false;
+	uint64_t kept = 0; /* bits as in expert_ref.draft_rows */
+	for (int r = first; r < MIN(first + n, 64); r++)
+		kept |= UINT64_C(1) << r;
 	pthread_mutex_lock(&s->lock);
 	for (size_t i = 0; i < s->n_draft_uses; i++) {
-		const struct draft_use *u = &s->draft_uses[i];
+		struct draft_use *u = &s->draft_uses[i];
 		struct cache_plan plan;
-		if (u->row < first || u->row >= first + n)
+		if (!(u->rows & kept))
 			continue;
+		u->rows = 0; /* used once, however many rows stay */
 		cache_note_used(s->cache, u->layer, u->expert, &plan);
 		loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
 		work |= plan.n > 0;

@@ -103,8 +103,9 @@ struct loader_shared {
 	struct slot_work *slot_work; /* [n_slots] */
 	/* provisional refs of the step; the compute thread's */
 	struct draft_use {
-		int layer, expert, row;
-	} * draft_uses; /* [n_draft_uses] */
+		int layer, expert;
+		uint64_t rows; /* as expert_ref.draft_rows; 0: counted as used */
+	} * draft_uses;    /* [n_draft_uses] */
 	size_t n_draft_uses, cap_draft_uses;
 	struct work_queue queue;
 	unsigned n_in_flight; /* loads and demotions decided and not completed */

@@ -150,12 +150,12 @@ static double world_step(const struct world *w, uint32_t rows)
 	return 1 + (rows > 1 ? w->jump : 0) + w->row * (rows - 1);
 }
 
-static int world_propose(void *user, struct draft_request *requests, uint32_t n, struct err *e)
+static int world_propose(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e)
 {
 	(void)e;
 	struct world *w = user;
 	for (uint32_t i = 0; i < n; i++) {
-		struct draft_request *r = &requests[i];
+		struct draft_proposal *r = &proposals[i];
 		bool right = true;
 		r->chain->n = r->k;
 		for (uint32_t k = 0; k < r->k; k++) {
@@ -439,11 +439,11 @@ static void test_statistics(void **state)
 	drafter_free(d);
 }
 
-static int propose_and_fail(void *user, struct draft_request *requests, uint32_t n, struct err *e)
+static int propose_and_fail(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e)
 {
 	(void)user;
 	for (uint32_t i = 0; i < n; i++)
-		requests[i].chain->n = requests[i].k; /* without ids */
+		proposals[i].chain->n = proposals[i].k; /* without ids */
 	return err_set(e, ERR_RUN, "the device failed");
 }
 
@@ -468,6 +468,49 @@ static void test_failed_source_is_not_judged(void **state)
 	drafter_free(d);
 }
 
+static uint64_t slow_now;
+
+static uint64_t slow_clock(void)
+{
+	return slow_now;
+}
+
+static int propose_slowly(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e)
+{
+	(void)user, (void)n, (void)e;
+	slow_now += 5000000;
+	*proposals[0].chain = (struct draft_chain){.n = 1, .ids = {7}};
+	return 0;
+}
+
+/* The drafts of a step that was interrupted are not charged to the step behind it. */
+static void test_interrupted_step_is_not_charged(void **state)
+{
+	(void)state;
+	const struct draft_source source = {
+		.name = "slow", .expect = computed_expects, .propose = propose_slowly};
+	struct drafter *d = drafter_new(&(struct drafter_options){
+		.limit = 1, .always = true, .no_lookup = true, .source = &source, .clock = slow_clock});
+	struct draft_timeline *t = draft_timeline_new(d, NULL);
+	const int32_t text[] = {1, 2, 3};
+	struct err e;
+	drafts_begin(t, text, 3, NULL);
+	drafts_push(t, 4);
+	assert_int_equal(drafts_propose(d, &t, 1, 8, &e), 0);
+	assert_int_equal(t->n, 1); /* and the step is not computed */
+	drafts_begin(t, text, 3, NULL);
+	drafts_limit(t, 0);
+	drafts_push(t, 4);
+	assert_int_equal(drafts_propose(d, &t, 1, 8, &e), 0);
+	assert_int_equal(t->n, 0);
+	drafts_push(t, 5);
+	drafts_computed(d, &t, 1, 1000000);
+	assert_true(drafter_stats(d).drafting_ns == 5e6);
+	assert_true(drafter_stats(d).saved_ns == 0);
+	draft_timeline_free(t);
+	drafter_free(d);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -481,6 +524,7 @@ int main(void)
 		cmocka_unit_test(test_rows_go_to_the_likeliest),
 		cmocka_unit_test(test_statistics),
 		cmocka_unit_test(test_failed_source_is_not_judged),
+		cmocka_unit_test(test_interrupted_step_is_not_charged),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

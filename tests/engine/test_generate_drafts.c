@@ -242,12 +242,12 @@ struct oracle {
 	uint32_t asked, drafts;
 };
 
-static int oracle_propose(void *user, struct draft_request *requests, uint32_t n, struct err *e)
+static int oracle_propose(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e)
 {
 	struct oracle *o = user;
 	(void)e;
 	assert_int_equal(n, 1);
-	struct draft_request *r = &requests[0];
+	struct draft_proposal *r = &proposals[0];
 	uint32_t at = r->position - o->prompt;
 	assert_int_equal(session_length(r->session) + 1, r->position);
 	assert_int_equal(r->next, o->knows->ids[at - 1]);

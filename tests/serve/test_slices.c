@@ -30,13 +30,13 @@ static double read_prompt(
 	struct rng r = {3};
 	double sliced = 0, whole = 0;
 	*longest = 0;
-	slices_observe(&c, most, (uint64_t)cost(m, most));
+	slices_note(&c, most, (uint64_t)cost(m, most));
 	for (uint32_t left = n, k = 0; left; k++) {
 		uint32_t rows = slices_rows(&c, (uint64_t)target, most);
 		assert_in_range(rows, 1, most);
 		rows = MIN(rows, left);
 		double t = cost(m, rows) * (1 + m->noise * (rng_unit(&r) - 0.5));
-		slices_observe(&c, rows, (uint64_t)t);
+		slices_note(&c, rows, (uint64_t)t);
 		sliced += t;
 		*longest = k > 1 && t > *longest ? t : *longest;
 		left -= rows;
@@ -76,10 +76,10 @@ static void test_costs_change(void **state)
 	(void)state;
 	struct slice_costs c = {0};
 	for (int i = 0; i < 50; i++)
-		slices_observe(&c, i % 2 ? 512 : 64, i % 2 ? 512000 : 64000);
+		slices_note(&c, i % 2 ? 512 : 64, i % 2 ? 512000 : 64000);
 	assert_in_range(slices_rows(&c, 100000, 512), 95, 105);
 	for (int i = 0; i < 50; i++)
-		slices_observe(&c, i % 2 ? 512 : 64, i % 2 ? 1024000 : 128000);
+		slices_note(&c, i % 2 ? 512 : 64, i % 2 ? 1024000 : 128000);
 	assert_in_range(slices_rows(&c, 100000, 512), 47, 53);
 }
 

@@ -105,7 +105,7 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 						: (uint64_t)n_slots;
 	float *hidden =
 		(float *)cuda_scratch(b, (separate ? 2 : 1) * most * (uint64_t)n_ff * sizeof(float));
-	if (!hidden || !cuda_experts_single(b, x, jobs, n_jobs, n_used, hidden, out) ||
+	if (!hidden || !cuda_experts_few(b, x, jobs, n_jobs, n_used, hidden, out) ||
 		!pass_enqueue(b, PASS_GLU, x, rows, jobs, n_jobs, n_used, hidden, n_ff))
 		return;
 	if (separate) { /* rows of fused jobs must not pass through silu again: each job's rows on their

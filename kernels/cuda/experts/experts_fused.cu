@@ -619,7 +619,7 @@ static bool jobs_match(const struct expert_job *p, const struct expert_job *q)
 		   p->down.n_in == q->down.n_in;
 }
 
-bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+bool cuda_experts_few(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int n_used, float *hidden, float *out)
 {
 	if (!b->expert_progress.data) { /* zero from here on */

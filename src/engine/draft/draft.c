@@ -167,8 +167,8 @@ static int chains_compute(struct drafter *d, struct draft_timeline *const *t, ui
 	uint32_t rows_max, struct err *e)
 {
 	struct draft_gate *g = &d->gate;
-	struct draft_request requests[n];
-	uint32_t n_requests = 0, levels = 0;
+	struct draft_proposal proposals[n];
+	uint32_t n_proposals = 0, levels = 0;
 	for (uint32_t i = 0; i < n; i++) {
 		struct draft_record *r = &t[i]->record;
 		double computed,
@@ -179,7 +179,7 @@ static int chains_compute(struct drafter *d, struct draft_timeline *const *t, ui
 			r->exploring = false;
 			continue;
 		}
-		requests[n_requests++] = (struct draft_request){.session = t[i]->session,
+		proposals[n_proposals++] = (struct draft_proposal){.session = t[i]->session,
 			.sampler = t[i]->sampler,
 			.next = t[i]->next,
 			.position = t[i]->length,
@@ -188,15 +188,15 @@ static int chains_compute(struct drafter *d, struct draft_timeline *const *t, ui
 		t[i]->source = DRAFT_COMPUTED;
 		levels = MAX(levels, k);
 	}
-	if (!n_requests)
+	if (!n_proposals)
 		return 0;
 	uint64_t start = d->clock();
-	int rc = d->source.propose(d->source.user, requests, n_requests, e);
+	int rc = d->source.propose(d->source.user, proposals, n_proposals, e);
 	double ns = (double)(d->clock() - start);
 	d->stats.drafting_ns += ns;
-	draft_gate_note_drafting(g, n_requests, levels, ns);
-	for (uint32_t i = 0; rc && i < n_requests; i++)
-		requests[i].chain->n = 0; /* nobody knows how much of it was filled */
+	draft_gate_note_drafting(g, n_proposals, levels, ns);
+	for (uint32_t i = 0; rc && i < n_proposals; i++)
+		proposals[i].chain->n = 0; /* nobody knows how much of it was filled */
 	return rc;
 }
 
@@ -210,6 +210,7 @@ int drafts_propose(struct drafter *d, struct draft_timeline *const *t, uint32_t 
 {
 	const struct draft_gate *g = &d->gate;
 	struct draft_offer offers[n];
+	draft_gate_begin_step(&d->gate);
 	for (uint32_t i = 0; i < n; i++) {
 		drafts_forget(t[i]);
 		t[i]->source = DRAFT_LOOKUP;

@@ -26,7 +26,7 @@ struct sampler;
 struct session;
 
 /* What a source is asked for one timeline. */
-struct draft_request {
+struct draft_proposal {
 	struct session *session;   /* holds all tokens before `next` */
 	struct sampler *sampler;   /* the one of drafts_begin; may be NULL */
 	int32_t next;              /* the latest token; not computed yet */
@@ -43,7 +43,7 @@ struct draft_source {
 	/* Fills the chains of n distinct timelines, which come empty; a shorter chain than asked for is
 	 * fine. Returns 0 or an error code with *e; the chains are then ignored. Drafts need not be the
 	 * same in every run: they affect only speed. */
-	int (*propose)(void *user, struct draft_request *requests, uint32_t n, struct err *e);
+	int (*propose)(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e);
 	void (*close)(void *user); /* when the drafter is freed; NULL: nothing */
 };
 

@@ -201,6 +201,11 @@ uint32_t draft_gate_depth(struct draft_gate *g, struct draft_record *r, uint32_t
 	return 1;
 }
 
+void draft_gate_begin_step(struct draft_gate *g)
+{
+	g->drafting_ns = 0;
+}
+
 void draft_gate_note_drafting(
 	struct draft_gate *g, uint32_t n_timelines, uint32_t levels, double ns)
 {

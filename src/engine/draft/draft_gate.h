@@ -5,6 +5,7 @@
  * steps took and which drafts were right.
  *
  * Order of use in a step of n timelines:
+ *   draft_gate_begin_step     a step before that was not computed is forgotten
  *   draft_gate_depth          for each timeline: how many drafts to compute
  *   draft_gate_note_drafting  what computing them took
  *   draft_gate_choose         how many drafts of each timeline are verified
@@ -95,6 +96,9 @@ double draft_gate_chance(
  * timelines of the step (n_timelines in all) verify as many drafts. */
 double draft_gate_value(const struct draft_gate *g, const struct draft_record *r, uint32_t source,
 	const struct draft_chain *chain, uint32_t n_timelines);
+
+/* What drafting took for a step that was given up is not charged to the next one. */
+void draft_gate_begin_step(struct draft_gate *g);
 
 /* How many drafts, at most k_max, to ask the source that costs for; *value: what verifying them
  * gains, in steps. 0: none. Called once a step for each timeline: it counts r->idle. */

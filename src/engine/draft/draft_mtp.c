@@ -23,7 +23,7 @@ struct mtp_source;
 /* Of one timeline, while its drafts are chosen. */
 struct mtp_choice {
 	struct mtp_source *source;
-	const struct draft_request *request;
+	const struct draft_proposal *proposal;
 };
 
 struct mtp_source {
@@ -59,7 +59,7 @@ static float id_probability(const struct mtp_source *m, const float *logits, int
 static int32_t draft_choose(void *user, const float *logits, uint32_t step)
 {
 	struct mtp_choice *c = user;
-	const struct draft_request *r = c->request;
+	const struct draft_proposal *r = c->proposal;
 	struct sampler greedy = {0}; /* temperature 0: the likeliest id */
 	struct sampler *sampler = r->sampler ? r->sampler : &greedy;
 	int32_t id =
@@ -74,18 +74,18 @@ static int32_t draft_choose(void *user, const float *logits, uint32_t step)
 }
 
 /* Timelines that cannot draft now get no drafts. */
-static int mtp_propose(void *user, struct draft_request *requests, uint32_t n, struct err *e)
+static int mtp_propose(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e)
 {
 	struct mtp_source *m = user;
 	struct batch_draft drafts[n];
 	struct mtp_choice choices[n];
 	uint32_t n_drafts = 0;
 	for (uint32_t i = 0; i < n; i++) {
-		const struct draft_request *r = &requests[i];
+		const struct draft_proposal *r = &proposals[i];
 		if (!session_can_draft(r->session))
 			continue;
 		r->chain->n = r->k;
-		choices[n_drafts] = (struct mtp_choice){.source = m, .request = r};
+		choices[n_drafts] = (struct mtp_choice){.source = m, .proposal = r};
 		drafts[n_drafts] = (struct batch_draft){.session = r->session,
 			.next = r->next,
 			.k = r->k,

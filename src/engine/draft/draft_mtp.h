@@ -15,8 +15,8 @@ struct draft_source draft_mtp_source(struct engine *g);
 
 /* The drafter of an engine; mode: DRAFT_AUTO, or 1 to DRAFT_MAX: as many as there are, up to that.
  * It uses prompt lookup, and the MTP layer if the engine has it. With DRAFT_AUTO not on the CPU
- * where no expert is waited for: a second row takes as long as a step there and a draft a fifth of
- * one, so these drafts cannot pay, and the layer's cache rows alone take 3 % (pocket model). */
+ * where no expert is waited for: a second row takes a third of a step there and a draft a fifth, so
+ * drafts that are right half of the time cannot pay (pocket model). */
 struct drafter *drafter_open(struct engine *g, int mode);
 
 /* The drafts of a session. If the drafter uses the MTP layer, the session fills the layer's caches

@@ -514,7 +514,7 @@ void scheduler_step(struct scheduler *s)
 		s->decode_ns = s->decode_ns ? (7 * s->decode_ns + took) / 8 : took;
 	else if (rows) {
 		s->prefill_ns = took;
-		slices_observe(&s->slices, rows, took);
+		slices_note(&s->slices, rows, took);
 	}
 	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, clock_ns() - wall);
 	for (uint32_t i = 0; i < s->n_slots; i++)

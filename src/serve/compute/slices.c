@@ -27,7 +27,7 @@ static void costs_fit(struct slice_costs *c)
 	}
 }
 
-void slices_observe(struct slice_costs *c, uint32_t rows, uint64_t ns)
+void slices_note(struct slice_costs *c, uint32_t rows, uint64_t ns)
 {
 	double r = (double)rows, t = (double)ns;
 	c->n = DECAY * c->n + 1;

@@ -22,10 +22,10 @@ struct slice_costs {
 };
 
 /* A step that read so many rows took so long. */
-void slices_observe(struct slice_costs *c, uint32_t rows, uint64_t ns);
+void slices_note(struct slice_costs *c, uint32_t rows, uint64_t ns);
 
 /* Rows of the next slice, 1 to `most`: as many as take target_ns, but not so few that SLICE_LOSS is
- * exceeded. Before enough was observed: most, then half of it. */
+ * exceeded. Before enough was measured: most, then half of it. */
 uint32_t slices_rows(const struct slice_costs *c, uint64_t target_ns, uint32_t most);
 
 #endif
