@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A library for LD_PRELOAD: lets allocation number FAIL_ALLOC of the program fail, once. With
- * FAIL_COUNT in the environment it says "allocations N" on standard error at the end. Those before
- * main do not count: the constructors of libraries (the CUDA runtime's) end the process their way.
+ * FAIL_COUNT in the environment it says "allocations N" on standard error at the end, and "paths"
+ * with the numbers of those that were the first to come by their path: the innermost callers. Those
+ * before main do not count: the constructors of libraries (the CUDA runtime's) end the process
+ * their way.
  *
  * FAIL_CONTROL names a file of five longs that is mapped, for programs that go on: those who write
  * there set the number of the next allocation (it counts up), and which ones fail: from number
@@ -12,6 +14,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <stdatomic.h>
@@ -35,11 +38,48 @@ struct control {
 static struct control own, *control = &own;
 static atomic_int running;
 
+#define CALLERS 6
+#define PATHS   65536 /* a hash table, never full: later paths are left out */
+
+static struct {
+	atomic_ulong hash; /* 0: free */
+	long number;
+} paths[PATHS];
+static atomic_long n_paths;
+static int counting;
+
+static void path_note(long number)
+{
+	static _Thread_local int inside; /* backtrace may allocate */
+	void *callers[CALLERS + 2];
+	if (inside || atomic_load(&n_paths) > PATHS / 2)
+		return;
+	inside = 1;
+	int n = backtrace(callers, CALLERS + 2);
+	inside = 0;
+	unsigned long hash = 1469598103934665603ul;
+	for (int i = 2; i < n; i++) /* without these functions */
+		hash = (hash ^ (unsigned long)callers[i]) * 1099511628211ul;
+	hash |= 1;
+	for (unsigned long at = hash >> 20;; at++) {
+		unsigned long seen = 0;
+		if (atomic_compare_exchange_strong(&paths[at % PATHS].hash, &seen, hash)) {
+			paths[at % PATHS].number = number;
+			atomic_fetch_add(&n_paths, 1);
+			return;
+		}
+		if (seen == hash)
+			return;
+	}
+}
+
 static int fails(void)
 {
 	if (!atomic_load(&running))
 		return 0;
 	long n = atomic_fetch_add(&control->calls, 1) + 1;
+	if (counting)
+		path_note(n);
 	if (n < control->first || n - control->first >= control->count)
 		return 0;
 	errno = ENOMEM;
@@ -113,6 +153,7 @@ __attribute__((constructor)) static void begin(void)
 	const char *text = getenv("FAIL_ALLOC"), *path = getenv("FAIL_CONTROL");
 	own.first = text ? atol(text) : 0;
 	own.count = text != NULL;
+	counting = getenv("FAIL_COUNT") != NULL;
 	int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
 	if (fd >= 0) {
 		void *p = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -147,6 +188,11 @@ int __libc_start_main(main_fn *main, int argc, char **argv, void (*init)(void), 
 __attribute__((destructor)) static void end(void)
 {
 	atomic_store(&running, 0);
-	if (getenv("FAIL_COUNT"))
-		fprintf(stderr, "allocations %ld\n", atomic_load(&control->calls));
+	if (!counting)
+		return;
+	fprintf(stderr, "allocations %ld\npaths", atomic_load(&control->calls));
+	for (long i = 0; i < PATHS; i++)
+		if (atomic_load(&paths[i].hash))
+			fprintf(stderr, " %ld", paths[i].number);
+	fprintf(stderr, "\n");
 }

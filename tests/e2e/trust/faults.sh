@@ -3,7 +3,9 @@
 # Fails single allocations and single writing system calls of: saving a session, storing a prompt,
 # opening a model, a conversion. Whatever fails, the program ends with a status and a sentence, no file
 # that was there is lost, and the next run is right. fault_requests.sh does the same to a server.
-# FAULT_POINTS: how many places of each run are tried (0: every one). FAULT_KINDS: alloc, write.
+# Of allocations those are tried that are the first by their path of callers (fail_alloc.c).
+# FAULT_POINTS: how many places of each run are tried (0: every one; of allocations: every path). FAULT_KINDS: alloc, write.
+# FAULT_RUNS: session, store, open, convert; all without it.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -19,11 +21,13 @@ if ! "$cc" -O1 -shared -fPIC -o "$work/fail_alloc.so" $here/fail_alloc.c -ldl ||
 	cannot_test "the tools do not compile"
 fi
 
-# numbers 1 to $1, at most $points of them
-places() {
-	local step=1
-	[ "$points" = 0 ] || step=$((($1 + points - 1) / points))
-	seq 1 "$((step > 0 ? step : 1))" "$1"
+# of these words every n-th, at most $points
+some_of() {
+	local i step=1
+	[ "$points" = 0 ] || step=$((($# + points - 1) / points))
+	for ((i = 1; i <= $#; i += step)); do
+		echo "${!i}"
+	done
 }
 
 has_sentence() {
@@ -32,7 +36,8 @@ has_sentence() {
 
 # every_failure NAME PREPARE CHECK ARGS...: PREPARE before each run, CHECK behind it
 every_failure() {
-	local name=$1 prepare=$2 look=$3 total='' n how out=0 failed=0 warned=0 runs=0
+	local name=$1 prepare=$2 look=$3 paths='' total='' n how out=0 failed=0 warned=0 runs=0
+	[[ ${FAULT_RUNS:-$name} = *$name* ]] || return 0
 	shift 3
 	[[ ${FAULT_KINDS:-alloc} = *alloc* ]] || total=0
 	$prepare
@@ -41,7 +46,9 @@ every_failure() {
 	rc=$? said="glmstream $* (counted)"
 	exits 0
 	[ "$total" = 0 ] || total=$(sed -n 's/^allocations //p' "$work/err")
-	for n in $(places "$total"); do
+	[ "$total" = 0 ] || paths=$(sed -n 's/^paths //p' "$work/err" | tr ' ' '\n' | sort -n)
+	# shellcheck disable=SC2086 # words
+	for n in $(some_of $paths); do
 		$prepare
 		timeout $RUN_LIMIT env FAIL_ALLOC="$n" LD_PRELOAD="$work/fail_alloc.so" \
 			"$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
@@ -52,7 +59,7 @@ every_failure() {
 		check "and says why" has_sentence
 		$look
 	done
-	echo "$name: $runs of $total allocations: $failed failed, $out of them with status 4"
+	echo "$name: $runs of $(wc -w <<<"$paths") paths to $total allocations: $failed failed, $out of them with status 4"
 	$prepare
 	timeout $RUN_LIMIT "$work/fail_write" 0 EIO "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
 	rc=$?
@@ -65,7 +72,8 @@ every_failure() {
 	runs=0 failed=0 warned=0
 	[[ ${FAULT_KINDS:-write} = *write* ]] || return
 	for how in ENOSPC EIO EINTR storm short; do
-		for n in $(places "${total:-0}"); do
+		# shellcheck disable=SC2046 # words
+		for n in $(some_of $(seq "${total:-0}")); do
 			$prepare
 			timeout $RUN_LIMIT "$work/fail_write" "$n" $how "$GLMSTREAM" "$@" \
 				>"$work/out" 2>"$work/err" </dev/null
