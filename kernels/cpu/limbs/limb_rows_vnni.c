@@ -156,7 +156,8 @@ ALWAYS_INLINE void least_sums(const struct limb_task *t, int64_t block,
 		half[i][1] = _mm512_permutex2var_epi32(rows[2 * i], high, rows[2 * i + 1]);
 	}
 	UNROLLED_FOR (i, 4) {
-		__m512i four = _mm512_shuffle_i64x2(half[0][i / 2], half[1][i / 2], i % 2 ? 0xee : 0x44);
+		__m512i a = half[0][i / 2], b = half[1][i / 2],
+				four = i % 2 ? _mm512_shuffle_i64x2(a, b, 0xee) : _mm512_shuffle_i64x2(a, b, 0x44);
 		words[2 * i] = _mm512_and_si512(four, even);
 		words[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(four, 8), even);
 	}
