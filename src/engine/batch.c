@@ -161,7 +161,7 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
 	if (!ids)
 		return err_set(e, ERR_MEMORY, "no memory for the token ids of %u rows", rows);
 	int32_t *pos = ids + rows, *base = pos + rows, *states = base + rows;
-	bool *draft = (bool *)(states + rows), any_draft = false;
+	bool *draft = (bool *)(states + rows), any_draft = false, long_prompt = false;
 	first_hidden = rows;
 	for (uint32_t i = 0; i < n_parts; i++) {
 		struct session *s = parts[i].session;
@@ -179,6 +179,7 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
 			draft[r] = p->verify && k;
 			any_draft |= draft[r];
 		}
+		long_prompt |= p->prompt >= LONG_PROMPT;
 		session_drop_logits(s);
 	}
 	g->n_steps++;
@@ -187,6 +188,7 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
 		.pos = pos,
 		.base = base,
 		.draft = any_draft ? draft : NULL,
+		.long_prompt = long_prompt,
 		.cancel = watch ? watch->cancel : NULL,
 		.on_layer = watch ? watch->on_layer : NULL,
 		.user = watch ? watch->user : NULL};

@@ -17,7 +17,9 @@ struct batch_part {
 	const int32_t *tokens; /* [n], borrowed for the call */
 	uint32_t n;            /* >= 1 */
 	bool logits; /* compute the logits of the last token; else session_logits is NULL afterwards */
-	bool verify; /* keep the logits of all n <= SESSION_ROWS_MAX rows, as session_verify does */
+	uint32_t prompt; /* tokens of the prompt that these belong to, known ones not counted; 0: none.
+					  * With many (moe.h: LONG_PROMPT) the step adds no experts to the cache */
+	bool verify;     /* keep the logits of all n <= SESSION_ROWS_MAX rows, as session_verify does */
 	/* Both or neither. The device draws a token from each row with logits (op `draw` of
 	 * kernels/backend.h): draws[i] is the request for the i-th of them, drawn[i] the result. The
 	 * logits may stay on the device; session_fetch_logits brings them. */

@@ -189,15 +189,16 @@ static int run_segments(struct model *m, struct forward_step *s, struct err *e)
 int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
 	uint32_t first_hidden, struct err *e)
 {
-	m->capture = rows->n <= GRAPH_ROWS && !rows->taps;
+	m->capture = rows->n <= GRAPH_ROWS && !rows->taps && !rows->long_prompt;
 	struct backend *b = m->backend;
 	m->source->cancel = rows->cancel;
 	if (b->ops->set_cancel)
 		b->ops->set_cancel(b, rows->cancel);
 	m->plan.draft = rows->draft;
+	m->plan.long_prompt = rows->long_prompt;
 	struct batch batch = step_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
 	if (m->source->ops->step)
-		m->source->ops->step(m->source, moe_use(batch.n), batch.n, rows->pos[0]);
+		m->source->ops->step(m->source, moe_step_use(m, batch.n), batch.n, rows->pos[0]);
 	struct forward_step s = {.kv = kv,
 		.rows = rows,
 		.batch = &batch,
@@ -214,6 +215,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	if (b->ops->set_cancel)
 		b->ops->set_cancel(b, NULL);
 	m->plan.draft = NULL;
+	m->plan.long_prompt = false;
 	return rc;
 }
 

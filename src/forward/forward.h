@@ -32,6 +32,7 @@ struct forward_rows {
 	/* [n] rows that may be dropped afterwards: their experts are requested last (expert_source.h:
 	 * keep_rows); NULL: none */
 	const bool *draft;
+	bool long_prompt;          /* of LONG_PROMPT tokens or more: moe.h */
 	struct forward_taps *taps; /* NULL: none. Taps slow a step down: the host waits per layer */
 	/* Stops the step: read before each layer, between groups of experts, and inside ops where the
 	 * backend can (backend.h: set_cancel). NULL: never */

@@ -81,12 +81,18 @@ static struct expert_job expert_job_shape(const struct model *m, uint32_t layer)
 		.gate = stack_shape(t->gate), .up = stack_shape(t->up), .down = stack_shape(t->down)};
 }
 
+enum expert_use moe_step_use(const struct model *m, int rows)
+{
+	return m->plan.long_prompt || rows >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
+}
+
 bool moe_deferred(const struct model *m, uint32_t layer, int rows)
 {
 	struct backend *b = m->backend;
 	int n_used = (int)m->config.n_used;
 	if (!m->capture || rows > 1 || !b->ops->can_defer_experts ||
-		!m->weights.layers[layer].experts_aligned || m->source->max_pinned[moe_use(rows)] < n_used)
+		!m->weights.layers[layer].experts_aligned ||
+		m->source->max_pinned[moe_step_use(m, rows)] < n_used)
 		return false;
 	struct expert_job shape = expert_job_shape(m, layer);
 	return b->ops->can_defer_experts(b, &shape, n_used);
@@ -349,7 +355,7 @@ int moe_experts_request(
 	unpin_all(m); /* the fence lies behind the experts of the layer before */
 
 	p->layer = layer;
-	p->use = moe_use(rows->n);
+	p->use = moe_step_use(m, rows->n);
 	group_by_expert(p, m->config.n_experts, n_slots, (int)m->config.n_used);
 	if (p->use == EXPERT_PREFILL)
 		moe_read_ahead(m);

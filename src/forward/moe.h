@@ -27,10 +27,9 @@ struct model;
 
 /* A step of at least so many rows is a prefill chunk: it touches most experts of a layer once. */
 #define PREFILL_ROWS 32
-static inline enum expert_use moe_use(int rows)
-{
-	return rows >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
-}
+/* So is every step of a prompt of so many tokens, the short one at its end too: with the cache of
+ * decoding it would push out what answers use. */
+#define LONG_PROMPT 128
 
 #define MOE_GROUPS 8 /* groups pinned at a time, at most */
 
@@ -50,6 +49,7 @@ struct moe_plan {
 	bool *enqueued;          /* [n_experts] parallel to refs */
 	struct expert_job *jobs; /* [n_experts] scratch of a call */
 	int32_t *ahead;          /* [n_experts] scratch of a read-ahead list */
+	bool long_prompt;        /* the step belongs to one */
 	const bool *draft;       /* [rows] of the step: they may be dropped; NULL: none */
 	/* the layer */
 	uint32_t layer;
@@ -85,6 +85,9 @@ void moe_combine(struct model *m, const struct batch *rows, const struct norm *n
 /* Whether the experts of an MoE layer are computed by a deferred kernel of this step's segments.
  * Ops behind them can then be enqueued before the experts are known. */
 bool moe_deferred(const struct model *m, uint32_t layer, int rows);
+
+/* How the experts of a step of so many rows are used. */
+enum expert_use moe_step_use(const struct model *m, int rows);
 
 /* The router of a layer, applied to ws.x as it is now; its outputs are left to the caller. */
 struct route moe_route(const struct model *m, uint32_t layer);

@@ -384,8 +384,10 @@ static uint32_t prefill_step(struct scheduler *s, uint32_t room)
 		left--;
 		room -= rows;
 		total += rows;
-		parts[n] = (struct batch_part){
-			.session = at[n]->session, .tokens = prompt->data + done, .n = rows};
+		parts[n] = (struct batch_part){.session = at[n]->session,
+			.tokens = prompt->data + done,
+			.n = rows,
+			.prompt = (uint32_t)prompt->n - at[n]->job->cached};
 		if (rows == rest)
 			part_draws(&parts[n], at[n]->job, &draws[n], &drawn[n]);
 	}
