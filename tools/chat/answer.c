@@ -3,6 +3,7 @@
 #include "tools/chat/answer.h"
 
 #include "src/base/log.h"
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 #include "tools/chat/chat_file.h"
@@ -20,7 +21,7 @@
 static int read_schema(const char *path, struct schema **out, struct err *e)
 {
 	char *text = NULL;
-	size_t n;
+	size_t n = 0;
 	int rc = text_input_read(path, &text, &n, e);
 	json_t *v = rc ? NULL : json_text_parse(text, n, true, e);
 	if (!rc && (!v || schema_compile(v, v, SCHEMA_JSON, out, e)))
@@ -86,15 +87,44 @@ int answer_close(struct answer *a, int rc, struct err *e)
 struct run {
 	struct answer *a;
 	struct progress progress;
+	struct stats *stats;
+	uint8_t *cached; /* [layers][experts] of enum engine_residency when the prompt began, or NULL */
 };
 
-static void on_progress(void *user, uint32_t done, uint32_t total)
+/* The map of engine_cache_snapshot and its size; NULL without an expert cache. */
+static uint8_t *cache_map(const struct engine *g, size_t *n)
+{
+	struct engine_cache c;
+	engine_cache_snapshot(g, &c, NULL);
+	*n = (size_t)c.n_layers * c.n_experts;
+	uint8_t *map = c.streaming ? NEW_ARRAY(uint8_t, *n) : NULL;
+	if (map)
+		engine_cache_snapshot(g, &c, map);
+	return map;
+}
+
+/* The prompt is computed: counts which of the experts that were cached still are. */
+static void count_kept(struct run *r)
+{
+	size_t n = 0;
+	uint8_t *now = r->cached ? cache_map(r->a->engine, &n) : NULL;
+	for (size_t i = 0; now && i < n; i++) {
+		bool was = r->cached[i] == ENGINE_IN_VRAM;
+		r->stats->cached_before += was;
+		r->stats->cached_kept += was && now[i] == ENGINE_IN_VRAM;
+	}
+	free(now);
+}
+
+static void on_prompt(void *user, uint32_t done, uint32_t total)
 {
 	struct run *r = user;
-	if (done < total)
+	if (done < total) {
 		progress_update(&r->progress, done, total);
-	else
-		progress_end(&r->progress);
+		return;
+	}
+	progress_end(&r->progress);
+	count_kept(r);
 }
 
 static bool on_token(void *user, int32_t id)
@@ -221,8 +251,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		.sampler = run_opts_sampler(o, a->turns),
 		.on_token = on_token,
 		.user = &run,
-		.watch = {.progress = on_progress,
-			.partial = on_progress,
+		.watch = {.progress = on_prompt,
+			.partial = on_prompt,
 			.user = &run,
 			.cancel = interrupt_flag()},
 	};
@@ -244,8 +274,12 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat));
 	if (!o->common.quiet)
 		progress_begin_patient(&run.progress, "reading the prompt", "tok");
+	size_t n_map;
+	run.stats = &stats;
+	run.cached = cache_map(a->engine, &n_map);
 	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
 	progress_end(&run.progress);
+	free(run.cached);
 	bool cancelled = rc == ERR_INTERRUPTED || (!rc && stats.result.stop == GENERATE_CANCELLED);
 	constraint_fini(&a->constraint);
 	chat_view_end(&a->view, !rc && stats.result.stop == GENERATE_STOP_TOKEN);

@@ -122,6 +122,8 @@ void stats_print(FILE *f, const struct stats *s, bool colours, bool hash)
 		else
 			fprintf(f, "%.2f tokens a step", tokens_per_step(&r->drafts));
 	}
+	if (hash && s->cached_before)
+		fprintf(f, "; the prompt left %u of %u cached experts", s->cached_kept, s->cached_before);
 	if (hash)
 		fprintf(f, "; logits %016llx", (unsigned long long)r->logits_hash);
 	fprintf(f, "; %s", s->backend);
@@ -212,6 +214,8 @@ json_t *stats_json(const struct stats *s)
 	json_out_uint(o, "io_depth", s->experts.io_depth);
 	json_out_uint(o, "io_slice_bytes", s->experts.io_slice_bytes);
 	json_out_uint(o, "reused_tokens", r->reused_tokens);
+	json_out_uint(o, "cached_before_prompt", s->cached_before);
+	json_out_uint(o, "cached_kept", s->cached_kept);
 	json_out_uint(o, "seed", s->seed);
 	json_out_str(o, "stop", (unsigned)r->stop < ARRAY_LEN(stop_names) ? stop_names[r->stop] : "?");
 	json_object_set_new(o, "drafts", s->drafts ? stats_drafts_json(&r->drafts) : json_null());

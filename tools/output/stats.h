@@ -15,7 +15,9 @@ struct stats {
 	uint64_t seed;
 	uint32_t max_new; /* what -n allowed */
 	bool streaming;   /* there is an expert cache */
-	bool drafts;      /* they were not off */
+	/* Experts in the first tier when the prompt began, and those of them still there at its end. */
+	uint32_t cached_before, cached_kept;
+	bool drafts; /* they were not off */
 };
 
 /* What happened between two readings of engine_expert_stats. */
@@ -33,6 +35,7 @@ void stats_print_experts(FILE *f, struct expert_stats s);
 /* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_cache, hit_ram, miss, bytes_read,
  * read_gb_s, prefetch_useful, prefetch_wasted, wait_ms_per_token, experts_verified, experts_reread,
  * verify_ms, logits_hash, backend, io, io_depth, io_slice_bytes; and reused_tokens, seed, stop;
+ * cached_before_prompt, cached_kept (experts);
  * drafts: null or stats_drafts_json. */
 json_t *stats_json(const struct stats *s);
 

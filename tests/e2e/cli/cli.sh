@@ -193,6 +193,16 @@ for how in "--cache-gb $smallest" "--cache-gb $twice --lookahead 0" "--cache-gb 
 	check "$how changes the logits" [ "$(hash_of)" = "$want_hash" ]
 done
 
+{
+	echo "Define river."
+	yes "the river and the mountain" | head -n 70 | tr '\n' ' '
+} >"$work/turns"
+run --temp 0 --think off -n 20 --json --backend cpu --cache-gb "$twice" --chunk 128 <"$work/turns"
+exits 0
+figure() { sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" "$work/err" | tail -n 1; }
+check "a long prompt leaves the cached experts" [ "$(figure cached_before_prompt)" -gt 8 ]
+check "but for the slots that it borrows" [ "$(figure cached_kept)" -ge $(($(figure cached_before_prompt) - 8)) ]
+
 run -p "Define river." -n 0
 exits 0
 check "-n 0 writes nothing" [ ! -s "$work/out" ]
