@@ -36,10 +36,16 @@
 #include "src/base/err.h"
 #include "src/quant/dtype.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* C++17 has no C atomics. The flag of set_cancel is not used there. */
+#ifdef __cplusplus
+typedef bool atomic_bool;
+#else
+#include <stdatomic.h>
+#endif
 
 struct backend;
 struct copier;
