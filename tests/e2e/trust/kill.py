@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""kill.py PROGRAM FOLDER ROUNDS [convert|session|store|profile ...]: rounds of kill -9. Every second round kills before a writing system call, or in the middle of one
+"""kill.py PROGRAM FOLDER ROUNDS [convert|session|store|profile|tune ...]: rounds of kill -9. Every second round kills before a writing system call, or in the middle of one
 (fail_write); the others at any time. What a killed run has left is what the next one begins with."""
 import hashlib
 import os
@@ -163,8 +163,42 @@ def test_profile():
     k.say("profile", began)
 
 
+def test_tune():
+    """The trace and the plot are absent, old or whole; no temporary trace is left; the next run is right."""
+    began, trace, plot, questions, folder = time.monotonic(), WORK + "/trace", WORK + "/plot.svg", WORK + "/questions", WORK + "/tmp"
+    os.mkdir(folder)
+    os.environ["TMPDIR"] = folder
+    with open(questions, "w", encoding="ascii") as f:
+        f.write("Define river.\n")
+    args = ["tune", "-f", questions, "-n", "2", "-t", "1", "-c", "300", "--cache-gb", "0.006", "-q", "--trace", trace, "--svg", plot]
+
+    def forget():
+        for f in (trace, plot):
+            if os.path.exists(f):
+                os.unlink(f)
+
+    k = Killer(args).learn(fresh=forget)
+    for i in range(ROUNDS):
+        k.kill(i)
+        if os.path.exists(trace):
+            r = run(["trace", "show", trace])
+            check(f"tune {i}: the trace is whole", r.returncode == 0, r)
+        if os.path.exists(plot):
+            with open(plot, encoding="utf-8") as f:
+                text = f.read()
+            check(f"tune {i}: the plot is whole", text.startswith("<") and text.rstrip().endswith("</svg>"), text[-200:])
+        left = [f for f in os.listdir(folder) if f.startswith("glmstream")]
+        check(f"tune {i}: no temporary trace", not left, left)
+        if i == ROUNDS - 1 or rng.random() < 0.1:
+            r = run(args)
+            check(f"tune {i}: the same command again", r.returncode == 0 and b"recommended: " in r.stdout and os.path.exists(plot), r)
+        if rng.random() < 0.5:  # else the next replays the trace and replaces the plot
+            forget()
+    k.say("tune", began)
+
+
 STORED = ["-n", "2", "--temp", "0", "--think", "off", "-q", "-t", "1", "-c", "1100"]
-for part in (test_convert, test_session, test_store, test_profile):
+for part in (test_convert, test_session, test_store, test_profile, test_tune):
     if len(sys.argv) < 5 or part.__name__[5:] in sys.argv[4:]:
         part()
 finish(f", seed {SEED}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# kill -9 of conversions, chats that save, runs that store prompts and runs that keep a profile
-# (kill.py): nothing that was there is lost, and the next run is right.
-#     kill.sh [ROUNDS [PART ...]]      of each of the four parts; 4 in the tests, 125 and more by hand
+# kill -9 of conversions, chats that save, runs that store prompts, runs that keep a profile, and
+# measurements for tuning (kill.py): nothing that was there is lost, and the next run is right.
+#     kill.sh [ROUNDS [PART ...]]      of each of the five parts; 4 in the tests, 125 and more by hand
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
 need_pocket
