@@ -2,8 +2,8 @@
 /*
  * A model cut into stages computes the same bits as one stage: at every cut, in front of layers
  * that share a selection too, mapped and streamed. Sessions, their files, traces, profiles, drafts
- * and the map of the cache are those of one stage. All on the CPU backend, whose card 0 is named
- * once for each stage.
+ * and the map of the cache are those of one stage. All stages are on card 0, which is named once for
+ * each of them: of the CPU backend, or of the one that GLM_BACKEND names.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -48,7 +48,7 @@ static int stages_setup(void **state)
 static struct engine_options cut_options(uint32_t n, const uint32_t *cuts)
 {
 	return (struct engine_options){.model_path = MODEL,
-		.backend = "cpu",
+		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
 		.context = 320,
 		.sessions = 3,
 		.chunk = CHUNK,
