@@ -295,7 +295,8 @@ static int session_step(
 		.tokens = s->tokens + s->length,
 		.pos = s->pos,
 		.base = s->bases,
-		.long_prompt = chunk->total >= LONG_PROMPT,
+		/* who asks for chunks that short wants the steps of decoding: to record their routing */
+		.long_prompt = chunk->total >= LONG_PROMPT && s->g->chunk >= PREFILL_ROWS,
 		.cancel = watch ? watch->cancel : NULL,
 		.on_layer = watch && watch->partial ? chunk_layer : NULL,
 		.on_device_busy = watch && watch->on_device_busy ? chunk_device_busy : NULL,

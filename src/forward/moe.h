@@ -28,7 +28,8 @@ struct model;
 /* A step of at least so many rows is a prefill chunk: it touches most experts of a layer once. */
 #define PREFILL_ROWS 32
 /* So is every step of a prompt of so many tokens, the short one at its end too: with the cache of
- * decoding it would push out what answers use. */
+ * decoding it would push out what answers use. Not where the largest step is shorter than
+ * PREFILL_ROWS (session.c). */
 #define LONG_PROMPT 128
 
 #define MOE_GROUPS 8 /* groups pinned at a time, at most */
