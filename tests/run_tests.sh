@@ -27,6 +27,7 @@ export GLMSTREAM=$PWD/$build/glmstream # the scripts test this program
 export ASAN_OPTIONS=${ASAN_OPTIONS:-protect_shadow_gap=0:allocator_may_return_null=1:quarantine_size_mb=16:malloc_context_size=8}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
+export XDG_CACHE_HOME=$PWD/$logs/cache # what earlier runs used must not reach a test
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # several programs share the cores: none may spin
 case $build in *san-*) limit=1800 ;; *) limit=600 ;; esac
 limit=${TEST_TIMEOUT:-$limit}

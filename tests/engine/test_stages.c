@@ -2,8 +2,8 @@
 /*
  * A model cut into stages computes the same bits as one stage: at every cut, in front of layers
  * that share a selection too, mapped and streamed. Sessions, their files, traces, profiles, drafts
- * and the map of the cache are those of one stage. All stages are on card 0, which is named once for
- * each of them: of the CPU backend, or of the one that GLM_BACKEND names.
+ * and the map of the cache are those of one stage. All stages are on card 0 of the CPU backend, or
+ * of the one that GLM_BACKEND names.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -202,7 +202,7 @@ def bench():
     check("bench alone lists what there is", b"Usage: glmstream bench read|copy" in run("bench").stdout)
     run("bench", "nothing", status=2)
     rows = run("bench", "decode", *quick, "-p", "16", "-n", "4", "--csv").stdout.decode().splitlines()
-    check("CSV has a head and two rows", len(rows) == 3 and rows[0].startswith("section,name,unit,median"), rows)
+    check("CSV has a head and three rows, one of --verify", len(rows) == 4 and rows[0].startswith("section,name,unit,median"), rows)
     check("of equal width", len({len(r.split('"')) for r in rows[1:]}) == 1, rows)
     o = json.loads(run("bench", "prefill", *quick, "-p", "16", "--json").stdout)
     check("prefill is a rate", [f["unit"] for f in o["figures"]] == ["tok/s"], o)

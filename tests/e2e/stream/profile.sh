@@ -17,11 +17,11 @@ n_profiles() { # folder
 run "${short[@]}" -q
 exits 0
 cp "$work/out" "$work/answer"
-check "a mapped model keeps no profile" [ ! -e "$folder" ]
+check "a mapped model keeps no profile" [ "$(n_profiles "$folder")" = 0 ]
 
 run "${streamed[@]}" --no-profile
 exits 0
-check "--no-profile keeps none" [ ! -e "$folder" ]
+check "--no-profile keeps none" [ "$(n_profiles "$folder")" = 0 ]
 
 run "${streamed[@]}"
 exits 0
