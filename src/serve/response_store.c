@@ -23,6 +23,8 @@
 #define SUFFIX   ".response"
 #define KIND     "glmstream response 1\n"
 #define NAME_LEN (RESPONSE_ID_LEN + sizeof SUFFIX - 1)
+/* At most, of a file: its lines before the response. */
+#define FILE_BYTES_MORE (sizeof KIND + 24)
 
 struct kept_response {
 	struct kept_response *newer, *older; /* by use */
@@ -91,12 +93,14 @@ static bool is_full(const struct response_store *s)
 }
 
 /* A block for a response that is not in the store yet; its bytes are to be filled in. NULL: memory
- * is exhausted. */
+ * is exhausted; the scope is marked. */
 static struct kept_response *kept_new(const char *id, size_t n_response, size_t n_items)
 {
 	struct kept_response *k = mem_try_new(kept_size(n_response, n_items), 1);
-	if (!k)
+	if (!k) {
+		mem_scope_fail();
 		return NULL;
+	}
 	memcpy(k->id, id, RESPONSE_ID_LEN);
 	k->n_response = n_response;
 	k->n_items = n_items;
@@ -122,13 +126,16 @@ static void file_name(const char *id, char out[NAME_LEN + 1])
 	snprintf(out, NAME_LEN + 1, "%s" SUFFIX, id);
 }
 
-/* An open file of ours, behind its first line; NULL: there is none of this name. */
+/* An open file of ours, behind its first line. NULL: there is none of this name, or memory is
+ * exhausted, which marks the scope. */
 static FILE *file_open(const struct response_store *s, const char *name)
 {
 	char kind[sizeof KIND] = "";
 	struct stat st;
+	FILE *f = NULL;
 	int fd = openat(s->fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-	FILE *f = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) ? fdopen(fd, "r") : NULL;
+	if (fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) && !(f = fdopen(fd, "r")))
+		mem_scope_fail();
 	if (!f && fd >= 0)
 		close(fd);
 	if (f && (fread(kind, 1, sizeof KIND - 1, f) != sizeof KIND - 1 || strcmp(kind, KIND) != 0)) {
@@ -147,14 +154,16 @@ static bool file_remove(const struct response_store *s, const char *name)
 	return !unlinkat(s->fd, name, 0);
 }
 
-/* Reads a response from its file. In memory it stays only if it is within the bound: see
- * response_store_get. */
+/* Reads a response from its file. It joins the list only if it is within the bound of memory; else
+ * the caller frees it. NULL: no file, a damaged one, or memory is exhausted, which marks the scope.
+ */
 static struct kept_response *file_load(struct response_store *s, const char *id)
 {
 	char name[NAME_LEN + 1], line[64], *end;
 	struct stat st;
 	struct kept_response *k = NULL;
 	file_name(id, name);
+	bool damaged = true;
 	FILE *f = s->folder ? file_open(s, name) : NULL;
 	if (!f)
 		return NULL;
@@ -162,8 +171,10 @@ static struct kept_response *file_load(struct response_store *s, const char *id)
 		unsigned long long n_response = strtoull(line, &end, 10);
 		long at = ftell(f);
 		uint64_t rest = at >= 0 && st.st_size > at ? (uint64_t)(st.st_size - at) : 0;
-		if (rest && rest <= RESPONSE_FOLDER_BYTES && n_response <= rest && *end == '\n')
+		if (rest && rest <= RESPONSE_FOLDER_BYTES && n_response <= rest && *end == '\n') {
 			k = kept_new(id, n_response, rest - n_response);
+			damaged = k;
+		}
 		if (k && fread(k->bytes, 1, rest, f) != rest) {
 			free(k);
 			k = NULL;
@@ -173,8 +184,10 @@ static struct kept_response *file_load(struct response_store *s, const char *id)
 	}
 	if (k)
 		futimens(fileno(f), NULL);
-	else if (!mem_scope_failed())
+	else if (damaged)
 		log_warn("%s/%s is damaged", s->folder, name);
+	else
+		log_warn("no memory to read %s/%s", s->folder, name);
 	fclose(f);
 	return k;
 }
@@ -193,7 +206,8 @@ static int compare_use(const void *a, const void *b)
 	return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
 }
 
-/* Removes the files that were used longest ago until the bounds hold. */
+/* Removes the files that were used longest ago until the bounds hold. A file above the bound of
+ * bytes, which is never read, goes first: no other has to go for it. */
 static void files_bound(struct response_store *s)
 {
 	struct response_entry *list = NULL;
@@ -207,6 +221,10 @@ static void files_bound(struct response_store *s)
 		if (strlen(x->d_name) != NAME_LEN || strcmp(x->d_name + RESPONSE_ID_LEN, SUFFIX) != 0 ||
 			fstatat(s->fd, x->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
 			continue;
+		if ((uint64_t)st.st_size > RESPONSE_FOLDER_BYTES) {
+			file_remove(s, x->d_name);
+			continue;
+		}
 		if (!mem_grow_array(&list, n + 1, sizeof *list))
 			break; /* next time */
 		memcpy(list[n].name, x->d_name, sizeof list[n].name);
@@ -224,24 +242,26 @@ static void files_bound(struct response_store *s)
 	free(list);
 }
 
-static void file_write(struct response_store *s, const struct kept_response *k)
+static void file_write(
+	struct response_store *s, const char *id, const struct buf *response, const struct buf *items)
 {
 	char name[NAME_LEN + 1];
 	struct err e = {0};
 	struct out_file o = {0};
 	static const struct out_kind kind = {.name = "a response", .begins = KIND};
-	file_name(k->id, name);
+	file_name(id, name);
 	char *path = mem_printf("%s/%s", s->folder, name);
 	int rc = path ? out_file_open_private(&o, path, &kind, false, &e)
 				  : err_set(&e, ERR_MEMORY, "no memory for its name");
 	if (!rc) {
 		o.no_sync = 1; /* a power cut may lose it, as it loses what runs */
-		fprintf(o.f, KIND "%zu\n", k->n_response);
-		fwrite(k->bytes, 1, k->n_response + k->n_items, o.f);
+		fprintf(o.f, KIND "%zu\n", response->len);
+		fwrite(buf_str(response), 1, response->len, o.f);
+		fwrite(buf_str(items), 1, items->len, o.f);
 		rc = out_file_commit(&o, &e);
 	}
 	if (rc)
-		log_warn("the response is kept in memory only: %s", e.text);
+		log_warn("a response is not stored in a file: %s", e.text);
 	free(path);
 }
 
@@ -287,20 +307,20 @@ void response_store_close(struct response_store *s)
 void response_store_put(
 	struct response_store *s, const char *id, const struct buf *response, const struct buf *items)
 {
-	size_t size = kept_size(response->len, items->len);
-	if (!is_id(id) || mem_block_bytes(size) > s->limit || mem_scope_failed())
+	if (!is_id(id) || mem_scope_failed())
 		return;
-	struct kept_response *k = kept_new(id, response->len, items->len);
-	if (!k) {
-		mem_scope_fail();
-		return;
+	struct kept_response *k = NULL;
+	if (mem_block_bytes(kept_size(response->len, items->len)) <= s->limit)
+		k = kept_new(id, response->len, items->len);
+	if (k) {
+		memcpy(k->bytes, buf_str(response), response->len);
+		memcpy(k->bytes + response->len, buf_str(items), items->len);
 	}
-	memcpy(k->bytes, buf_str(response), response->len);
-	memcpy(k->bytes + response->len, buf_str(items), items->len);
 	pthread_mutex_lock(&s->lock);
-	kept_add(s, k);
-	if (s->folder) {
-		file_write(s, k);
+	if (k)
+		kept_add(s, k);
+	if (s->folder && FILE_BYTES_MORE + response->len + items->len <= RESPONSE_FOLDER_BYTES) {
+		file_write(s, id, response, items);
 		files_bound(s);
 	}
 	pthread_mutex_unlock(&s->lock);
@@ -338,13 +358,14 @@ bool response_store_delete(struct response_store *s, const char *id)
 	file_name(id, name);
 	pthread_mutex_lock(&s->lock);
 	struct kept_response *k = kept_find(s, id);
+	bool found = k;
 	if (k) {
 		kept_unlink(s, k);
 		free(k);
 	}
-	bool removed = s->folder && file_remove(s, name);
+	found |= s->folder && file_remove(s, name);
 	pthread_mutex_unlock(&s->lock);
-	return k || removed;
+	return found;
 }
 
 struct response_store_stats response_store_stats(struct response_store *s)

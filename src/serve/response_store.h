@@ -6,7 +6,10 @@
  *
  * With a folder each response is a file ID.response there too, readable by its owner only, so that
  * a later run of the server finds it. Files appear whole or not at all. The folder may hold other
- * files: only those that begin as these do are read or removed. It has bounds of its own.
+ * files: only those that begin as these do are read or removed.
+ *
+ * Memory and folder have bounds of their own. A response above the bound of one is not kept there,
+ * but still in the other.
  */
 #ifndef GLM_SERVE_RESPONSE_STORE_H
 #define GLM_SERVE_RESPONSE_STORE_H
@@ -25,16 +28,18 @@
 
 struct response_store;
 
-/* folder: NULL: memory only. It exists. limit_bytes: in memory. *out is never NULL after 0. */
+/* folder: NULL: memory only; else it must exist. limit_bytes: in memory; 0: folder only. *out is
+ * never NULL after 0. */
 int response_store_open(
 	const char *folder, uint64_t limit_bytes, struct response_store **out, struct err *e);
 void response_store_close(struct response_store *s); /* NULL is fine; files stay */
 
-/* Keeps a response, a JSON object, with the items it answered, a JSON array. What is larger than
- * the store is not kept. A file that cannot be written is a warning. */
+/* Keeps a response, a JSON object, with the items it answered, a JSON array. A file that cannot be
+ * written is a warning. */
 void response_store_put(
 	struct response_store *s, const char *id, const struct buf *response, const struct buf *items);
-/* Appends both (each may be NULL). False: not there. Any text may be given as an id. */
+/* Appends both (each may be NULL). False: not there; or memory is exhausted, and the scope is
+ * marked (mem.h). Any text may be given as an id. */
 bool response_store_get(
 	struct response_store *s, const char *id, struct buf *response, struct buf *items);
 bool response_store_delete(struct response_store *s, const char *id); /* false: not there */

@@ -2,6 +2,7 @@
 /* Stored responses: bounds by number and bytes, the order in which they are forgotten, and files,
  * of which only the store's own are touched. */
 #include "src/base/mem.h"
+#include "src/serve/api/api.h"
 #include "src/serve/response_store.h"
 #include "tests/support/temp_dir.h"
 
@@ -11,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define LIMIT ((size_t)64 << 20) /* bytes in memory */
@@ -131,12 +134,75 @@ static void test_folder(void **state)
 	assert_null(s);
 }
 
+/* The bound of memory does not decide what is stored, and a file above the folder's bound costs no
+ * other its place. */
+static void test_bounds_apart(void **state)
+{
+	(void)state;
+	struct response_store *s;
+	assert_int_equal(response_store_open(temp_dir(), 0, &s, NULL), 0);
+	keep(s, 6000, 2);
+	assert_int_equal(response_store_stats(s).responses, 0);
+	assert_true(has(s, 6000));
+	response_store_close(s);
+	assert_int_equal(response_store_open(temp_dir(), 2 * RESPONSE_FOLDER_BYTES, &s, NULL), 0);
+	assert_true(has(s, 6000));
+	keep(s, 6001, RESPONSE_FOLDER_BYTES); /* in memory only */
+	assert_true(has(s, 6001));
+	response_store_close(s);
+	char *large = temp_dir_path("resp_000000000000000000006002.response");
+	FILE *f = fopen(large, "w");
+	fputs("glmstream response 1\n1\n{", f);
+	assert_int_equal(fclose(f), 0);
+	assert_int_equal(truncate(large, RESPONSE_FOLDER_BYTES + 1), 0);
+	assert_int_equal(response_store_open(temp_dir(), LIMIT, &s, NULL), 0);
+	assert_true(has(s, 6000) && !has(s, 6001));
+	assert_int_not_equal(access(large, F_OK), 0);
+	response_store_close(s);
+}
+
+/* Memory that is exhausted is not a damaged file, nor an unknown response. */
+static void test_no_memory(void **state)
+{
+	(void)state;
+#ifdef __SANITIZE_THREAD__ /* whose allocator ends the program */
+	skip();
+#endif
+	struct response_store *s;
+	struct rlimit old;
+	struct mem_scope scope;
+	struct request_error e = {0};
+	struct buf out = {0};
+	assert_int_equal(response_store_open(temp_dir(), 0, &s, NULL), 0);
+	keep(s, 7000, RESPONSE_FOLDER_BYTES / 2);
+	struct request_model model = {.responses = s};
+	assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+	const struct rlimit tight = {.rlim_cur = 1, .rlim_max = old.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_AS, &tight), 0);
+	mem_scope_begin(&scope);
+	int rc = api_responses_get(&model, name_of(7000), &out, &e);
+	bool failed = mem_scope_end(&scope);
+	assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+	assert_true(rc && failed);
+	assert_int_equal(e.status, 503);
+	mem_scope_begin(&scope);
+	assert_int_equal(api_responses_get(&model, name_of(7000), &out, &e), 0);
+	assert_false(mem_scope_end(&scope));
+	assert_string_equal(buf_str(&out), "{\"n\":7000}");
+	assert_int_not_equal(api_responses_get(&model, name_of(7001), &out, &e), 0);
+	assert_int_equal(e.status, 404);
+	buf_free(&out);
+	response_store_close(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_number),
 		cmocka_unit_test(test_bytes),
 		cmocka_unit_test(test_folder),
+		cmocka_unit_test(test_bounds_apart),
+		cmocka_unit_test(test_no_memory),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

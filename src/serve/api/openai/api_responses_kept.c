@@ -2,6 +2,7 @@
 /* Responses that were kept: looking one up, listing what it answered, forgetting it. */
 #include "src/serve/api/openai/api_responses.h"
 
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/api/json_write.h"
 #include "src/text/json_text.h"
@@ -14,6 +15,8 @@
 
 static int not_found(struct request_error *e, const char *id)
 {
+	if (mem_scope_failed()) /* the store could not look */
+		return request_refuse_memory(e);
 	return request_refuse(e, 404, "response_not_found", NULL,
 		"there is no response \"%.60s\": it was not stored, was deleted, or has been forgotten "
 		"(the newest %d are kept)",
@@ -22,6 +25,8 @@ static int not_found(struct request_error *e, const char *id)
 
 static int previous_not_found(struct request_error *e, const char *id)
 {
+	if (mem_scope_failed())
+		return request_refuse_memory(e);
 	return request_refuse(e, 400, "previous_response_not_found", "previous_response_id",
 		"previous_response_id: there is no response \"%.60s\": it was not stored, was deleted, or "
 		"has been forgotten (the newest %d are kept)",
