@@ -83,11 +83,66 @@ static void test_costs_change(void **state)
 	assert_in_range(slices_rows(&c, 100000, 512), 47, 53);
 }
 
+/* Any prompts, read to their ends in steps of any room: no part is, or leaves, few rows. */
+static void test_divide(void **state)
+{
+	(void)state;
+	struct rng r = {5};
+	for (int round = 0; round < 3000; round++) {
+		uint32_t few = round % 3 ? 16 : 0, n = 1 + rng_below(&r, 6), left = n, rest[6], rows[6];
+		struct slice_step step = {.few = few, .most = 2 * few + 2 + rng_below(&r, 100)};
+		for (uint32_t i = 0; i < n; i++)
+			rest[i] = few + 1 + rng_below(&r, round % 2 ? 40 : 400);
+		for (int steps = 0; left; steps++) {
+			step.room = 1 + rng_below(&r, step.most + 10);
+			step.slice = 1 + rng_below(&r, step.most);
+			step.others = few + 1 + rng_below(&r, 20);
+			uint32_t total = slices_divide(&step, rest, n, rows), sum = 0;
+			for (uint32_t i = 0; i < n; i++)
+				sum += rows[i];
+			assert_int_equal(sum, total);
+			assert_in_range(total, 1, MIN(step.most, MAX(step.room, few + 1) + few));
+			for (uint32_t i = left = 0; i < n; i++) {
+				assert_true(rows[i] <= rest[i] && (!rows[i] || rows[i] > few));
+				rest[i] -= rows[i];
+				assert_true(!rest[i] || rest[i] > few);
+				if (rest[i])
+					rest[left++] = rest[i];
+			}
+			n = left;
+			assert_true(steps < 3000);
+		}
+	}
+}
+
+/* A prompt that ends has its rows first. The step is then no longer than a slice, or than its rows
+ * and those that the others get in any case. */
+static void test_divide_ends(void **state)
+{
+	(void)state;
+	struct slice_step step = {.room = 512, .most = 512, .slice = 100};
+	const uint32_t rest[] = {5000, 40, 3000};
+	uint32_t rows[3];
+	assert_int_equal(slices_divide(&step, rest, 3, rows), 100);
+	assert_true(rows[0] == 30 && rows[1] == 40 && rows[2] == 30);
+	step.slice = 20;
+	assert_int_equal(slices_divide(&step, rest, 3, rows), 40);
+	assert_true(!rows[0] && rows[1] == 40 && !rows[2]);
+	step.others = 20;
+	assert_int_equal(slices_divide(&step, rest, 3, rows), 60);
+	assert_true(rows[0] == 10 && rows[1] == 40 && rows[2] == 10);
+	assert_int_equal(slices_divide(&step, rest, 1, rows), 512); /* nobody ends */
+	assert_int_equal(slices_divide(&step, rest + 1, 1, rows), 40);
+	assert_int_equal(slices_divide(&step, rest, 0, rows), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_costs),
 		cmocka_unit_test(test_costs_change),
+		cmocka_unit_test(test_divide),
+		cmocka_unit_test(test_divide_ends),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ struct slot {
 	uint64_t serial;        /* of the job: counts all jobs */
 	uint64_t leader_serial; /* of the leader's job when this one began to wait */
 	uint64_t last_used;     /* jobs that had ended when it became idle; 0: never used */
-	int64_t rest_ns;        /* others compute so long before the job goes on: scheduler_steps.c */
+	int64_t rest_ns;        /* steps take so long before the job goes on: scheduler_steps.c */
 };
 
 struct scheduler {
@@ -45,10 +45,13 @@ struct scheduler {
 	uint64_t (*clock)(void);    /* constant: what steps are measured with, in ns */
 	pthread_t thread;
 	struct slot *slots;        /* [n_slots] compute */
-	uint32_t turn;             /* compute: who is first in the next step */
+	uint32_t read_turn;        /* compute: the slot that is first in the next step that reads */
+	uint32_t write_turn;       /* compute: ... that writes */
+	bool read_few;             /* compute: the latest step that read had the shortest prompts */
+	bool read_ends;            /* compute: ... had only prompts that ended, while others waited */
 	uint64_t n_jobs;           /* compute: begun */
 	uint64_t n_ended;          /* compute */
-	int64_t writing_ns;        /* compute: reading time less writing time, while both want it */
+	int64_t writing_ns;        /* compute: answers are written so long before the next slice */
 	uint64_t decode_ns;        /* compute: time of a step that writes, smoothed; 0: none yet */
 	uint64_t prefill_ns;       /* compute: of the latest step that read */
 	uint64_t model_ns;         /* compute: of batch_step in steps that write, smoothed */

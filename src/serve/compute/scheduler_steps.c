@@ -6,7 +6,8 @@
  * are forgotten. The last token drawn is computed by the next step.
  *
  * While answers are written, prompts are read in slices (slices.h). Both get the same time: before
- * the next slice answers are written for as long as the last one took.
+ * the next slice answers are written for as long as the last one took. That goes for answers that
+ * rest too (slot_rests): meanwhile prompts are read, but in slices.
  *
  * Within both, clients get the same time (client_time.h). A step that writes is charged to its
  * answers in equal parts, drafts included, since these are the scheduler's choice; a step that
@@ -295,7 +296,7 @@ static bool slot_give_token(struct scheduler *s, struct slot *slot, const struct
 
 /* Drawing a token is quick, but the mask of a schema can take a hundred times as long as a step. A
  * job whose draw took more than 1 / LONG_PART of a step's time in the model rests: it gets no step
- * until others have computed OTHERS times as long. The step in which it took long counts as theirs.
+ * until steps have taken OTHERS times as long as the draw. The step with the draw is one of these.
  */
 #define LONG_PART 4
 #define OTHERS    5
@@ -351,18 +352,69 @@ static uint32_t slots_take_turns(
 	return kept;
 }
 
-/* How many of the `rest` rows of a prompt are read now, at most `room`. Avoids leaving so few rows
- * that the device would compute them in its way for decoding (kernels/backend.h: Numbers): a
- * prompt's bits would depend on how it was cut. */
-static uint32_t prompt_rows(const struct scheduler *s, uint32_t rest, uint32_t room)
+/* Steps of so many rows are computed in another way than larger ones (batch_decode_rows); 0: all
+ * are computed in one way. */
+static uint32_t few_rows(const struct scheduler *s)
 {
-	uint32_t few = batch_decode_rows(s->engine), rows = MIN(rest, MAX(room, 1));
-	if (rest > rows && rest - rows <= few && rows > 2 * few)
-		rows -= few;
-	return rows;
+	uint32_t few = batch_decode_rows(s->engine);
+	return few < batch_max_rows(s->engine) ? few : 0;
 }
 
-/* Up to `room` rows, shared evenly by the sessions that still read their prompts and whose clients
+/* A prompt is computed as if it were alone: one of `few` rows or fewer never shares a step with
+ * others. Of these n slots keeps either those or the rest, by turns. Returns how many. */
+static uint32_t slots_of_one_way(struct scheduler *s, struct slot **at, uint32_t n, uint32_t few)
+{
+	struct slot *part[2][SCHEDULER_SESSIONS_MAX];
+	uint32_t count[2] = {0};
+	for (uint32_t i = 0; i < n; i++) {
+		const struct job *j = at[i]->job;
+		bool is_few = j->prompt.n - j->cached <= few;
+		part[is_few][count[is_few]++] = at[i];
+	}
+	s->read_few = count[1] && (!count[0] || !s->read_few);
+	memcpy(at, part[s->read_few], count[s->read_few] * sizeof *at);
+	return count[s->read_few];
+}
+
+/* The parts of a step of about `room` rows that reads these n prompts; those that are not in it are
+ * removed from `at`. Returns how many are. */
+static uint32_t prefill_parts(struct scheduler *s, struct slot **at, uint32_t n, uint32_t room,
+	struct batch_part *parts, struct draw_request *draws, struct draw_result *drawn)
+{
+	uint32_t few = few_rows(s), most = batch_max_rows(s->engine);
+	uint32_t rest[SCHEDULER_SESSIONS_MAX], rows[SCHEDULER_SESSIONS_MAX], kept = 0, n_end = 0;
+	n = slots_of_one_way(s, at, n, few);
+	struct slice_step step = {.room = room, .most = most, .few = few};
+	if (s->read_few)
+		step = (struct slice_step){.room = few, .most = few, .slice = few};
+	else
+		step.slice = slices_rows(&s->slices, 0, most);
+	if (s->read_ends)
+		step.others = MAX(step.slice, few + 1);
+	for (uint32_t i = 0; i < n; i++)
+		rest[i] = (uint32_t)at[i]->job->prompt.n - session_length(at[i]->session);
+	slices_divide(&step, rest, n, rows);
+	if (n)
+		s->read_turn = (uint32_t)(at[0] - s->slots + 1) % s->n_slots;
+	for (uint32_t i = 0; i < n; i++) {
+		if (!rows[i])
+			continue;
+		const struct job *j = at[i]->job;
+		parts[kept] = (struct batch_part){.session = at[i]->session,
+			.tokens = j->prompt.data + session_length(at[i]->session),
+			.n = rows[i],
+			.prompt = (uint32_t)j->prompt.n - j->cached};
+		if (rows[i] == rest[i]) {
+			part_draws(&parts[kept], j, &draws[kept], &drawn[kept]);
+			n_end++;
+		}
+		at[kept++] = at[i];
+	}
+	s->read_ends = n_end == kept && kept < n;
+	return kept;
+}
+
+/* About `room` rows, shared evenly by the sessions that still read their prompts and whose clients
  * have a turn. Returns how many were computed. */
 static uint32_t prefill_step(struct scheduler *s, uint32_t room)
 {
@@ -370,31 +422,18 @@ static uint32_t prefill_step(struct scheduler *s, uint32_t room)
 	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
 	struct draw_request draws[SCHEDULER_SESSIONS_MAX];
 	struct draw_result drawn[SCHEDULER_SESSIONS_MAX];
-	uint32_t n = 0, left = 0, total = 0;
+	uint32_t n = 0, total = 0;
 	for (uint32_t k = 0; k < s->n_slots; k++) {
-		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
+		struct slot *slot = &s->slots[(s->read_turn + k) % s->n_slots];
 		if (slot->job && slot->state == SCHEDULER_READING && !slot_follows(s, slot))
-			at[left++] = slot;
+			at[n++] = slot;
 	}
-	left = slots_take_turns(s, at, left, CLIENT_READS);
-	for (; left && room; n++) {
-		const struct token_ids *prompt = &at[n]->job->prompt;
-		uint32_t done = session_length(at[n]->session), rest = (uint32_t)prompt->n - done;
-		uint32_t rows = prompt_rows(s, rest, room / left);
-		left--;
-		room -= rows;
-		total += rows;
-		parts[n] = (struct batch_part){.session = at[n]->session,
-			.tokens = prompt->data + done,
-			.n = rows,
-			.prompt = (uint32_t)prompt->n - at[n]->job->cached};
-		if (rows == rest)
-			part_draws(&parts[n], at[n]->job, &draws[n], &drawn[n]);
-	}
-	s->turn = (s->turn + 1) % s->n_slots;
+	n = slots_take_turns(s, at, n, CLIENT_READS);
+	n = prefill_parts(s, at, n, room, parts, draws, drawn);
 	if (!parts_compute(s, parts, at, n))
 		return 0;
 	for (uint32_t i = 0; i < n; i++) {
+		total += parts[i].n;
 		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
 		if (!at[i]->job)
 			continue;
@@ -452,13 +491,13 @@ static void decode_step(struct scheduler *s)
 	struct draw_result drawn[SCHEDULER_ROWS];
 	uint32_t n = 0, rows = 0, most = MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine));
 	for (uint32_t k = 0; k < s->n_slots; k++) {
-		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
+		struct slot *slot = &s->slots[(s->write_turn + k) % s->n_slots];
 		if (slot->job && slot->state == SCHEDULER_WRITING && !slot_rests(s, slot))
 			at[n++] = slot;
 	}
 	n = slots_take_turns(s, at, n, CLIENT_WRITES);
 	if (n > most) {
-		s->turn = (uint32_t)(at[most] - s->slots);
+		s->write_turn = (uint32_t)(at[most] - s->slots);
 		n = most;
 	}
 	if (s->drafter)
@@ -487,42 +526,39 @@ static void decode_step(struct scheduler *s)
 		slots_drafted(s, at, n, ns);
 }
 
-/* Fewer rows would be computed in the device's way for decoding. */
-static uint32_t slice_least(const struct scheduler *s)
-{
-	uint32_t few = batch_decode_rows(s->engine);
-	return few < batch_max_rows(s->engine) ? few + 1 : 1;
-}
-
 void scheduler_step(struct scheduler *s)
 {
-	bool reading = slots_count(s, SCHEDULER_READING), writing = false;
+	bool reading = slots_count(s, SCHEDULER_READING), writing = slots_count(s, SCHEDULER_WRITING);
+	bool ready = false; /* an answer could be written now */
 	for (uint32_t i = 0; i < s->n_slots; i++)
-		writing = writing || (s->slots[i].job && s->slots[i].state == SCHEDULER_WRITING &&
-								 !slot_rests(s, &s->slots[i]));
-	if (!reading && !writing)
+		ready = ready || (s->slots[i].job && s->slots[i].state == SCHEDULER_WRITING &&
+							 !slot_rests(s, &s->slots[i]));
+	if (!reading && !ready)
 		return;
 	uint64_t start = s->clock(), wall = clock_ns();
-	bool write = writing && (!reading || s->writing_ns > 0);
+	bool write = ready && (!reading || s->writing_ns > 0);
 	uint32_t room = batch_max_rows(s->engine), rows = 0;
 	if (writing && s->decode_ns > 0)
-		room = MAX(slices_rows(&s->slices, SLICE_STEPS * s->decode_ns, room), slice_least(s));
+		room = slices_rows(&s->slices, SLICE_STEPS * s->decode_ns, room);
 	if (write)
 		decode_step(s);
 	else
-		rows = prefill_step(s, MIN(room, batch_max_rows(s->engine)));
+		rows = prefill_step(s, room);
 	uint64_t took = s->clock() - start;
-	if (write)
+	if (write) {
 		s->decode_ns = s->decode_ns ? (7 * s->decode_ns + took) / 8 : took;
-	else if (rows) {
+	} else if (rows) {
 		s->prefill_ns = took;
-		slices_note(&s->slices, rows, took);
+		if (!s->read_few) /* the costs are those of the other way */
+			slices_note(&s->slices, rows, took);
 	}
 	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, clock_ns() - wall);
 	for (uint32_t i = 0; i < s->n_slots; i++)
 		s->slots[i].rest_ns -= MIN(s->slots[i].rest_ns, (int64_t)took);
 	if (!reading || !writing)
 		s->writing_ns = 0;
-	else
-		s->writing_ns += write ? -(int64_t)took : (int64_t)took;
+	else if (write)
+		s->writing_ns -= (int64_t)took;
+	else /* several slices while all answers rest count as one */
+		s->writing_ns = MIN(s->writing_ns, 0) + (int64_t)took;
 }

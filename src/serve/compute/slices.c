@@ -2,6 +2,8 @@
 /* Least squares with weights that decay. */
 #include "src/serve/compute/slices.h"
 
+#include "src/base/num.h"
+
 #define DECAY 0.9
 #define WHOLE 0.75 /* of `most`: a slice of this size or more becomes a whole step */
 
@@ -54,4 +56,46 @@ uint32_t slices_rows(const struct slice_costs *c, uint64_t target_ns, uint32_t m
 	if (in_time > rows)
 		rows = in_time;
 	return rows >= WHOLE * most ? most : rows > 1 ? (uint32_t)rows : 1;
+}
+
+/* How many of `rest` rows are read when `share` > few are wanted. */
+static uint32_t slice_cut(uint32_t rest, uint32_t share, uint32_t few)
+{
+	if (rest <= share)
+		return rest;
+	if (rest - share > few)
+		return share;
+	return rest > 2 * few + 1 ? rest - (few + 1) : rest;
+}
+
+uint32_t slices_divide(
+	const struct slice_step *step, const uint32_t *rest, uint32_t n, uint32_t *rows)
+{
+	uint32_t least = step->few + 1, room = MIN(MAX(step->room, least), step->most);
+	uint32_t share = n ? room / n : 0, n_end = 0, total = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		bool ends = rest[i] <= share;
+		rows[i] = ends ? rest[i] : 0;
+		total += rows[i];
+		n_end += ends;
+	}
+	if (n_end)
+		room = MIN(room, MAX(step->slice, total + step->others));
+	room -= MIN(room, total);
+	uint32_t parts = MIN(n - n_end, room / least);
+	for (uint32_t i = 0; i < n && parts; i++) {
+		if (rows[i])
+			continue;
+		uint32_t part = slice_cut(rest[i], room / parts, step->few);
+		if (part > step->most - total) { /* not all of a rest that cannot be cut */
+			if (total)
+				continue;
+			part = step->most;
+		}
+		rows[i] = part;
+		total += part;
+		room -= MIN(room, part);
+		parts = MIN(parts - 1, room / least);
+	}
+	return total;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How much of a prompt is read at a time while answers are being written. A short slice keeps the
- * pauses of the answers short; but a step has a fixed cost, on a card that streams experts most of
- * it, so short slices make the prompt take longer. The cost of a step of r rows is taken for
- * fixed + each * r, fitted to the steps that were measured.
+ * How much of a prompt is read at a time while somebody else waits. A short slice keeps the pauses
+ * of answers short, and a short prompt beside a long one; but a step has a fixed cost, on a card
+ * that streams experts most of it, so short slices make the prompt take longer. The cost of a step
+ * of r rows is taken for fixed + each * r, fitted to the steps that were measured.
  */
 #ifndef GLM_SERVE_SLICES_H
 #define GLM_SERVE_SLICES_H
@@ -27,5 +27,27 @@ void slices_note(struct slice_costs *c, uint32_t rows, uint64_t ns);
 /* Rows of the next slice, 1 to `most`: as many as take target_ns, but not so few that SLICE_LOSS is
  * exceeded. Before enough was measured: most, then half of it. */
 uint32_t slices_rows(const struct slice_costs *c, uint64_t target_ns, uint32_t most);
+
+/* A step that reads several prompts. */
+struct slice_step {
+	uint32_t room; /* rows wanted */
+	uint32_t most; /* rows possible */
+	/* Rows that are enough when some prompts end in the step and others do not: their first tokens
+	 * do not wait for more. */
+	uint32_t slice;
+	uint32_t others; /* of these, rows for the prompts that do not end */
+	/* The device computes steps of at most so many rows in another way, which differs in the last
+	 * bits (kernels/backend.h: Numbers); 0: it has one way. */
+	uint32_t few;
+};
+
+/* Divides a step among n prompts evenly. rest: [n] rows that each still needs; the first ones have
+ * the first turn. rows: out [n], 0: not in this step.
+ * Each part is a whole rest, or has more than `few` rows and leaves more than `few`: so a prompt of
+ * more rows than that is computed in one way, however it is cut. For this the step may have up to
+ * `few` rows more than `room`. Only with `most` of at most 2 * few + 1 a rest cannot always be cut
+ * so. Returns the sum, at most `most`, at least 1 if n is. */
+uint32_t slices_divide(
+	const struct slice_step *step, const uint32_t *rest, uint32_t n, uint32_t *rows);
 
 #endif

@@ -6,9 +6,9 @@
  * anew.
  *
  * An answer with tool calls is found by their ids, names and arguments; one without by its text and
- * the tokens before it. What a client has changed is not found and is rendered as the template has
- * it. Bounded in bytes; the least recently used answer is forgotten first, and one that is larger
- * than the bound is not remembered. Any thread.
+ * the tokens before it. A turn that the client changed is not found; it is rendered by the
+ * template. Bounded in bytes; the least recently used answer is forgotten first, and one that is
+ * larger than the bound is not remembered. Any thread.
  */
 #ifndef GLM_SERVE_TURN_STORE_H
 #define GLM_SERVE_TURN_STORE_H

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the steps of the scheduler consist of, one by one: no thread runs, and steps are measured
+ * with a clock that counts their rows.
+ */
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/engine/engine_internal.h"
+#include "src/serve/compute/scheduler_internal.h"
+#include "tests/support/engine_help.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#define MS       1000000ull
+#define JOBS_MAX 40
+
+static struct engine *g;
+static struct metrics *metrics;
+static uint64_t ns_step, ns_row; /* what a step costs by the clock */
+
+static uint64_t counted_clock(void)
+{
+	return ns_step * metrics_get(metrics, METRICS_STEPS) +
+		   ns_row * metrics_get(metrics, METRICS_ROWS);
+}
+
+struct fixture {
+	struct scheduler *s;
+	struct mailbox *mail;
+	struct job *jobs[JOBS_MAX];
+	uint32_t n_jobs;
+};
+
+static struct fixture fixture_open(
+	uint32_t sessions, uint32_t chunk, uint32_t context, uint64_t step, uint64_t row)
+{
+	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+		.backend = "cpu",
+		.context = context,
+		.chunk = chunk,
+		.sessions = sessions,
+		.no_mtp = true};
+	struct fixture f = {.s = NEW(struct scheduler), .mail = mailbox_new()};
+	g = engine_of(&o);
+	metrics = metrics_new();
+	ns_step = step;
+	ns_row = row;
+	f.s->engine = g;
+	f.s->metrics = metrics;
+	f.s->clock = counted_clock;
+	f.s->queue_limit = JOBS_MAX;
+	f.s->slots = NEW_ARRAY(struct slot, sessions);
+	f.s->last = &f.s->first;
+	f.s->finished = true; /* there is no thread */
+	pthread_mutex_init(&f.s->lock, NULL);
+	pthread_cond_init(&f.s->wake, NULL);
+	pthread_cond_init(&f.s->ended, NULL);
+	for (; f.s->n_slots < sessions; f.s->n_slots++)
+		f.s->slots[f.s->n_slots].session = session_of(g, false);
+	return f;
+}
+
+static void fixture_close(struct fixture *f)
+{
+	for (uint32_t i = 0; i < f->n_jobs; i++)
+		atomic_store(&f->jobs[i]->cancel, true);
+	slots_drop_cancelled(f->s);
+	for (uint32_t i = 0; i < f->n_jobs; i++)
+		job_drop(f->jobs[i]);
+	scheduler_close(f->s);
+	mailbox_drop(f->mail);
+	metrics_free(metrics);
+	assert_int_equal(engine_close(g, NULL), 0);
+}
+
+/* A job that reads n random tokens and writes max_new. */
+static struct job *submit(struct fixture *f, uint32_t n, uint32_t max_new)
+{
+	struct job *j = job_new(f->mail, f->n_jobs);
+	struct rng r = {100 + f->n_jobs};
+	unsigned retry;
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(token_ids_push(&j->prompt, (int32_t)rng_below(&r, 8000)), 0);
+	j->max_new = j->options.min_new = max_new;
+	j->sampling = (struct sampler_options){.temperature = 1, .top_p = 1, .seed = n};
+	f->jobs[f->n_jobs++] = j;
+	assert_int_equal(scheduler_submit(f->s, &j, 1, &retry), SCHEDULER_TAKEN);
+	return j;
+}
+
+/* One step, after which nobody rests. Returns its rows; *reads: out, whether it read. */
+static uint32_t step(struct fixture *f, bool *reads)
+{
+	uint64_t rows = metrics_get(metrics, METRICS_ROWS),
+			 read = metrics_get(metrics, METRICS_PREFILL_TOKENS);
+	slots_drop_cancelled(f->s);
+	slots_fill(f->s);
+	scheduler_step(f->s);
+	for (uint32_t i = 0; i < f->s->n_slots; i++)
+		f->s->slots[i].rest_ns = 0;
+	*reads = metrics_get(metrics, METRICS_PREFILL_TOKENS) > read;
+	return (uint32_t)(metrics_get(metrics, METRICS_ROWS) - rows);
+}
+
+/* An answer that rests after each token still has prompts read in slices, and goes on as soon as it
+ * has rested. */
+static void test_rest_keeps_slices(void **state)
+{
+	(void)state;
+	struct fixture f = fixture_open(2, 512, 1600, 2 * MS, MS);
+	struct job *writer = submit(&f, 20, 1000);
+	bool reads;
+	while (writer->generated.n < 3)
+		step(&f, &reads);
+	struct job *reader = submit(&f, 1400, 1);
+	slots_fill(f.s);
+	struct slot *slot = &f.s->slots[f.s->slots[0].job == writer ? 0 : 1];
+	const int64_t rest = 60 * MS;
+	uint32_t whole = 0, slices = 0;
+	size_t before = writer->generated.n;
+	while (!reader->generated.n) {
+		int64_t left = slot->rest_ns;
+		size_t written = writer->generated.n;
+		uint64_t start = counted_clock();
+		uint32_t rows = step(&f, &reads);
+		left -= MIN(left, (int64_t)(counted_clock() - start));
+		slot->rest_ns = writer->generated.n > written ? rest : left;
+		whole += reads && rows > 64;
+		slices += reads;
+	}
+	assert_true(whole <= 3); /* until the costs are known */
+	assert_true(slices > 20);
+	/* a token for each rest, of which a slice may take up to a third more */
+	assert_true(writer->generated.n - before >= slices / 5);
+	fixture_close(&f);
+}
+
+/* With more answers than a step writes, each is left out in its turn, also when prompts are read
+ * between the steps. */
+static void test_writers_take_turns(void **state)
+{
+	(void)state;
+	enum { WRITERS = 17 };
+	struct fixture f = fixture_open(WRITERS + 1, 16, 400, MS, 0);
+	bool reads;
+	for (uint32_t i = 0; i < WRITERS; i++)
+		submit(&f, 5, 300);
+	for (uint32_t n = 0; n < WRITERS;) {
+		step(&f, &reads);
+		n = 0;
+		for (uint32_t i = 0; i < WRITERS; i++)
+			n += f.jobs[i]->generated.n > 0;
+	}
+	const struct job *reader = submit(&f, 390, 1);
+	size_t before[WRITERS], least = SIZE_MAX, most = 0;
+	for (uint32_t i = 0; i < WRITERS; i++)
+		before[i] = f.jobs[i]->generated.n;
+	while (!reader->generated.n)
+		step(&f, &reads);
+	for (uint32_t i = 0; i < WRITERS; i++) {
+		size_t n = f.jobs[i]->generated.n - before[i];
+		least = MIN(least, n);
+		most = MAX(most, n);
+	}
+	assert_true(most >= 15);
+	assert_true(most - least <= 1);
+	fixture_close(&f);
+}
+
+/* On a device that computes few rows in another way, all rows of a prompt are computed in the one
+ * way in which they are computed when it is alone. */
+static void test_one_way(void **state)
+{
+	(void)state;
+	enum { FEW = 16, JOBS = 32 };
+	struct fixture f = fixture_open(6, 64, 300, 0, MS);
+	struct backend *b = engine_last(g)->backend;
+	const struct backend_ops *global = b->ops;
+	struct backend_ops ops = *b->ops;
+	struct rng r = {11};
+	ops.decode_rows = FEW;
+	b->ops = &ops;
+	uint32_t few_steps = 0, many_steps = 0, running = 1;
+	while (running || f.n_jobs < JOBS) {
+		if (f.n_jobs < JOBS && !rng_below(&r, 3))
+			submit(&f, 1 + rng_below(&r, f.n_jobs % 2 ? 250 : 40), 1 + rng_below(&r, 40));
+		uint32_t length[6], computed[6] = {0};
+		const struct job *job[6];
+		slots_fill(f.s);
+		for (uint32_t i = 0; i < 6; i++) {
+			const struct slot *slot = &f.s->slots[i];
+			job[i] = slot->job && slot->state == SCHEDULER_READING ? slot->job : NULL;
+			length[i] = session_length(slot->session);
+		}
+		bool reads;
+		uint32_t rows = step(&f, &reads);
+		running = 0;
+		for (uint32_t i = 0; i < 6; i++) {
+			const struct slot *slot = &f.s->slots[i];
+			running += slot->job != NULL;
+			computed[i] = session_length(slot->session) - length[i];
+			if (!reads || !job[i] || !computed[i])
+				continue;
+			bool is_few = job[i]->prompt.n - job[i]->cached <= FEW;
+			assert_int_equal(rows <= FEW, is_few);
+			few_steps += is_few;
+			many_steps += !is_few;
+		}
+	}
+	assert_in_range(few_steps, 5, 50);
+	assert_in_range(many_steps, 50, 1000);
+	b->ops = global;
+	fixture_close(&f);
+}
+
+/* A short prompt that comes while a long one is read gets its first token from the next step, which
+ * is no longer than a slice. The long one is not left out twice. */
+static void test_short_beside_long(void **state)
+{
+	(void)state;
+	struct fixture f = fixture_open(4, 512, 1600, 2 * MS, MS);
+	bool reads;
+	submit(&f, 300, 1); /* so that the costs are known */
+	step(&f, &reads);
+	submit(&f, 100, 1);
+	step(&f, &reads);
+	const struct job *the_long = submit(&f, 1590, 1);
+	assert_int_equal(step(&f, &reads), 512);
+	const struct job *the_short = submit(&f, 40, 1), *second;
+	assert_int_equal(step(&f, &reads), 40);
+	assert_int_equal(the_short->generated.n, 1);
+	second = submit(&f, 50, 1);
+	assert_in_range(step(&f, &reads), 51, 80);
+	assert_int_equal(second->generated.n, 1);
+	assert_int_equal(step(&f, &reads), 512);
+	while (!the_long->generated.n)
+		step(&f, &reads);
+	fixture_close(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_rest_keeps_slices),
+		cmocka_unit_test(test_writers_take_turns),
+		cmocka_unit_test(test_one_way),
+		cmocka_unit_test(test_short_beside_long),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
