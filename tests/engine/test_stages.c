@@ -71,9 +71,12 @@ static uint64_t answer_hash(struct engine *g, uint32_t limit)
 {
 	struct err e = {0};
 	struct session *s = session_of(g, false);
-	struct draft_source mtp = draft_mtp_source(g);
-	struct drafter_options d = {.limit = limit, .always = true, .source = &mtp};
-	struct drafter *drafter = limit ? drafter_new(&d) : NULL;
+	struct drafter *drafter = NULL;
+	if (limit) {
+		struct draft_source mtp = draft_mtp_source(g);
+		drafter = drafter_new(
+			&(struct drafter_options){.limit = limit, .always = true, .source = &mtp});
+	}
 	struct draft_timeline *t = draft_timeline_open(drafter, s);
 	struct generate_options o = {.max_new = N_NEW, .ignore_stop = true, .drafts = t};
 	struct generate_result r;
