@@ -53,7 +53,7 @@ static int prompt_add(struct drafts_bench *d, const char *line, size_t len, stru
 	return rc ? rc : bench_check_context(d->g, ids->n, d->o.n_new, e);
 }
 
-/* A prompt for each line that is not blank. */
+/* A prompt for each line that is not blank; lines may end with CRLF. */
 static int prompts_read(struct drafts_bench *d, struct err *e)
 {
 	char *file = NULL;
@@ -63,8 +63,10 @@ static int prompts_read(struct drafts_bench *d, struct err *e)
 	for (size_t at = 0, end; at < size && !rc; at = end + 1) {
 		for (end = at; end < size && text[end] != '\n';)
 			end++;
-		if (strspn(text + at, " \t\r") < end - at)
-			rc = prompt_add(d, text + at, end - at, e);
+		size_t len = end - at;
+		len -= len && text[end - 1] == '\r';
+		if (strspn(text + at, " \t\r") < len)
+			rc = prompt_add(d, text + at, len, e);
 	}
 	if (!rc && !d->n_prompts)
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no questions", d->o.questions);

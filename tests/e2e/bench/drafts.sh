@@ -35,6 +35,26 @@ check "the MTP layer computes" figures 'named("right by the MTP layer") > 0 and 
 check "nothing behind the second draft" figures 'not [k for k in f if "position 3" in k]'
 check "rates in pairs" figures '0.1 < named("rate of without") < 10 and 0.1 < named("the same by processor time") < 10'
 
+# a carriage return that stays in these questions changes what is right
+same() { # the figures of acceptance in $work/lf and $work/out
+	python3 - "$work/lf" "$work/out" <<'END'
+import json, sys
+def counts(path):
+    o = json.loads(open(path).read().strip().splitlines()[-1])
+    return {f["name"]: f["median"] for f in o["figures"] if f["name"].startswith(("accept length", "rows", "right at", "right by"))}
+lf, crlf = counts(sys.argv[1]), counts(sys.argv[2])
+assert lf and lf == crlf, (lf, crlf)
+END
+}
+printf 'Count from 3 to 9.\nSay this: red red\n' >"$work/count"
+sed 's/$/\r/' "$work/count" >"$work/crlf"
+run ${bench/questions/count} -n 24 --draft 2 --json
+exits 0
+cp "$work/out" "$work/lf"
+run ${bench/questions/crlf} -n 24 --draft 2 --json
+exits 0
+check "lines may end with CRLF" same
+
 run $bench -n 16 --draft auto
 exits 0
 check "as text" grep -qE '^drafts +--draft auto .*% of .*, without' "$work/out"
