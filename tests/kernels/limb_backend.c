@@ -19,6 +19,7 @@ struct backend *limb_backend_open(int level, int threads)
 
 bool limb_backend_covers(const struct op_case *c)
 {
-	struct expert_job job = {.gate.type = c->type, .up.type = c->type, .down.type = c->type};
+	struct expert_job job = {
+		.gate.type = c->type, .up.type = c->up_type ? c->up_type : c->type, .down.type = c->type};
 	return c->op == OP_EXPERT_FFN && limb_experts_covers(&job);
 }

@@ -23,13 +23,15 @@ static struct backend *card, *processor;
 static const enum dtype types[] = {
 	DTYPE_IQ2_XXS, DTYPE_IQ2_XS, DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q8_0};
 
-static void check_shape(enum dtype type, int rows, int n_embd, int n_ff, int n_experts)
+static void check_types(
+	enum dtype type, enum dtype up, int rows, int n_embd, int n_ff, int n_experts)
 {
 	char name[64];
-	snprintf(name, sizeof name, "%s %d>%d", dtype_name(type), n_embd, n_ff);
+	snprintf(name, sizeof name, "%s %s %d>%d", dtype_name(type), dtype_name(up), n_embd, n_ff);
 	const struct op_case c = {.name = name,
 		.op = OP_EXPERT_FFN,
 		.type = type,
+		.up_type = up,
 		.rows = rows,
 		.n_in = n_embd,
 		.n_out = n_ff,
@@ -40,6 +42,23 @@ static void check_shape(enum dtype type, int rows, int n_embd, int n_ff, int n_e
 	op_case_same_bits(&c, "on the processor", want, got, (size_t)rows * (size_t)op_case_width(&c));
 	free(want);
 	free(got);
+}
+
+static void check_shape(enum dtype type, int rows, int n_embd, int n_ff, int n_experts)
+{
+	check_types(type, type, rows, n_embd, n_ff, n_experts);
+}
+
+/* Gate and up of different types: the card multiplies them apart and then takes cuda_swiglu. */
+static void test_gate_and_up(void **state)
+{
+	(void)state;
+	for (size_t t = 0; t < ARRAY_LEN(types); t++)
+		for (int rows = 1; rows <= 16; rows = 2 * rows + 1) {
+			enum dtype up = types[(t + 1) % ARRAY_LEN(types)];
+			check_types(types[t], up, rows, 2304, 768, 6);
+			check_types(up, types[t], rows, 256, 256, 3);
+		}
 }
 
 static void test_small(void **state)
@@ -83,6 +102,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_small),
 		cmocka_unit_test(test_large),
+		cmocka_unit_test(test_gate_and_up),
 	};
 	int rc = cmocka_run_group_tests(tests, NULL, NULL);
 	card->ops->close(card);

@@ -232,8 +232,12 @@ void limb_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	a.down_tasks = (a.n_embd + TASK_ROWS - 1) / TASK_ROWS;
 	double macs = (double)a.n_embd * (double)a.n_ff * (double)a.n_slots;
 	int threads = cpu_threads_for(b, 3 * macs);
-	cpu_pool_run(b->pool, threads, rows * split_parts(a.n_embd), 1, split_x_task, &a);
-	cpu_pool_run(b->pool, threads, n_jobs * a.in_tasks, 1, gate_up_task, &a);
-	cpu_pool_run(b->pool, threads, a.n_slots * split_parts(a.n_ff), 1, split_hidden_task, &a);
-	cpu_pool_run(b->pool, threads, n_jobs * a.down_tasks, 1, down_task, &a);
+	const struct {
+		int64_t n_tasks;
+		cpu_task_fn *fn;
+	} loops[] = {{rows * split_parts(a.n_embd), split_x_task}, {n_jobs * a.in_tasks, gate_up_task},
+		{a.n_slots * split_parts(a.n_ff), split_hidden_task}, {n_jobs * a.down_tasks, down_task}};
+	/* An interrupted loop leaves gaps that the next one must not read. */
+	for (size_t i = 0; i < ARRAY_LEN(loops) && !base->failure.code; i++)
+		cpu_run(b, threads, loops[i].n_tasks, 1, loops[i].fn, &a);
 }

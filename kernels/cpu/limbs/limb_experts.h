@@ -2,7 +2,7 @@
 /*
  * expert_ffn on the processor with the bits of the card's decode kernels
  * (kernels/expert_arithmetic.h). The CPU backend's own expert_ffn (cpu_moe.c) multiplies floats in
- * another order: its results differ in the last bits, and it is the op of a run without a card.
+ * another order, so its results differ in the last bits. Without a card, runs use cpu_moe.c's op.
  */
 #ifndef GLM_KERNELS_LIMB_EXPERTS_H
 #define GLM_KERNELS_LIMB_EXPERTS_H
@@ -15,8 +15,9 @@ bool limb_experts_covers(const struct expert_job *job);
 
 /* As expert_ffn of struct backend_ops, on a CPU backend, with its pool and its scratch memory.
  * - x: [rows][n_embd], out: [rows * n_used][n_embd]; weights: host memory, any alignment.
- * - Every job must be covered. All jobs have the same n_embd and n_ff.
- * - A failure (no memory) is kept in the backend, and out stays as it was.
+ * - Every job must be covered: this is not checked. All jobs have the same n_embd and n_ff.
+ * - Failures are kept in the backend. ERR_MEMORY: out stays as it was. ERR_INTERRUPTED
+ * (set_cancel): out may be written in part.
  * - The bits equal the card's for rows <= 16; with more rows the card takes other kernels. */
 void limb_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out);
