@@ -180,11 +180,13 @@ static const struct backend_ops cpu_ops = {
 };
 
 #if defined(__x86_64__)
-/* CPUID.1:ECX.F16C; clang 14's __builtin_cpu_supports does not know the name. */
-static bool has_f16c(void)
+bool cpu_has_avx2(void)
 {
 	unsigned a, b, c = 0, d;
-	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+	__builtin_cpu_init();
+	/* F16C by CPUID.1:ECX: clang 14's __builtin_cpu_supports does not know the name */
+	return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+		   __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 #endif
 
@@ -193,8 +195,7 @@ const struct cpu_isa *cpu_isa_available(int level)
 	const struct cpu_isa *found[3];
 	int n = 0;
 #if defined(__x86_64__)
-	__builtin_cpu_init();
-	bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+	bool avx2 = cpu_has_avx2();
 	if (cpu_isa_avx512 && avx2 && __builtin_cpu_supports("avx512f") &&
 		__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
 		__builtin_cpu_supports("avx512dq"))

@@ -576,10 +576,11 @@ ALWAYS_INLINE void rows_sum(const struct row_fns *f, const uint8_t *p, size_t ro
  * four rows are prefetched. p: the first of the four rows. */
 ALWAYS_INLINE void prefetch_rows(const uint8_t *p, size_t row_bytes, size_t at, const int bytes)
 {
-	const char *next = (const char *)p +
-					   4 * (at + (row_bytes > PREFETCH_MIN_BYTES ? row_bytes : PREFETCH_MIN_BYTES));
+	/* an address as a number: past the end of the matrix, no pointer may be formed */
+	uintptr_t next =
+		(uintptr_t)p + 4 * (at + (row_bytes > PREFETCH_MIN_BYTES ? row_bytes : PREFETCH_MIN_BYTES));
 	UNROLLED_FOR (i, (4 * bytes + 63) / 64)
-		_mm_prefetch(next + 64 * i, _MM_HINT_T0);
+		_mm_prefetch((const char *)(next + 64 * (uintptr_t)i), _MM_HINT_T0);
 }
 
 /* As BLOCK_ROWS, for blocks of 32 weights that begin with a half. Converting scales would be half

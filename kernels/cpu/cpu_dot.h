@@ -90,4 +90,8 @@ extern const struct cpu_isa *const cpu_isa_c, *const cpu_isa_avx2, *const cpu_is
  * plain C. */
 const struct cpu_isa *cpu_isa_available(int level);
 
+/* x86-64 only: AVX2, FMA and F16C, which all vector versions use. An emulator may hide F16C alone.
+ */
+bool cpu_has_avx2(void);
+
 #endif

@@ -62,7 +62,7 @@ static inline int64_t limb_x_blocks(int64_t n_in)
 }
 
 /* Weight rows times rows of x: out[x][row] for row < n_rows and x < n_x; the other outputs of a
- * row of x are written too and mean nothing. */
+ * row of x may be written too and mean nothing. */
 struct limb_task {
 	enum dtype type;  /* expert_arithmetic_covers */
 	const uint8_t *w; /* n_rows rows, any alignment, row_bytes apart */

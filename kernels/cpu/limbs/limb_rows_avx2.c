@@ -269,7 +269,7 @@ static void super_block_sums(
 	const struct dtype_info *info = dtype_info(t->type);
 	const int bytes = (int)(256 / info->block_values * info->block_bytes);
 	for (int r = 0; r < t->n_rows; r++, w += t->row_bytes) {
-		prefetch_super_block(w + PREFETCH_ROWS * t->row_bytes, bytes);
+		prefetch_super_block(t, w, bytes);
 		switch (t->type) {
 		case DTYPE_IQ2_XXS:
 			iq2_xxs_row(t, w, block, r, s);

@@ -5,6 +5,7 @@
  */
 #include "kernels/cpu/limbs/limb_rows.h"
 
+#include "kernels/cpu/cpu_dot.h"
 #include "kernels/cpu/limbs/limb_split.h"
 #include "src/base/half.h"
 #include "src/base/num.h"
@@ -204,8 +205,7 @@ const struct limb_isa *limb_isa_available(int level)
 	int n = 0;
 #if defined(__x86_64__)
 	__builtin_cpu_init();
-	/* every processor with AVX2 has F16C */
-	bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+	bool avx2 = cpu_has_avx2();
 	if (limb_isa_vnni && avx2 && __builtin_cpu_supports("avx512f") &&
 		__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
 		__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&

@@ -197,6 +197,16 @@ ALWAYS_INLINE void add_products(
 			add_lanes_of_rows(whole[i][k], s->whole[0][i][k]);
 }
 
+/* Zero products for the rows that a task of less than LIMB_ROWS does not have: add_products reads
+ * all. */
+ALWAYS_INLINE void clear_missing_rows(const struct limb_task *t, products whole[LIMB_X])
+{
+	for (int i = 0; i < t->n_x; i++)
+		for (int k = 0; k < EXPERT_LIMBS; k++)
+			for (int r = t->n_rows; r < LIMB_ROWS; r++)
+				whole[i][k][r] = _mm512_setzero_si512();
+}
+
 /* Byte 4 * scale + weight: their product */
 static const uint8_t q2_k_products[64] = {
 #define SCALED(n)  0, n, 2 * n, 3 * n
@@ -213,7 +223,7 @@ static __attribute__((noinline)) void q2_k_sums(
 	const __m512i table = load_512(q2_k_products), three = _mm512_set1_epi8(3),
 				  to_lanes = load_512(lanes_4);
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
-		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 84);
+		prefetch_super_block(t, p, 84);
 		__m128i sc = _mm_loadu_si128((const __m128i *)p);
 		__m512i q = load_512(p + 16), w[4];
 		/* 4 * scale */
@@ -240,7 +250,9 @@ static __attribute__((noinline)) void q2_k_sums(
 			}
 		}
 	}
+	clear_missing_rows(t, whole);
 	add_products(t, whole, s);
+	memset(minima + t->n_rows, 0, (size_t)(LIMB_ROWS - t->n_rows) * sizeof minima[0]);
 	least_sums(t, block, minima, s);
 }
 
@@ -252,7 +264,7 @@ static __attribute__((noinline)) void q4_k_sums(
 	const __m512i fifteen = _mm512_set1_epi8(15);
 	const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
-		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 144);
+		prefetch_super_block(t, p, 144);
 		uint32_t a = load_u32(p + 4), b = load_u32(p + 8), c = load_u32(p + 12);
 		__m128i scales = _mm_setr_epi32((int)(a & six), (int)((c & four) | (a >> 2 & two)), 0, 0);
 		__m128i least =
@@ -270,7 +282,9 @@ static __attribute__((noinline)) void q4_k_sums(
 			UNROLLED_FOR (k, EXPERT_LIMBS)
 				whole[i][k][r] = scaled_products(w, scale, t->x[i] + block, k);
 	}
+	clear_missing_rows(t, whole);
 	add_products(t, whole, s);
+	memset(minima + t->n_rows, 0, (size_t)(LIMB_ROWS - t->n_rows) * sizeof minima[0]);
 	least_sums(t, block, minima, s);
 }
 
@@ -291,7 +305,7 @@ static __attribute__((noinline)) void q3_k_sums(
 	products whole[LIMB_X];
 	const __m512i four = _mm512_set1_epi8(4);
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
-		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 110);
+		prefetch_super_block(t, p, 110);
 		__m256i high = _mm256_loadu_si256((const __m256i *)p);
 		/* bit z of every byte: the third bit of register z's weight */
 		__m512i third =
@@ -309,6 +323,7 @@ static __attribute__((noinline)) void q3_k_sums(
 		s->unit[0][r] = load_u16(p + 108);
 		multiply_with_offset(t, block, r, w, scale, _mm256_slli_epi16(words, 2), whole);
 	}
+	clear_missing_rows(t, whole);
 	add_products(t, whole, s);
 }
 
@@ -318,7 +333,7 @@ static __attribute__((noinline)) void q6_k_sums(
 	products whole[LIMB_X];
 	const __m512i fifteen = _mm512_set1_epi8(15), upper = _mm512_set1_epi8(0x30);
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
-		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 210);
+		prefetch_super_block(t, p, 210);
 		__m128i scales = _mm_loadu_si128((const __m128i *)(p + 192));
 		__m512i w[4], scale[4];
 		UNROLLED_FOR (z, 4) {
@@ -337,6 +352,7 @@ static __attribute__((noinline)) void q6_k_sums(
 		__m256i words = _mm256_cvtepi8_epi16(scales);
 		multiply_with_offset(t, block, r, w, scale, _mm256_slli_epi16(words, 5), whole);
 	}
+	clear_missing_rows(t, whole);
 	add_products(t, whole, s);
 }
 
@@ -439,7 +455,7 @@ static __attribute__((noinline)) void iq2_xxs_sums(
 	/* where the sign indices of octets 2, 3, 0, 1 begin in a group's 64 bits */
 	const __m512i sign_bits = _mm512_set1_epi64(0x002700200035002e);
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
-		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 66);
+		prefetch_super_block(t, p, 66);
 		__m512i q = load_512(p + 2);
 		__asm__("" : "+v"(q)); /* one load: it crosses two lines */
 		__m512i index = _mm512_shuffle_epi8(q, index_words), w[4];
@@ -461,6 +477,7 @@ static __attribute__((noinline)) void iq2_xxs_sums(
 			}
 		}
 	}
+	clear_missing_rows(t, whole);
 	add_products(t, whole, s);
 }
 
@@ -475,7 +492,7 @@ static __attribute__((noinline)) void iq2_xs_sums(
 	const __m512i sign_bits = _mm512_set1_epi64(0x0019000900390029);
 	const __m512i thirty = _mm512_set1_epi32(30), one = _mm512_set1_epi32(1);
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
-		prefetch_super_block(p + PREFETCH_ROWS * t->row_bytes, 74);
+		prefetch_super_block(t, p, 74);
 		__m512i q = load_512(p + 2), w[4];
 		__asm__("" : "+v"(q));
 		__mmask32 sixth = words_with_bit(q, 6), seventh = words_with_bit(q, 7);
@@ -502,6 +519,7 @@ static __attribute__((noinline)) void iq2_xs_sums(
 			}
 		}
 	}
+	clear_missing_rows(t, whole);
 	add_products(t, whole, s);
 }
 
@@ -532,7 +550,7 @@ static __attribute__((noinline)) void q8_0_sums(
 		const uint8_t *row = p;
 		for (int r = 0; r < t->n_rows; r++, row += t->row_bytes) {
 			if (!i) {
-				prefetch_super_block(row + PREFETCH_ROWS * t->row_bytes, 272);
+				prefetch_super_block(t, row, 272);
 				for (int step = 0; step < steps; step++)
 					s->unit[step][r] = load_u16(row + 34 * step);
 			}
@@ -543,11 +561,15 @@ static __attribute__((noinline)) void q8_0_sums(
 						_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, limbs_at(x, k, z));
 			}
 		}
-		for (int k = 0; k < EXPERT_LIMBS; k++)
+		for (int k = 0; k < EXPERT_LIMBS; k++) {
+			for (int r = t->n_rows; r < LIMB_ROWS; r++)
+				UNROLLED_FOR (z, 4)
+					sum[k][r][z] = _mm512_setzero_si512();
 			UNROLLED_FOR (z, 4)
 				add_half_lanes_of_rows(sum[k][0] + z, 4, offset_of_step(x, k, 2 * z),
 					offset_of_step(x, k, 2 * z + 1), s->whole[2 * z][i][k],
 					s->whole[2 * z + 1][i][k]);
+		}
 	}
 }
 
