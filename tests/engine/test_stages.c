@@ -74,8 +74,8 @@ static uint64_t answer_hash(struct engine *g, uint32_t limit)
 	struct drafter *drafter = NULL;
 	if (limit) {
 		struct draft_source mtp = draft_mtp_source(g);
-		drafter = drafter_new(
-			&(struct drafter_options){.limit = limit, .always = true, .source = &mtp});
+		drafter =
+			drafter_new(&(struct drafter_options){.limit = limit, .always = true, .source = &mtp});
 	}
 	struct draft_timeline *t = draft_timeline_open(drafter, s);
 	struct generate_options o = {.max_new = N_NEW, .ignore_stop = true, .drafts = t};
