@@ -65,12 +65,15 @@ static int profile_parse(
 	unsigned long long version, fingerprint;
 	unsigned layers, experts, number = 2;
 	if (!next_line(text, n, &at, line, sizeof line) ||
-		sscanf(line, PROFILE_MAGIC "%llu %llx %u %u %c", &version, &fingerprint, &layers, &experts,
-			&extra) != 4)
+		sscanf(line, PROFILE_MAGIC "%llu", &version) != 1)
 		return err_set(e, ERR_INPUT, "%s: neither a profile nor a trace", name);
 	if (version != PROFILE_VERSION)
 		return err_set(
 			e, ERR_INPUT, "%s: profile version %llu, expected %d", name, version, PROFILE_VERSION);
+	if (sscanf(line, PROFILE_MAGIC "%llu %llx %u %u %c", &version, &fingerprint, &layers, &experts,
+			&extra) != 4)
+		return err_set(
+			e, ERR_INPUT, "%s: line 1 does not name a model's fingerprint and shape", name);
 	int rc = profile_check_model(p, name, fingerprint, layers, experts, e);
 	if (rc)
 		return rc;
@@ -145,12 +148,28 @@ int profile_read(struct profile *p, const char *path, bool *is_trace, struct err
 	else if (!(text = mem_try_new((size_t)size + 1, 1)))
 		rc = err_set(e, ERR_MEMORY, "%s: no memory for %ld bytes", path, size);
 	else if (fread(text, 1, (size_t)size, f) != (size_t)size)
-		rc = err_set(e, ERR_INPUT, "%s: changed while it was read", path);
+		rc = ferror(f) ? err_errno(e, errno, "%s", path)
+					   : err_set(e, ERR_INPUT, "%s: changed while it was read", path);
 	else
 		rc = profile_parse(p, text, (size_t)size, path, e);
 	free(text);
 	fclose(f);
 	return rc;
+}
+
+bool profile_may_replace(const char *path)
+{
+	char line[160] = "";
+	unsigned long long version;
+	FILE *f = fopen(path, "re");
+	if (!f)
+		return false;
+	const bool any = fgets(line, sizeof line, f) != NULL, unreadable = ferror(f) != 0;
+	fclose(f);
+	if (!any)
+		return !unreadable;
+	return !strncmp(line, PROFILE_MAGIC, strlen(PROFILE_MAGIC)) &&
+		   (sscanf(line, PROFILE_MAGIC "%llu", &version) != 1 || version <= PROFILE_VERSION);
 }
 
 struct counted {
@@ -197,8 +216,12 @@ int profile_write(
 	struct profile sum;
 	if (profile_init(&sum, p->fingerprint, p->n_layers, p->n_experts))
 		return err_set(e, ERR_MEMORY, "%s: no memory for the profile", path);
-	for (size_t i = 0; i < (size_t)p->n_layers * p->n_experts; i++)
-		sum.count[i] = p->count[i] + (earlier ? earlier->count[i] / 2 : 0);
+	const size_t cells = (size_t)p->n_layers * p->n_experts;
+	bool counted = false;
+	for (size_t i = 0; i < cells; i++)
+		counted |= p->count[i] > 0;
+	for (size_t i = 0; i < cells; i++)
+		sum.count[i] = p->count[i] + (earlier ? earlier->count[i] * (counted ? 0.5 : 1) : 0);
 	size_t n;
 	struct counted *c = sorted_counts(&sum, &n);
 	struct out_file out;

@@ -9,7 +9,8 @@
  *     layer,expert,count
  *     3,17,812.5
  *
- * most used first. Counts of earlier runs fade: each save halves them before it adds its own.
+ * most used first. Counts of earlier runs fade: a save halves them before it adds its own, unless
+ * its run has counted nothing.
  */
 #ifndef GLM_CACHE_EXPERT_PROFILE_H
 #define GLM_CACHE_EXPERT_PROFILE_H
@@ -45,11 +46,16 @@ static inline void profile_count(struct profile *p, int layer, int expert)
  * unchanged then. *is_trace says which of the two it was. */
 int profile_read(struct profile *p, const char *path, bool *is_trace, struct err *e);
 
+/* Whether the file may be replaced by a profile: it is empty, or a profile of this version or an
+ * older one, damaged or not. False: another kind of file, a newer program's profile, or it cannot
+ * be read. */
+bool profile_may_replace(const char *path);
+
 /* *keys: [*n] experts with a count, most used first (ties: lower layer, then lower expert); the
  * caller frees it. */
 void profile_order(const struct profile *p, struct profile_key **keys, size_t *n);
 
-/* Writes `earlier` halved (may be NULL) plus p. */
+/* Writes `earlier` (may be NULL) plus p; `earlier` is halved if p has counts. */
 int profile_write(
 	const struct profile *p, const struct profile *earlier, const char *path, struct err *e);
 

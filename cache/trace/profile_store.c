@@ -86,6 +86,15 @@ struct stored_profile {
 	uint64_t bytes;
 };
 
+/* Whether this program may remove the file; a name proves nothing. */
+static bool is_own_profile(const char *folder, const char *name)
+{
+	char *path = mem_printf("%s/%s", folder, name);
+	const bool own = profile_may_replace(path);
+	free(path);
+	return own;
+}
+
 static bool is_profile_name(const char *name)
 {
 	return strspn(name, "0123456789abcdef") == NAME_DIGITS && !strcmp(name + NAME_DIGITS, NAME_END);
@@ -113,7 +122,8 @@ static void trim_folder(const char *folder, uint64_t keep)
 	for (struct dirent *d; dir && (d = readdir(dir));) {
 		struct stat st;
 		if (!is_profile_name(d->d_name) ||
-			fstatat(dirfd(dir), d->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode))
+			fstatat(dirfd(dir), d->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode) ||
+			!is_own_profile(folder, d->d_name))
 			continue;
 		if (!strcmp(d->d_name, kept_name)) {
 			kept = 1;
@@ -154,6 +164,18 @@ static void limit_keys(struct profile *p)
 
 /* --- adding --- */
 
+/* As profile_store_read, but a profile that this program may replace counts as none. */
+static int read_stored(const char *folder, const char *path, struct profile *sum, struct err *e)
+{
+	struct err why = {0};
+	const int rc = profile_store_read(folder, sum, &why);
+	if (!rc || (rc == ERR_INPUT && profile_may_replace(path)))
+		return 0;
+	if (e)
+		*e = why;
+	return rc;
+}
+
 int profile_store_add(
 	const char *folder, const struct profile *p, double token_accesses, struct err *e)
 {
@@ -165,13 +187,13 @@ int profile_store_add(
 	if (lock < 0)
 		return lock;
 	char *path = profile_path(folder, p->fingerprint);
-	struct err ignored = {0}; /* a damaged profile counts as none, and is replaced */
 	int rc = profile_init(&sum, p->fingerprint, p->n_layers, p->n_experts);
 	if (rc) {
 		err_set(e, rc, "%s: no memory for the profile", path);
 		goto out;
 	}
-	(void)profile_store_read(folder, &sum, &ignored);
+	if ((rc = read_stored(folder, path, &sum, e)))
+		goto fini;
 	for (size_t i = 0; i < n; i++)
 		accesses += p->count[i];
 	const double keep = exp2(-accesses / (token_accesses * PROFILE_STORE_HALF_TOKENS));
@@ -181,6 +203,7 @@ int profile_store_add(
 	rc = profile_write(&sum, NULL, path, e);
 	if (!rc)
 		trim_folder(folder, p->fingerprint);
+fini:
 	profile_fini(&sum);
 out:
 	free(path);

@@ -9,7 +9,8 @@
  *
  * Files: <folder>/<fingerprint, 16 hex digits>.profile, and <folder>/lock. At most
  * PROFILE_STORE_FILES profiles of PROFILE_STORE_BYTES together: the one that was written longest
- * ago is removed first. A profile holds the PROFILE_STORE_KEYS most used experts.
+ * ago is removed first. A profile holds the PROFILE_STORE_KEYS most used experts. Files that are
+ * not profiles, and those of newer programs, neither count nor are removed.
  *
  * Several processes may add to one profile at a time: each adds to what is there by then, under a
  * lock, and a file appears whole or not at all.
@@ -32,14 +33,17 @@ char *profile_store_folder(void);
 /* Makes it, and the folders above it, for the user alone. Failures show when a file is written. */
 void profile_store_make_folder(const char *folder);
 
-/* Adds the profile of p's fingerprint to p. 0, also when there is none; ERR_INPUT: damaged, or of
- * another shape; -errno. p is unchanged then. */
+/* Adds the stored counts of p's model to p. Returns 0, also when nothing is stored; ERR_INPUT:
+ * damaged, or of another shape or version; ERR_MEMORY; -errno. After an error p is unchanged. */
 int profile_store_read(const char *folder, struct profile *p, struct err *e);
 
-/* Adds p, the counts of one run, to the profile of its fingerprint. token_accesses: what a token
- * counts in all layers together, > 0. A damaged profile is replaced; a file that is none is left as
- * it is, and refused (ERR_INPUT). Removes what is above the
- * limits. Waits at most two seconds for other processes. */
+/* Adds p, the counts of one run, to the stored profile of its model, then removes what is above the
+ * limits. token_accesses: expert uses per token (MoE layers * top-k), > 0. Waits at most two
+ * seconds for other processes.
+ *
+ * Replaces a profile that is damaged, of another shape or of an older version. Leaves every other
+ * file that it cannot read as it is and returns the error: a file that is not a profile, a newer
+ * program's profile (both ERR_INPUT), exhausted memory (ERR_MEMORY), -errno. */
 int profile_store_add(
 	const char *folder, const struct profile *p, double token_accesses, struct err *e);
 

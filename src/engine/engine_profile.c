@@ -113,7 +113,7 @@ int engine_profile_close(struct engine *g, bool keep, struct err *e)
 		rc = profile_write(&g->profile, &g->earlier, g->warm_path, e);
 	if (keep && g->profile_folder && anything_counted(&g->profile) &&
 		profile_store_add(g->profile_folder, &g->profile, g->token_accesses, &ignored))
-		log_verbose("profile: not kept: %s", ignored.text);
+		log_verbose("profile: not changed, this run's counts are lost: %s", ignored.text);
 	profile_fini(&g->profile);
 	profile_fini(&g->earlier);
 	free(g->warm_path);

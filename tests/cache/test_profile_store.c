@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,6 +57,16 @@ static void write_text(const char *path, const char *text)
 	assert_non_null(f);
 	fputs(text, f);
 	assert_int_equal(fclose(f), 0);
+}
+
+static bool holds_text(const char *path, const char *text)
+{
+	char got[200];
+	FILE *f = fopen(path, "re");
+	assert_non_null(f);
+	got[fread(got, 1, sizeof got - 1, f)] = 0;
+	fclose(f);
+	return !strcmp(got, text);
 }
 
 /* In the folder: profiles, and bytes of them. */
@@ -139,7 +150,8 @@ static void test_damaged_files(void **state)
 		"# glmstream profile 2 0000000000000005 4 16\nlayer,expert,count\n3,1",
 		"# glmstream profile 2 0000000000000005 4 99\nlayer,expert,count\n",
 		"# glmstream profile 2 0000000000000006 4 16\nlayer,expert,count\n",
-		"# glmstream profile 99 \n"};
+		"# glmstream profile 1 0000000000000005 4 16\nlayer,expert,count\n",
+		"# glmstream profile \n"};
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		write_text(path, bad[i]);
 		struct profile p = counts_of(5, 0, 0, 7);
@@ -151,14 +163,67 @@ static void test_damaged_files(void **state)
 		profile_fini(&p);
 		assert_true(stored(folder, 5, 0, 0) == 7);
 	}
-	/* somebody else's file is not touched */
-	write_text(path, "my notes\n");
-	assert_int_equal(add(folder, counts_of(5, 0, 0, 1), &e), ERR_INPUT);
-	FILE *f = fopen(path, "re");
-	char line[32];
-	assert_non_null(f);
-	assert_string_equal(fgets(line, sizeof line, f), "my notes\n");
-	fclose(f);
+	/* another kind of file, and the profile of a newer program, stay as they are */
+	static const char *const foreign[] = {"my notes\n",
+		"# glmstream profile 3 0000000000000005 4 16\nlayer,expert,count\n3,1,5\n",
+		"# glmstream profile 99 of another form\n"};
+	for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+		write_text(path, foreign[i]);
+		e = (struct err){0};
+		assert_int_equal(add(folder, counts_of(5, 0, 0, 1), &e), ERR_INPUT);
+		assert_non_null(strstr(e.text, path));
+		assert_true(holds_text(path, foreign[i]));
+	}
+	assert_non_null(strstr(e.text, "version 99"));
+}
+
+/* A profile whose text does not fit into memory is kept. */
+static void test_no_memory(void **state)
+{
+	(void)state;
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+	skip(); /* they take more memory than the limit */
+#endif
+	enum { LARGE = 48 << 20, LIMIT = 24 << 20 };
+	struct err e = {0};
+	const char *folder = temp_dir_path("no_memory");
+	char path[400];
+	struct stat st;
+	snprintf(path, sizeof path, "%s/0000000000000005.profile", folder);
+	assert_int_equal(add(folder, counts_of(5, 1, 2, 100), &e), 0);
+	assert_int_equal(truncate(path, LARGE), 0);
+	struct rlimit before, low;
+	assert_int_equal(getrlimit(RLIMIT_DATA, &before), 0);
+	low = before;
+	low.rlim_cur = LIMIT;
+	assert_int_equal(setrlimit(RLIMIT_DATA, &low), 0);
+	const int rc = add(folder, counts_of(5, 3, 3, 1), &e);
+	assert_int_equal(setrlimit(RLIMIT_DATA, &before), 0);
+	assert_int_equal(rc, ERR_MEMORY);
+	assert_int_equal(stat(path, &st), 0);
+	assert_true(st.st_size == LARGE);
+}
+
+/* The file of --warm: a run that has counted nothing leaves the counts as they are. */
+static void test_named_profile(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	bool is_trace;
+	const char *path = temp_dir_path("named");
+	struct profile run = counts_of(5, 1, 2, 0), earlier = counts_of(5, 1, 2, 100),
+				   read = counts_of(5, 0, 0, 0);
+	assert_int_equal(profile_write(&run, &earlier, path, &e), 0);
+	assert_int_equal(profile_read(&read, path, &is_trace, &e), 0);
+	assert_true(read.count[EXPERTS + 2] == 100);
+	run.count[0] = 3;
+	assert_int_equal(profile_write(&run, &earlier, path, &e), 0);
+	read.count[EXPERTS + 2] = 0;
+	assert_int_equal(profile_read(&read, path, &is_trace, &e), 0);
+	assert_true(read.count[EXPERTS + 2] == 50 && read.count[0] == 3);
+	profile_fini(&run);
+	profile_fini(&earlier);
+	profile_fini(&read);
 }
 
 static void test_limits(void **state)
@@ -177,18 +242,26 @@ static void test_limits(void **state)
 	assert_int_equal(add(folder, counts_of(5, 0, 0, 1), &e), 0);
 	char path[400];
 	snprintf(path, sizeof path, "%s/%016x.profile", folder, 60);
-	write_text(path, "x");
+	write_text(path, "# glmstream profile 2 ");
 	assert_int_equal(truncate(path, PROFILE_STORE_BYTES - 200), 0);
 	assert_int_equal(add(folder, counts_of(70, 0, 0, 1), &e), 0);
 	assert_true(count_files(folder, &bytes) < PROFILE_STORE_FILES);
 	assert_true(bytes <= PROFILE_STORE_BYTES);
 	assert_true(stored(folder, 70, 0, 0) == 1);
-	/* other files count for nothing and stay */
-	snprintf(path, sizeof path, "%s/notes", folder);
-	write_text(path, "mine");
+	/* other files count for nothing and stay, whatever their names are */
+	static const char *const names[] = {"notes", "00000000000000aa.profile"};
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+		write_text(path, "mine");
+	}
+	char newer[400];
+	snprintf(newer, sizeof newer, "%s/00000000000000bb.profile", folder);
+	write_text(newer, "# glmstream profile 3\n");
 	for (uint64_t i = 0; i < PROFILE_STORE_FILES + 5; i++)
 		assert_int_equal(add(folder, counts_of(i, 0, 0, 1), &e), 0);
-	assert_int_equal(access(path, F_OK), 0);
+	assert_true(holds_text(path, "mine"));
+	assert_true(holds_text(newer, "# glmstream profile 3\n"));
+	assert_int_equal(count_files(folder, &bytes), PROFILE_STORE_FILES);
 }
 
 static void test_key_limit(void **state)
@@ -257,6 +330,8 @@ int main(void)
 		cmocka_unit_test(test_runs_add_up),
 		cmocka_unit_test(test_two_at_once),
 		cmocka_unit_test(test_damaged_files),
+		cmocka_unit_test(test_no_memory),
+		cmocka_unit_test(test_named_profile),
 		cmocka_unit_test(test_limits),
 		cmocka_unit_test(test_key_limit),
 		cmocka_unit_test(test_folder_in_the_way),
