@@ -19,7 +19,7 @@
 #define SHALLOW_NS      500000.0 /* the latency of most drives is less */
 #define MOVED_BY        0.2
 #define MOVED_WINDOWS   4
-#define SHRINK          2 /* eighths: a quarter, half, three quarters */
+#define SHRINK_STEP     2 /* eighths: a quarter, half, three quarters */
 #define SHRINK_LAST     6
 
 static bool same_setting(struct queue_setting a, struct queue_setting b)
@@ -27,8 +27,8 @@ static bool same_setting(struct queue_setting a, struct queue_setting b)
 	return a.depth == b.depth && a.slice == b.slice;
 }
 
-/* A queue a quarter short is as good as full: reads come back several at a time. */
-static unsigned full_at(const struct queue_control *c)
+/* A queue three quarters full counts as full: reads come back several at a time. */
+static unsigned full_from(const struct queue_control *c)
 {
 	return c->in_force.depth - c->in_force.depth / 4;
 }
@@ -40,7 +40,7 @@ static void set_in_force(struct queue_control *c, struct queue_setting s)
 	const unsigned more = MAX(s.depth, c->in_force.depth), less = MIN(s.depth, c->in_force.depth);
 	c->settle = s.slice == c->in_force.slice ? more - less + less / 2 + 1 : more + 1;
 	c->in_force = s;
-	c->full = c->in_flight >= full_at(c);
+	c->full = c->in_flight >= full_from(c);
 }
 
 void queue_control_init(
@@ -70,7 +70,7 @@ static void window_add(struct queue_window *a, const struct queue_window *b)
 
 /* --- the search --- */
 
-/* What QUEUE_SHALLOWER tries: first (0) what hides SHALLOW_NS, then parts of what there is. */
+/* A depth that QUEUE_SHALLOWER tries; see queue_control.shrink. */
 static unsigned shallower(const struct queue_control *c, unsigned shrink)
 {
 	const double read_ns = c->rate > 0 ? 1e9 * c->best.slice / c->rate : 0;
@@ -96,7 +96,8 @@ static bool next_candidate(const struct queue_control *c, struct queue_setting *
 		return s->slice <= c->limits.slice_max && read_ns < LONGER_BELOW_NS;
 	case QUEUE_SHALLOWER:
 		s->depth = shallower(c, c->shrink);
-		return s->depth < b.depth && (!c->shrink || s->depth != shallower(c, c->shrink - SHRINK));
+		return s->depth < b.depth &&
+			   (!c->shrink || s->depth != shallower(c, c->shrink - SHRINK_STEP));
 	case QUEUE_SHORTER:
 		s->slice = b.slice / 2;
 		return s->slice >= c->limits.slice_min && c->latency_ns > QUEUE_LATENCY_SHORT_NS;
@@ -116,25 +117,34 @@ static void enter_phase(struct queue_control *c, enum queue_phase phase)
 	c->shrink = 0;
 }
 
-/* True: there is something new to say. */
+static bool near_setting(struct queue_setting a, struct queue_setting b)
+{
+	const unsigned more = MAX(a.depth, b.depth), less = MIN(a.depth, b.depth);
+	return a.slice == b.slice && more - less <= MAX(more / QUEUE_NEAR, 1u);
+}
+
+/* True: the setting is to be reported. Where the throughput is flat, searches end at different
+ * depths; these are no news. */
 static bool begin_hold(struct queue_control *c)
 {
-	const bool news = !c->found || !same_setting(c->best, c->found_before);
-	c->hold_for_ns = news ? QUEUE_HOLD_NS : MIN(2 * c->hold_for_ns, QUEUE_HOLD_MAX_NS);
+	const bool news = !c->found || !near_setting(c->best, c->found_before);
+	if (!news)
+		c->hold_for_ns = MIN(2 * c->hold_for_ns, QUEUE_HOLD_MAX_NS);
 	c->hold_ns = 0;
 	c->found = true;
-	c->found_before = c->best;
 	c->moved = 0;
+	if (news)
+		c->found_before = c->best;
 	return news;
 }
 
 /* Begins the next trial of this phase or a later one; when there is none the search has ended.
- * True: with something new. */
+ * True: with a setting to report. */
 static bool next_trial(struct queue_control *c)
 {
 	while (c->phase != QUEUE_HOLD && !next_candidate(c, &c->candidate)) {
 		if (c->phase == QUEUE_SHALLOWER && c->shrink < SHRINK_LAST)
-			c->shrink += SHRINK;
+			c->shrink += SHRINK_STEP;
 		else
 			enter_phase(c, c->phase + 1);
 	}
@@ -146,8 +156,7 @@ static bool next_trial(struct queue_control *c)
 	return c->phase == QUEUE_HOLD && begin_hold(c);
 }
 
-/* In a trial to confirm the candidate is the start, and a loss of the best means a step back to it.
- */
+/* In QUEUE_CONFIRM the candidate is the start. It was faster: `best` goes one step towards it. */
 static void step_back(struct queue_control *c)
 {
 	struct queue_setting *b = &c->best;
@@ -161,8 +170,8 @@ static void step_back(struct queue_control *c)
 
 enum verdict { UNDECIDED, ACCEPTED, REJECTED };
 
-/* The candidate is the start: accepted if it is faster. On a noisy drive that takes more pairs, as
- * many as make the mean of their ratios sure. */
+/* The candidate is the start: accepted if it is faster. Undecided while the mean of the ratios is
+ * within one standard error of the limit, which takes more pairs on a noisy drive. */
 static enum verdict judge_start(const struct queue_control *c, unsigned pairs)
 {
 	if (pairs < PAIRS_SURE)
@@ -174,7 +183,8 @@ static enum verdict judge_start(const struct queue_control *c, unsigned pairs)
 	return above > 0 ? ACCEPTED : REJECTED;
 }
 
-/* The candidate has less in flight: accepted if it surely loses next to nothing. */
+/* The candidate has less in flight: accepted if it keeps QUEUE_LOSS of the throughput, by one
+ * standard error or more. */
 static enum verdict judge_loss(const struct queue_control *c, unsigned pairs)
 {
 	if (pairs < PAIRS_SURE)
@@ -186,7 +196,7 @@ static enum verdict judge_loss(const struct queue_control *c, unsigned pairs)
 	return above > 0 && pairs < PAIRS_LOSS ? UNDECIDED : REJECTED;
 }
 
-/* ratio: throughput of the candidate in that of the reference. */
+/* ratio: throughput of the candidate / that of the reference. */
 static enum verdict judge(const struct queue_control *c, double ratio, unsigned pairs)
 {
 	switch (c->phase) {
@@ -211,7 +221,8 @@ static enum verdict judge(const struct queue_control *c, double ratio, unsigned 
 
 static bool end_trial(struct queue_control *c, enum verdict verdict)
 {
-	const struct queue_window *w = &c->sums[verdict == ACCEPTED && c->phase != QUEUE_CONFIRM];
+	/* After a step back only part of the way the next trial measures `best` again. */
+	const struct queue_window *w = &c->sums[verdict == ACCEPTED];
 	c->rate = window_rate(w);
 	c->latency_ns = (double)w->latency_ns / (double)MAX(w->reads, 1u);
 	if (c->phase == QUEUE_CONFIRM) {
@@ -222,7 +233,7 @@ static bool end_trial(struct queue_control *c, enum verdict verdict)
 	} else if (verdict == ACCEPTED) {
 		c->best = c->candidate;
 	} else if (c->phase == QUEUE_SHALLOWER && c->shrink < SHRINK_LAST) {
-		c->shrink += SHRINK;
+		c->shrink += SHRINK_STEP;
 	} else {
 		enter_phase(c, c->phase + 1);
 	}
@@ -244,7 +255,7 @@ static bool hold_is_over(struct queue_control *c)
 	const bool alike = rate > (1 - MOVED_BY) * c->rate && rate < (1 + MOVED_BY) * c->rate;
 	c->hold_ns += c->window.ns;
 	c->moved = alike ? 0 : c->moved + 1;
-	/* a drive that wavers is not searched all the time */
+	/* the eighth: a drive whose throughput wavers is not searched all the time */
 	return c->hold_ns >= c->hold_for_ns ||
 		   (c->moved >= MOVED_WINDOWS && c->hold_ns >= c->hold_for_ns / 8);
 }
@@ -278,7 +289,7 @@ static bool window_end(struct queue_control *c)
 void queue_control_started(struct queue_control *c, uint64_t now_ns)
 {
 	c->in_flight++;
-	if (c->full || c->in_flight < full_at(c))
+	if (c->full || c->in_flight < full_from(c))
 		return;
 	c->full = true;
 	if (now_ns - c->gap_since_ns <= GAP_NS)
@@ -310,7 +321,7 @@ bool queue_control_done(
 	} else {
 		window_add(&c->gap, &read);
 	}
-	if (c->full && c->in_flight < full_at(c)) {
+	if (c->full && c->in_flight < full_from(c)) {
 		c->full = false;
 		c->gap_since_ns = now_ns;
 		c->gap = (struct queue_window){0};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Finds how many reads to keep in flight on a drive, and how long they are: the fewest bytes in
- * flight with which the drive is about as fast as it can be. More would gain nothing, and a demand
- * would wait behind them.
+ * flight at which the drive reaches its throughput. A demand waits behind what is in flight, so
+ * more would only add latency.
  *
  * In order of use: queue_control_init; then queue_control_started and queue_control_done for every
  * read, and queue_control_setting before each that is started.
@@ -15,10 +15,15 @@
  *   2. longer reads where a read is short, while that gains as much;
  *   3. shallower, and shorter reads where a read takes more than QUEUE_LATENCY_SHORT_NS, while that
  *      loses less than QUEUE_LOSS;
- *   4. the result against the start, for as many windows as make the answer sure. If it loses more
- *      than QUEUE_LOSS it goes back step by step.
- * The search begins again after QUEUE_HOLD_NS of full queue, then after twice as long each time
- * that nothing has changed, and when the throughput has moved by a fifth.
+ *   4. the result against the start, until the mean of the ratios of their windows is one standard
+ *      error away from 1 / QUEUE_LOSS, at most 16 pairs of windows. If the result loses more, it
+ *      goes back step by step.
+ * The search begins again after QUEUE_HOLD_NS of full queue. This time doubles, up to
+ * QUEUE_HOLD_MAX_NS, with each search that ends near the setting found before (QUEUE_NEAR). A
+ * throughput that has moved by a fifth begins a search after an eighth of the time.
+ *
+ * A trial has no time limit. Under light load the queue is seldom full, and a candidate stays in
+ * force: harmless, because then the depth limits nothing.
  *
  * No clock, no memory, no thread: the caller says what time it is.
  */
@@ -37,6 +42,7 @@
 #define QUEUE_LATENCY_SHORT_NS 2000000u
 #define QUEUE_HOLD_NS          10000000000u
 #define QUEUE_HOLD_MAX_NS      160000000000u
+#define QUEUE_NEAR             4 /* depths that differ by one, or by a quarter, are about equal */
 /* Fewer would do for a drive, but not for an owner that is kept from asking for more at times. */
 #define QUEUE_DEPTH_MIN 4u
 
@@ -74,16 +80,19 @@ struct queue_control {
 	struct queue_window sums[2];   /* of reference, candidate */
 	unsigned windows;              /* of both */
 	double rates[2];               /* of the last windows of both, */
-	double ratios, ratios_squared; /* ... and over all pairs: candidate in reference */
-	unsigned shrink;               /* in eighths: what QUEUE_SHALLOWER tries next */
+	double ratios, ratios_squared; /* ... and sums over all pairs: candidate / reference */
+	/* next depth that QUEUE_SHALLOWER tries, in eighths of best.depth; 0: the depth that hides
+	 * SHALLOW_NS */
+	unsigned shrink;
 	/* the present window */
 	struct queue_window window, gap;
-	unsigned in_flight, settle; /* settle: reads that belong to the setting before */
+	unsigned in_flight;
+	unsigned settle; /* completions to ignore after a change of setting */
 	bool full;
 	uint64_t counted_to_ns, gap_since_ns;
 	/* what was found */
 	bool found;
-	struct queue_setting found_before;
+	struct queue_setting found_before; /* the last one that queue_control_done reported */
 	uint64_t hold_ns, hold_for_ns;
 	unsigned moved;    /* windows in a row that are unlike the rate */
 	double rate;       /* bytes a second with `best`; 0: unknown */
@@ -99,8 +108,8 @@ static inline struct queue_setting queue_control_setting(const struct queue_cont
 }
 
 void queue_control_started(struct queue_control *c, uint64_t now_ns);
-/* latency_ns: since it was started. True: a search has ended, now, with another setting than the
- * last one, or for the first time; `best`, `rate` and `latency_ns` say with what. */
+/* latency_ns: since the read was started. Returns true when a search has ended with a new setting,
+ * in `best`: the first one, or one that is not near the last one reported. */
 bool queue_control_done(
 	struct queue_control *c, uint64_t bytes, uint64_t latency_ns, uint64_t now_ns);
 

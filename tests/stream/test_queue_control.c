@@ -264,6 +264,84 @@ static void test_drive_changes(void **state)
 	reader_close(r);
 }
 
+/* queue_control alone, with the queue always full. */
+struct fed_queue {
+	struct queue_control c;
+	uint64_t now_ns;
+	unsigned in_flight;
+	unsigned reported; /* settings */
+	unsigned searches; /* begun */
+};
+
+/* Completes one read by a drive of this throughput. */
+static void feed(struct fed_queue *q, double bytes_s)
+{
+	const struct queue_setting s = queue_control_setting(&q->c);
+	const uint64_t ns = (uint64_t)(1e9 * s.slice / bytes_s);
+	for (; q->in_flight < s.depth; q->in_flight++)
+		queue_control_started(&q->c, q->now_ns);
+	q->now_ns += ns;
+	q->in_flight--;
+	const bool held = q->c.phase == QUEUE_HOLD;
+	q->reported += queue_control_done(&q->c, s.slice, q->c.in_flight * ns, q->now_ns);
+	q->searches += held && q->c.phase != QUEUE_HOLD;
+}
+
+static void feed_init(struct fed_queue *q)
+{
+	const struct queue_setting start = {READER_DEPTH_DEFAULT, READER_SLICE_DEFAULT};
+	*q = (struct fed_queue){.now_ns = 1};
+	queue_control_init(&q->c, start,
+		(struct queue_limits){READER_ADAPT_DEPTH_MAX, READER_SLICE_DEFAULT, READER_SLICE_DEFAULT});
+}
+
+/* The drive changes while it is searched: what was found loses, and the start is taken back. The
+ * throughput and latency that are reported are those of the start. */
+static void test_step_back(void **state)
+{
+	(void)state;
+	struct fed_queue q;
+	feed_init(&q);
+	while (q.c.phase != QUEUE_CONFIRM)
+		feed(&q, 4e9);
+	assert_true(q.c.best.depth < READER_DEPTH_DEFAULT);
+	while (q.c.phase != QUEUE_HOLD)
+		feed(&q, q.c.in_force.depth == READER_DEPTH_DEFAULT ? 4e9 : 3e9);
+	assert_int_equal(q.c.best.depth, READER_DEPTH_DEFAULT);
+	assert_int_equal(q.reported, 1);
+	assert_true(q.c.rate > 3.9e9 && q.c.rate < 4.1e9);
+	const double latency = READER_DEPTH_DEFAULT * 1e9 * READER_SLICE_DEFAULT / 4e9;
+	assert_true(q.c.latency_ns > 0.9 * latency && q.c.latency_ns < 1.1 * latency);
+}
+
+/* A drive whose throughput is noisy and wavers, and is the same from a depth of 5 on: searches end
+ * at several depths. They become rare, and few results are reported. */
+static void test_wavering_drive(void **state)
+{
+	(void)state;
+	const double seconds = 600;
+	struct fed_queue q;
+	struct rng g = {3};
+	feed_init(&q);
+	unsigned lowest = READER_ADAPT_DEPTH_MAX, highest = 0;
+	double bytes_s = 5e9, noise = 1;
+	while ((double)q.now_ns < 1e9 * seconds) {
+		if (rng_below(&g, 10000) == 0)
+			bytes_s = bytes_s < 6e9 ? 7e9 : 5e9;
+		if (rng_below(&g, 30) == 0)
+			noise = 0.9 + 0.2 * rng_unit(&g);
+		feed(&q, noise * (q.c.in_force.depth < 5 ? 0.8 * bytes_s : bytes_s));
+		if (q.c.phase == QUEUE_HOLD) {
+			lowest = MIN(lowest, q.c.best.depth);
+			highest = MAX(highest, q.c.best.depth);
+		}
+	}
+	print_message("depth %u to %u: %u searches in %.0f s, %u reported\n", lowest, highest,
+		q.searches, seconds, q.reported);
+	assert_true(lowest < highest);
+	assert_true(q.searches <= seconds / 10 && q.reported <= 2 * q.searches / 3);
+}
+
 /* Bursts that never fill the queue say nothing of the drive: nothing changes. */
 static void test_light_load(void **state)
 {
@@ -310,6 +388,8 @@ int main(void)
 		cmocka_unit_test(test_never_slower),
 		cmocka_unit_test(test_replicas),
 		cmocka_unit_test(test_drive_changes),
+		cmocka_unit_test(test_step_back),
+		cmocka_unit_test(test_wavering_drive),
 		cmocka_unit_test(test_light_load),
 		cmocka_unit_test(test_explicit),
 	};
