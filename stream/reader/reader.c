@@ -83,40 +83,51 @@ static void write_summary(struct reader *r, const struct reader_options *o, cons
 	snprintf(r->summary, sizeof r->summary,
 		"reader: %s%s%s%s, %u file%s on %u drive%s, %s, depth %u, slices of %zu KiB%s", engine,
 		*why ? " (" : "", why, *why ? ")" : "", t->n, t->n > 1 ? "s" : "", t->n_drives,
-		t->n_drives > 1 ? "s" : "", path, r->depth, r->slice >> 10, n_adapt ? " at first" : "");
+		t->n_drives > 1 ? "s" : "", path, r->start_depth, r->slice >> 10,
+		n_adapt ? " at first" : "");
 }
 
-/* The depth at first, and the most that a drive which adapts may have. */
-static void choose_depth(struct reader *r, const struct reader_options *o)
+/* Depths of a drive whose `direct` is set. It adapts unless the depth was given, or some of its
+ * files come through the page cache, whose speed is not the drive's. */
+static void drive_init(
+	struct drive_queue *drive, const struct reader *r, const struct reader_options *o)
 {
-	const bool staged = o->staged && r->files.n_direct == r->files.n;
-	if (o->depth)
-		r->depth = r->depth_max = o->depth;
-	else if (staged)
-		r->depth = READER_USEFUL_DEPTH, r->depth_max = READER_STAGED_DEPTH_MAX;
-	else
-		r->depth = READER_DEPTH_DEFAULT, r->depth_max = READER_ADAPT_DEPTH_MAX;
+	const uint32_t slice = (uint32_t)r->slice;
+	drive->adapts = drive->direct && !o->depth;
+	drive->depth = o->depth                     ? o->depth
+				   : drive->adapts && o->staged ? READER_USEFUL_DEPTH
+												: READER_DEPTH_DEFAULT;
+	drive->depth_max = !drive->adapts ? drive->depth
+					   : o->staged    ? READER_STAGED_DEPTH_MAX
+									  : READER_ADAPT_DEPTH_MAX;
+	drive->useful_max =
+		drive->adapts && !o->staged ? MIN(drive->depth, READER_USEFUL_DEPTH) : drive->depth_max;
+	queue_control_init(&drive->control, (struct queue_setting){drive->depth, slice},
+		(struct queue_limits){
+			.depth_max = drive->depth_max,
+			.slice_min = o->slice_bytes ? slice : READER_ADAPT_SLICE_MIN,
+			.slice_max = o->slice_bytes || o->staged ? slice : READER_ADAPT_SLICE_MAX,
+		});
 }
 
-/* A drive adapts unless the depth was given, or some of its files come through the page cache,
- * whose speed is not the drive's. */
-static void open_drives(struct reader *r, const struct reader_options *o)
+/* Returns the depth of the drive that may have the deepest queue. */
+static unsigned open_drives(struct reader *r, const struct reader_options *o)
 {
 	const struct reader_files *t = &r->files;
-	const uint32_t slice = (uint32_t)r->slice;
-	const struct queue_setting start = {r->depth, slice};
-	const struct queue_limits limits = {
-		.depth_max = r->depth_max,
-		.slice_min = o->slice_bytes ? slice : READER_ADAPT_SLICE_MIN,
-		.slice_max = o->slice_bytes || o->staged ? slice : READER_ADAPT_SLICE_MAX,
-	};
+	unsigned deepest = 0;
 	r->drives = NEW_ARRAY(struct drive_queue, t->n_drives);
-	for (unsigned i = 0; i < t->n_drives; i++) {
-		r->drives[i].adapts = !o->depth;
-		queue_control_init(&r->drives[i].control, start, limits);
-	}
+	for (unsigned i = 0; i < t->n_drives; i++)
+		r->drives[i].direct = true;
 	for (unsigned i = 0; i < t->n; i++)
-		r->drives[t->h[i].drive].adapts &= t->h[i].fd_direct >= 0;
+		r->drives[t->h[i].drive].direct &= t->h[i].fd_direct >= 0;
+	for (unsigned i = 0; i < t->n_drives; i++) {
+		struct drive_queue *drive = &r->drives[i];
+		drive_init(drive, r, o);
+		r->start_depth = MAX(r->start_depth, drive->depth);
+		r->n_ops += drive->depth_max;
+		deepest = MAX(deepest, drive->depth_max);
+	}
+	return deepest;
 }
 
 int reader_open(struct reader **out, const struct reader_file *files, unsigned n_files,
@@ -133,19 +144,18 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		free(r);
 		return code;
 	}
-	r->staged = o.staged;
-	choose_depth(r, &o);
 	r->slice = (size_t)num_align_down(
 		o.slice_bytes ? o.slice_bytes : READER_SLICE_DEFAULT, READER_SLICE_MIN);
 	r->n_requests = o.requests ? o.requests : READER_REQUESTS_DEFAULT;
+	const unsigned deepest = open_drives(r, &o);
 	int *fds = NEW_ARRAY(int, 2 * n_files);
 	for (unsigned i = 0; i < n_files; i++) {
 		fds[2 * i] = r->files.h[i].fd;
 		fds[2 * i + 1] = r->files.h[i].fd_direct;
 	}
 	struct reader_setup setup = {.n_drives = r->files.n_drives,
-		.depth = r->depth_max,
-		.threads = o.threads ? MIN(o.threads, r->depth_max) : MIN(r->depth_max, 32u),
+		.depth = deepest,
+		.threads = MIN(o.threads ? o.threads : READER_THREADS_DEFAULT, deepest),
 		.fds = fds,
 		.n_fds = 2 * n_files,
 		.custom_options = o.custom_options,
@@ -155,16 +165,15 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 	free(fds);
 	if (code) {
 		reader_files_close(&r->files);
+		free(r->drives);
 		free(r);
 		return code;
 	}
-	open_drives(r, &o);
 	r->requests = NEW_ARRAY(struct queued_request, r->n_requests);
 	for (unsigned i = r->n_requests; i-- > 0;) {
 		r->requests[i].after = r->free_requests;
 		r->free_requests = &r->requests[i];
 	}
-	r->n_ops = r->files.n_drives * r->depth_max;
 	r->ops = NEW_ARRAY(struct reader_op, r->n_ops);
 	r->op_state = NEW_ARRAY(enum op_state, r->n_ops);
 	for (unsigned i = r->n_ops; i-- > 0;) {
@@ -251,9 +260,9 @@ struct reader_stats reader_stats(const struct reader *r)
 	return s;
 }
 
-unsigned reader_depth(const struct reader *r)
+unsigned reader_start_depth(const struct reader *r)
 {
-	return r->depth;
+	return r->start_depth;
 }
 
 size_t reader_slice(const struct reader *r)
@@ -271,21 +280,25 @@ unsigned reader_useful_depth(const struct reader *r)
 	unsigned sum = 0;
 	for (unsigned i = 0; i < r->files.n_drives; i++) {
 		const struct drive_queue *drive = &r->drives[i];
-		const unsigned depth = drive_depth(r, drive);
-		sum += drive->adapts && !r->staged ? MIN(depth, READER_USEFUL_DEPTH) : depth;
+		sum += MIN(drive_depth(drive), drive->useful_max);
 	}
 	return sum;
 }
 
 unsigned reader_useful_depth_max(const struct reader *r)
 {
-	return r->staged ? r->depth_max * r->files.n_drives : reader_useful_depth(r);
+	unsigned sum = 0;
+	for (unsigned i = 0; i < r->files.n_drives; i++)
+		sum += r->drives[i].useful_max;
+	return sum;
 }
 
 unsigned reader_staging_buffers(const struct reader *r)
 {
-	unsigned most = reader_useful_depth_max(r);
-	return r->files.n_direct == r->files.n ? most + most / 2 : 3 * most;
+	unsigned direct = 0, cached = 0;
+	for (unsigned i = 0; i < r->files.n_drives; i++)
+		*(r->drives[i].direct ? &direct : &cached) += r->drives[i].useful_max;
+	return direct + direct / 2 + 3 * cached;
 }
 
 struct reader_setting reader_setting(const struct reader *r)
@@ -294,7 +307,7 @@ struct reader_setting reader_setting(const struct reader *r)
 	for (unsigned i = 0; i < r->files.n_drives; i++) {
 		const struct drive_queue *drive = &r->drives[i];
 		const struct queue_control *c = &drive->control;
-		s.depth += drive->adapts ? c->best.depth : r->depth;
+		s.depth += drive->adapts ? c->best.depth : drive->depth;
 		s.slice_bytes = i || !drive->adapts ? s.slice_bytes : c->best.slice;
 		s.n_adapt += drive->adapts;
 		s.n_found += drive->adapts && c->found;

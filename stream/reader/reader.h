@@ -35,6 +35,7 @@ enum reader_engine { READER_AUTO, READER_URING, READER_THREADS };
 
 #define READER_DEPTH_DEFAULT    32u
 #define READER_DEPTH_MAX        1024u
+#define READER_THREADS_DEFAULT  32u
 #define READER_REQUESTS_DEFAULT 256u
 #define READER_REQUESTS_MAX     65536u
 #define READER_SLICE_DEFAULT    (1u << 20)
@@ -52,7 +53,7 @@ struct reader_file {
 	unsigned drive; /* 0: distinguished by st_dev; else any number that files on one drive share */
 	unsigned replica_of; /* 0: no; else 1 + index of an earlier file with the same content (size is
 						  * checked). Requests name that earlier file, and each slice goes to the
-						  * drive with the least in flight */
+						  * drive that is expected to be done first */
 };
 
 /* Destinations that must not be looked at yet are filled with this byte by builds that test. */
@@ -64,14 +65,17 @@ struct reader_options {        /* all zero: the defaults */
 	enum reader_engine engine; /* READER_AUTO: io_uring, else threads. READER_URING is a promise: no
 								  ring, no reader */
 	bool buffered; /* through the page cache; default is O_DIRECT where the filesystem takes it */
-	/* slices in flight per drive. 0: found for each drive, and while it is used, beginning with
-	 * READER_DEPTH_DEFAULT (staged: READER_USEFUL_DEPTH); slices are made longer or shorter too,
-	 * unless slice_bytes says how long they are. Reads through the page cache stay as they begin */
+	/* Slices in flight per drive. 0: adapted per drive while reading; the start is
+	 * READER_DEPTH_DEFAULT, staged READER_USEFUL_DEPTH. The length of slices is adapted too, unless
+	 * slice_bytes is given. A drive with a file that is read through the page cache does not adapt
+	 * and has READER_DEPTH_DEFAULT */
 	unsigned depth;
 	/* requests are for a slice each, and read into a few staging buffers again and again */
 	bool staged;
-	unsigned requests;  /* requests accepted and not yet reaped; then submit answers busy */
-	unsigned threads;   /* READER_THREADS: threads per drive; 0: depth, at most 32 */
+	unsigned requests; /* requests accepted and not yet reaped; then submit answers busy */
+	/* READER_THREADS: threads per drive, at most as many as a drive may have slices in flight; 0:
+	 * READER_THREADS_DEFAULT */
+	unsigned threads;
 	size_t slice_bytes; /* about this much per read; a request is cut into equal parts of at
 						   most 1.5 times it */
 	const struct reader_engine_ops *custom; /* not NULL: this engine instead, `engine` is ignored */
@@ -167,18 +171,22 @@ unsigned reader_pending(const struct reader *r);
 /* "uring", "threads", or the name of the custom engine. */
 const char *reader_engine_name(const struct reader *r);
 struct reader_stats reader_stats(const struct reader *r);
-unsigned reader_depth(const struct reader *r);
+/* The depth at the start; of the drive with the deepest queue. reader_setting has the present one.
+ */
+unsigned reader_start_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r);
 unsigned reader_n_drives(const struct reader *r);
-/* How many slices, on all drives together, are worth having in flight when they are read into a few
- * staging buffers again and again: the depth, if it was given or for reads through the page cache.
- * Else bytes come faster where they meet the processor's cache. Four of 1 MiB were best on drives
- * of 2 to 3 GB/s (tests/bench/RESULTS.md); a reader that is `staged` begins with them, and finds
- * what is best for its drives: ask again before each read. */
+/* How many reads, on all drives together, a caller with few staging buffers should keep in flight.
+ * Of a reader that is `staged` it changes: ask before each read. Drives that do not adapt count
+ * with their depth.
+ *
+ * Few are best because the bytes then meet the processor's cache in the buffers: four of 1 MiB were
+ * best on drives of 2 to 3 GB/s (tests/bench/RESULTS.md). A staged reader begins with four and
+ * adapts; another one answers four for each drive. */
 #define READER_USEFUL_DEPTH 4u
 unsigned reader_useful_depth(const struct reader *r);
-unsigned reader_useful_depth_max(const struct reader *r); /* the most that it will answer */
-/* Staging buffers for these reads: some are emptied while others are read into. */
+unsigned reader_useful_depth_max(const struct reader *r); /* the most that it will ever answer */
+/* How many staging buffers these reads need: some are emptied while others are read into. */
 unsigned reader_staging_buffers(const struct reader *r);
 
 /* What the reader has found so far. */

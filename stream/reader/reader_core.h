@@ -33,11 +33,17 @@ struct drive_queue {
 	unsigned in_flight; /* ops, those that go again included */
 	uint64_t bytes_in_flight;
 	uint64_t bytes; /* read so far */
+	bool direct;    /* all files on it were opened with O_DIRECT */
 	bool adapts;    /* `control` says how many reads, and how long */
 	struct queue_control control;
-	/* bytes a second that a read sees: those in flight when it starts, in the time until it is
-	 * complete; a mean that forgets. 0: unknown */
+	unsigned depth;      /* while it does not adapt */
+	unsigned depth_max;  /* ops that it may ever have in flight */
+	unsigned useful_max; /* its part of reader_useful_depth_max */
+	/* Bytes a second that a read sees: those in flight when it starts / the time until it is
+	 * complete; a moving average of n_rates reads. 0: unknown */
 	double rate;
+	unsigned n_rates;
+	uint64_t measured_ns; /* end of the last read */
 };
 
 /* Everything but `woken` and the engine's wake belongs to the owner. */
@@ -46,10 +52,9 @@ struct reader {
 	void *state;
 	struct reader_files files;
 	struct drive_queue *drives;
-	unsigned depth, n_requests; /* depth: of drives that do not adapt; of others at the start */
-	unsigned depth_max;
+	unsigned n_requests;
+	unsigned start_depth; /* of the drive with the deepest queue at the start */
 	size_t slice;
-	bool staged;
 
 	struct queued_request *requests, *free_requests;
 	struct request_queue urgent, normal, done;
@@ -71,7 +76,7 @@ struct reader {
 /* The time by the engine's clock. */
 uint64_t reader_now(const struct reader *r);
 /* How many reads the drive may have in flight now. */
-unsigned drive_depth(const struct reader *r, const struct drive_queue *drive);
+unsigned drive_depth(const struct drive_queue *drive);
 
 /* Cancels all requests. Each still gives exactly one completion: -ECANCELED, or what it was when it
  * had already completed. What is not in flight yet completes at once. Returns how many were

@@ -38,7 +38,7 @@ struct reader_op {
 	unsigned tries;
 	uint64_t not_before_ns;
 	uint64_t started_ns;
-	uint64_t in_flight; /* bytes on the drive when it was started, its own included */
+	uint64_t bytes_at_start; /* in flight on the drive when it was started, its own included */
 };
 
 struct reader_memory {

@@ -23,17 +23,22 @@
 #define TRIES_MAX    40
 #define PAUSE_MAX_NS 50000000u
 
-/* A read's part in drive_queue.rate. */
-#define RATE_SHARE 0.0625
+/* Reads in the moving average drive_queue.rate. */
+#define RATE_READS 16
+/* A copy's drive without a read for so long, and for so many times what a read of it takes, is
+ * measured by one read. Urgent requests wait for that read, so it is rarer among them. */
+#define PROBE_NS     1000000000u
+#define PROBE        10
+#define PROBE_URGENT 25
 
 uint64_t reader_now(const struct reader *r)
 {
 	return r->engine->now ? r->engine->now(r->state) : clock_ns();
 }
 
-unsigned drive_depth(const struct reader *r, const struct drive_queue *drive)
+unsigned drive_depth(const struct drive_queue *drive)
 {
-	return drive->adapts ? queue_control_setting(&drive->control).depth : r->depth;
+	return drive->adapts ? queue_control_setting(&drive->control).depth : drive->depth;
 }
 
 /* --- queues --- */
@@ -119,9 +124,12 @@ static void op_measure(struct reader *r, const struct reader_op *op)
 {
 	struct drive_queue *drive = &r->drives[op->drive];
 	const uint64_t now = reader_now(r), ns = MAX(now - op->started_ns, 1u);
-	const double rate = (double)op->in_flight * 1e9 / (double)ns;
-	if (op->done == op->slice)
-		drive->rate += drive->rate > 0 ? RATE_SHARE * (rate - drive->rate) : rate;
+	const double rate = (double)op->bytes_at_start * 1e9 / (double)ns;
+	if (op->done == op->slice) {
+		drive->n_rates = MIN(drive->n_rates + 1, RATE_READS);
+		drive->rate += (rate - drive->rate) / drive->n_rates;
+	}
+	drive->measured_ns = now; /* also when it failed: not probed by every request */
 	if (drive->adapts && queue_control_done(&drive->control, op->done, ns, now))
 		say_found(r, op);
 }
@@ -209,6 +217,14 @@ static void op_took_bytes(struct reader *r, struct reader_op *op, uint32_t n)
 	}
 }
 
+/* From now on the drive is read through the page cache, whose speed is not the drive's. */
+static void drive_stop_adapting(struct drive_queue *drive)
+{
+	if (drive->adapts)
+		drive->depth = MIN(READER_DEPTH_DEFAULT, drive->depth_max);
+	drive->adapts = false;
+}
+
 void reader_op_done(void *owner, struct reader_op *op, int res)
 {
 	struct reader *r = owner;
@@ -229,6 +245,7 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 					 "it through the page cache from here on",
 				h->path, (unsigned long long)op->offset);
 		h->refused = true;
+		drive_stop_adapting(&r->drives[h->drive]);
 		op_requeue(r, op, 0);
 	} else if (res < 0 || (uint32_t)res > op->bytes) {
 		request_fail(r, rq, op->at + op->done, res < 0 ? res : -EIO);
@@ -246,17 +263,47 @@ static double seconds_to_read(const struct drive_queue *drive, uint64_t bytes)
 	return (double)(drive->bytes_in_flight + bytes) / drive->rate;
 }
 
+/* Whether the drive has long been idle, so that its rate has to be measured again: a drive that was
+ * slow for a moment would otherwise never be chosen again. */
+static bool needs_probe(
+	const struct reader *r, const struct drive_queue *drive, uint64_t slice, bool urgent)
+{
+	const double idle_ns = (double)(reader_now(r) - drive->measured_ns);
+	return drive->rate > 0 && !drive->in_flight && idle_ns >= PROBE_NS &&
+		   idle_ns >= (urgent ? PROBE_URGENT : PROBE) * 1e9 * seconds_to_read(drive, slice);
+}
+
+/* A copy whose drive has to be measured by this slice. False: there is none. */
+static bool choose_probe(
+	struct reader *r, const struct queued_request *rq, uint64_t slice, uint32_t *handle)
+{
+	const uint32_t file = rq->q.file;
+	uint32_t i = file;
+	do {
+		struct drive_queue *drive = &r->drives[r->files.h[i].drive];
+		if (needs_probe(r, drive, slice, rq->q.urgent)) {
+			drive->n_rates = 1; /* earlier reads count as one */
+			*handle = i;
+			return true;
+		}
+		i = r->files.h[i].next_replica;
+	} while (i != file);
+	return false;
+}
+
 /*
  * The copy of the file that the next slice is read from: the one whose drive has room and would be
  * done first, by its measured rate, or while a rate is unknown the one with the fewest bytes in
  * flight. A drive with room is left idle when faster ones, which have none, would be done with all
- * that waits before it had read one slice. False: all are full, or it is better to wait.
+ * that waits before it has read one slice. False: all are full, or it is better to wait.
  */
 static bool choose_replica(
-	const struct reader *r, const struct queued_request *rq, uint64_t slice, uint32_t *handle)
+	struct reader *r, const struct queued_request *rq, uint64_t slice, uint32_t *handle)
 {
 	const uint32_t file = rq->q.file;
 	bool found = false, known = true;
+	if (r->files.h[file].next_replica != file && choose_probe(r, rq, slice, handle))
+		return true;
 	double least = 0;
 	uint32_t i = file;
 	do {
@@ -266,7 +313,7 @@ static bool choose_replica(
 	do {
 		const struct drive_queue *drive = &r->drives[r->files.h[i].drive];
 		const double cost = known ? seconds_to_read(drive, slice) : (double)drive->bytes_in_flight;
-		if (drive->in_flight < drive_depth(r, drive) && (!found || cost < least)) {
+		if (drive->in_flight < drive_depth(drive) && (!found || cost < least)) {
 			found = true;
 			least = cost;
 			*handle = i;
@@ -278,7 +325,7 @@ static bool choose_replica(
 	double bytes = (double)(r->urgent_bytes + (rq->q.urgent ? 0 : r->normal_bytes)), rate = 0;
 	do {
 		const struct drive_queue *drive = &r->drives[r->files.h[i].drive];
-		if (drive->in_flight >= drive_depth(r, drive) && seconds_to_read(drive, slice) < least) {
+		if (drive->in_flight >= drive_depth(drive) && seconds_to_read(drive, slice) < least) {
 			bytes += (double)drive->bytes_in_flight;
 			rate += drive->rate;
 		}
@@ -319,7 +366,7 @@ static void request_start_slices(struct reader *r, struct queued_request *rq)
 		rq->in_flight++;
 		drive->in_flight++;
 		drive->bytes_in_flight += op->slice;
-		op->in_flight = drive->bytes_in_flight;
+		op->bytes_at_start = drive->bytes_in_flight;
 		op->started_ns = reader_now(r);
 		if (drive->adapts)
 			queue_control_started(&drive->control, op->started_ns);

@@ -28,10 +28,8 @@
 #define RANDOM_DRIVES 24
 #endif
 
-static struct reader *open_sim(
-	const struct sim_drive *drives, unsigned n, uint64_t seed, struct reader_options o)
+static struct reader *open_model(struct reader_sim model, unsigned n, struct reader_options o)
 {
-	const struct reader_sim model = {.drives = drives, .seed = seed};
 	struct reader_file files[DRIVES_MAX];
 	for (unsigned i = 0; i < n; i++)
 		files[i] = (struct reader_file){.path = help_a, .drive = 1 + i, .replica_of = i > 0};
@@ -47,6 +45,12 @@ static struct reader *open_sim(
 		skip();
 	}
 	return r;
+}
+
+static struct reader *open_sim(
+	const struct sim_drive *drives, unsigned n, uint64_t seed, struct reader_options o)
+{
+	return open_model((struct reader_sim){.drives = drives, .seed = seed}, n, o);
 }
 
 static double seconds_of(const struct reader *r)
@@ -150,7 +154,21 @@ static void test_speeds(void **state)
 	}
 }
 
-/* As to a card: requests of one slice, few buffers. */
+/* Reads for so many virtual seconds as a card's loader does: requests of one slice, few buffers.
+ * Returns bytes a second. */
+static double read_staged(struct reader *r, double seconds, bool urgent)
+{
+	const double start = seconds_of(r);
+	uint64_t bytes = 0;
+	struct reader_completion c[16];
+	while (seconds_of(r) - start < seconds) {
+		while (reader_pending(r) < reader_useful_depth(r))
+			submit(r, READER_SLICE_DEFAULT, urgent);
+		bytes += (uint64_t)reader_reap(r, c, 1, ARRAY_LEN(c), -1) * READER_SLICE_DEFAULT;
+	}
+	return (double)bytes / (seconds_of(r) - start);
+}
+
 static void test_staged(void **state)
 {
 	(void)state;
@@ -159,15 +177,7 @@ static void test_staged(void **state)
 		struct reader *r = open_sim(d, 1, 7, (struct reader_options){.staged = true});
 		assert_int_equal(reader_useful_depth(r), READER_USEFUL_DEPTH);
 		assert_int_equal(reader_useful_depth_max(r), READER_STAGED_DEPTH_MAX);
-		double start = seconds_of(r);
-		uint64_t bytes = 0;
-		struct reader_completion c[16];
-		while (seconds_of(r) - start < 6) {
-			while (reader_pending(r) < reader_useful_depth(r))
-				submit(r, READER_SLICE_DEFAULT, true);
-			bytes += (uint64_t)reader_reap(r, c, 1, ARRAY_LEN(c), -1) * READER_SLICE_DEFAULT;
-		}
-		const double rate = (double)bytes / (seconds_of(r) - start), most = model_most(d, true);
+		const double rate = read_staged(r, 6, true), most = model_most(d, true);
 		print_message("%-26s %6.2f of %6.2f GB/s (%.1f %%), depth %u\n", table[i].name, rate * 1e-9,
 			most * 1e-9, 100 * rate / most, reader_useful_depth(r));
 		assert_true(rate >= 0.95 * most);
@@ -234,6 +244,63 @@ static void test_replicas(void **state)
 		print_message(
 			"an expert alone: %.2f ms, %.2f ms by the fastest drive\n", took * 1e3, alone * 1e3);
 		assert_true(took < 1.3 * alone);
+		reader_close(r);
+	}
+}
+
+/* Copies on two equal drives, one of which takes half a second for its first reads. It is measured
+ * again, and used as the other one. */
+static void test_slow_first_read(void **state)
+{
+	(void)state;
+	for (unsigned urgent = 0; urgent < 2; urgent++) {
+		struct sim_drive drives[] = {table[1].drive, table[1].drive};
+		drives[1].latency_ns = 500000 * US;
+		struct reader *r = open_sim(drives, 2, 3, (struct reader_options){.staged = true});
+		read_staged(r, 0.1, urgent);
+		assert_true(r->drives[1].in_flight > 0);
+		drives[1] = drives[0];
+		const double first = read_staged(r, urgent ? 7 : 3, urgent);
+		const double rate = read_staged(r, 3, urgent), most = 2 * model_most(&drives[0], true);
+		print_message("%.2f, then %.2f of %.2f GB/s\n", first * 1e-9, rate * 1e-9, most * 1e-9);
+		assert_true(rate >= 0.95 * most);
+		reader_close(r);
+	}
+}
+
+/* A copy on a drive that is slow for good is measured now and then, and costs next to nothing. */
+static void test_slow_copy(void **state)
+{
+	(void)state;
+	struct sim_drive drives[] = {table[1].drive, table[1].drive};
+	drives[1].bytes_s = 5e6;
+	struct reader *r = open_sim(drives, 2, 3, (struct reader_options){.staged = true});
+	read_staged(r, 5, false);
+	const uint64_t before = r->drives[1].bytes;
+	const double rate = read_staged(r, 60, false), most = model_most(&drives[0], true);
+	const uint64_t reads = (r->drives[1].bytes - before) / READER_SLICE_DEFAULT;
+	print_message("%.2f of %.2f GB/s, %u reads of the slow copy\n", rate * 1e-9, most * 1e-9,
+		(unsigned)reads);
+	assert_true(rate >= 0.97 * most);
+	assert_in_range(reads, 2, 60);
+	reader_close(r);
+}
+
+/* A drive whose reads turn out to go through the page cache no longer adapts. */
+static void test_refused_direct(void **state)
+{
+	(void)state;
+	for (unsigned staged = 0; staged < 2; staged++) {
+		const struct reader_sim model = {
+			.drives = &table[3].drive, .seed = 5, .refuses_direct = true};
+		struct reader *r = open_model(model, 1, (struct reader_options){.staged = staged});
+		assert_int_equal(reader_setting(r).n_adapt, 1);
+		read_for(r, 3, REQUEST, OUTSTANDING);
+		const struct reader_setting s = reader_setting(r);
+		assert_int_equal(s.n_adapt, 0);
+		assert_int_equal(s.depth, staged ? READER_STAGED_DEPTH_MAX : READER_DEPTH_DEFAULT);
+		assert_int_equal(s.slice_bytes, READER_SLICE_DEFAULT);
+		assert_true(reader_useful_depth(r) <= reader_useful_depth_max(r));
 		reader_close(r);
 	}
 }
@@ -378,6 +445,13 @@ static void test_explicit(void **state)
 	assert_int_equal(reader_open(&r, &f, 1, &cached, &e), 0);
 	assert_int_equal(reader_setting(r).n_adapt, 0); /* the page cache is no drive */
 	reader_close(r);
+	const struct reader_options staged = {
+		.buffered = true, .engine = READER_THREADS, .staged = true};
+	assert_int_equal(reader_open(&r, &f, 1, &staged, &e), 0);
+	assert_int_equal(reader_useful_depth(r), READER_DEPTH_DEFAULT);
+	assert_int_equal(reader_useful_depth_max(r), READER_DEPTH_DEFAULT);
+	assert_int_equal(reader_staging_buffers(r), 3 * READER_DEPTH_DEFAULT);
+	reader_close(r);
 }
 
 int main(void)
@@ -387,6 +461,9 @@ int main(void)
 		cmocka_unit_test(test_staged),
 		cmocka_unit_test(test_never_slower),
 		cmocka_unit_test(test_replicas),
+		cmocka_unit_test(test_slow_first_read),
+		cmocka_unit_test(test_slow_copy),
+		cmocka_unit_test(test_refused_direct),
 		cmocka_unit_test(test_drive_changes),
 		cmocka_unit_test(test_step_back),
 		cmocka_unit_test(test_wavering_drive),

@@ -5,6 +5,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -103,7 +104,8 @@ static void sim_poll(void *state, int64_t wait_ns)
 		struct reader_op *op = q->head;
 		if (!(q->head = op->link))
 			q->tail = NULL;
-		reader_op_done(sim->owner, op, (int)op->bytes);
+		reader_op_done(
+			sim->owner, op, sim->model.refuses_direct && op->direct ? -EINVAL : (int)op->bytes);
 	}
 }
 

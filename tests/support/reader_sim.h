@@ -27,6 +27,7 @@ struct sim_drive {
 struct reader_sim {
 	const struct sim_drive *drives; /* [n_drives] of the reader */
 	uint64_t seed;
+	bool refuses_direct; /* reads with O_DIRECT fail with EINVAL */
 };
 
 extern const struct reader_engine_ops reader_sim_engine;

@@ -99,7 +99,8 @@ static int take_memory(
 {
 	uint64_t slices = (uint64_t)(m->expert_bytes / (double)reader_slice(j->reader) + m->requests);
 	uint64_t want =
-		depth ? depth : 2 * reader_depth(j->reader) * reader_n_drives(j->reader) / MAX(slices, 1u);
+		depth ? depth
+			  : 2 * reader_start_depth(j->reader) * reader_n_drives(j->reader) / MAX(slices, 1u);
 	j->n_slots = (unsigned)MIN(MAX(want, depth ? 1u : 2u), MIN(SLOTS_MOST, j->n));
 	if (!depth && (uint64_t)j->n_slots * j->slot > MEMORY_MOST)
 		j->n_slots = MAX((unsigned)(MEMORY_MOST / j->slot), 2u);
