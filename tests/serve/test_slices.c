@@ -96,7 +96,7 @@ static void test_divide(void **state)
 		for (int steps = 0; left; steps++) {
 			step.room = 1 + rng_below(&r, step.most + 10);
 			step.slice = 1 + rng_below(&r, step.most);
-			step.others = few + 1 + rng_below(&r, 20);
+			step.others = rng_below(&r, 2);
 			uint32_t total = slices_divide(&step, rest, n, rows), sum = 0;
 			for (uint32_t i = 0; i < n; i++)
 				sum += rows[i];
@@ -116,7 +116,7 @@ static void test_divide(void **state)
 }
 
 /* A prompt that ends has its rows first. The step is then no longer than a slice, or than its rows
- * and those that the others get in any case. */
+ * and as many for the others. */
 static void test_divide_ends(void **state)
 {
 	(void)state;
@@ -128,9 +128,9 @@ static void test_divide_ends(void **state)
 	step.slice = 20;
 	assert_int_equal(slices_divide(&step, rest, 3, rows), 40);
 	assert_true(!rows[0] && rows[1] == 40 && !rows[2]);
-	step.others = 20;
-	assert_int_equal(slices_divide(&step, rest, 3, rows), 60);
-	assert_true(rows[0] == 10 && rows[1] == 40 && rows[2] == 10);
+	step.others = true;
+	assert_int_equal(slices_divide(&step, rest, 3, rows), 80);
+	assert_true(rows[0] == 20 && rows[1] == 40 && rows[2] == 20);
 	assert_int_equal(slices_divide(&step, rest, 1, rows), 512); /* nobody ends */
 	assert_int_equal(slices_divide(&step, rest + 1, 1, rows), 40);
 	assert_int_equal(slices_divide(&step, rest, 0, rows), 0);

@@ -5,8 +5,15 @@
  * take turns: a step either reads prompts (rows shared by all sessions that still read) or writes
  * (the next token, and drafts, of up to SCHEDULER_ROWS sessions). Reading and writing get the same
  * time while both want it, and prompts are then read in slices that take about as long as a few
- * tokens. Within both, clients that compute get the same time, however many answers each has
- * (client_time.h). An answer's tokens do not depend on who else is served.
+ * tokens. A step in which some prompts end has their rows, or those of a slice if that is more:
+ * their first tokens do not wait for the prompts that go on. Within both, clients that compute get
+ * the same time, however many answers each has (client_time.h).
+ *
+ * An answer's tokens do not depend on who else is served. Where a device computes few rows in
+ * another way (kernels/backend.h: Numbers), how many rows of a prompt are to be computed decides on
+ * the way for all of them. One dependence is left there: rows of an earlier answer that a session
+ * still holds have the bits of decoding; when others took the session they are computed as a
+ * prompt.
  *
  * A session keeps its timeline when its job ends. A new job gets the idle session whose
  * conversation it goes on with; else the one that was idle longest, into which the longest common

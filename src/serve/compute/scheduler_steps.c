@@ -389,8 +389,7 @@ static uint32_t prefill_parts(struct scheduler *s, struct slot **at, uint32_t n,
 		step = (struct slice_step){.room = few, .most = few, .slice = few};
 	else
 		step.slice = slices_rows(&s->slices, 0, most);
-	if (s->read_ends)
-		step.others = MAX(step.slice, few + 1);
+	step.others = s->read_ends;
 	for (uint32_t i = 0; i < n; i++)
 		rest[i] = (uint32_t)at[i]->job->prompt.n - session_length(at[i]->session);
 	slices_divide(&step, rest, n, rows);

@@ -80,7 +80,7 @@ uint32_t slices_divide(
 		n_end += ends;
 	}
 	if (n_end)
-		room = MIN(room, MAX(step->slice, total + step->others));
+		room = MIN(room, MAX(step->slice, step->others ? 2 * total : total));
 	room -= MIN(room, total);
 	uint32_t parts = MIN(n - n_end, room / least);
 	for (uint32_t i = 0; i < n && parts; i++) {

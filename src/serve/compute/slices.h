@@ -32,10 +32,10 @@ uint32_t slices_rows(const struct slice_costs *c, uint64_t target_ns, uint32_t m
 struct slice_step {
 	uint32_t room; /* rows wanted */
 	uint32_t most; /* rows possible */
-	/* Rows that are enough when some prompts end in the step and others do not: their first tokens
-	 * do not wait for more. */
+	/* Rows of a step in which some prompts end and others do not, unless those that end have more:
+	 * their first tokens do not wait for the others. */
 	uint32_t slice;
-	uint32_t others; /* of these, rows for the prompts that do not end */
+	bool others; /* then the others get as many rows as those that end, or what a slice leaves */
 	/* The device computes steps of at most so many rows in another way, which differs in the last
 	 * bits (kernels/backend.h: Numbers); 0: it has one way. */
 	uint32_t few;
