@@ -7,7 +7,8 @@
  *              .    [ head | span's bytes ]  .
  *
  * Chunks begin at multiples of a and hold at most a slice. A chunk stays in its buffer until it is
- * copied and, if its span is compared, hashed.
+ * copied and, if its span is compared, hashed. As many chunks are read at a time as the reader
+ * finds useful (reader_useful_depth), so that few buffers are used again and again.
  *
  * The chunks of a span are hashed in order by one thread of a check pool. So that all threads of
  * the pool have work, as many spans are read at a time as there are threads, a chunk of each in
@@ -40,23 +41,23 @@ struct load_span {
 };
 
 /* The state of a span of which something is to be read, to be copied or to be hashed. */
-struct span_load {
+struct span_progress {
 	const struct load_span *span;
 	uint64_t next_at;     /* its next chunk begins at this offset of the file */
-	unsigned n_chunks;    /* submitted; as long as there are more to come, it is in `reading` */
+	unsigned n_chunks;    /* submitted; the span is in `reading` until its last chunk is */
 	unsigned chunks_left; /* in buffers */
 	/* of a span that is compared */
 	unsigned thread;             /* of the check pool */
 	unsigned next_chunk;         /* number of the chunk to post next */
 	struct checked_span *ranges; /* [n_ranges] */
 	struct span_check run;
-	struct span_load *next_free;
+	struct span_progress *next_free;
 };
 
 /* A staging buffer and the chunk in it. */
 struct chunk {
 	struct check_task task; /* first: the pointers are exchanged */
-	struct span_load *load;
+	struct span_progress *load;
 	uint8_t *dst;
 	const uint8_t *data; /* in the buffer: the span's bytes, [bytes] */
 	uint64_t bytes;
@@ -78,16 +79,16 @@ struct tensor_loading {
 	int copying[BUFFERS_MAX], first_copying, n_copying; /* ring of buffers, in order */
 	const struct load_span *spans;
 	size_t n_spans, next_span; /* the next one to be begun */
-	struct span_load *reading[READING_MAX];
+	struct span_progress *reading[READING_MAX];
 	unsigned n_reading, turn; /* reading[turn] is next to submit a chunk */
-	struct span_load loads[BUFFERS_MAX + READING_MAX], *free_loads; /* one for each chunk */
+	struct span_progress loads[BUFFERS_MAX + READING_MAX], *free_loads; /* one for each chunk */
 	struct load_check_state {
 		struct check_pool *pool; /* NULL: nothing is compared */
 		unsigned n_hashing;      /* chunks posted */
 		bool again;              /* what was wrong is read again */
 		struct load_span *wrong; /* [n_wrong] ranges that were wrong */
 		size_t n_wrong;
-		uint64_t wrong_range, wrong_value; /* the first of the file of these, and its value */
+		uint64_t wrong_range, wrong_value; /* lowest range number among them, and its value */
 		struct check_figures figures;
 	} check;
 	uint64_t loaded, total;  /* bytes */
@@ -116,16 +117,16 @@ static uint8_t *buffer_memory(const struct tensor_loading *l, int buffer)
 /* ---- spans ---- */
 
 /* Begins the next span; NULL: there is none. */
-static struct span_load *span_begin(struct tensor_loading *l)
+static struct span_progress *span_begin(struct tensor_loading *l)
 {
 	while (l->next_span < l->n_spans && !l->spans[l->next_span].bytes)
 		l->next_span++;
 	if (l->next_span == l->n_spans)
 		return NULL;
 	const struct load_span *s = &l->spans[l->next_span++];
-	struct span_load *x = l->free_loads;
+	struct span_progress *x = l->free_loads;
 	l->free_loads = x->next_free;
-	*x = (struct span_load){.span = s,
+	*x = (struct span_progress){.span = s,
 		.next_at = num_align_down(s->offset, reader_file_align(l->reader, s->file)),
 		.run = x->run};
 	if (!s->n_ranges)
@@ -142,7 +143,7 @@ static struct span_load *span_begin(struct tensor_loading *l)
 }
 
 /* Range i of this span is wrong. */
-static void range_is_wrong(struct tensor_loading *l, const struct span_load *x, unsigned i)
+static void range_is_wrong(struct tensor_loading *l, const struct span_progress *x, unsigned i)
 {
 	struct load_check_state *k = &l->check;
 	const struct load_span *s = x->span;
@@ -161,7 +162,7 @@ static void range_is_wrong(struct tensor_loading *l, const struct span_load *x, 
 }
 
 /* All bytes of a span were copied and hashed, or the load has failed. */
-static void span_end(struct tensor_loading *l, struct span_load *x)
+static void span_end(struct tensor_loading *l, struct span_progress *x)
 {
 	const struct checked_span *r;
 	for (unsigned i = 0; x->ranges && !l->code && (r = span_check_next_wrong(&x->run, i)); i++) {
@@ -174,7 +175,7 @@ static void span_end(struct tensor_loading *l, struct span_load *x)
 	l->free_loads = x;
 }
 
-static bool is_submitted(const struct span_load *x)
+static bool is_submitted(const struct span_progress *x)
 {
 	return x->next_at >= x->span->offset + x->span->bytes;
 }
@@ -183,21 +184,21 @@ static bool is_submitted(const struct span_load *x)
 
 static void buffer_release(struct tensor_loading *l, int buffer)
 {
-	struct span_load *x = l->chunks[buffer].load;
+	struct span_progress *x = l->chunks[buffer].load;
 	l->free_buffers[l->n_free++] = buffer;
 	if (!--x->chunks_left && is_submitted(x))
 		span_end(l, x);
 }
 
 /* Drops one reference: the copy or the check of the chunk has ended. */
-static void buffer_let_go(struct tensor_loading *l, int buffer)
+static void buffer_unref(struct tensor_loading *l, int buffer)
 {
 	if (!--l->chunks[buffer].holders)
 		buffer_release(l, buffer);
 }
 
 /* Submits the read of the span's next chunk. False: no room, or a failure. */
-static bool submit_chunk(struct tensor_loading *l, struct span_load *x, struct err *e)
+static bool submit_chunk(struct tensor_loading *l, struct span_progress *x, struct err *e)
 {
 	const struct load_span *s = x->span;
 	uint64_t align = reader_file_align(l->reader, s->file), end = s->offset + s->bytes;
@@ -236,10 +237,10 @@ static bool submit_chunk(struct tensor_loading *l, struct span_load *x, struct e
 /* Submits one chunk of the span whose turn it is. False: nothing left, no room, or a failure. */
 static bool submit_next(struct tensor_loading *l, struct err *e)
 {
-	if (l->code || !l->n_free)
+	if (l->code || !l->n_free || reader_pending(l->reader) >= reader_useful_depth(l->reader))
 		return false;
 	for (unsigned i = 0; i < l->n_reading; i++) {
-		struct span_load **x = &l->reading[(l->turn + i) % l->n_reading];
+		struct span_progress **x = &l->reading[(l->turn + i) % l->n_reading];
 		if (!*x && !(*x = span_begin(l)))
 			continue;
 		if (!submit_chunk(l, *x, e))
@@ -270,7 +271,7 @@ static void hash_chunk(struct check_task *task)
 }
 
 /* Posts the chunks of a span to the check pool, in order, up to the first that has not come. */
-static void post_chunks_to_check(struct tensor_loading *l, struct span_load *x)
+static void post_chunks_to_check(struct tensor_loading *l, struct span_progress *x)
 {
 	for (int i = 0; i < l->n_buffers; i++) {
 		struct chunk *c = &l->chunks[i];
@@ -293,7 +294,7 @@ static bool poll_checks(struct tensor_loading *l)
 	for (struct check_task *k; (k = check_pool_take(l->check.pool)); any = true) {
 		l->check.figures.ns += k->ns;
 		l->check.n_hashing--;
-		buffer_let_go(l, (int)((struct chunk *)k - l->chunks));
+		buffer_unref(l, (int)((struct chunk *)k - l->chunks));
 	}
 	return any;
 }
@@ -306,7 +307,7 @@ static void drop_waiting_chunks(struct tensor_loading *l)
 		if (!l->chunks[i].waits)
 			continue;
 		l->chunks[i].waits = false;
-		buffer_let_go(l, i);
+		buffer_unref(l, i);
 	}
 }
 
@@ -356,7 +357,7 @@ static bool poll_copies(struct tensor_loading *l, struct err *e)
 		l->loaded += l->chunks[buffer].bytes;
 		l->first_copying = (l->first_copying + 1) % BUFFERS_MAX;
 		l->n_copying--;
-		buffer_let_go(l, buffer);
+		buffer_unref(l, buffer);
 	}
 	if (l->o->progress && l->loaded - l->progress_shown >= PROGRESS_STEP) {
 		l->progress_shown = l->loaded;
@@ -385,6 +386,7 @@ static int loading_open(struct tensor_loading *l, struct err *e)
 		files[i].path = g->files[i].path;
 	struct reader_options ro = l->o->reader;
 	ro.requests = 0; /* the default, which is BUFFERS_MAX */
+	ro.staged = true;
 	int rc = reader_open(&l->reader, files, g->n_files, &ro, e);
 	free(files);
 	if (rc)

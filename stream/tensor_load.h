@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Loads tensors that stay on a card for good, at the speed of the drive: byte ranges of the model's
- * files are read past the page cache into pinned staging buffers and copied on from there.
+ * Loads tensors that stay on a card for good: byte ranges of the model's files are read past the
+ * page cache into pinned staging buffers and copied on from there.
+ *
+ * The number of reads in flight adapts to the drive (reader_options.staged): 4 slices at first, at
+ * most READER_STAGED_DEPTH_MAX. This hides the latency of a local drive. A drive behind a network
+ * that needs more bytes in flight than that does not reach its throughput, unless reader.depth says
+ * how many.
  *
  * One call of tensor_load does all of it, in the calling thread, and returns when the bytes stand
  * on the card.

@@ -9,6 +9,7 @@
 #include "tests/support/check_threads.h"
 #include "tests/support/copier_null.h"
 #include "tests/support/reader_null.h"
+#include "tests/support/reader_sim.h"
 #include "stream/tensor_load.h"
 
 #include <setjmp.h>
@@ -113,6 +114,69 @@ static void test_spans(void **state)
 		struct err e = {0};
 		if (load(&r, &ro, &f, &e))
 			fail_msg("seed %llu: %s", (unsigned long long)seed, e.text);
+	}
+}
+
+/* The engine of simulated drives, observed. */
+static struct observed_reads {
+	uint64_t n, bytes_in_flight_most;
+} observed;
+
+static void start_observed(void *state, struct reader_op *op)
+{
+	observed.n++;
+	observed.bytes_in_flight_most = MAX(observed.bytes_in_flight_most, op->bytes_at_start);
+	reader_sim_engine.start(state, op);
+}
+
+/* The load polls without waiting: some virtual time passes all the same. */
+static void poll_observed(void *state, int64_t wait_ns)
+{
+	reader_sim_engine.poll(state, wait_ns ? wait_ns : 20000);
+}
+
+/* On a drive of high latency more is read at a time than at the start, on a fast one no more. */
+static void test_depth_adapts(void **state)
+{
+	(void)state;
+	static const struct {
+		struct sim_drive drive;
+		uint64_t least, most; /* slices */
+	} table[] = {
+		{{14e9, 5000000, 0.1, 1024, 2000}, READER_STAGED_DEPTH_MAX, READER_STAGED_DEPTH_MAX},
+		{{3e9, 100000, 0.1, 64, 5000}, 4, 8},
+	};
+	struct reader_engine_ops engine = reader_sim_engine;
+	engine.start = start_observed;
+	engine.poll = poll_observed;
+	for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+		const struct reader_sim model = {.drives = &table[i].drive, .seed = 3};
+		struct tensor_span s[600];
+		struct copier *c;
+		struct err e = {0};
+		void *card;
+		const uint64_t bytes = file->files[0].size & ~(uint64_t)4095;
+		const size_t n = MIN(ARRAY_LEN(s), ((uint64_t)1 << 30) / bytes + 1);
+		assert_int_equal(copier_null_open(NULL, &c, &e), 0);
+		assert_int_equal(c->ops->alloc(c, bytes, &card, &e), 0);
+		for (size_t k = 0; k < n; k++)
+			s[k] = (struct tensor_span){.bytes = bytes, .dst = card};
+		const struct tensor_load_options o = {
+			.file = file, .copier = c, .reader = {.custom = &engine, .custom_options = &model}};
+		struct tensor_load_result result;
+		observed = (struct observed_reads){0};
+		if (tensor_load(&o, s, n, &result, &e))
+			fail_msg("%s", e.text);
+		const double slices = (double)observed.bytes_in_flight_most / (double)READER_SLICE_DEFAULT;
+		print_message(
+			"at most %.2f slices in flight, %llu reads\n", slices, (unsigned long long)observed.n);
+		c->ops->free(c, card, bytes);
+		c->ops->close(c);
+		if (slices > 20) {
+			print_message("skipped: no O_DIRECT here\n");
+			skip();
+		}
+		assert_true(slices > (double)table[i].least - 1 && slices <= (double)table[i].most);
 	}
 }
 
@@ -289,6 +353,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_spans),
 		cmocka_unit_test(test_failures),
+		cmocka_unit_test(test_depth_adapts),
 		cmocka_unit_test(test_refused_read),
 		cmocka_unit_test(test_checked),
 	};
