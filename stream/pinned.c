@@ -5,10 +5,9 @@
 
 #include "src/base/clock.h"
 #include "src/base/cond.h"
+#include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-
-#include <sched.h>
 
 #define TOUCHERS_MAX 4                  /* more are no faster */
 #define TOUCH_STEP   ((size_t)16 << 20) /* taken by a thread at a time */
@@ -38,9 +37,8 @@ static void *touch_main(void *arg)
 
 static int n_touchers(size_t bytes)
 {
-	cpu_set_t set;
-	int n = sched_getaffinity(0, sizeof set, &set) ? 1 : MAX(CPU_COUNT(&set) / 2, 1);
-	return (int)MIN((size_t)MIN(n, TOUCHERS_MAX), bytes / TOUCH_STEP + 1);
+	const int cores = cores_allowed(), n = MIN(MAX(cores / 2, 1), TOUCHERS_MAX);
+	return (int)MIN((size_t)n, bytes / TOUCH_STEP + 1);
 }
 
 static void touch(struct pinned *p, size_t from, size_t end)

@@ -4,6 +4,7 @@
 #include "kernels/cpu/cpu_internal.h"
 
 #include "kernels/backend_kinds.h"
+#include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -11,7 +12,6 @@
 #include <cpuid.h>
 #endif
 #include <limits.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -243,13 +243,6 @@ void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op)
 	return b->scratch;
 }
 
-static int affinity_threads(void)
-{
-	cpu_set_t set;
-	int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-	return MAX(n, 1);
-}
-
 int cpu_backend_open_level(
 	const struct backend_options *options, int level, struct backend **out, struct err *e)
 {
@@ -271,9 +264,8 @@ int cpu_backend_open_level(
 	if (!b->limbs) /* they have fewer levels */
 		b->limbs = limb_isa_c;
 	b->pool_is_lent = options->beside != NULL;
-	b->pool = b->pool_is_lent
-				  ? cpu_of(options->beside)->pool
-				  : cpu_pool_new(options->threads ? options->threads : affinity_threads());
+	b->pool = b->pool_is_lent ? cpu_of(options->beside)->pool
+							  : cpu_pool_new(options->threads ? options->threads : cores_allowed());
 	if (!b->pool) {
 		free(b);
 		return err_set(e, ERR_MEMORY, "backend cpu: no memory for the thread pool");

@@ -6,11 +6,11 @@
 #include "stream/check/check_pool.h"
 
 #include "src/base/clock.h"
+#include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -41,9 +41,8 @@ struct check_pool {
 
 unsigned check_pool_threads(void)
 {
-	cpu_set_t set;
-	const int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-	return (unsigned)MIN(n / 4, THREADS_MAX);
+	const int n = cores_allowed() / 4;
+	return (unsigned)MIN(n, THREADS_MAX);
 }
 
 unsigned check_pool_threads_for(int option)
