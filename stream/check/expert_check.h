@@ -17,7 +17,7 @@
 #include "stream/extent.h"
 
 enum check_mode {
-	CHECK_FIRST,  /* each expert when it is first read */
+	CHECK_FIRST,  /* each expert when it is first read, from whichever copy of the file */
 	CHECK_ALWAYS, /* each time it is read */
 	CHECK_OFF,
 };
@@ -46,11 +46,12 @@ void expert_check_fini(struct expert_check *c); /* a zeroed one is fine */
 
 /* Whether this expert has to be compared when it is read now. */
 bool expert_check_due(const struct expert_check *c, int layer, int expert);
-/* The number of the range (check_values.h) of one part of an expert. Needs values. */
+/* The number of the range (check_values.h) of one part of an expert. Only if `values` is not NULL.
+ */
 uint64_t expert_check_range(
 	const struct expert_check *c, int layer, enum extent_part part, int expert);
-/* The parts of an expert as spans of its slot, in the order of their offsets there. Needs values.
- * Returns their number. */
+/* The parts of an expert as spans of its slot, in the order of their offsets there. Returns their
+ * number. Only if `values` is not NULL. */
 unsigned expert_check_spans(const struct expert_check *c, const struct extent_plan *plan, int layer,
 	int expert, struct checked_span out[EXTENT_PARTS]);
 void expert_check_passed(struct expert_check *c, int layer, int expert);

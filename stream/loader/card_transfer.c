@@ -40,8 +40,7 @@
 /* Steps of tier 1 that are pinned ahead of demotions. */
 #define PIN_AHEAD_STEPS 8
 
-#define NONE        (-1)
-#define TIER1_CHUNK (-2)
+#define NONE (-1)
 
 /* Loads from files and loads from tier 1 do not hold each other up. */
 enum load_source { FROM_FILE, FROM_TIER1, LOAD_SOURCES };
@@ -81,13 +80,21 @@ struct buffer {
 	bool waits;             /* the chunk was read and is not posted to the check pool yet */
 };
 
+/* What a copy releases when it is done. */
+enum copy_release {
+	RELEASE_NOTHING,
+	RELEASE_BUFFER,       /* a staging buffer */
+	RELEASE_TIER1_CHUNK,  /* a place among TIER1_CHUNKS_MAX, if it was taken */
+	RELEASE_STAGING_SLOT, /* a device staging slot */
+};
+
 /* A copy in flight. */
 struct copy {
 	uint64_t fence;
 	uint64_t staging_fence; /* demotion: of the copy to the device staging slot */
 	int32_t slot;           /* that waits for it */
-	/* Into the card: a staging buffer, TIER1_CHUNK, or NONE; out: a device staging slot, or NONE */
-	int32_t holds;
+	enum copy_release release;
+	int32_t released; /* number of the buffer or the staging slot */
 };
 
 struct copy_ring {
@@ -143,7 +150,7 @@ static struct extent_plan plan_of(const struct card_transfer *t, const struct sl
 /* ---- parts of a load or demotion ---- */
 
 static void copy_in(struct card_transfer *t, int32_t slot, uint64_t dst_offset, const uint8_t *src,
-	uint64_t bytes, int32_t holds);
+	uint64_t bytes, enum copy_release release, int32_t released);
 static struct slot_queue *queue_of(struct card_transfer *t, const struct slot_transfer *x);
 static void queue_push(struct card_transfer *t, struct slot_queue *q, int32_t slot);
 
@@ -193,7 +200,7 @@ static void begin_load(
 	acquire_check(t, x);
 #ifdef LOADER_POISON
 	x->parts_left++;
-	copy_in(t, q->slot, 0, t->memory->poison, q->bytes, NONE);
+	copy_in(t, q->slot, 0, t->memory->poison, q->bytes, RELEASE_NOTHING, NONE);
 #endif
 	queue_push(t, queue_of(t, x), q->slot);
 }
@@ -257,7 +264,7 @@ static int32_t buffer_acquire(struct card_transfer *t)
 }
 
 /* Drops one reference: the copy or the check of the chunk has ended. */
-static void buffer_let_go(struct card_transfer *t, int32_t buffer)
+static void buffer_unref(struct card_transfer *t, int32_t buffer)
 {
 	if (!--t->buffers[buffer].holders)
 		buffer_release(t, buffer);
@@ -277,7 +284,7 @@ static void drop_waiting_chunks(struct card_transfer *t, int32_t slot)
 		if (!b->waits || b->slot != slot)
 			continue;
 		b->waits = false;
-		buffer_let_go(t, (int32_t)i);
+		buffer_unref(t, (int32_t)i);
 		part_done(t, slot);
 	}
 }
@@ -312,15 +319,17 @@ static void copy_in_parts(struct card_transfer *t, enum copy_stream stream, uint
 
 /* Copies a chunk of a load into its slot. */
 static void copy_in(struct card_transfer *t, int32_t slot, uint64_t dst_offset, const uint8_t *src,
-	uint64_t bytes, int32_t holds)
+	uint64_t bytes, enum copy_release release, int32_t released)
 {
 	const struct slot_transfer *x = &t->slots[slot];
 	struct copier *copier = t->memory->copier;
 	copy_in_parts(t, x->stream, x->q.dst + dst_offset, src, bytes);
 	t->base.traffic.bytes_in += bytes;
 	copy_push(x->stream == COPY_IN ? &t->in : &t->ahead,
-		(struct copy){
-			.fence = copier->ops->fence(copier, x->stream), .slot = slot, .holds = holds});
+		(struct copy){.fence = copier->ops->fence(copier, x->stream),
+			.slot = slot,
+			.release = release,
+			.released = released});
 }
 
 /* As copier_ops.fence_status. A demotion copies from the staging slot, not from the slot: both
@@ -344,11 +353,11 @@ static bool poll_copies(struct card_transfer *t, struct copy_ring *q)
 		struct copy c = copy_pop(q);
 		if (rc < 0)
 			copy_failed(&t->slots[c.slot], &e);
-		t->n_tier1_chunks -= c.holds == TIER1_CHUNK && q == &t->ahead;
-		if (c.holds >= 0 && q == &t->out)
-			t->free_staging[t->n_free_staging++] = c.holds;
-		else if (c.holds >= 0)
-			buffer_let_go(t, c.holds);
+		t->n_tier1_chunks -= c.release == RELEASE_TIER1_CHUNK && q == &t->ahead;
+		if (c.release == RELEASE_STAGING_SLOT)
+			t->free_staging[t->n_free_staging++] = c.released;
+		else if (c.release == RELEASE_BUFFER)
+			buffer_unref(t, c.released);
 		if (rc < 0)
 			drop_waiting_chunks(t, c.slot);
 		part_done(t, c.slot);
@@ -391,7 +400,7 @@ static bool poll_checks(struct card_transfer *t)
 		const struct buffer *b = (struct buffer *)k;
 		const int32_t slot = b->slot;
 		t->base.config.check->figures.ns += k->ns;
-		buffer_let_go(t, (int32_t)(b - t->buffers));
+		buffer_unref(t, (int32_t)(b - t->buffers));
 		part_done(t, slot);
 	}
 	return any;
@@ -414,7 +423,8 @@ static void card_read_done(struct transfer *base, const struct reader_completion
 		t->buffers[buffer].waits = x->check != NULL;
 		t->buffers[buffer].bytes = c->bytes;
 		x->parts_left += !!x->check;
-		copy_in(t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, buffer);
+		copy_in(
+			t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, RELEASE_BUFFER, buffer);
 		if (x->check)
 			post_chunks_to_check(t, b.slot, b.read);
 		return;
@@ -480,7 +490,7 @@ static enum start_result start_tier1_chunk(struct card_transfer *t, int32_t slot
 	uint64_t n = demand ? bytes - x->next_at : MIN(bytes - x->next_at, chunk);
 	x->parts_left++;
 	t->n_tier1_chunks += x->stream == COPY_AHEAD;
-	copy_in(t, slot, x->next_at, x->q.src + x->next_at, n, TIER1_CHUNK);
+	copy_in(t, slot, x->next_at, x->q.src + x->next_at, n, RELEASE_TIER1_CHUNK, NONE);
 	x->next_at += n;
 	return x->next_at == bytes ? START_LAST : START_MORE;
 }
@@ -587,7 +597,8 @@ static bool start_demotions(struct card_transfer *t)
 		copy_push(&t->out, (struct copy){.fence = x->ops->fence(x, COPY_OUT),
 							   .staging_fence = d->staging_fence,
 							   .slot = d->slot,
-							   .holds = last ? d->staging_slot : NONE});
+							   .release = last ? RELEASE_STAGING_SLOT : RELEASE_NOTHING,
+							   .released = d->staging_slot});
 		d->next_at += n;
 		if (last)
 			memmove(&t->staged[0], &t->staged[1], --t->n_staged * sizeof *d);

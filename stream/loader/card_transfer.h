@@ -7,7 +7,8 @@
  *     slot of tier 1 (pinned) -------copy---> slot of tier 0                load from tier 1
  *     slot of tier 0 --copy--> device staging slot --copy--> slot of tier 1 demotion
  *
- * Loads. Demands go first and may take every staging buffer, the other loads leave a third of them.
+ * Loads. Demands go first and may take every staging buffer; other loads leave a third of the
+ * buffers free.
  * A load is done when the fence of its last copy is, that is when its bytes stand on the card.
  *
  * Demotions. The slot that a demotion leaves is wanted at once, so its bytes first go to the device

@@ -180,7 +180,8 @@ static void host_submit_reads(struct transfer *t, int32_t slot)
 			.need = p.reads[i].need,
 			.dst = q.dst + p.reads[i].dst_offset,
 			.tag = (uint64_t)slot * EXTENT_PARTS + i,
-			.urgent = q.priority == TRANSFER_DEMAND,
+			/* a reread is late, and a demand may wait for it by now */
+			.urgent = q.priority == TRANSFER_DEMAND || x->reread,
 		};
 		int rc;
 		while ((rc = reader_submit(t->config.reader, &r)) == READER_BUSY)

@@ -3,8 +3,8 @@
  * A free list of load_checks. A load_check is the state of comparing one load whose bytes arrive in
  * chunks (card_transfer.c). Each load in flight whose expert is due for a check holds one.
  *
- * The reads of a load are hashed side by side, each by one thread of the check pool: the last chunk
- * of an expert waits for a third of the expert to be hashed, not for all of it.
+ * The reads of a load are hashed side by side, each by one thread of the check pool, so the last
+ * chunk of an expert waits for the hash of one matrix, not of three.
  *
  * Owner: the I/O thread. The `run` of a read belongs to the check pool's thread while a chunk of
  * this read is hashed.

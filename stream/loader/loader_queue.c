@@ -98,7 +98,7 @@ void loader_queue_boost(struct loader *l, int32_t slot)
 		return;
 	x->priority = TRANSFER_DEMAND;
 	s->n_demands++;
-	/* without a card the reads are submitted, or will be with this priority */
+	/* Without a card the reads are submitted, or will be with this priority; rereads are urgent. */
 	if (!l->card || x->boost_queued)
 		return;
 	x->boost_queued = true;
