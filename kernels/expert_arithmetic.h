@@ -9,9 +9,15 @@
  * Scope: expert_ffn with at most 16 rows (DECODE_MAX_ROWS, gpu_backend.cuh:41), matrices of the
  * types of expert_arithmetic_covers. With more rows the card computes otherwise (experts.cu:87).
  *
- * An output of a matrix is a function of one packed weight row and one row of x; no other row, task
- * or thread takes part. fl(a op b) is one rounding to nearest even; fma(a, b, c) is one too.
- * Subnormal floats are kept on both sides (nvcc's default; the program never sets FTZ).
+ * An output of a matrix is a function of one packed weight row, one row of x and `split` (point 4),
+ * which follows from the type, n_in, n_out and the experts of a token. No other row, task or thread
+ * takes part. fl(a op b) is one rounding to nearest even; fma(a, b, c) is one too. Subnormal floats
+ * are kept on both sides (nvcc's default; the program never sets FTZ).
+ *
+ * How an output is summed: a weight row is cut into chunks of one to four super-blocks, which are
+ * dealt to `split` parts in turn. A part sums its super-blocks, one sum for each of the three limbs
+ * of x. The output is the sum of the parts. (A chunk here is gemv_tiling's CHUNK, which has nothing
+ * to do with the chunks of a transfer or of a prompt.)
  *
  * 1. Limbs of x. gemv_mma.cuh:143 write_limbs, experts_fused_types.cuh:72 write_two_limbs
  *    - x is cut into super-blocks of 256 values, zeros past n_in (gemv_mma.cuh:133).
@@ -19,22 +25,22 @@
  *      NaN is the largest.
  *    - scale = fl(most / 8323072), inv = fl(8323072 / most); both 0 where most < 2^-100.
  *    - n = fl(x * inv) rounded to the nearest integer, ties to even. |n| <= 127 * 65536.
- *    - n = 65536 high + 256 middle + low, limbs -128 .. 127: the bytes of n + 0x808080, each less
- *      128.
+ *    - n = 65536 high + 256 middle + low: the bytes of n + 0x808080, each less 128. high is -127 ..
+ *      127, middle and low are -128 .. 127.
  *    - Where most is infinite or NaN all limbs are 0; the scale is infinite or NaN and every output
  *      of the row becomes NaN. The payload and the sign of a NaN are not defined.
  *
- * 2. Sums of a super-block, one for each limb, exact: int32 never overflows. block_bytes.cuh says
- *    per type what scale, weight, unit and minimum are.
- *        whole = sum over weights of scale * weight * limb
- *        least = sum over weights of minimum's factor * limb      (Q2_K and Q4_K)
- *    - The order does not matter. The card has three: per step of 32 (gemv_mma.cuh:188
- *      super_block_mma), per group of 32 (experts_fused_types.cuh:172 super_block_pair), with 4^j
- *      times the weights (experts_fused_types.cuh:297 one_super_block).
+ * 2. A super-block has two sums per limb. int32 holds them exactly, so their order does not matter.
+ *        whole = sum over weights of scale * byte * limb
+ *        least = sum over weights of least * limb                 (Q2_K and Q4_K)
+ *    - The names are block_bytes.cuh's: weight = unit * scale * byte - minimum * least.
+ *    - gemv_mma.cuh:188 super_block_mma sums 32 weights at a time (SCALE_STEP, SCALE_FLOAT), 16
+ *      (SCALE_HALF: IQ2_XS, Q3_K, Q6_K) or 256 (SCALE_NONE: Q2_K). experts_fused_types.cuh:172
+ *      super_block_pair sums groups of 32; :297 one_super_block takes 4^j times the weights.
  *    - Scales are whole numbers: IQ2_XXS and IQ2_XS 2 n + 1, Q3_K -32 .. 31, Q6_K -128 .. 127,
  *      Q2_K 0 .. 15, Q4_K 0 .. 63.
  *
- * 3. From integers to a float v, for each limb. gemv_mma.cuh:281
+ * 3. Each limb's integers become a float v. gemv_mma.cuh:281
  *    - v = fl(unit * fl(whole)). unit is the block's d; IQ2_XXS and IQ2_XS: fl(d * 0.125), which
  *      is exact. fl(whole) rounds: whole may exceed 2^24.
  *    - Types with minima: v = fma(-dmin, fl(least), v).
@@ -53,14 +59,19 @@
  *
  * 5. SwiGLU. device_math.cuh:62 swiglu_one: fl(fl(gate / fl(1 + e)) * up), e = exp_exact(-gate)
  *    (device_math.cuh:38), which is lanes_exp (kernels/cpu/cpu_lanes.h) step by step. Gate and up
- *    of different types take cuda_swiglu (elementwise.cu:110), the same function.
+ *    of different types take cuda_swiglu (elementwise.cu:119), the same function.
  *
  * 6. Down takes the hidden row through 1 to 4. The output is not scaled; moe_combine does that.
  *
- * What does not hold on every card: where shared memory is small (below 200 KiB a block),
- * gemv_mma_launch_as (gemv_mma.cuh:672) takes IQ2_XXS with 4 warps and caps `split` at 4. That
- * changes the last bits of rows of 8192 and more values. The cap belongs into gemv_k_split; until
- * it is there a processor must not share the work of such a card for such a model.
+ * Not on every card: gemv_mma_kernel for IQ2_XXS needs 188 KiB of shared memory a block for one or
+ * two rows of x and 208 KiB for more. Where a block may have less, gemv_mma_launch_as
+ * (gemv_mma.cuh:672) launches it with 4 warps, which caps `split` at 4. The last bits of an output
+ * then differ where expert_split is 8:
+ *    - n_in above 7168, if n_out times the experts of a token is below 4096;
+ *    - n_in above 15360, whatever n_out is.
+ * A block has up to 227 KiB on sm_90 and sm_100, at most 163 KiB on sm_80 to sm_89 and on sm_120.
+ * TODO: cap `split` in gemv_k_split. Until then a processor must not share the work of a card of
+ * the second kind for a model with such matrices. (GLM-5.2 has none.)
  */
 #ifndef GLM_KERNELS_EXPERT_ARITHMETIC_H
 #define GLM_KERNELS_EXPERT_ARITHMETIC_H
@@ -90,7 +101,8 @@ static inline int expert_chunk(enum dtype type)
 	return bytes >= 150 ? 1 : bytes >= 98 ? 2 : 4;
 }
 
-/* Parts of a row. rows: n_out of the matrix times the experts of a token (experts.cu:53). */
+/* `split`: the parts of a row. rows: n_out of the matrix times the experts of a token
+ * (experts.cu:53). */
 static inline int expert_split(enum dtype type, int64_t n_in, int64_t rows)
 {
 	int chunk = expert_chunk(type), split = 1;

@@ -39,12 +39,12 @@
 
 #define PREFETCH_MIN_BYTES 1024 /* bytes of a row; see prefetch_rows */
 
-/* Destination of the weights. `store` and n_x are constants at every use: the weights are stored,
- * or each is multiplied by the activations of n_x rows. */
+/* Destination of the weights: they are stored, or each is multiplied by the activations of n_x
+ * rows. Which (`store`) and n_x are known at compile time after inlining. */
 struct sink {
-	float *dst;              /* store: [values of the block] */
-	const float *x[DOT_FEW]; /* [n_x] else: as many activations each */
-	v16 sum[DOT_FEW];        /* [n_x] */
+	float *dst;                    /* store: [values of the block] */
+	const float *x[GEMV_ROWS_MAX]; /* [n_x] not store: as many activations each */
+	v16 sum[GEMV_ROWS_MAX];        /* [n_x] */
 	int n_x;
 };
 
@@ -551,11 +551,12 @@ typedef void sum1_fn(const uint8_t *p, size_t n, const float *x, v16 *sum);
 /* sum4[n_x - 1]; NULL: row by row of x. */
 struct row_fns {
 	decode_fn *decode;
-	sum4_fn *sum4[DOT_FEW];
+	sum4_fn *sum4[GEMV_ROWS_MAX];
 	sum1_fn *sum1;
 };
 
-/* sum [n_x][4] of n_w = 4 weight rows, or [n_x][0] of a single one. */
+/* sum[4 * j + i]: row j of x, weight row i (n_w is 4, or 1: i is 0). Where sum4[n_x - 1] is
+ * missing, and for a single weight row, weights are read once for each row of x. */
 ALWAYS_INLINE void rows_sum(const struct row_fns *f, const uint8_t *p, size_t row_bytes, size_t n,
 	const float *const *x, int n_x, int n_w, v16 *sum)
 {

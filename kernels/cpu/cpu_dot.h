@@ -25,10 +25,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define DOT_LANES  16
-#define DOT_FEW    4 /* activation rows that weights are multiplied by as they are decoded */
-#define DOT_TILE_W 4 /* weight rows of a tile */
-#define DOT_TILE_X 6 /* activation rows of a tile: 24 sums, which fill the registers of AVX-512 */
+#define DOT_LANES     16
+#define GEMV_ROWS_MAX 4 /* most activation rows of matvec */
+#define DOT_TILE_W    4 /* weight rows of a tile */
+#define DOT_TILE_X    6 /* activation rows of a tile: 24 sums, which fill the registers of AVX-512 */
 
 /* A register tile: dots of up to 4 weight rows (floats) with up to 6 activation rows over values
  * [0, n) of both. A long dot may be split into several calls: partial sums are then kept in `acc`
@@ -52,7 +52,8 @@ struct cpu_isa {
 	void (*decode)(enum dtype type, const void *src, float *dst, size_t n);
 
 	/* y[j][i] = dot(packed row i, x[j]), or y[j][i] + dot(...) when add; i < rows, j < n_x <=
-	 * DOT_FEW. Rows lie row_bytes apart. Packed types are decoded once for all x. */
+	 * GEMV_ROWS_MAX. Rows lie row_bytes apart. Packed types: four weight rows at a time are decoded
+	 * once for all x, the last rows % 4 and those of F16 and BF16 once for each x. */
 	void (*matvec)(enum dtype type, const void *w, size_t row_bytes, size_t n,
 		const float *const *x, int n_x, int rows, float *const *y, bool add);
 

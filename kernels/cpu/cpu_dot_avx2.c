@@ -186,7 +186,7 @@ static void avx2_matvec(enum dtype type, const void *w, size_t row_bytes, size_t
 	const float *const *x, int n_x, int rows, float *const *y, bool add)
 {
 	const uint8_t *p = w;
-	v16 sum[4 * DOT_FEW];
+	v16 sum[4 * GEMV_ROWS_MAX];
 	for (int i = 0, m; i < rows; i += m, p += (size_t)m * row_bytes) {
 		m = rows - i >= 4 ? 4 : 1;
 		rows_sum(&row_fns[type], p, row_bytes, n, x, n_x, m, sum);

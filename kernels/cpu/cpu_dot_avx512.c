@@ -267,7 +267,7 @@ static void avx512_matvec(enum dtype type, const void *w, size_t row_bytes, size
 	const float *const *x, int n_x, int rows, float *const *y, bool add)
 {
 	const uint8_t *p = w;
-	v16 sum[4 * DOT_FEW];
+	v16 sum[4 * GEMV_ROWS_MAX];
 	int i = 0;
 	for (; i + 4 <= rows; i += 4, p += 4 * row_bytes) {
 		rows_sum(&row_fns[type], p, row_bytes, n, x, n_x, 4, sum);

@@ -38,7 +38,7 @@ static void c_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n,
 	float values[256];
 	for (int i = 0; i < rows; i++) {
 		const uint8_t *src = (const uint8_t *)w + (size_t)i * row_bytes;
-		float acc[DOT_FEW][DOT_LANES] = {{0}};
+		float acc[GEMV_ROWS_MAX][DOT_LANES] = {{0}};
 		for (size_t k = 0; k < n; k += 256, src += super_block_bytes) {
 			size_t len = MIN(n - k, (size_t)256);
 			dequant_row(type, src, values, len);

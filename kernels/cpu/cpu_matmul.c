@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed weights times float rows: gemv for up to DOT_FEW activation rows, cache-blocked gemm for
- * more.
+ * Packed weights times float rows: gemv for a few activation rows (gemv_rows_max, by type),
+ * cache-blocked gemm for more.
  *
- * gemv: isa->matvec decodes in registers; every weight byte is read and decoded once. gemm: a tile
- * of weight rows is decoded to floats that stay in the L2 cache, and register tiles of 4 weight
- * rows by 6 activation rows run over it. Rows longer than a panel are processed panel by panel; the
- * 16 partial sums of every output are kept in `acc`. This does not change the order of additions,
- * so both ways give the same bits.
+ * gemv: isa->matvec decodes in registers, packed types once for all activation rows (but for the
+ * last n_out % 4 weight rows). gemm: a tile of weight rows is decoded to floats that stay in the L2
+ * cache, and register tiles of 4 weight rows by 6 activation rows run over it. Rows longer than a
+ * panel are processed panel by panel; the 16 partial sums of every output are kept in `acc`. This
+ * does not change the order of additions, so both ways give the same bits.
  *
  *                 panel (<= 768 values)
  *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the L1 cache
@@ -92,7 +92,7 @@ static int gemv_rows_max(enum dtype type)
 {
 	if (type == DTYPE_F32) /* gemm has nothing to decode */
 		return 1;
-	return type == DTYPE_F16 || type == DTYPE_BF16 ? 3 : DOT_FEW;
+	return type == DTYPE_F16 || type == DTYPE_BF16 ? 3 : GEMV_ROWS_MAX;
 }
 
 void cpu_matmul_block(const struct cpu_backend *b, const struct weight *w, int64_t stack,
@@ -102,8 +102,8 @@ void cpu_matmul_block(const struct cpu_backend *b, const struct weight *w, int64
 	const uint8_t *data =
 		(const uint8_t *)w->data + (size_t)stack * w->stack_bytes + (size_t)first * w->row_bytes;
 	if (n_x <= gemv_rows_max(w->type)) {
-		const float *in[DOT_FEW];
-		float *out[DOT_FEW];
+		const float *in[GEMV_ROWS_MAX];
+		float *out[GEMV_ROWS_MAX];
 		for (int j = 0; j < n_x; j++) {
 			in[j] = row_at(x, j);
 			out[j] = row_at(y, j);
@@ -127,7 +127,7 @@ struct cpu_tiling cpu_matmul_tiling(
 	int64_t share = n_out;
 	if (tiling.threads > 1)
 		share /= tiling.threads * 4; /* four tasks per thread balance the load */
-	if (n_x > 1)                     /* also on one thread: between two tasks it may be stopped */
+	if (n_x > 1)                     /* on one thread too: a stop takes effect between tasks only */
 		share = MIN(share, W_ROWS);
 	tiling.w_rows = MAX((share + DOT_TILE_W - 1) / DOT_TILE_W * DOT_TILE_W, DOT_TILE_W);
 	return tiling;

@@ -266,6 +266,7 @@ static void chunk_device_busy(void *user)
 	watch->on_device_busy(watch->user);
 }
 
+/* The last layer is not reported here: `progress` reports the whole chunk. */
 static void chunk_layer(void *user, uint32_t layers, uint32_t n_layers)
 {
 	const struct session_chunk *c = user;

@@ -173,7 +173,7 @@ static int segment_run(
 static int run_segments(struct model *m, struct forward_step *s, struct err *e)
 {
 	const struct model_config *c = &m->config;
-	/* behind a dense layer, without hidden states, the end of the step has no op */
+	/* after a dense layer, if no hidden states are wanted, the end of the step enqueues nothing */
 	bool end_has_ops = s->n_hidden || (config_is_moe(c, c->end_layer - 1) && !s->rows->taps);
 	for (uint32_t first = c->first_layer, end; first < c->end_layer + end_has_ops; first = end) {
 		end = segment_end(m, s, first);

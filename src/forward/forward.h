@@ -37,7 +37,7 @@ struct forward_rows {
 	/* Stops the step: read before each layer, between groups of experts, and inside ops where the
 	 * backend can (backend.h: set_cancel). NULL: never */
 	atomic_bool *cancel;
-	/* Called when so many of the layers are behind the host; NULL: nothing. */
+	/* Called when the host has served so many of the layers; NULL: nothing. */
 	void (*on_layer)(void *user, uint32_t done, uint32_t n_layers);
 	/* Called once, when the device has work and the host would only wait; NULL: nothing. */
 	void (*on_device_busy)(void *user);

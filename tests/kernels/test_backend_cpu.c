@@ -210,22 +210,23 @@ static void test_packed_rows_are_exact(void **state)
 				size_t n = blocks * info->block_values, row = blocks * info->block_bytes;
 				uint8_t *packed = NEW_ARRAY(uint8_t, ROWS * row + 1);
 				float *want = NEW_ARRAY(float, ROWS *n), *got = NEW_ARRAY(float, ROWS *n);
-				float *x = NEW_ARRAY(float, DOT_FEW *n), y[DOT_FEW][ROWS], y_want[DOT_FEW][ROWS];
-				const float *in[DOT_FEW];
-				float *out[DOT_FEW];
-				for (size_t j = 0; j < DOT_FEW; j++) {
+				float *x = NEW_ARRAY(float, GEMV_ROWS_MAX *n), y[GEMV_ROWS_MAX][ROWS],
+					  y_want[GEMV_ROWS_MAX][ROWS];
+				const float *in[GEMV_ROWS_MAX];
+				float *out[GEMV_ROWS_MAX];
+				for (size_t j = 0; j < GEMV_ROWS_MAX; j++) {
 					in[j] = x + j * n;
 					out[j] = y[j];
 				}
 				struct rng r = {(uint64_t)type + 5};
-				op_random(3, type, x, DOT_FEW * n);
+				op_random(3, type, x, GEMV_ROWS_MAX * n);
 				op_random_blocks(77, type, (enum dtype)type, packed + 1, ROWS * row);
 				for (size_t i = 0; wild && i < ROWS * row; i++)
 					packed[i + 1] = (uint8_t)(rng_u64(&r) >> 56);
 				dequant_row((enum dtype)type, packed + 1, want, ROWS * n);
 				isa->decode((enum dtype)type, packed + 1, got, ROWS * n);
 				check_equal(isa, info->name, "weight", got, want, ROWS * n);
-				for (int n_x = 1; n_x <= DOT_FEW; n_x++)
+				for (int n_x = 1; n_x <= GEMV_ROWS_MAX; n_x++)
 					for (int add = 0; add < 2; add++) {
 						for (int i = 0; i < n_x * ROWS; i++) {
 							int j = i / ROWS, row_w = i % ROWS;

@@ -70,7 +70,7 @@ static void limb_case_run(struct limb_case *p, const struct limb_isa *isa)
 	for (int i = 0; i < LIMB_X; i++)
 		for (int r = 0; r < LIMB_ROWS; r++)
 			p->out[i][r] = NAN;
-	isa->rows(&p->task);
+	isa->multiply(&p->task);
 }
 
 static void limb_case_free(struct limb_case *p)

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Decoding with drafts, whose acceptance is the model's own, against decoding without. Questions
- * are answered one after the other. Each is answered twice in a row, without and with drafts, in
- * turns first, so that a disturbance of the machine meets both. The limit is the rate without
- * drafts.
+ * are answered one after the other, each without and with drafts. Which comes first alternates, so
+ * that a disturbance of the machine meets both. The limit is the rate without drafts.
  */
 #include "tools/bench/bench.h"
 
@@ -168,7 +167,7 @@ static void report(struct drafts_bench *d, double seconds[SIDES][BENCH_MAX_REPEA
 	double threads[SIDES][BENCH_MAX_REPEATS])
 {
 	struct bench *b = d->b;
-	const bool alone = b->threads == 1 && !strcmp(engine_backend_name(d->g), "cpu");
+	const bool one_cpu_thread = b->threads == 1 && !strcmp(engine_backend_name(d->g), "cpu");
 	double ratio[BENCH_MAX_REPEATS], thread_ratio[BENCH_MAX_REPEATS];
 	for (int i = 0; i < b->repeats; i++) {
 		ratio[i] = seconds[PLAIN][i] / seconds[DRAFTED][i];
@@ -184,8 +183,8 @@ static void report(struct drafts_bench *d, double seconds[SIDES][BENCH_MAX_REPEA
 	bench_add(b, "drafts", "tok/s", bench_rate(bench_spread_of(seconds[DRAFTED], b->repeats), n),
 		plain.median, "without", "--draft %s", mode);
 	bench_add(b, "drafts", "x", bench_spread_of(ratio, b->repeats), 0, NULL,
-		"rate of without, in pairs of runs");
-	if (alone)
+		"rate with drafts / without, median of samples");
+	if (one_cpu_thread)
 		bench_add(b, "drafts", "x", bench_spread_of(thread_ratio, b->repeats), 0, NULL,
 			"the same by processor time");
 	report_acceptance(d);
@@ -195,11 +194,11 @@ int bench_drafts(struct bench *b, const struct common_opts *c, const struct benc
 	char *backend, struct err *e)
 {
 	struct drafts_bench *d = NEW(struct drafts_bench);
-	struct common_opts two = *c;
+	struct common_opts options = *c;
 	double seconds[SIDES][BENCH_MAX_REPEATS], threads[SIDES][BENCH_MAX_REPEATS];
 	*d = (struct drafts_bench){.b = b, .o = *o};
-	two.sessions = SIDES;
-	int rc = common_opts_open(&two, &d->g, e);
+	options.sessions = SIDES;
+	int rc = common_opts_open(&options, &d->g, e);
 	if (!rc)
 		rc = prompts_read(d, e);
 	for (int side = 0; side < SIDES && !rc; side++)

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Four parallel loops: x becomes limbs (once for every type); gate and up with SwiGLU, into a
- * hidden row for each slot; hidden rows become limbs; down. A task of the products has TASK_ROWS
- * weight rows of one job and all of its slots, so that weights are read from memory once.
+ * Four parallel loops:
+ *   1. x is split into limbs, once per weight type, because each type has its own order
+ *      (limb_place);
+ *   2. gate and up with SwiGLU, into a hidden row for each slot;
+ *   3. hidden rows are split into limbs;
+ *   4. down.
+ * A task of 2 and 4 has TASK_ROWS weight rows of one job and all of its slots, so that weights are
+ * read from memory once.
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 
@@ -29,7 +34,7 @@ struct limb_ffn_job {
 	float *out;
 	int n_jobs, n_used, n_types;
 	int64_t n_embd, n_ff, n_slots;
-	struct limb_x x_limbs[TYPES_MAX]; /* of the types of gate and up */
+	struct limb_x x_limbs[TYPES_MAX]; /* [n_types]: one for each type of gate and up */
 	float *hidden;                    /* [slots][n_ff] */
 	struct limb_block *hidden_limbs;  /* [slots][blocks of a hidden row] */
 	int64_t *first_slot;              /* [n_jobs + 1]: the first hidden row of each job */
@@ -123,8 +128,8 @@ static void gate_up_rows(
 			g.x[i] = g_limbs + row * blocks;
 			u.x[i] = u_limbs + row * blocks;
 		}
-		a->isa->rows(&g);
-		a->isa->rows(&u);
+		a->isa->multiply(&g);
+		a->isa->multiply(&u);
 		for (int i = 0; i < g.n_x; i++)
 			a->b->isa->swiglu(
 				gate[i], up[i], (size_t)n, a->hidden + (hidden + at + i) * a->n_ff + first);
@@ -153,7 +158,7 @@ static void down_rows(
 		d.n_x = MIN(job->n_token_slots - at, LIMB_X);
 		for (int i = 0; i < d.n_x; i++)
 			d.x[i] = a->hidden_limbs + (hidden + at + i) * limb_x_blocks(a->n_ff);
-		a->isa->rows(&d);
+		a->isa->multiply(&d);
 		for (int i = 0; i < d.n_x; i++)
 			memcpy(a->out + job->token_slots[at + i] * job->down.n_out + first, y[i],
 				(size_t)n * sizeof(float));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The float half of the contract (points 3 and 4 of kernels/expert_arithmetic.h) for the vector
- * versions: 16 weight rows are the lanes. limb_rows_avx2.c and limb_rows_vnni.c include this
- * header, so each compiles its own copy; before, each defines
+ * versions: the 16 lanes of a vector are 16 weight rows. limb_rows_avx2.c and limb_rows_vnni.c
+ * include this header, so each compiles its own copy. Each defines
  *
  *     static void super_block_sums(const struct limb_task *t, const uint8_t *w, int64_t block,
  *         int steps, struct limb_sums *s)
@@ -96,7 +96,7 @@ ALWAYS_INLINE void add_super_block(const struct limb_task *t, const struct limb_
 	}
 }
 
-static void vector_rows(const struct limb_task *t)
+static void vector_multiply(const struct limb_task *t)
 {
 	const struct dtype_info *info = dtype_info(t->type);
 	const size_t super_block_bytes = 256 / info->block_values * info->block_bytes;
@@ -106,7 +106,7 @@ static void vector_rows(const struct limb_task *t)
 	float sum[EXPERT_SPLIT_MAX][LIMB_X][EXPERT_LIMBS][LIMB_ROWS];
 	for (int p = 0; p < t->split; p++)
 		memset(sum[p], 0, (size_t)t->n_x * sizeof sum[p][0]);
-	if (t->n_rows < LIMB_ROWS) /* rows that are not there take part in the float steps */
+	if (t->n_rows < LIMB_ROWS) /* rows that the task does not have take part in the float steps */
 		memset(&s, 0, sizeof s);
 	for (int64_t b = 0; b < n_blocks; b++) {
 		int steps = (int)MIN((t->n_in - 256 * b) / 32, LIMB_STEPS);

@@ -3,9 +3,10 @@
  * Products of packed weight rows and rows of x with the bits of the card's decode kernels. The
  * arithmetic is defined in kernels/expert_arithmetic.h; every instruction set gives the same bits.
  *
+ *     isa = limb_isa_available(0);
  *     struct limb_block *b = ...;                 limb_x_blocks(n_in) of them, 64-byte aligned
  *     isa->split(type, x, n_in, b);               once per row of x and type
- *     limb_isa_available(0)->rows(&task);         up to 16 weight rows by up to 8 rows of x
+ *     isa->multiply(&task);                       up to 16 weight rows by up to 8 rows of x
  *
  * Threads: all functions may run at once on different outputs.
  */
@@ -20,25 +21,30 @@
 #define LIMB_X     8  /* most rows of x of a task */
 #define LIMB_STEPS 8  /* blocks of Q8_0 in a super-block */
 
-/* A super-block of x. The limbs lie as the vector code meets the weights (limb_place). */
+/* A super-block of x. The order of its limbs is limb_place's. */
 struct limb_block {
 	int8_t limb[EXPERT_LIMBS][256]; /* high, middle, low */
 	float scale;
 	int16_t sum[EXPERT_LIMBS][16]; /* of 16 neighbouring limbs each, in the order of x */
 	uint8_t unused[28];
-	/* Codebook types, whose weights carry an offset of 64: -64 times the limbs of places
-	 * 64 j + 4 i .. 64 j + 4 i + 3, summed over j = 0, 1 and over j = 2, 3; IQ2_XXS has both sums
-	 * in start[0]. */
+	/* IQ2_XXS and IQ2_XS, for limb_rows_vnni.c. start[j][k][i]: what the sum of dword i and limb k
+	 * starts at, to take off the offset of 64 that the weights carry: -64 times the limbs that the
+	 * dword multiplies. IQ2_XS: of octets 0 and 1 in j = 0, of octets 2 and 3 in j = 1. IQ2_XXS: of
+	 * all four in j = 0, and j = 1 is 0. */
 	int32_t start[2][EXPERT_LIMBS][16];
 };
 _Static_assert(sizeof(struct limb_block) == 1280, "whole lines");
 
-/* Where value `value` (0 .. 255) of a super-block lies among its limbs.
+/* Where value `value` (0 .. 255) of a super-block lies among its limbs. Limbs lie as the packed
+ * weights do, so that 64 weights come out of one load by one shift:
  *
  *   Q6_K, Q8_0        in order
- *   Q2_K, Q3_K        value 128 h + 32 g + l      place  64 g + 32 h + l
- *   Q4_K              value 128 p + 64 a + 32 n + l      128 p + 64 n + 32 a + l
- *   IQ2_XXS, IQ2_XS   value 32 g + 8 j + b               64 j + 8 g + b */
+ *   Q2_K, Q3_K        value 128 h + 32 g + l             place 64 g + 32 h + l
+ *                     half h 0 .. 1, l 0 .. 31; g 0 .. 3: the byte is shifted by 2 g bits
+ *   Q4_K              value 128 p + 64 a + 32 n + l      place 128 p + 64 n + 32 a + l
+ *                     p, a 0 .. 1, l 0 .. 31; n 0 .. 1: the nibble of the byte
+ *   IQ2_XXS, IQ2_XS   value 32 g + 8 j + b               place 64 j + 8 g + b
+ *                     octet j 0 .. 3 of group g 0 .. 7, b 0 .. 7 */
 static inline int limb_place(enum dtype type, int value)
 {
 	int l = value % 32;
@@ -64,7 +70,7 @@ static inline int64_t limb_x_blocks(int64_t n_in)
 /* Weight rows times rows of x: out[x][row] for row < n_rows and x < n_x; the other outputs of a
  * row of x may be written too and mean nothing. */
 struct limb_task {
-	enum dtype type;  /* expert_arithmetic_covers */
+	enum dtype type;  /* of expert_arithmetic_covers: not checked */
 	const uint8_t *w; /* n_rows rows, any alignment, row_bytes apart */
 	size_t row_bytes;
 	int n_rows, n_x;
@@ -76,11 +82,11 @@ struct limb_task {
 
 struct limb_isa {
 	const char *name; /* "AVX-512 VNNI" */
-	/* Splits a row of n values into limb_x_blocks(n) blocks, all their fields but `start` of types
-	 * without codebook. Any values, infinities and NaN too. Blocks are independent: a row may be
-	 * split in parts of whole super-blocks. */
+	/* Splits a row of n values into limb_x_blocks(n) blocks. `start` is written for IQ2_XXS and
+	 * IQ2_XS only. Any values, infinities and NaN too. Blocks are independent: a row may be split
+	 * in parts of whole super-blocks. */
 	void (*split)(enum dtype type, const float *x, int64_t n, struct limb_block *out);
-	void (*rows)(const struct limb_task *t);
+	void (*multiply)(const struct limb_task *t);
 };
 
 /* NULL where the program was compiled without it. limb_isa_available asks whether the machine has

@@ -4,7 +4,7 @@
  * carry an offset (Q3_K 4, Q6_K 32, codebooks 64) that is taken off through the sums of the limbs.
  * Q8_0 is multiplied in 16 bits. Compiles to nothing on other targets.
  *
- * Chunk c of a super-block is places 32 c .. 32 c + 31 of limb_place.
+ * Register c of a super-block's weights has places 32 c .. 32 c + 31 of limb_place.
  */
 #include "kernels/cpu/limbs/limb_rows.h"
 
@@ -19,12 +19,12 @@ const struct limb_isa *const limb_isa_avx2 = NULL;
 #include "src/base/half.h"
 #include "src/quant/iq_grids.h"
 
-#define CHUNKS 8
+#define REGISTERS 8
 
-/* A super-block of one weight row: unsigned weights, the scale of each pair of them, and what is
- * taken off: the scales times the offset of the weights. */
-struct chunk_weights {
-	__m256i w[CHUNKS], scale[CHUNKS], offset;
+/* A super-block of one weight row. w: unsigned weights; scale: a word for each pair of weights;
+ * offset: what times the sums of 16 limbs is taken off, the 16 scales times the weights' offset. */
+struct row_weights {
+	__m256i w[REGISTERS], scale[REGISTERS], offset;
 };
 
 ALWAYS_INLINE __m256i load_256(const void *p)
@@ -44,15 +44,15 @@ ALWAYS_INLINE __m256i times_sums(__m256i sixteen, const struct limb_block *x, in
 	return _mm256_madd_epi16(sixteen, load_256(x->sum[k]));
 }
 
-/* Pairs of products stay below 2^15: at most 2 * 107 * 128 */
+/* The sum of two products, at most 2 * 107 * 128, fits a signed word. */
 ALWAYS_INLINE void multiply_row(const struct limb_task *t, int64_t block, int r,
-	const struct chunk_weights *w, struct limb_sums *s)
+	const struct row_weights *w, struct limb_sums *s)
 {
 	for (int i = 0; i < t->n_x; i++) {
 		const struct limb_block *x = t->x[i] + block;
 		for (int k = 0; k < EXPERT_LIMBS; k++) {
 			__m256i sum = _mm256_sub_epi32(_mm256_setzero_si256(), times_sums(w->offset, x, k));
-			UNROLLED_FOR (c, CHUNKS)
+			UNROLLED_FOR (c, REGISTERS)
 				sum = _mm256_add_epi32(sum,
 					_mm256_madd_epi16(
 						_mm256_maddubs_epi16(w->w[c], load_256(x->limb[k] + 32 * c)), w->scale[c]));
@@ -71,7 +71,7 @@ ALWAYS_INLINE void multiply_minima(
 
 /* ---- K types ---- */
 
-/* Words a, eight times, then b */
+/* Eight words a, then eight words b */
 ALWAYS_INLINE __m256i two_scales(int a, int b)
 {
 	return _mm256_set_m128i(_mm_set1_epi16((short)b), _mm_set1_epi16((short)a));
@@ -82,12 +82,12 @@ ALWAYS_INLINE __m256i bits_256(__m256i v, int shift, int mask)
 	return _mm256_and_si256(_mm256_srli_epi16(v, shift), _mm256_set1_epi8((char)mask));
 }
 
-/* Chunk 2 g + h has sub-blocks 8 h + 2 g and the next one. */
-ALWAYS_INLINE void k16_scales(__m128i bytes, struct chunk_weights *w)
+/* Register 2 g + h has sub-blocks 8 h + 2 g and 8 h + 2 g + 1. */
+ALWAYS_INLINE void k16_scales(__m128i bytes, struct row_weights *w)
 {
 	int8_t scale[16];
 	_mm_storeu_si128((__m128i *)scale, bytes);
-	UNROLLED_FOR (c, CHUNKS) {
+	UNROLLED_FOR (c, REGISTERS) {
 		int j = c % 2 * 8 + c / 2 * 2;
 		w->scale[c] = two_scales(scale[j], scale[j + 1]);
 	}
@@ -96,11 +96,11 @@ ALWAYS_INLINE void k16_scales(__m128i bytes, struct chunk_weights *w)
 static void q2_k_row(
 	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
-	struct chunk_weights w = {.offset = _mm256_setzero_si256()};
+	struct row_weights w = {.offset = _mm256_setzero_si256()};
 	__m128i sc = _mm_loadu_si128((const __m128i *)p), fifteen = _mm_set1_epi8(15);
 	__m128i scales = _mm_and_si128(sc, fifteen);
 	k16_scales(scales, &w);
-	UNROLLED_FOR (c, CHUNKS)
+	UNROLLED_FOR (c, REGISTERS)
 		w.w[c] = bits_256(load_256(p + 16 + c % 2 * 32), c / 2 * 2, 3);
 	s->unit[0][r] = load_u16(p + 80);
 	s->minimum[r] = load_u16(p + 82);
@@ -112,7 +112,7 @@ static void q2_k_row(
 static void q3_k_row(
 	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
-	struct chunk_weights w;
+	struct row_weights w;
 	__m128i low = _mm_loadl_epi64((const __m128i *)(p + 96)), fifteen = _mm_set1_epi8(15),
 			high = _mm_set1_epi32((int)load_u32(p + 104));
 	low = _mm_unpacklo_epi64(
@@ -122,7 +122,7 @@ static void q3_k_row(
 	__m256i words = _mm256_cvtepi8_epi16(scales), third = load_256(p);
 	k16_scales(scales, &w);
 	w.offset = _mm256_slli_epi16(words, 2);
-	UNROLLED_FOR (c, CHUNKS) {
+	UNROLLED_FOR (c, REGISTERS) {
 		int g = c / 2, h = c % 2;
 		__m256i bit = bits_256(third, 4 * h + g, 1);
 		w.w[c] = _mm256_or_si256(
@@ -135,12 +135,12 @@ static void q3_k_row(
 static void q4_k_row(
 	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
-	struct chunk_weights w = {.offset = _mm256_setzero_si256()};
+	struct row_weights w = {.offset = _mm256_setzero_si256()};
 	const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;
 	uint32_t a = load_u32(p + 4), b = load_u32(p + 8), c4 = load_u32(p + 12);
 	uint32_t scale[2] = {a & six, (c4 & four) | (a >> 2 & two)},
 			 least[2] = {b & six, (c4 >> 4 & four) | (b >> 2 & two)};
-	UNROLLED_FOR (c, CHUNKS) { /* chunk 4 p + 2 n + a: group 4 p + 2 a + n */
+	UNROLLED_FOR (c, REGISTERS) { /* register 4 p + 2 n + a: group 4 p + 2 a + n */
 		int k = c / 4 * 4 + c % 2 * 2 + c / 2 % 2;
 		w.w[c] = bits_256(load_256(p + 16 + k / 2 * 32), k % 2 * 4, 15);
 		w.scale[c] = _mm256_set1_epi16((short)(scale[k / 4] >> k % 4 * 8 & 63));
@@ -155,9 +155,9 @@ static void q4_k_row(
 static void q6_k_row(
 	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
-	struct chunk_weights w;
+	struct row_weights w;
 	const int8_t *scale = (const int8_t *)(p + 192);
-	UNROLLED_FOR (c, CHUNKS) {
+	UNROLLED_FOR (c, REGISTERS) {
 		int h = c / 4, g = c % 4;
 		__m256i high = bits_256(load_256(p + 128 + 32 * h), 2 * g, 3);
 		w.w[c] = _mm256_or_si256(
@@ -169,17 +169,17 @@ static void q6_k_row(
 	multiply_row(t, block, r, &w, s);
 }
 
-/* ---- codebooks: chunk 2 j + i has octet j of groups 4 i .. 4 i + 3 ---- */
+/* ---- codebooks: register 2 j + i has octet j of groups 4 i .. 4 i + 3 ---- */
 
-/* scales: of the 16 halves of groups, as words */
-ALWAYS_INLINE void codebook_scales(__m256i scales, struct chunk_weights *w)
+/* scales: 16 words, one for each half of a group */
+ALWAYS_INLINE void codebook_scales(__m256i scales, struct row_weights *w)
 {
 	const __m256i half_0 = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 4, 5, 4, 5, 4, 5, 4, 5, 8, 9, 8,
 					  9, 8, 9, 8, 9, 12, 13, 12, 13, 12, 13, 12, 13),
 				  half_1 = _mm256_add_epi8(half_0, _mm256_set1_epi8(2));
 	__m256i groups[2] = {_mm256_permute4x64_epi64(scales, 0x44),
 		_mm256_permute4x64_epi64(scales, 0xee)}; /* eight words, twice */
-	UNROLLED_FOR (c, CHUNKS)
+	UNROLLED_FOR (c, REGISTERS)
 		w->scale[c] = _mm256_shuffle_epi8(groups[c % 2], c < 4 ? half_0 : half_1);
 	w->offset = _mm256_slli_epi16(scales, 6);
 }
@@ -201,14 +201,14 @@ ALWAYS_INLINE __m256i four_rows(
 static void iq2_xxs_row(
 	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
-	struct chunk_weights w;
+	struct row_weights w;
 	int16_t scale[16];
 	uint32_t word[8];
 	UNROLLED_FOR (g, 8) {
 		word[g] = load_u32(p + 6 + 8 * g);
 		scale[2 * g] = scale[2 * g + 1] = (int16_t)(2 * (word[g] >> 28) + 1);
 	}
-	UNROLLED_FOR (c, CHUNKS) {
+	UNROLLED_FOR (c, REGISTERS) {
 		const uint8_t *q = p + 2 + c % 2 * 32 + c / 2;
 		const uint32_t *of = word + c % 2 * 4;
 		int shift = 7 * (c / 2);
@@ -224,8 +224,8 @@ static void iq2_xxs_row(
 static void iq2_xs_row(
 	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
-	struct chunk_weights w;
-	UNROLLED_FOR (c, CHUNKS) {
+	struct row_weights w;
+	UNROLLED_FOR (c, REGISTERS) {
 		const uint8_t *q = p + 2 + c % 2 * 32 + c / 2 * 2;
 		unsigned a0 = load_u16(q), a1 = load_u16(q + 8), a2 = load_u16(q + 16),
 				 a3 = load_u16(q + 24);
@@ -295,7 +295,7 @@ static void super_block_sums(
 	}
 }
 
-static const struct limb_isa isa_avx2 = {"AVX2", limbs_split, vector_rows};
+static const struct limb_isa isa_avx2 = {"AVX2", limbs_split, vector_multiply};
 const struct limb_isa *const limb_isa_avx2 = &isa_avx2;
 
 #endif

@@ -18,8 +18,9 @@
 
 /* ---- weights ---- */
 
-/* A super-block of a weight row as whole numbers: weight i is unit * scale[i / 16] * q[i] - minimum
- * * least[i / 16]; Q8_0: step_unit[i / 32] * q[i]. */
+/* A super-block of a weight row as whole numbers. Weight i is
+ *     unit * scale[i / 16] * q[i] - minimum * least[i / 16]
+ *     step_unit[i / 32] * q[i]                                 (Q8_0) */
 struct super_block {
 	int q[256], scale[16], least[16];
 	float unit, minimum, step_unit[LIMB_STEPS];
@@ -116,7 +117,7 @@ static void read_q8_0(const uint8_t *p, int steps, struct super_block *s)
 
 /* ---- products ---- */
 
-/* steps: of 32 values that the row still has, at most 8 */
+/* steps: how many blocks of 32 values the row still has, at most 8 */
 static void super_block_read(enum dtype type, const uint8_t *p, int steps, struct super_block *s)
 {
 	switch (type) {
@@ -167,7 +168,7 @@ static float super_block_dot(
 	return type == DTYPE_Q2_K || type == DTYPE_Q4_K ? fmaf(-s->minimum, (float)least, v) : v;
 }
 
-static void c_rows(const struct limb_task *t)
+static void c_multiply(const struct limb_task *t)
 {
 	const struct dtype_info *info = dtype_info(t->type);
 	size_t super_block_bytes = 256 / info->block_values * info->block_bytes;
@@ -196,7 +197,7 @@ static void c_rows(const struct limb_task *t)
 	}
 }
 
-static const struct limb_isa isa_c = {"plain C", limbs_split, c_rows};
+static const struct limb_isa isa_c = {"plain C", limbs_split, c_multiply};
 const struct limb_isa *const limb_isa_c = &isa_c;
 
 const struct limb_isa *limb_isa_available(int level)

@@ -7,7 +7,7 @@
  * Per weight row and super-block the weights are decoded once, to four registers of 64 bytes, and
  * multiplied with the limbs of every row of x. The products stay vectors, one for each (x, limb,
  * weight row); at the end of a super-block 16 weight rows are added up together
- * (add_lanes_of_rows). Compiles to nothing on other targets.
+ * (add_dwords_of_rows). Compiles to nothing on other targets.
  */
 #include "kernels/cpu/limbs/limb_rows.h"
 
@@ -37,10 +37,10 @@ ALWAYS_INLINE __m512i limbs_at(const struct limb_block *x, int k, int z)
 	return _mm512_load_si512(x->limb[k] + 64 * z);
 }
 
-/* ---- sums of lanes ---- */
+/* ---- sums of dwords ---- */
 
-/* Two steps of a transposition: lane 128 * i of out holds the sums of the four lanes 128 * i of
- * a, b, c and d. */
+/* Two steps of a transposition: the four dwords of each 128-bit quarter of the result are the sums
+ * of that quarter of a, of b, of c and of d. */
 ALWAYS_INLINE __m512i add_four(__m512i a, __m512i b, __m512i c, __m512i d)
 {
 	__m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)),
@@ -48,41 +48,42 @@ ALWAYS_INLINE __m512i add_four(__m512i a, __m512i b, __m512i c, __m512i d)
 	return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
-/* The even 128-bit lanes of a, then of b, plus the odd ones */
-ALWAYS_INLINE __m512i add_pairs_of_lanes(__m512i a, __m512i b)
+/* Quarters 0 + 1 and 2 + 3 of a, then of b */
+ALWAYS_INLINE __m512i add_pairs_of_quarters(__m512i a, __m512i b)
 {
 	return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-/* v[r]: 16 lanes of row r -> out[r] their sum */
-ALWAYS_INLINE void add_lanes_of_rows(const __m512i *v, int32_t out[LIMB_ROWS])
+/* out[r] = the sum of the 16 dwords of v[r] */
+ALWAYS_INLINE void add_dwords_of_rows(const __m512i *v, int32_t out[LIMB_ROWS])
 {
 	__m512i q[4];
 	UNROLLED_FOR (i, 4)
 		q[i] = add_four(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-	_mm512_store_si512(
-		out, add_pairs_of_lanes(add_pairs_of_lanes(q[0], q[1]), add_pairs_of_lanes(q[2], q[3])));
+	_mm512_store_si512(out, add_pairs_of_quarters(add_pairs_of_quarters(q[0], q[1]),
+								add_pairs_of_quarters(q[2], q[3])));
 }
 
-/* v[r * stride]: two steps of 8 lanes of row r -> a[r], b[r] less `offset_a`, `offset_b` */
-ALWAYS_INLINE void add_half_lanes_of_rows(const __m512i *v, int stride, int offset_a, int offset_b,
+/* a[r] = the sum of dwords 0 .. 7 of v[r * stride] less offset_a, b[r] = that of dwords 8 .. 15
+ * less offset_b. (Each half of the register is a step of Q8_0.) */
+ALWAYS_INLINE void add_halves_of_rows(const __m512i *v, int stride, int offset_a, int offset_b,
 	int32_t a[LIMB_ROWS], int32_t b[LIMB_ROWS])
 {
 	__m512i q[4];
 	UNROLLED_FOR (i, 4)
 		q[i] = add_four(v[4 * i * stride], v[(4 * i + 1) * stride], v[(4 * i + 2) * stride],
 			v[(4 * i + 3) * stride]);
-	__m512i low = add_pairs_of_lanes(q[0], q[1]), high = add_pairs_of_lanes(q[2], q[3]);
+	__m512i low = add_pairs_of_quarters(q[0], q[1]), high = add_pairs_of_quarters(q[2], q[3]);
 	_mm512_store_si512(
 		a, _mm512_sub_epi32(_mm512_shuffle_i32x4(low, high, 0x88), _mm512_set1_epi32(offset_a)));
 	_mm512_store_si512(
 		b, _mm512_sub_epi32(_mm512_shuffle_i32x4(low, high, 0xdd), _mm512_set1_epi32(offset_b)));
 }
 
-/* ---- types with a scale per lane and register: Q2_K, Q3_K, Q4_K, Q6_K ---- */
+/* ---- types with a scale per dword: Q2_K, Q3_K, Q4_K, Q6_K ---- */
 
-/* Byte i of a register of scales: the number of the scale for its dword lane i / 4, in every fourth
- * byte. */
+/* Indices of vpermb that bring scales to a register of weights: byte 4 i is the number of the scale
+ * of dword i; the other bytes are not used. */
 #define FOUR(a)    a, 0, 0, 0
 #define LANES_4(a) FOUR(a), FOUR(a), FOUR(a), FOUR(a)
 #define SCALE_LANES(a, b, c, d)                                                                    \
@@ -91,10 +92,10 @@ ALWAYS_INLINE void add_half_lanes_of_rows(const __m512i *v, int stride, int offs
 	}
 #define LOW_BYTES  0x1111111111111111ull
 
-/* The lanes of Q2_K's register 0; those of register z lie 2 z further on, all four bytes alike. */
+/* The same for register 0 of Q2_K, where every byte is used. Register z adds 2 z. */
 #define SAME(a)    a, a, a, a
 #define SAME_16(a) SAME(a), SAME(a), SAME(a), SAME(a)
-static const uint8_t lanes_4[64] = {SAME_16(0), SAME_16(1), SAME_16(8), SAME_16(9)};
+static const uint8_t q2_k_scale_bytes[64] = {SAME_16(0), SAME_16(1), SAME_16(8), SAME_16(9)};
 
 static const uint8_t k16_scale_lanes[4][64] = {SCALE_LANES(0, 1, 8, 9), SCALE_LANES(2, 3, 10, 11),
 	SCALE_LANES(4, 5, 12, 13), SCALE_LANES(6, 7, 14, 15)};
@@ -104,7 +105,7 @@ static const uint8_t q4_k_scale_lanes[4][64] = {SCALE_LANES(0, 0, 2, 2), SCALE_L
 static const uint8_t q6_k_scale_lanes[4][64] = {SCALE_LANES(0, 1, 2, 3), SCALE_LANES(4, 5, 6, 7),
 	SCALE_LANES(8, 9, 10, 11), SCALE_LANES(12, 13, 14, 15)};
 
-/* The scales that belong to register z, each in the low byte of its dword lanes */
+/* The scales of register z, each in the low byte of its dwords */
 ALWAYS_INLINE __m512i scale_lanes(const uint8_t lanes[4][64], int z, __m128i scales)
 {
 	return _mm512_maskz_permutexvar_epi8(
@@ -117,7 +118,7 @@ ALWAYS_INLINE __m512i signed_scale_lanes(const uint8_t lanes[4][64], int z, __m1
 	return _mm512_srai_epi16(_mm512_slli_epi16(scale_lanes(lanes, z, scales), 8), 8);
 }
 
-/* Sums of four products are below 2^15, so a scale multiplies the low word of each lane. */
+/* Sums of four products are below 2^15, so a scale multiplies the low word of each dword. */
 ALWAYS_INLINE __m512i scaled_products(
 	const __m512i w[4], const __m512i scale[4], const struct limb_block *x, int k)
 {
@@ -139,8 +140,8 @@ ALWAYS_INLINE __m512i crumbs(__m512i q, int z)
 	return _mm512_and_si512(_mm512_srli_epi16(q, 2 * (unsigned)z), _mm512_set1_epi8(3));
 }
 
-/* Factors of the minima, 16 bytes a weight row, times the sums of 16 limbs: here a dword lane is a
- * weight row, so nothing has to be added up across lanes. */
+/* Factors of the minima, 16 bytes a weight row, times the sums of 16 limbs: here a dword is a
+ * weight row, so nothing has to be added up across dwords. */
 ALWAYS_INLINE void least_sums(const struct limb_task *t, int64_t block,
 	const uint8_t minima[LIMB_ROWS][16], struct limb_sums *s)
 {
@@ -194,7 +195,7 @@ ALWAYS_INLINE void add_products(
 {
 	for (int i = 0; i < t->n_x; i++)
 		for (int k = 0; k < EXPERT_LIMBS; k++)
-			add_lanes_of_rows(whole[i][k], s->whole[0][i][k]);
+			add_dwords_of_rows(whole[i][k], s->whole[0][i][k]);
 }
 
 /* Zero products for the rows that a task of less than LIMB_ROWS does not have: add_products reads
@@ -221,7 +222,7 @@ static __attribute__((noinline)) void q2_k_sums(
 	_Alignas(64) uint8_t minima[LIMB_ROWS][16];
 	const __m128i fifteen = _mm_set1_epi8(15);
 	const __m512i table = load_512(q2_k_products), three = _mm512_set1_epi8(3),
-				  to_lanes = load_512(lanes_4);
+				  to_lanes = load_512(q2_k_scale_bytes);
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
 		prefetch_super_block(t, p, 84);
 		__m128i sc = _mm_loadu_si128((const __m128i *)p);
@@ -358,17 +359,21 @@ static __attribute__((noinline)) void q6_k_sums(
 
 /* ---- codebooks ----
  *
- * A row of eight magnitudes is two bit planes of a byte each: magnitude 8, 25 or 43 = bits 00, 01,
- * 10 (second plane first). A word of `planes` holds both; 64 words are two registers, one look-up
- * of vpermi2w. Register z has octet z of each of the eight groups of 32 weights.
+ * An octet, eight weights, is two bit planes and a plane of signs. One affine instruction turns
+ * planes into a byte per weight; that byte indexes a table of weight + 64.
+ *
+ * The magnitudes 8, 25 and 43 are the bits (second, first) = 00, 01, 10 of the two planes. A word
+ * of xxs_planes and xs_planes has the first plane in its low byte, the second in its high one; 64
+ * words are two registers, one look-up of vpermi2w. Register z has octet z of each of the eight
+ * groups of 32 weights.
  *
  * vgf2p8affineqb with the planes as its matrix and the bytes 1, 2, 4 .. 128 as its vectors
  * transposes bits: byte b of a group gets bit b of each of eight bytes. Those are, for a group's
  * octets 0 and 1, their planes and sign bytes; for octets 2 and 3, sign bytes and planes:
  *
  *      result bit      7   6   5   4   3   2  1   0
- *      octets 0, 1     a0  b0  a1  b1  s0  -  s1  -      a, b: planes; s: sign; -: anything
- *      octets 2, 3     s2  -   s3  -   a2  b2 a3  b3
+ *      octets 0, 1     a0  b0  a1  b1  s0  -  s1  -      a, b: first and second plane; s: sign
+ *      octets 2, 3     s2  -   s3  -   a2  b2 a3  b3     -: anything
  *
  * vpermb looks at bits 0 to 5, so these bits find octets 1 and 3 in a table, and shifted by two
  * octets 0 and 2. */
@@ -457,12 +462,12 @@ static __attribute__((noinline)) void iq2_xxs_sums(
 	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
 		prefetch_super_block(t, p, 66);
 		__m512i q = load_512(p + 2);
-		__asm__("" : "+v"(q)); /* one load: it crosses two lines */
+		__asm__("" : "+v"(q)); /* one load: GCC would repeat it, and it straddles a cache line */
 		__m512i index = _mm512_shuffle_epi8(q, index_words), w[4];
 		codebook_weights(
 			look_up_256(xxs_planes, index, words_with_bit(index, 6), words_with_bit(index, 7)),
 			_mm512_multishift_epi64_epi8(sign_bits, q), w);
-		/* 2 n + 1 for both dword lanes of a group */
+		/* 2 n + 1 for both dwords of a group */
 		__m512i scale =
 			_mm512_or_si512(_mm512_shuffle_epi32(_mm512_srli_epi64(q, 59), (_MM_PERM_ENUM)0xa0),
 				_mm512_set1_epi32(1));
@@ -481,7 +486,7 @@ static __attribute__((noinline)) void iq2_xxs_sums(
 	add_products(t, whole, s);
 }
 
-/* Byte g of a block's scales for both dword lanes of group g */
+/* Byte g of a block's scales for both dwords of group g */
 static const uint8_t group_lanes[64] = {FOUR(0), FOUR(0), FOUR(1), FOUR(1), FOUR(2), FOUR(2),
 	FOUR(3), FOUR(3), FOUR(4), FOUR(4), FOUR(5), FOUR(5), FOUR(6), FOUR(6), FOUR(7), FOUR(7)};
 
@@ -566,7 +571,7 @@ static __attribute__((noinline)) void q8_0_sums(
 				UNROLLED_FOR (z, 4)
 					sum[k][r][z] = _mm512_setzero_si512();
 			UNROLLED_FOR (z, 4)
-				add_half_lanes_of_rows(sum[k][0] + z, 4, offset_of_step(x, k, 2 * z),
+				add_halves_of_rows(sum[k][0] + z, 4, offset_of_step(x, k, 2 * z),
 					offset_of_step(x, k, 2 * z + 1), s->whole[2 * z][i][k],
 					s->whole[2 * z + 1][i][k]);
 		}
@@ -600,13 +605,13 @@ static void super_block_sums(
 	}
 }
 
-static void vnni_rows(const struct limb_task *t)
+static void vnni_multiply(const struct limb_task *t)
 {
 	pthread_once(&tables_once, tables_fill);
-	vector_rows(t);
+	vector_multiply(t);
 }
 
-static const struct limb_isa isa_vnni = {"AVX-512 VNNI", limbs_split, vnni_rows};
+static const struct limb_isa isa_vnni = {"AVX-512 VNNI", limbs_split, vnni_multiply};
 const struct limb_isa *const limb_isa_vnni = &isa_vnni;
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Point 1 of kernels/expert_arithmetic.h: x as limbs. The compiler vectorises these loops by
- * itself; limb_rows_c.c, limb_rows_avx2.c and limb_rows_vnni.c include this header, so each
- * compiles its own copy. Every operation is rounded alone, so all copies give the same bits.
+ * Point 1 of kernels/expert_arithmetic.h: x as limbs. The loops are C with `omp simd`, which the
+ * compiler vectorises; limb_rows_c.c, limb_rows_avx2.c and limb_rows_vnni.c include this header, so
+ * each compiles its own copy. Every operation is rounded alone, so all copies give the same bits.
  */
 #ifndef GLM_KERNELS_LIMB_SPLIT_H
 #define GLM_KERNELS_LIMB_SPLIT_H
