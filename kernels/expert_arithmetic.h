@@ -15,7 +15,7 @@
  * are kept on both sides (nvcc's default; the program never sets FTZ).
  *
  * How an output is summed: a weight row is cut into chunks of one to four super-blocks, which are
- * dealt to `split` parts in turn. A part sums its super-blocks, one sum for each of the three limbs
+ * given to `split` parts in turn. A part sums its super-blocks, one sum for each of the three limbs
  * of x. The output is the sum of the parts. (A chunk here is gemv_tiling's CHUNK, which has nothing
  * to do with the chunks of a transfer or of a prompt.)
  *
