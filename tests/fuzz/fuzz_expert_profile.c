@@ -62,7 +62,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		profile_init(&again, FINGERPRINT, LAYERS, EXPERTS))
 		bug("no memory");
 	profile_count(&p, 1, 2);
-	if (profile_read(&p, fixture_write("profile", data, size), &is_trace, &e)) {
+	const char *path = fixture_write("profile", data, size);
+	if (profile_may_replace(path) && size && data[0] != '#')
+		bug("another kind of file may be replaced");
+	if (profile_read(&p, path, &is_trace, &e)) {
 		if (!e.text[0])
 			bug("refused without a sentence");
 		for (size_t i = 0; i < LAYERS * EXPERTS; i++)
@@ -73,6 +76,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (profile_write(&p, NULL, fixture_path("written"), &e) ||
 			profile_read(&again, fixture_path("written"), &is_trace, &e) || is_trace)
 			bug("what was written is refused: %s", e.text);
+		if (!profile_may_replace(fixture_path("written")))
+			bug("what was written may not be replaced");
 		for (size_t i = 0; i < LAYERS * EXPERTS; i++)
 			if (!same_count(p.count[i], again.count[i]))
 				bug("count %zu is %g and reads back as %g", i, p.count[i], again.count[i]);
