@@ -166,8 +166,10 @@ void mem_populate(void *p, size_t bytes)
 	/* an older kernel: a write that changes nothing to each page */
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	volatile unsigned char *at = p;
-	for (size_t i = 0; i < bytes; i += page)
-		at[i] = at[i];
+	for (size_t i = 0; i < bytes; i += page) {
+		const unsigned char same = at[i];
+		at[i] = same;
+	}
 }
 
 void mem_read_ahead(const void *p, size_t bytes)

@@ -17,9 +17,9 @@ static bool same_card(const struct plan_stage *stages, uint32_t i, uint32_t k)
 
 size_t plan_stage_room(const struct plan_stage *stages, uint32_t n, uint32_t i)
 {
-	uint32_t beside = 0;
+	uint32_t beside = 1;
 	for (uint32_t k = 0; k < n; k++)
-		beside += same_card(stages, i, k);
+		beside += k != i && same_card(stages, i, k);
 	return stages[i].backend->ops->free_bytes(stages[i].backend) / beside;
 }
 

@@ -47,7 +47,7 @@ dump --cards 1
 error_is_one_sentence 2 'there is no card 1'
 dump --cards 0,0,0,0,0,0,0,0
 error_is_one_sentence 2 '8 stages were asked for, the model has 7 layers'
-for bad in "" , 0, ,0 0,,0 x 0x1 -1 99999; do
+for bad in "" "," "0," ",0" "0,,0" x 0x1 -1 99999; do
 	dump "--cards=$bad"
 	error_is_one_sentence 2 'cards'
 done
