@@ -62,7 +62,7 @@ static int batch_take_logits(const struct batch_part *parts, uint32_t first, uin
 	const struct workspace *ws = &engine_last(g)->model.ws;
 	struct backend *b = engine_last(g)->backend;
 	size_t n_vocab = g->config.n_vocab;
-	struct draw_request requests[rows];
+	struct draw_request requests[MAX(rows, 1u)];
 	uint32_t at = 0;
 	bool draws = false;
 	for (uint32_t i = first; i < end; i++) {

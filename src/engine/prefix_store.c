@@ -162,6 +162,7 @@ static int list_folder(const struct prefix_store *p, struct block_listing *l, st
 		if (cap > l->cap && !mem_grow_array(&l->entries, cap, sizeof *l->entries)) {
 			closedir(d);
 			free(l->entries);
+			*l = (struct block_listing){0};
 			return err_set(e, ERR_MEMORY, "%.400s: no memory for the list of blocks", p->folder);
 		}
 		l->cap = cap;
