@@ -70,8 +70,8 @@
  *    - n_in above 7168, if n_out times the experts of a token is below 4096;
  *    - n_in above 15360, whatever n_out is.
  * A block has up to 227 KiB on sm_90 and sm_100, at most 163 KiB on sm_80 to sm_89 and on sm_120.
- * TODO: cap `split` in gemv_k_split. Until then a processor must not share the work of a card of
- * the second kind for a model with such matrices. (GLM-5.2 has none.)
+ * gemv_k_split does not say so: it answers 8 on both kinds of card. So a processor must not share
+ * the work of a card of the second kind for a model with such matrices. GLM-5.2 has none.
  */
 #ifndef GLM_KERNELS_EXPERT_ARITHMETIC_H
 #define GLM_KERNELS_EXPERT_ARITHMETIC_H
