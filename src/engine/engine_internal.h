@@ -5,7 +5,7 @@
 
 #include "cache/trace/expert_profile.h"
 #include "src/engine/engine.h"
-#include "src/engine/stage.h"
+#include "src/engine/stages/stage.h"
 
 struct engine {
 	struct gguf *gguf;

@@ -12,7 +12,7 @@
 #include "src/engine/draft/draft_mtp.h"
 #include "src/engine/generate.h"
 #include "src/engine/session_file.h"
-#include "src/engine/stage_cuts.h"
+#include "src/engine/stages/stage_cuts.h"
 #include "cache/trace/trace.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/engine_help.h"

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* Stages of an engine: which there are, how each opens, and a step through all of them. */
-#include "src/engine/stage.h"
+#include "src/engine/stages/stage.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/engine_internal.h"
-#include "src/engine/plan_stages.h"
-#include "src/engine/stage_cuts.h"
+#include "src/engine/stages/plan_stages.h"
+#include "src/engine/stages/stage_cuts.h"
 #include "stream/loader/loader.h"
 #include "stream/source_mmap.h"
 

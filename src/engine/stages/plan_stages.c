@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Shares the machine and the budgets out, then plans twice: the first time each stage for itself,
  * quietly; the second time with the least context and chunk of all. */
-#include "src/engine/plan_stages.h"
+#include "src/engine/stages/plan_stages.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"

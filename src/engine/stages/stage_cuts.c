@@ -3,7 +3,7 @@
  * Dynamic programming over (stages, layers): best[end] is the least possible largest load when the
  * first k stages have the first `end` layers; from[k][end] is where the last of them begins.
  */
-#include "src/engine/stage_cuts.h"
+#include "src/engine/stages/stage_cuts.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
