@@ -43,7 +43,7 @@ struct convert_work {
 	struct convert_config cfg;
 	struct safetensors *st;
 	struct convert_plan plan;
-	struct convert_imatrix *imatrix;
+	struct imatrix_file *imatrix;
 	bool *has_importance; /* [n_tensors] */
 	struct gguf_writer *writer;
 	struct convert_journal journal;
@@ -120,19 +120,19 @@ static int match_imatrix(struct convert_work *w, struct err *e)
 	w->has_importance = NEW_ARRAY(bool, w->plan.n_tensors);
 	if (!w->opt.imatrix)
 		return 0;
-	if ((code = convert_imatrix_open(w->opt.imatrix, &w->imatrix, e)))
+	if ((code = imatrix_file_open(w->opt.imatrix, &w->imatrix, e)))
 		return code;
 	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
 		const struct convert_tensor *t = &w->plan.tensors[i];
 		/* Q8_0 and plain types take no notice of importance */
 		if (dtype_info(t->type)->block_values < 256 || t->transposed)
 			continue;
-		code = convert_imatrix_check(
+		code = imatrix_file_check(
 			w->imatrix, t->name, t->src_cols, t->n_slabs, &w->has_importance[i], e);
 		n_found += w->has_importance[i];
 	}
 	buf_printf(&w->plan.notes, "%s: %zu matrices, used for %zu tensors\n", w->opt.imatrix,
-		convert_imatrix_count(w->imatrix), n_found);
+		imatrix_file_count(w->imatrix), n_found);
 	return code;
 }
 
@@ -352,7 +352,7 @@ int cmd_convert(int argc, char **argv, struct err *e)
 		rc = convert(&w, e);
 	convert_journal_close(&w.journal, false);
 	gguf_writer_free(w.writer);
-	convert_imatrix_close(w.imatrix);
+	imatrix_file_close(w.imatrix);
 	convert_plan_fini(&w.plan);
 	safetensors_close(w.st);
 	free(w.done);

@@ -177,7 +177,7 @@ static int convert_unit(
 	if (t->transposed)
 		return convert_turned(s, u, b, e);
 	if (s->job->has_importance[u->tensor] &&
-		convert_imatrix_get(s->job->imatrix, t->name, u->slab, t->src_cols, b->importance))
+		imatrix_file_get(s->job->imatrix, t->name, u->slab, t->src_cols, b->importance))
 		importance = b->importance;
 	else if (t->type == DTYPE_IQ2_XXS) {
 		/* the imatrix never saw this expert (then every unit of it comes here), or there is no

@@ -10,7 +10,7 @@
 
 #include "src/base/err.h"
 #include "src/format/gguf_write.h"
-#include "tools/convert/convert_imatrix.h"
+#include "tools/imatrix/imatrix_file.h"
 #include "tools/convert/convert_journal.h"
 #include "tools/convert/convert_map.h"
 
@@ -22,7 +22,7 @@
 struct convert_job {
 	const struct convert_plan *plan;
 	const struct safetensors *st;
-	const struct convert_imatrix *imatrix; /* or NULL */
+	const struct imatrix_file *imatrix; /* or NULL */
 	const bool
 		*has_importance; /* [n_tensors] the imatrix knows it and its type makes use of that */
 	struct gguf_writer *writer;      /* created; tensor i of the plan is its tensor i */

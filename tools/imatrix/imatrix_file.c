@@ -10,7 +10,7 @@
  * Quantisers only compare weights within one matrix, so the common factor (calls) need not be
  * divided out.
  */
-#include "tools/convert/convert_imatrix.h"
+#include "tools/imatrix/imatrix_file.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -27,7 +27,7 @@ struct imatrix_entry {
 	uint64_t n;
 };
 
-struct convert_imatrix {
+struct imatrix_file {
 	char *path;
 	struct gguf *gguf;   /* or */
 	struct file_map map; /* of a .dat */
@@ -41,13 +41,13 @@ static int by_name(const void *a, const void *b)
 }
 
 static void add_entry(
-	struct convert_imatrix *m, const char *name, size_t len, const uint8_t *values, uint64_t n)
+	struct imatrix_file *m, const char *name, size_t len, const uint8_t *values, uint64_t n)
 {
 	m->entries = mem_grow(m->entries, m->n_entries + 1, sizeof *m->entries);
 	m->entries[m->n_entries++] = (struct imatrix_entry){mem_strndup(name, len), values, n};
 }
 
-static int read_gguf(struct convert_imatrix *m, struct err *e)
+static int read_gguf(struct imatrix_file *m, struct err *e)
 {
 	static const char suffix[] = ".in_sum2";
 	for (size_t i = 0; i < m->gguf->n_tensors; i++) {
@@ -63,7 +63,7 @@ static int read_gguf(struct convert_imatrix *m, struct err *e)
 	return 0;
 }
 
-static int read_dat(struct convert_imatrix *m, struct err *e)
+static int read_dat(struct imatrix_file *m, struct err *e)
 {
 	const uint8_t *p = m->map.data;
 	uint64_t left = m->map.size;
@@ -89,10 +89,10 @@ static int read_dat(struct convert_imatrix *m, struct err *e)
 	return 0;
 }
 
-int convert_imatrix_open(const char *path, struct convert_imatrix **out, struct err *e)
+int imatrix_file_open(const char *path, struct imatrix_file **out, struct err *e)
 {
 	*out = NULL;
-	struct convert_imatrix *m = NEW(struct convert_imatrix);
+	struct imatrix_file *m = NEW(struct imatrix_file);
 	m->path = mem_strdup(path);
 	int code = file_map_open(&m->map, path, e);
 	if (!code && m->map.size >= 4 && !memcmp(m->map.data, "GGUF", 4)) {
@@ -109,12 +109,12 @@ int convert_imatrix_open(const char *path, struct convert_imatrix **out, struct 
 		qsort(m->entries, m->n_entries, sizeof *m->entries, by_name);
 		*out = m;
 	} else {
-		convert_imatrix_close(m);
+		imatrix_file_close(m);
 	}
 	return code;
 }
 
-void convert_imatrix_close(struct convert_imatrix *m)
+void imatrix_file_close(struct imatrix_file *m)
 {
 	if (!m)
 		return;
@@ -127,18 +127,18 @@ void convert_imatrix_close(struct convert_imatrix *m)
 	free(m);
 }
 
-size_t convert_imatrix_count(const struct convert_imatrix *m)
+size_t imatrix_file_count(const struct imatrix_file *m)
 {
 	return m->n_entries;
 }
 
-static const struct imatrix_entry *find_entry(const struct convert_imatrix *m, const char *name)
+static const struct imatrix_entry *find_entry(const struct imatrix_file *m, const char *name)
 {
 	struct imatrix_entry key = {.name = (char *)(uintptr_t)name};
 	return bsearch(&key, m->entries, m->n_entries, sizeof *m->entries, by_name);
 }
 
-int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uint64_t cols,
+int imatrix_file_check(const struct imatrix_file *m, const char *name, uint64_t cols,
 	uint64_t n_slabs, bool *found, struct err *e)
 {
 	const struct imatrix_entry *x = find_entry(m, name);
@@ -150,8 +150,8 @@ int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uin
 	return 0;
 }
 
-bool convert_imatrix_get(
-	const struct convert_imatrix *m, const char *name, uint64_t slab, uint64_t cols, float *out)
+bool imatrix_file_get(
+	const struct imatrix_file *m, const char *name, uint64_t slab, uint64_t cols, float *out)
 {
 	const struct imatrix_entry *x = find_entry(m, name);
 	bool driven = false;
