@@ -86,8 +86,9 @@
  * free. A demand miss then need not wait until a demotion has emptied its slot. */
 #define CACHE_KEEP_FREE 4
 
-/* The fewest prefill slots that cache_choose_prefill_slots gives. */
+/* The fewest prefill slots that cache_choose_prefill_slots gives, and the most that a cache has. */
 #define CACHE_PREFILL_SLOTS_MIN 2
+#define CACHE_PREFILL_SLOTS_MAX 4096
 
 /* The smallest tier 0 holds one in so many of the experts that a token uses. */
 #define CACHE_FLOOR_PART 4

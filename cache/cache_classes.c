@@ -71,9 +71,9 @@ int cache_config_check(const struct cache_config *cfg, struct err *e)
 		return err_set(e, ERR_USAGE,
 			"expert cache: alignment %llu is not a power of two up to 2^30",
 			(unsigned long long)align);
-	if (cfg->n_prefill_slots < 0 || cfg->n_prefill_slots > 4096)
-		return err_set(e, ERR_USAGE, "expert cache: %d prefill slots (expected 0 to 4096)",
-			cfg->n_prefill_slots);
+	if (cfg->n_prefill_slots < 0 || cfg->n_prefill_slots > CACHE_PREFILL_SLOTS_MAX)
+		return err_set(e, ERR_USAGE, "expert cache: %d prefill slots (expected 0 to %d)",
+			cfg->n_prefill_slots, CACHE_PREFILL_SLOTS_MAX);
 	for (int l = 0; l < cfg->n_layers; l++) {
 		uint64_t b = cfg->expert_bytes[l];
 		if (b > (uint64_t)1 << 44 ||
@@ -155,13 +155,20 @@ int cache_choose_prefill_slots(const struct cache_config *cfg, int top_k)
 	uint64_t fits = c.tier_bytes[0] / largest;
 	uint64_t few = MIN(fits / PREFILL_FEW_PART, (uint64_t)PREFILL_FEW),
 			 many = MIN(fits / PREFILL_MANY_PART, (uint64_t)c.n_experts / 2);
-	const int most = (int)MAX(MAX(few, many), (uint64_t)CACHE_PREFILL_SLOTS_MIN);
+	int most = (int)MAX(
+		MIN(MAX(few, many), (uint64_t)CACHE_PREFILL_SLOTS_MAX), (uint64_t)CACHE_PREFILL_SLOTS_MIN);
 	c.n_prefill_slots = CACHE_PREFILL_SLOTS_MIN;
 	uint64_t (*needed)(const struct cache_config *, int) =
 		cache_working_set_bytes(&c, top_k) <= c.tier_bytes[0] ? cache_working_set_bytes
 															  : cache_floor_bytes;
-	c.n_prefill_slots = most;
-	while (c.n_prefill_slots > CACHE_PREFILL_SLOTS_MIN && needed(&c, top_k) > c.tier_bytes[0])
-		c.n_prefill_slots--;
-	return c.n_prefill_slots;
+	/* bisection: `least` is what is taken if nothing more fits */
+	int least = CACHE_PREFILL_SLOTS_MIN;
+	while (least < most) {
+		c.n_prefill_slots = least + (most - least + 1) / 2;
+		if (needed(&c, top_k) <= c.tier_bytes[0])
+			least = c.n_prefill_slots;
+		else
+			most = c.n_prefill_slots - 1;
+	}
+	return least;
 }

@@ -14,6 +14,16 @@
  * other class can use. */
 #define SLAB_LEAST_PER_ARENA 16
 
+/* A slot size smaller than this part of the largest is searched in steps of that part: it loses
+ * less than that by a slab that is no multiple of it. A damaged trace may name any sizes. */
+#define SLAB_FINEST_STEP 256
+
+/* The part of an arena that is free slots of one class while another class needs memory. */
+static double free_slots_loss(uint64_t bytes, const struct slab_classes *k, uint64_t slab)
+{
+	return 0.5 * k->n * (double)slab / (double)bytes;
+}
+
 static double expected_loss(uint64_t bytes, const struct slab_classes *k, uint64_t slab)
 {
 	double wanted = 0, lost = 0;
@@ -23,8 +33,7 @@ static double expected_loss(uint64_t bytes, const struct slab_classes *k, uint64
 		lost += w * (double)(slab % k->bytes[i]) / (double)slab;
 	}
 	double part = wanted > 0 ? lost / wanted : 0;
-	return part + (double)(bytes % slab) / (double)bytes +
-		   0.5 * k->n * (double)slab / (double)bytes;
+	return part + (double)(bytes % slab) / (double)bytes + free_slots_loss(bytes, k, slab);
 }
 
 uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *k)
@@ -34,20 +43,24 @@ uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *k)
 		largest = MAX(largest, k->bytes[i]);
 	if (k->n == 1 || bytes < largest)
 		return largest;
-	uint64_t limit = MAX(largest, bytes / SLAB_LEAST_PER_ARENA), best = largest;
+	const uint64_t limit = MAX(largest, bytes / SLAB_LEAST_PER_ARENA);
+	const double per_byte = free_slots_loss(bytes, k, 1);
+	uint64_t best = largest;
 	double best_loss = expected_loss(bytes, k, largest);
 	/* The loss only falls at multiples of some slot size: between them a slab only grows its
-	 * remainders. */
-	for (int i = 0; i < k->n; i++)
-		for (uint64_t s = k->bytes[i]; s <= limit; s += k->bytes[i]) {
-			if (s < largest)
-				continue;
+	 * remainders. It is never below the part that grows with the slab: the search ends there. */
+	for (int i = 0; i < k->n; i++) {
+		const uint64_t step =
+			MAX(k->bytes[i], largest / SLAB_FINEST_STEP / k->bytes[i] * k->bytes[i]);
+		for (uint64_t s = (largest + step - 1) / step * step;
+			 s <= limit && per_byte * (double)s < best_loss; s += step) {
 			double loss = expected_loss(bytes, k, s);
 			if (loss < best_loss) {
 				best_loss = loss;
 				best = s;
 			}
 		}
+	}
 	return best;
 }
 

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT */
+/* The choice of a slab size: against a search over every multiple of every slot size, and for sizes
+ * that are so far apart that such a search would not end. */
+#include "cache/slab.h"
+
+#include "src/base/num.h"
+#include "src/base/rng.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+static double loss_of(uint64_t bytes, const struct slab_classes *k, uint64_t slab)
+{
+	double wanted = 0, lost = 0;
+	for (int i = 0; i < k->n; i++) {
+		const double w = (double)k->bytes[i] * (double)k->n_wanted[i];
+		wanted += w;
+		lost += w * (double)(slab % k->bytes[i]) / (double)slab;
+	}
+	return lost / wanted + (double)(bytes % slab) / (double)bytes +
+		   0.5 * k->n * (double)slab / (double)bytes;
+}
+
+static void test_choice_is_the_best_of_all(void **state)
+{
+	struct rng rng = {11};
+	(void)state;
+	for (int round = 0; round < 300; round++) {
+		struct slab_classes k = {.n = 2 + (int)rng_below(&rng, 4)};
+		uint64_t largest = 0;
+		for (int i = 0; i < k.n; i++) {
+			k.bytes[i] = 100 + rng_below(&rng, 5000);
+			k.n_wanted[i] = 1 + rng_below(&rng, 1000);
+			largest = MAX(largest, k.bytes[i]);
+		}
+		const uint64_t bytes = largest * (1 + rng_below(&rng, 3000)),
+					   limit = MAX(largest, bytes / 16);
+		double best = loss_of(bytes, &k, largest);
+		for (int i = 0; i < k.n; i++)
+			for (uint64_t s = k.bytes[i]; s <= limit; s += k.bytes[i])
+				if (s >= largest)
+					best = MIN(best, loss_of(bytes, &k, s));
+		const uint64_t chosen = slab_choose_bytes(bytes, &k);
+		assert_true(chosen >= largest && chosen <= limit);
+		assert_true(loss_of(bytes, &k, chosen) <= best + 1e-12);
+	}
+}
+
+static void test_sizes_far_apart(void **state)
+{
+	(void)state;
+	const struct slab_classes k = {.n = 2, .bytes = {(uint64_t)1 << 44, 1}, .n_wanted = {256, 256}};
+	const uint64_t bytes = (uint64_t)1 << 60, chosen = slab_choose_bytes(bytes, &k);
+	assert_true(chosen >= k.bytes[0] && chosen <= bytes / 16);
+	assert_true(loss_of(bytes, &k, chosen) <= loss_of(bytes, &k, k.bytes[0]));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_choice_is_the_best_of_all),
+		cmocka_unit_test(test_sizes_far_apart),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
