@@ -34,7 +34,8 @@ ifneq ($(filter install,$(GOALS)),)
 -include $(CHOICES)
 endif
 CUDA   ?= auto
-PARTS  := URING LZ4 EDIT HTTP PAGE
+PARTS  := URING LZ4 EDIT HTTP PAGE MPI
+$(if $(PACKS),$(eval WITH_MPI ?= 0)) # a package runs where there is no Open MPI, or another one
 $(foreach f,$(if $(PACKS),$(PARTS)),$(eval WITH_$f ?= 1))
 CFLAGS ?= -O2 -g
 ifeq ($(origin CC),default)
@@ -57,6 +58,8 @@ MISSING := $(patsubst %=missing,%,$(filter %=missing,$(FOUND)))
 ifneq ($(MISSING),)
 $(error not found: $(MISSING); run tools/scripts/install_deps.sh or give DEPS=folder)
 endif
+# headers only: the library is loaded at run time, when mpirun started the program
+MPI_FLAGS := $(if $(filter MPI,$(FOUND)),$(shell pkg-config --cflags-only-I ompi-c))
 X86   := $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine))
 include kernels/cuda/cuda.mk
 endif
@@ -69,7 +72,8 @@ NOTES   = 'CUDA: $(or $(NO_CUDA),$(NVCC) for $(CUDA_ARCH))' \
           $(call has,EDIT,,'libedit: none; no line editing in the chat') \
           $(call has,HTTP,,'libmicrohttpd: none; no serve command') \
           $(call has,PAGE,,'marked$(comma) DOMPurify$(comma) KaTeX or highlight.js: none; the \
-          page of serve shows answers as plain text')
+          page of serve shows answers as plain text') \
+          $(call has,MPI,,'Open MPI: none; one process$(comma) one host')
 
 # ---- flags ---------------------------------------------------------------------------------------
 # The same numbers everywhere: no -ffast-math, and products and sums are never fused behind the
@@ -93,7 +97,7 @@ C_ALL     = -std=gnu11 $(CFLAGS) $(HARDEN) -fno-math-errno -ffp-contract=off \
 # sanitizer builds fill cache slots with poison before they are read into: a test that meets it has
 # read too early
 CPP_ALL   = -I. -I$(BUILD)/page $(DEFS) $(if $(SAN),-DLOADER_POISON) \
-            $(if $(DEPS),-isystem $(DEPS)/include) $(COVERAGE_DEF) $(CPPFLAGS)
+            $(if $(DEPS),-isystem $(DEPS)/include) $(call has,MPI,$(MPI_FLAGS)) $(COVERAGE_DEF) $(CPPFLAGS)
 # kernels/cpu/NAME_avx2.c, NAME_avx512.c and NAME_vnni.c (what Ice Lake and Zen 4 brought) get their
 # instruction sets; on other machines such a file compiles to nothing
 AVX512    = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
@@ -224,7 +228,7 @@ clean: ## remove build/
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread'
-	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP WITH_PAGE=auto|0|1'
+	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP WITH_PAGE WITH_MPI=auto|0|1'
 	@echo '           DEPS=folder WERROR=1 V=1'
 	@echo '           PREFIX DESTDIR CC CFLAGS CPPFLAGS LDFLAGS'
 

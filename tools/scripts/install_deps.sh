@@ -18,9 +18,11 @@ programs='pkg-config pkg-config optional'
 for group in "$@"; do
 	case $group in
 	test) headers="$headers
-cmocka.h libcmocka-dev required"
+cmocka.h libcmocka-dev required
+mpi/mpi.h libopenmpi-dev optional"
 		programs="$programs
-python3 python3 required" ;;
+python3 python3 required
+mpirun openmpi-bin optional" ;;
 	lint) programs="$programs
 clang clang required
 clang-format clang-format required

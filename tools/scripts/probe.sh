@@ -29,6 +29,7 @@ for request in "$@"; do
 	EDIT) found libedit histedit.h -ledit ;;
 	HTTP) found libmicrohttpd microhttpd.h -lmicrohttpd ;;
 	PAGE) tools/scripts/build_page.sh --check "$deps" ;;
+	MPI) pkg-config --exists ompi-c 2>/dev/null ;;
 	*) false ;;
 	esac && printf '%s ' "$name" && continue
 	case $want in 1 | yes) printf '%s=missing ' "$name" ;; esac

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The thread that sends beats and counts how long each other rank has been silent. Silence is
+ * counted in this process's own running: one that was stopped itself, and goes on, blames nobody.
+ */
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/ranks/ranks_internal.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TICK_NS   100000000u  /* between two looks */
+#define PERIOD_NS 400000000u  /* between two beats */
+#define LOST_NS   5000000000u /* of silence: lost */
+#define GRACE_NS  1500000000u /* in which the process may end by itself */
+
+int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
+{
+	pthread_mutex_lock(&r->lock);
+	if (!atomic_load(&r->lost)) {
+		err_set(&r->loss, ERR_RUN, "%s %s", r->peers[rank].name, why);
+		r->kind = BEAT_LOST;
+		r->words.rank = rank;
+		snprintf(r->words.text, sizeof r->words.text, "%s", r->loss.text);
+		atomic_store(&r->lost, true);
+	}
+	if (e)
+		*e = r->loss;
+	pthread_cond_signal(&r->wake);
+	pthread_mutex_unlock(&r->lock);
+	return ERR_RUN;
+}
+
+/* Another rank says that one is lost: its words go on unchanged. */
+static void lose_by_hearsay(struct ranks *r, const struct beat *b)
+{
+	pthread_mutex_lock(&r->lock);
+	if (!atomic_load(&r->lost)) {
+		err_set(&r->loss, ERR_RUN, "%s", b->text);
+		r->kind = BEAT_LOST;
+		r->words = *b;
+		atomic_store(&r->lost, true);
+	}
+	pthread_mutex_unlock(&r->lock);
+}
+
+static void keep_status(struct ranks *r, struct peer *p, size_t bytes)
+{
+	pthread_mutex_lock(&r->lock);
+	if (p->status_bytes != bytes) {
+		free(p->status);
+		p->status = mem_try_new(bytes, 1);
+		p->status_bytes = p->status ? bytes : 0;
+	}
+	if (p->status_bytes)
+		memcpy(p->status, p->in_data + sizeof(struct beat), bytes);
+	pthread_mutex_unlock(&r->lock);
+}
+
+static void on_beat(struct ranks *r, uint32_t rank, size_t bytes)
+{
+	struct peer *p = &r->peers[rank];
+	struct beat b;
+	if (bytes < sizeof b)
+		return;
+	memcpy(&b, p->in_data, sizeof b);
+	b.text[sizeof b.text - 1] = 0;
+	p->silent_ns = 0;
+	if (bytes > sizeof b)
+		keep_status(r, p, bytes - sizeof b);
+	if (b.kind == BEAT_DONE)
+		atomic_store(&p->done, true);
+	if (b.kind == BEAT_LEFT) {
+		char why[sizeof b.text + 16];
+		snprintf(why, sizeof why, "has ended: %s", b.text);
+		rank_lose(r, rank, why, NULL);
+	}
+	if (b.kind == BEAT_LOST)
+		lose_by_hearsay(r, &b);
+}
+
+static void listen_to(struct ranks *r, uint32_t rank)
+{
+	struct peer *p = &r->peers[rank];
+	struct err e = {0};
+	size_t bytes = 0;
+	int rc;
+	for (;;) {
+		pthread_mutex_lock(&r->mpi);
+		if (!p->in.request && !p->in.failed)
+			mpi_receive(
+				&p->in, p->in_data, sizeof(struct beat) + RANKS_STATUS_BYTES, rank, TAG_BEAT);
+		rc = mpi_test(&p->in, &bytes, &e);
+		pthread_mutex_unlock(&r->mpi);
+		if (rc <= 0)
+			break;
+		on_beat(r, rank, bytes);
+	}
+	if (rc < 0 && !atomic_load(&p->done))
+		rank_lose(r, rank, e.text, NULL);
+}
+
+/* Sends a beat unless the one before is still under way. */
+static void speak_to(struct ranks *r, uint32_t rank, bool due)
+{
+	struct peer *p = &r->peers[rank];
+	struct err e = {0};
+	pthread_mutex_lock(&r->mpi);
+	int rc = p->out.request ? mpi_test(&p->out, NULL, &e) : 1;
+	pthread_mutex_unlock(&r->mpi);
+	if (rc < 0 && !atomic_load(&p->done))
+		rank_lose(r, rank, e.text, NULL);
+	if (rc <= 0)
+		return;
+	pthread_mutex_lock(&r->lock);
+	p->said = p->saying;
+	if (!due && r->kind == p->said) {
+		pthread_mutex_unlock(&r->lock);
+		return;
+	}
+	const size_t status = rank == 0 && r->publish ? r->publish_bytes : 0;
+	const size_t bytes = sizeof(struct beat) + status;
+	if (bytes > p->out_capacity) {
+		p->out_data = mem_grow(p->out_data, bytes, 1);
+		p->out_capacity = bytes;
+	}
+	struct beat b = r->words;
+	b.kind = p->saying = r->kind;
+	memcpy(p->out_data, &b, sizeof b);
+	if (status)
+		r->publish(r->publish_user, p->out_data + sizeof b);
+	pthread_mutex_unlock(&r->lock);
+	pthread_mutex_lock(&r->mpi);
+	mpi_send(&p->out, p->out_data, bytes, rank, TAG_BEAT);
+	pthread_mutex_unlock(&r->mpi);
+}
+
+static void count_silence(struct ranks *r, uint32_t rank, uint64_t passed_ns)
+{
+	struct peer *p = &r->peers[rank];
+	char why[96];
+	p->silent_ns += MIN(passed_ns, 2 * TICK_NS);
+	if (p->silent_ns < LOST_NS || atomic_load(&p->done))
+		return;
+	snprintf(why, sizeof why, "has not answered for %.0f s: it hangs, or cannot be reached",
+		(double)p->silent_ns / 1e9);
+	rank_lose(r, rank, why, NULL);
+}
+
+/* The process had its time to end by itself. */
+static void end_process(struct ranks *r)
+{
+	if (!atomic_exchange(&r->told, true)) {
+		fprintf(stderr, "glmstream: %s: %s\n", r->peers[r->me].name, r->loss.text);
+		_exit(1);
+	}
+	sleep(2); /* the one who writes the sentence is about to end it */
+	_exit(1);
+}
+
+static void *beats_run(void *user)
+{
+	struct ranks *r = user;
+	uint64_t last = clock_ns(), sent = 0, lost_at = 0;
+	for (;;) {
+		uint64_t now = clock_ns(), passed = now - last;
+		const bool due = now - sent >= PERIOD_NS;
+		last = now;
+		if (due)
+			sent = now;
+		for (uint32_t i = 0; i < r->count; i++) {
+			if (i == r->me)
+				continue;
+			listen_to(r, i);
+			speak_to(r, i, due);
+			if (!atomic_load(&r->lost))
+				count_silence(r, i, passed);
+		}
+		if (atomic_load(&r->lost)) {
+			lost_at = lost_at ? lost_at : now;
+			if (now - lost_at >= GRACE_NS)
+				end_process(r);
+		}
+		struct timespec until;
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_nsec += TICK_NS;
+		until.tv_sec += until.tv_nsec / 1000000000;
+		until.tv_nsec %= 1000000000;
+		pthread_mutex_lock(&r->lock);
+		if (!r->stop)
+			pthread_cond_timedwait(&r->wake, &r->lock, &until);
+		const bool stop = r->stop;
+		pthread_mutex_unlock(&r->lock);
+		if (stop)
+			return NULL;
+	}
+}
+
+int rank_beats_start(struct ranks *r, struct err *e)
+{
+	pthread_condattr_t a;
+	pthread_condattr_init(&a);
+	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+	pthread_cond_init(&r->wake, &a);
+	pthread_condattr_destroy(&a);
+	pthread_mutex_init(&r->lock, NULL);
+	for (uint32_t i = 0; i < r->count; i++)
+		if (i != r->me &&
+			!(r->peers[i].in_data = mem_try_new(sizeof(struct beat) + RANKS_STATUS_BYTES, 1)))
+			return err_set(e, ERR_MEMORY, "no memory for what other ranks say");
+	sigset_t all, old;
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &old);
+	int rc = pthread_create(&r->thread, NULL, beats_run, r);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return rc ? err_errno(e, rc, "no thread for the beats of the ranks") : 0;
+}
+
+void rank_beats_say(struct ranks *r, enum beat_kind kind, const char *text)
+{
+	pthread_mutex_lock(&r->lock);
+	if (!atomic_load(&r->lost)) { /* nothing is more important */
+		r->kind = kind;
+		r->words.rank = r->me;
+		snprintf(r->words.text, sizeof r->words.text, "%s", text ? text : "");
+	}
+	pthread_cond_signal(&r->wake);
+	pthread_mutex_unlock(&r->lock);
+}
+
+bool rank_beats_heard(struct ranks *r, bool all_done)
+{
+	bool heard = true;
+	pthread_mutex_lock(&r->lock);
+	for (uint32_t i = 0; i < r->count; i++)
+		if (i != r->me)
+			heard &= r->peers[i].said == r->kind && (!all_done || atomic_load(&r->peers[i].done));
+	if (!heard)
+		pthread_cond_signal(&r->wake);
+	pthread_mutex_unlock(&r->lock);
+	return heard;
+}
+
+void rank_beats_stop(struct ranks *r)
+{
+	pthread_mutex_lock(&r->lock);
+	r->stop = true;
+	pthread_cond_signal(&r->wake);
+	pthread_mutex_unlock(&r->lock);
+	pthread_join(r->thread, NULL);
+	for (uint32_t i = 0; i < r->count; i++)
+		mpi_cancel(&r->peers[i].in);
+}
+
+/* ---- a status for rank 0 ---- */
+
+void ranks_publish(struct ranks *r, size_t bytes, void (*fill)(void *user, void *out), void *user)
+{
+	if (bytes > RANKS_STATUS_BYTES)
+		bug("a status of %zu bytes", bytes);
+	pthread_mutex_lock(&r->lock);
+	r->publish = fill;
+	r->publish_bytes = bytes;
+	r->publish_user = user;
+	pthread_mutex_unlock(&r->lock);
+}
+
+bool ranks_status(struct ranks *r, uint32_t rank, void *out, size_t bytes)
+{
+	struct peer *p = &r->peers[rank];
+	pthread_mutex_lock(&r->lock);
+	const bool there = bytes && p->status_bytes == bytes;
+	if (there)
+		memcpy(out, p->status, bytes);
+	pthread_mutex_unlock(&r->lock);
+	return there;
+}

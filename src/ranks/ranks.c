@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: MIT */
+/* Start, messages, and the end of a process that is one of several. */
+#include "src/ranks/ranks.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/ranks/ranks_internal.h"
+
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define END_NS       10000000000u /* for the others to end in order */
+#define FINALIZE_S   8
+#define AFTER_END_NS 500000000u /* a message may still be under way from a rank that is done */
+
+static struct ranks *here; /* set by ranks_open */
+
+bool ranks_wanted(void)
+{
+	const char *n = getenv("OMPI_COMM_WORLD_SIZE");
+	return n && strtoul(n, NULL, 10) > 1;
+}
+
+struct ranks *ranks_here(void)
+{
+	return here;
+}
+
+uint32_t ranks_me(const struct ranks *r)
+{
+	return r->me;
+}
+
+uint32_t ranks_count(const struct ranks *r)
+{
+	return r->count;
+}
+
+uint32_t ranks_beside(const struct ranks *r)
+{
+	return r->beside;
+}
+
+const char *ranks_name(const struct ranks *r, uint32_t rank)
+{
+	return r->peers[rank].name;
+}
+
+/* ---- messages ---- */
+
+static void sleep_ns(uint64_t ns)
+{
+	nanosleep(
+		&(struct timespec){.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)},
+		NULL);
+}
+
+/* How long to sleep before the next look. Steps are alike: most of the time that the last messages
+ * took is slept through, the rest is looked at often. A long wait is for a person. */
+static uint64_t next_sleep(const struct peer *p, uint64_t waited)
+{
+	const uint64_t likely = MIN(MIN(p->waited_ns[0], p->waited_ns[1]) / 8 * 7, 20000000u);
+	if (waited < likely)
+		return MIN(likely - waited, 5000000u);
+	const uint64_t over = waited - likely;
+	return over < 1000000 ? 10000 : over < 20000000 ? 50000 : over < 1000000000 ? 200000 : 1000000;
+}
+
+int ranks_check(const struct ranks *r, struct err *e)
+{
+	if (!atomic_load(&r->lost))
+		return 0;
+	if (e)
+		*e = r->loss;
+	return ERR_RUN;
+}
+
+/* Waits for a message to or from a rank. */
+static int wait_for_message(
+	struct ranks *r, struct mpi_transfer *t, uint32_t rank, size_t *bytes, struct err *e)
+{
+	static _Thread_local bool precise;
+	struct peer *p = &r->peers[rank];
+	const uint64_t begin = clock_ns();
+	uint64_t done_at = 0;
+	if (!precise) /* sleeps end when they should, not 50 us later */
+		prctl(PR_SET_TIMERSLACK, 1000);
+	precise = true;
+	for (;;) {
+		struct err why = {0};
+		int rc = ranks_check(r, e);
+		if (rc)
+			return rc;
+		pthread_mutex_lock(&r->mpi);
+		rc = mpi_test(t, bytes, &why);
+		pthread_mutex_unlock(&r->mpi);
+		const uint64_t now = clock_ns(), waited = now - begin;
+		if (rc > 0) {
+			if (bytes) { /* only what is received has a rhythm */
+				p->waited_ns[1] = p->waited_ns[0];
+				p->waited_ns[0] = waited;
+			}
+			return 0;
+		}
+		if (rc < 0)
+			return rank_lose(r, rank, why.text, e);
+		if (atomic_load(&p->done)) {
+			done_at = done_at ? done_at : now;
+			if (now - done_at > AFTER_END_NS)
+				return rank_lose(r, rank, "has ended before this rank", e);
+		}
+		sleep_ns(bytes ? next_sleep(p, waited) : waited < 1000000 ? 10000 : 100000);
+	}
+}
+
+int ranks_send(struct ranks *r, uint32_t to, const void *data, size_t bytes, struct err *e)
+{
+	struct mpi_transfer t;
+	if (bytes > INT_MAX)
+		bug("a message of %zu bytes", bytes);
+	int rc = ranks_check(r, e);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&r->mpi);
+	mpi_send(&t, data, bytes, to, TAG_MESSAGE);
+	pthread_mutex_unlock(&r->mpi);
+	return wait_for_message(r, &t, to, NULL, e);
+}
+
+int ranks_receive(
+	struct ranks *r, uint32_t from, void *data, size_t capacity, size_t *bytes, struct err *e)
+{
+	struct mpi_transfer t;
+	size_t n;
+	int rc = ranks_check(r, e);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&r->mpi);
+	mpi_receive(&t, data, MIN(capacity, (size_t)INT_MAX), from, TAG_MESSAGE);
+	pthread_mutex_unlock(&r->mpi);
+	return wait_for_message(r, &t, from, bytes ? bytes : &n, e);
+}
+
+/* ---- calls that every rank makes ---- */
+
+/* A message of a length that both sides know. */
+static int receive_exactly(struct ranks *r, uint32_t from, void *data, size_t bytes, struct err *e)
+{
+	size_t got = 0;
+	int rc = ranks_receive(r, from, data, bytes, &got, e);
+	if (!rc && got != bytes)
+		rc = rank_lose(r, from, "runs another program: a message has another length", e);
+	return rc;
+}
+
+int ranks_gather(struct ranks *r, const void *mine, size_t bytes, void *all, struct err *e)
+{
+	int rc = 0;
+	if (r->me)
+		return ranks_send(r, 0, mine, bytes, e);
+	memcpy(all, mine, bytes);
+	for (uint32_t i = 1; i < r->count && !rc; i++)
+		rc = receive_exactly(r, i, (uint8_t *)all + i * bytes, bytes, e);
+	return rc;
+}
+
+int ranks_broadcast(struct ranks *r, void *data, size_t bytes, struct err *e)
+{
+	int rc = 0;
+	if (r->me)
+		return receive_exactly(r, 0, data, bytes, e);
+	for (uint32_t i = 1; i < r->count && !rc; i++)
+		rc = ranks_send(r, i, data, bytes, e);
+	return rc;
+}
+
+int ranks_agree(struct ranks *r, int rc, struct err *e)
+{
+	struct err mine = {0}, *all = NEW_ARRAY(struct err, r->count), verdict = {0};
+	if (rc && e)
+		mine = *e;
+	mine.code = rc;
+	int failed = ranks_gather(r, &mine, sizeof mine, all, e);
+	for (uint32_t i = 0; i < r->count && !r->me && !verdict.code; i++)
+		if (all[i].code) {
+			verdict = all[i];
+			err_prefix(&verdict, "%s", r->peers[i].name);
+		}
+	free(all);
+	if (failed || (failed = ranks_broadcast(r, &verdict, sizeof verdict, e)))
+		return failed;
+	if (verdict.code) {
+		ranks_settle(r);
+		if (e)
+			*e = verdict;
+	}
+	return verdict.code;
+}
+
+void ranks_settle(struct ranks *r)
+{
+	r->settled = true;
+}
+
+bool ranks_settled(const struct ranks *r)
+{
+	return r->settled;
+}
+
+/* ---- start and end ---- */
+
+/* All names to all. */
+static int exchange_names(struct ranks *r, struct err *e)
+{
+	char host[64] = "", *all = NEW_ARRAY(char, r->count * sizeof host);
+	gethostname(host, sizeof host - 1);
+	err_plain(host);
+	int rc = ranks_gather(r, host, sizeof host, all, e);
+	if (!rc)
+		rc = ranks_broadcast(r, all, r->count * sizeof host, e);
+	for (uint32_t i = 0; i < r->count && !rc; i++) {
+		const char *name = all + i * sizeof host;
+		snprintf(r->peers[i].name, sizeof r->peers->name, "rank %u (%.60s)", i, name);
+		r->beside += !strcmp(name, host);
+	}
+	free(all);
+	return rc;
+}
+
+int ranks_open(struct ranks **out, struct err *e)
+{
+	struct ranks *r = NEW(struct ranks);
+	*out = NULL;
+	int rc = mpi_start(&r->me, &r->count, e);
+	if (!rc && r->count > RANKS_MAX)
+		rc = err_set(e, ERR_USAGE, "%u ranks, at most %d are possible", r->count, RANKS_MAX);
+	if (rc) {
+		free(r);
+		return rc;
+	}
+	pthread_mutex_init(&r->mpi, NULL);
+	r->peers = NEW_ARRAY(struct peer, r->count);
+	for (uint32_t i = 0; i < r->count; i++)
+		snprintf(r->peers[i].name, sizeof r->peers->name, "rank %u", i);
+	if ((rc = rank_beats_start(r, e)))
+		return rc; /* the process ends; what MPI may still write to stays */
+	*out = here = r;
+	return exchange_names(r, e);
+}
+
+static void on_finalize_alarm(int sig)
+{
+	static const char text[] = "glmstream: MPI does not end: a rank hangs\n";
+	(void)sig;
+	(void)!write(STDERR_FILENO, text, sizeof text - 1);
+	_exit(1);
+}
+
+/* Until the others have heard what this rank says, and are done too if that is waited for. */
+static bool wait_until_heard(struct ranks *r, bool all_done, uint64_t limit_ns)
+{
+	const uint64_t begin = clock_ns();
+	while (!rank_beats_heard(r, all_done)) {
+		if (atomic_load(&r->lost) || clock_ns() - begin > limit_ns)
+			return false;
+		sleep_ns(5000000);
+	}
+	return true;
+}
+
+/* A rank is lost: the others hear it, then this process ends. */
+static int close_lost(struct ranks *r, int rc, struct err *e)
+{
+	if (atomic_exchange(&r->told, true))
+		for (;;) /* the thread writes the sentence and ends the process */
+			pause();
+	sleep_ns(AFTER_END_NS);
+	if (!rc || rc == ERR_INTERRUPTED) {
+		*e = r->loss;
+		rc = ERR_RUN;
+	}
+	return rc;
+}
+
+int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
+{
+	*abrupt = false;
+	if (!r)
+		return rc;
+	*abrupt = true;
+	const bool in_order = !rc || r->settled;
+	if (!atomic_load(&r->lost)) {
+		rank_beats_say(r, in_order ? BEAT_DONE : BEAT_LEFT, in_order ? NULL : e->text);
+		*abrupt = !wait_until_heard(r, in_order, END_NS) || !in_order;
+	}
+	if (atomic_load(&r->lost))
+		return close_lost(r, rc, e);
+	if (*abrupt) {
+		sleep_ns(AFTER_END_NS); /* mpirun ends the others as soon as this one has */
+		return rc;
+	}
+	rank_beats_stop(r);
+	signal(SIGALRM, on_finalize_alarm);
+	alarm(FINALIZE_S);
+	mpi_stop();
+	alarm(0);
+	for (uint32_t i = 0; i < r->count; i++) {
+		free(r->peers[i].in_data);
+		free(r->peers[i].out_data);
+		free(r->peers[i].status);
+	}
+	free(r->peers);
+	free(r);
+	here = NULL;
+	return rc;
+}

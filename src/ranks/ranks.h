@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Ranks: the processes that mpirun started together, on one host or on several. This module moves
+ * bytes between them and notices when one is lost; it knows nothing of models. What the messages
+ * mean: src/engine/ranks/rank_protocol.h.
+ *
+ * Order of use: ranks_open; ranks_send, ranks_receive, ranks_agree, ranks_gather, ranks_broadcast;
+ * ranks_close.
+ *
+ * What the ranks say to each other
+ * - Messages. Between two ranks they arrive in the order in which they were sent. Whoever waits
+ *   polls and sleeps, so that ranks of one host leave each other the cores.
+ * - Beats. A thread of each rank sends every other rank a beat twice a second. A beat says one of:
+ *     alive     and, to rank 0, the latest status (ranks_publish)
+ *     done      this rank has ended in order and waits for the others
+ *     left      this rank has ended with an error: its sentence
+ *     lost      another rank is lost: which one, and why
+ *
+ * How they end
+ * - In order: each rank says "done" and waits until all have; then MPI ends.
+ * - A rank is lost when it has sent no beat for 5 s (it hangs, its host cannot be reached), or has
+ *   left. Then every call fails with the sentence that names it, and a process that has not ended
+ *   by itself 1.5 s later is ended with status 1, after the sentence was written.
+ * - A rank that dies by a signal: mpirun notices first, names it and ends all others.
+ *
+ * Threads: one thread at a time calls these, except ranks_status and ranks_name, which any may.
+ */
+#ifndef GLM_RANKS_RANKS_H
+#define GLM_RANKS_RANKS_H
+
+#include "src/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct ranks;
+
+#define RANKS_MAX          64
+#define RANKS_STATUS_BYTES (4u << 20) /* a status, at most */
+
+/* Has mpirun started several processes? Looks at the environment only. */
+bool ranks_wanted(void);
+
+/* Starts MPI and the beats; once in a process. ERR_RUN, or ERR_USAGE in a build without MPI. */
+int ranks_open(struct ranks **out, struct err *e);
+
+/* The ranks of this process; NULL: it is one of one. */
+struct ranks *ranks_here(void);
+
+uint32_t ranks_me(const struct ranks *r);
+uint32_t ranks_count(const struct ranks *r);
+uint32_t ranks_beside(const struct ranks *r); /* ranks on this host, this one included */
+const char *ranks_name(const struct ranks *r, uint32_t rank); /* "rank 1 (host)" */
+
+/* Sends bytes (at most INT32_MAX) and returns when they may be changed. ERR_RUN: a rank is lost. */
+int ranks_send(struct ranks *r, uint32_t to, const void *data, size_t bytes, struct err *e);
+/* The next message of `from`; *bytes (may be NULL): its length. Waits as long as all ranks are
+ * there. ERR_RUN: a rank is lost, or the message is longer than `capacity`. */
+int ranks_receive(
+	struct ranks *r, uint32_t from, void *data, size_t capacity, size_t *bytes, struct err *e);
+
+/* ---- calls that every rank makes at the same point ---- */
+
+/* all (rank 0 only): [count] of `bytes` each, by rank. */
+int ranks_gather(struct ranks *r, const void *mine, size_t bytes, void *all, struct err *e);
+/* data: of rank 0, then of all. */
+int ranks_broadcast(struct ranks *r, void *data, size_t bytes, struct err *e);
+/* rc, *e: how something went here. 0 when it went well on all ranks; else the same error on all:
+ * that of the lowest rank, whose name stands before it. They end then; the error is settled. */
+int ranks_agree(struct ranks *r, int rc, struct err *e);
+
+/* All ranks know that this one ends now: whatever the status, it has ended in order. */
+void ranks_settle(struct ranks *r);
+bool ranks_settled(const struct ranks *r);
+
+/* Fails with the sentence when a rank is lost. Any thread. */
+int ranks_check(const struct ranks *r, struct err *e);
+
+/* ---- a status for rank 0 ---- */
+
+/* Every beat to rank 0 carries what `fill` writes to out [bytes <= RANKS_STATUS_BYTES]. fill is
+ * called by a thread of its own, and not any more after a call with NULL has returned. */
+void ranks_publish(struct ranks *r, size_t bytes, void (*fill)(void *user, void *out), void *user);
+/* Rank 0: the latest status of a rank. False: none of so many bytes has come yet. */
+bool ranks_status(struct ranks *r, uint32_t rank, void *out, size_t bytes);
+
+/* The process ends with rc and *e. Waits for the others if that is in order, else tells them why.
+ * Returns rc; if a rank is lost and rc is 0 or interrupted, ERR_RUN and the sentence in *e.
+ * *abrupt: MPI has not ended, and the process should by _exit. NULL is fine. */
+int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e);
+
+#endif

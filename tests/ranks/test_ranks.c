@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Messages between ranks, and how they end. The program starts itself under mpirun with the name of
+ * a role; each case looks at the status and at what was written. Without mpirun they are skipped.
+ */
+#include "src/base/err.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/ranks/ranks.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* ---- what a rank does ---- */
+
+#define FAIL(...) (fprintf(stderr, "WRONG: " __VA_ARGS__), fputc('\n', stderr), 1)
+
+static void sleep_ms(long ms)
+{
+	nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static uint8_t byte_of(uint32_t from, uint32_t to, size_t size, size_t i)
+{
+	return (uint8_t)(from * 7 + to * 3 + size + i * 31 + i / 4096);
+}
+
+/* Messages of many lengths from each rank to each other one, those of a pair in order. */
+static int talk_in_pairs(struct ranks *r, struct err *e)
+{
+	static const size_t sizes[] = {0, 1, 100, 4096, 70000, 3000001};
+	const uint32_t me = ranks_me(r), n = ranks_count(r);
+	uint8_t *data = NEW_ARRAY(uint8_t, sizes[5]);
+	int rc = 0;
+	for (uint32_t from = 0; from < n; from++)
+		for (uint32_t to = 0; to < n; to++)
+			for (size_t k = 0; from != to && k < ARRAY_LEN(sizes) && !rc; k++) {
+				size_t got = 99;
+				if (me == from) {
+					for (size_t i = 0; i < sizes[k]; i++)
+						data[i] = byte_of(from, to, sizes[k], i);
+					rc = ranks_send(r, to, data, sizes[k], e);
+				} else if (me == to) {
+					rc = ranks_receive(r, from, data, sizes[5], &got, e);
+					if (!rc && got != sizes[k])
+						rc = FAIL("%zu bytes of %zu", got, sizes[k]);
+					for (size_t i = 0; i < sizes[k] && !rc; i++)
+						if (data[i] != byte_of(from, to, sizes[k], i))
+							rc = FAIL("byte %zu of %zu", i, sizes[k]);
+				}
+			}
+	free(data);
+	return rc;
+}
+
+static void fill_status(void *user, void *out)
+{
+	memcpy(out, user, 12);
+}
+
+static int talk(struct ranks *r, struct err *e)
+{
+	const uint32_t me = ranks_me(r), n = ranks_count(r);
+	uint32_t all[RANKS_MAX] = {0}, mine = me * me + 5, told = me ? 0 : 4711;
+	char status[12] = "of rank ", got[12] = "";
+	int rc = talk_in_pairs(r, e);
+	if (ranks_beside(r) != n || strncmp(ranks_name(r, n - 1), "rank ", 5) != 0)
+		return FAIL("names and hosts");
+	if (rc || (rc = ranks_gather(r, &mine, sizeof mine, all, e)) ||
+		(rc = ranks_broadcast(r, &told, sizeof told, e)))
+		return rc;
+	for (uint32_t i = 0; i < n && !me; i++)
+		if (all[i] != i * i + 5)
+			return FAIL("gathered %u of rank %u", all[i], i);
+	if (told != 4711)
+		return FAIL("told %u", told);
+	status[8] = (char)('0' + me);
+	if (me)
+		ranks_publish(r, sizeof status, fill_status, status);
+	for (uint32_t i = 1; i < n && !me; i++) {
+		while (!ranks_status(r, i, got, sizeof got))
+			sleep_ms(10);
+		if (got[8] != (char)('0' + i))
+			return FAIL("status %.9s of rank %u", got, i);
+	}
+	rc = ranks_agree(r, 0, e);
+	if (me)
+		ranks_publish(r, 0, NULL, NULL);
+	return rc;
+}
+
+static int disagree(struct ranks *r, struct err *e)
+{
+	struct err mine = {0};
+	int rc = ranks_me(r) ? err_set(&mine, ERR_INPUT, "no file of rank %u", ranks_me(r)) : 0;
+	rc = ranks_agree(r, rc, &mine);
+	*e = mine;
+	if (!ranks_settled(r))
+		return FAIL("not settled");
+	return rc;
+}
+
+static int leave(struct ranks *r, struct err *e)
+{
+	char byte;
+	return ranks_me(r) == 1 ? err_set(e, ERR_INPUT, "it had to go")
+							: ranks_receive(r, 1, &byte, 1, NULL, e);
+}
+
+static int end_early(struct ranks *r, struct err *e)
+{
+	char byte;
+	return ranks_me(r) == 1 ? 0 : ranks_receive(r, 1, &byte, 1, NULL, e);
+}
+
+static int long_message(struct ranks *r, struct err *e)
+{
+	char bytes[8] = "1234567";
+	return ranks_me(r) == 1 ? ranks_send(r, 0, bytes, 8, e)
+							: ranks_receive(r, 1, bytes, 4, NULL, e);
+}
+
+/* Neither rank looks at messages when the third one hangs. */
+static int hang(struct ranks *r, struct err *e)
+{
+	(void)e;
+	if (ranks_me(r) == 2)
+		raise(SIGSTOP);
+	sleep_ms(60000);
+	return 0;
+}
+
+static int die(struct ranks *r, struct err *e)
+{
+	char byte;
+	if (ranks_me(r) == 1)
+		raise(SIGKILL);
+	return ranks_receive(r, 1, &byte, 1, NULL, e);
+}
+
+static const struct role {
+	const char *name;
+	int (*run)(struct ranks *r, struct err *e);
+} roles[] = {{"talk", talk}, {"disagree", disagree}, {"leave", leave}, {"end_early", end_early},
+	{"long_message", long_message}, {"hang", hang}, {"die", die}};
+
+static int run_role(const char *name)
+{
+	struct err e = {0};
+	struct ranks *r = NULL;
+	bool abrupt;
+	int rc = ranks_open(&r, &e);
+	for (size_t i = 0; i < ARRAY_LEN(roles) && !rc; i++)
+		if (!strcmp(roles[i].name, name))
+			rc = roles[i].run(r, &e);
+	const uint32_t me = r ? ranks_me(r) : 0;
+	rc = ranks_close(r, rc, &abrupt, &e);
+	if (rc)
+		fprintf(stderr, "from %u: %s\n", me, e.text);
+	_exit(rc > 0 ? rc : err_exit_status(rc));
+}
+
+/* ---- the cases ---- */
+
+static char said[65536];
+
+/* The exit status of mpirun with n ranks; what they wrote is in `said`. */
+static int run_ranks(const char *role, int n)
+{
+	char self[1024], command[2048];
+	ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+	assert_true(length > 0);
+	self[length] = 0;
+	snprintf(command, sizeof command,
+		"OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 100 mpirun "
+		"--oversubscribe --bind-to none -np %d '%s' %s 2>&1 </dev/null",
+		n, self, role);
+	FILE *f = popen(command, "r");
+	assert_non_null(f);
+	size_t used = fread(said, 1, sizeof said - 1, f);
+	said[used] = 0;
+	int status = pclose(f);
+	if (getenv("RANKS_SAID"))
+		fprintf(stderr, "%s %d:\n%s", role, n, said);
+	assert_true(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+#define NEED_MPIRUN()                                                                              \
+	if (!HAVE_MPI || system("command -v mpirun >/dev/null 2>&1"))                                  \
+	skip()
+
+static void expect_said(const char *text)
+{
+	if (!strstr(said, text))
+		fail_msg("expected \"%s\" in:\n%s", text, said);
+}
+
+static void test_messages(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	if (run_ranks("talk", 3))
+		fail_msg("%s", said);
+}
+
+static void test_disagreement_names_the_lowest_rank(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	assert_int_equal(run_ranks("disagree", 3), 3);
+	expect_said("from 0: rank 1 (");
+	expect_said("): no file of rank 1");
+	assert_null(strstr(said, "no file of rank 2"));
+}
+
+static void test_rank_that_leaves_is_named(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	assert_int_not_equal(run_ranks("leave", 2), 0);
+	expect_said("from 0: rank 1 (");
+	expect_said("has ended: it had to go");
+	assert_int_equal(run_ranks("end_early", 2), 1);
+	expect_said("has ended before this rank");
+	assert_int_equal(run_ranks("long_message", 2), 1);
+	expect_said("from 0: rank 1 (");
+}
+
+static void test_rank_that_hangs_is_named(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	assert_int_equal(run_ranks("hang", 3), 1);
+	expect_said("glmstream: rank ");
+	expect_said(": rank 2 (");
+	expect_said("has not answered for 5 s");
+}
+
+static void test_rank_that_is_killed_is_named(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	assert_int_not_equal(run_ranks("die", 3), 0);
+	expect_said("mpirun noticed that process rank 1 ");
+}
+
+static void test_without_mpirun(void **state)
+{
+	(void)state;
+	assert_false(ranks_wanted());
+	assert_null(ranks_here());
+	bool abrupt = true;
+	struct err e = {0};
+	assert_int_equal(ranks_close(NULL, ERR_INPUT, &abrupt, &e), ERR_INPUT);
+	assert_false(abrupt);
+	setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+	assert_false(ranks_wanted());
+	setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+	assert_true(ranks_wanted());
+	unsetenv("OMPI_COMM_WORLD_SIZE");
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 2)
+		return run_role(argv[1]);
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_without_mpirun),
+		cmocka_unit_test(test_messages),
+		cmocka_unit_test(test_disagreement_names_the_lowest_rank),
+		cmocka_unit_test(test_rank_that_leaves_is_named),
+		cmocka_unit_test(test_rank_that_hangs_is_named),
+		cmocka_unit_test(test_rank_that_is_killed_is_named),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
