@@ -36,6 +36,7 @@ int cmd_run(int argc, char **argv, struct err *e);
 int cmd_plan(int argc, char **argv, struct err *e);
 int cmd_inspect(int argc, char **argv, struct err *e);
 int cmd_convert(int argc, char **argv, struct err *e);
+int cmd_export(int argc, char **argv, struct err *e);
 int cmd_verify(int argc, char **argv, struct err *e);
 int cmd_tokenize(int argc, char **argv, struct err *e);
 int cmd_render(int argc, char **argv, struct err *e);

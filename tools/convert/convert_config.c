@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* config.json and generation_config.json -> struct convert_config. */
+/* config.json and generation_config.json -> struct convert_config, and back. What both directions
+ * need stands in tables: numbers, and settings of which only one value is supported. */
 #include "tools/convert/convert_config.h"
 
 #include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/model/config.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -12,6 +15,71 @@
 #include <unistd.h>
 
 #include <jansson.h>
+
+/* Whole numbers, read in this order. */
+#define AT(field) offsetof(struct convert_config, field)
+#define NO_LIMIT  SIZE_MAX
+static const struct number_key {
+	const char *key;
+	size_t at; /* of the uint32_t in struct convert_config */
+	uint32_t min, max;
+	size_t limit;  /* of another number that it must not exceed, read before; NO_LIMIT: none */
+	bool optional; /* `fallback` where it is absent */
+	uint32_t fallback;
+} number_keys[] = {
+	{"num_hidden_layers", AT(n_layers), 1, CONVERT_MAX_LAYERS - 1, NO_LIMIT, false, 0},
+	{"num_nextn_predict_layers", AT(n_nextn), 0, 1, NO_LIMIT, true, 0},
+	{"hidden_size", AT(hidden), 1, 1u << 24, NO_LIMIT, false, 0},
+	{"vocab_size", AT(vocab), 1, 1u << 28, NO_LIMIT, false, 0},
+	{"max_position_embeddings", AT(max_positions), 1, 1u << 30, NO_LIMIT, false, 0},
+	{"num_attention_heads", AT(n_heads), 1, 65536, NO_LIMIT, false, 0},
+	{"q_lora_rank", AT(q_lora), 1, 1u << 20, NO_LIMIT, false, 0},
+	{"kv_lora_rank", AT(kv_lora), 1, 1u << 16, NO_LIMIT, false, 0},
+	{"qk_nope_head_dim", AT(nope), 1, 1u << 14, NO_LIMIT, false, 0},
+	{"qk_rope_head_dim", AT(rope), 2, 1u << 14, NO_LIMIT, false, 0},
+	{"v_head_dim", AT(v_dim), 1, 1u << 14, NO_LIMIT, false, 0},
+	{"index_n_heads", AT(index_heads), 1, 65536, NO_LIMIT, false, 0},
+	{"index_head_dim", AT(index_dim), 1, 1u << 16, NO_LIMIT, false, 0},
+	{"index_topk", AT(index_topk), 1, 1u << 30, NO_LIMIT, false, 0},
+	{"first_k_dense_replace", AT(n_dense), 0, UINT32_MAX, AT(n_layers), false, 0},
+	{"intermediate_size", AT(dense_width), 1, 1u << 24, NO_LIMIT, false, 0},
+	{"moe_intermediate_size", AT(moe_width), 1, 1u << 24, NO_LIMIT, false, 0},
+	{"n_routed_experts", AT(n_experts), 1, 65536, NO_LIMIT, false, 0},
+	{"num_experts_per_tok", AT(n_used), 1, UINT32_MAX, AT(n_experts), false, 0},
+	{"n_shared_experts", AT(n_shared), 1, 64, NO_LIMIT, false, 0},
+	{"n_group", AT(n_group), 1, UINT32_MAX, AT(n_experts), true, 1},
+	{"topk_group", AT(n_group_used), 1, UINT32_MAX, AT(n_group), true, 1},
+};
+
+static const struct real_key {
+	const char *key;
+	size_t at; /* of the float */
+} real_keys[] = {
+	{"rms_norm_eps", AT(rms_eps)},
+	{"routed_scaling_factor", AT(routed_scale)},
+};
+
+/* Settings of which nothing else is supported. */
+static const struct fixed_word {
+	const char *key, *word;
+	bool required;
+} fixed_words[] = {
+	{"model_type", "glm_moe_dsa", true},
+	{"hidden_act", "silu", true},
+	{"scoring_func", "sigmoid", false},
+	{"topk_method", "noaux_tc", false},
+};
+
+static const struct fixed_bool {
+	const char *key;
+	bool value;
+} fixed_bools[] = {
+	{"attention_bias", false},
+	{"mlp_bias", false},
+	{"tie_word_embeddings", false},
+	{"rope_interleave", true},
+	{"indexer_rope_interleave", true},
+};
 
 /* A JSON object and where it came from, for sentences. */
 struct json_source {
@@ -134,9 +202,7 @@ static int read_rope(struct convert_config *c, const struct json_source *s)
 			return err_set(
 				s->e, ERR_INPUT, "%s: key rope_scaling is set, which is not supported", s->path);
 	}
-	if ((code = expect_bool(s, "rope_interleave", true)))
-		return code;
-	return expect_bool(s, "indexer_rope_interleave", true);
+	return 0;
 }
 
 /* "full"/"shared" per layer from a list of words or a string of letters F and S. */
@@ -190,18 +256,7 @@ static int read_moe(struct convert_config *c, const struct json_source *s)
 {
 	int code;
 	uint32_t freq;
-	if ((code = get_u32(s, "first_k_dense_replace", 0, c->n_layers, &c->n_dense)) ||
-		(code = get_u32(s, "intermediate_size", 1, 1u << 24, &c->dense_width)) ||
-		(code = get_u32(s, "moe_intermediate_size", 1, 1u << 24, &c->moe_width)) ||
-		(code = get_u32(s, "n_routed_experts", 1, 65536, &c->n_experts)) ||
-		(code = get_u32(s, "num_experts_per_tok", 1, c->n_experts, &c->n_used)) ||
-		(code = get_u32(s, "n_shared_experts", 1, 64, &c->n_shared)) ||
-		(code = get_u32_or(s, "n_group", 1, c->n_experts, 1, &c->n_group)) ||
-		(code = get_u32_or(s, "topk_group", 1, c->n_group, 1, &c->n_group_used)) ||
-		(code = get_f32(s, "routed_scaling_factor", &c->routed_scale)) ||
-		(code = get_u32_or(s, "moe_layer_freq", 1, 1, 1, &freq)) ||
-		(code = expect_str(s, "scoring_func", "sigmoid", false)) ||
-		(code = expect_str(s, "topk_method", "noaux_tc", false)))
+	if ((code = get_u32_or(s, "moe_layer_freq", 1, 1, 1, &freq)))
 		return code;
 	const json_t *norm = json_object_get(s->root, "norm_topk_prob");
 	if (!json_is_boolean(norm))
@@ -218,31 +273,31 @@ static int read_moe(struct convert_config *c, const struct json_source *s)
 	return 0;
 }
 
+static int read_numbers(struct convert_config *c, const struct json_source *s)
+{
+	int code = 0;
+	for (size_t i = 0; i < ARRAY_LEN(number_keys) && !code; i++) {
+		const struct number_key *k = &number_keys[i];
+		uint32_t max = k->limit == NO_LIMIT ? k->max : *(uint32_t *)((char *)c + k->limit);
+		uint32_t *out = (uint32_t *)((char *)c + k->at);
+		code = k->optional ? get_u32_or(s, k->key, k->min, max, k->fallback, out)
+						   : get_u32(s, k->key, k->min, max, out);
+	}
+	for (size_t i = 0; i < ARRAY_LEN(real_keys) && !code; i++)
+		code = get_f32(s, real_keys[i].key, (float *)((char *)c + real_keys[i].at));
+	return code;
+}
+
 static int read_model(struct convert_config *c, const struct json_source *s)
 {
-	int code;
+	int code = 0;
 	uint32_t width;
-	if ((code = expect_str(s, "model_type", "glm_moe_dsa", true)) ||
-		(code = expect_str(s, "hidden_act", "silu", true)) ||
-		(code = get_u32(s, "num_hidden_layers", 1, CONVERT_MAX_LAYERS - 1, &c->n_layers)) ||
-		(code = get_u32_or(s, "num_nextn_predict_layers", 0, 1, 0, &c->n_nextn)) ||
-		(code = get_u32(s, "hidden_size", 1, 1u << 24, &c->hidden)) ||
-		(code = get_u32(s, "vocab_size", 1, 1u << 28, &c->vocab)) ||
-		(code = get_u32(s, "max_position_embeddings", 1, 1u << 30, &c->max_positions)) ||
-		(code = get_u32(s, "num_attention_heads", 1, 65536, &c->n_heads)) ||
-		(code = get_u32(s, "q_lora_rank", 1, 1u << 20, &c->q_lora)) ||
-		(code = get_u32(s, "kv_lora_rank", 1, 1u << 16, &c->kv_lora)) ||
-		(code = get_u32(s, "qk_nope_head_dim", 1, 1u << 14, &c->nope)) ||
-		(code = get_u32(s, "qk_rope_head_dim", 2, 1u << 14, &c->rope)) ||
-		(code = get_u32(s, "v_head_dim", 1, 1u << 14, &c->v_dim)) ||
-		(code = get_u32_or(s, "qk_head_dim", 1, 1u << 15, c->nope + c->rope, &width)) ||
-		(code = get_u32(s, "index_n_heads", 1, 65536, &c->index_heads)) ||
-		(code = get_u32(s, "index_head_dim", 1, 1u << 16, &c->index_dim)) ||
-		(code = get_u32(s, "index_topk", 1, 1u << 30, &c->index_topk)) ||
-		(code = get_f32(s, "rms_norm_eps", &c->rms_eps)) ||
-		(code = expect_bool(s, "attention_bias", false)) ||
-		(code = expect_bool(s, "mlp_bias", false)) ||
-		(code = expect_bool(s, "tie_word_embeddings", false)))
+	for (size_t i = 0; i < ARRAY_LEN(fixed_words) && !code; i++)
+		code = expect_str(s, fixed_words[i].key, fixed_words[i].word, fixed_words[i].required);
+	for (size_t i = 0; i < ARRAY_LEN(fixed_bools) && !code; i++)
+		code = expect_bool(s, fixed_bools[i].key, fixed_bools[i].value);
+	if (code || (code = read_numbers(c, s)) ||
+		(code = get_u32_or(s, "qk_head_dim", 1, 1u << 15, c->nope + c->rope, &width)))
 		return code;
 	if (width != c->nope + c->rope)
 		return err_set(s->e, ERR_INPUT,
@@ -323,4 +378,99 @@ int convert_config_read(struct convert_config *c, const char *dir, struct err *e
 	}
 	free(path);
 	return code;
+}
+
+/* ---- writing ---- */
+
+/* The shortest decimal number that is this float. */
+static json_t *json_float(float v)
+{
+	char text[32];
+	for (int digits = 6; digits <= 9; digits++) {
+		snprintf(text, sizeof text, "%.*g", digits, (double)v);
+		if (strtof(text, NULL) == v)
+			break;
+	}
+	return json_real(strtod(text, NULL));
+}
+
+/* The schedule of indexers as a list, and as frequency and offset where there are such. */
+static void write_schedule(const struct convert_config *c, json_t *root)
+{
+	json_t *types = json_array();
+	for (uint32_t il = 0; il < c->n_layers; il++)
+		json_array_append_new(types, json_string(c->full[il] ? "full" : "shared"));
+	json_object_set_new(root, "indexer_types", types);
+	for (uint32_t freq = 1; freq <= 8; freq++)
+		for (uint32_t offset = 0; offset <= (freq > 1 ? 8 : 0); offset++) {
+			uint32_t il = 0;
+			while (il < c->n_layers && c->full[il] == config_index_full(il, freq, offset))
+				il++;
+			if (il < c->n_layers)
+				continue;
+			json_object_set_new(root, "index_topk_freq", json_integer(freq));
+			json_object_set_new(root, "index_skip_topk_offset", json_integer(offset));
+			return;
+		}
+}
+
+static void write_tokens(const struct convert_config *c, json_t *root)
+{
+	json_t *stops = json_array();
+	for (uint32_t i = 0; i < c->n_stops; i++)
+		json_array_append_new(stops, json_integer(c->stops[i]));
+	json_object_set_new(root, "eos_token_id", stops);
+	if (c->has_pad)
+		json_object_set_new(root, "pad_token_id", json_integer(c->pad));
+}
+
+json_t *convert_config_json(const struct convert_config *c, const char *dtype)
+{
+	json_t *root = json_object(), *mlp = json_array();
+	json_object_set_new(root, "architectures", json_pack("[s]", "GlmMoeDsaForCausalLM"));
+	for (size_t i = 0; i < ARRAY_LEN(fixed_words); i++)
+		json_object_set_new(root, fixed_words[i].key, json_string(fixed_words[i].word));
+	json_object_set_new(root, "dtype", json_string(dtype));
+	for (size_t i = 0; i < ARRAY_LEN(number_keys); i++)
+		json_object_set_new(root, number_keys[i].key,
+			json_integer(*(const uint32_t *)((const char *)c + number_keys[i].at)));
+	for (size_t i = 0; i < ARRAY_LEN(real_keys); i++)
+		json_object_set_new(root, real_keys[i].key,
+			json_float(*(const float *)((const char *)c + real_keys[i].at)));
+	if (c->has_latent_eps)
+		json_object_set_new(root, "latent_rms_norm_eps", json_float(c->latent_eps));
+	for (size_t i = 0; i < ARRAY_LEN(fixed_bools); i++)
+		json_object_set_new(root, fixed_bools[i].key, json_boolean(fixed_bools[i].value));
+	json_object_set_new(root, "norm_topk_prob", json_boolean(c->norm_topk));
+	json_object_set_new(root, "num_key_value_heads", json_integer(c->n_heads));
+	json_object_set_new(root, "qk_head_dim", json_integer(c->nope + c->rope));
+	json_object_set_new(root, "head_dim", json_integer(c->nope));
+	json_object_set_new(root, "moe_layer_freq", json_integer(1));
+	json_object_set_new(root, "rope_parameters",
+		json_pack("{s:o,s:s}", "rope_theta", json_float(c->rope_theta), "rope_type", "default"));
+	write_schedule(c, root);
+	for (uint32_t il = 0; il < c->n_layers; il++)
+		json_array_append_new(mlp, json_string(il < c->n_dense ? "dense" : "sparse"));
+	json_object_set_new(root, "mlp_layer_types", mlp);
+	if (c->n_nextn)
+		json_object_set_new(root, "index_share_for_mtp_iteration", json_true());
+	json_object_set_new(root, "attention_dropout", json_real(0));
+	json_object_set_new(root, "initializer_range", json_real(0.02));
+	json_object_set_new(root, "use_cache", json_true());
+	json_object_set_new(root, "ep_size", json_integer(1));
+	write_tokens(c, root);
+	return root;
+}
+
+json_t *convert_config_generation_json(const struct convert_config *c)
+{
+	json_t *root = json_object();
+	write_tokens(c, root);
+	if (c->has_temp || c->has_top_p)
+		json_object_set_new(root, "do_sample", json_true());
+	if (c->has_temp)
+		json_object_set_new(root, "temperature", json_float(c->temp));
+	if (c->has_top_p)
+		json_object_set_new(root, "top_p", json_float(c->top_p));
+	return root;
 }

@@ -44,6 +44,20 @@ int convert_config_read(struct convert_config *c, const char *dir, struct err *e
 /* One config.json alone. */
 int convert_config_read_file(struct convert_config *c, const char *path, struct err *e);
 
+/* The other direction, for transformers: the caller owns the reference. `dtype`: "bfloat16" or
+ * "float32". Numbers as the struct has them. Derived, as the released file has them:
+ * - architectures, head_dim, qk_head_dim, num_key_value_heads, moe_layer_freq, mlp_layer_types,
+ *   index_share_for_mtp_iteration;
+ * - index_topk_freq and index_skip_topk_offset, where the schedule has such;
+ * - attention_dropout, initializer_range, use_cache, ep_size: constants that no computation here
+ *   depends on.
+ * Left out, since they depend on a library's version or repeat a default: transformers_version,
+ * bos_token_id, index_topk_pattern, pretraining_tp. */
+struct json_t;
+struct json_t *convert_config_json(const struct convert_config *c, const char *dtype);
+/* generation_config.json: stop ids, padding, and sampling where the struct has it. */
+struct json_t *convert_config_generation_json(const struct convert_config *c);
+
 /* Is layer `il` (trunk or MTP) one with an indexer? MTP layers are. */
 static inline bool convert_layer_full(const struct convert_config *c, uint32_t il)
 {

@@ -180,11 +180,25 @@ static struct convert_tensor *add_tensor(struct plan_builder *b, const char *nam
 	return t;
 }
 
-/* Finds a source tensor and its scales, checks the shape. `dims` slowest first. */
+static uint32_t add_source(
+	struct convert_plan *p, const char *name, uint32_t n_dims, const uint64_t *dims)
+{
+	if (p->n_sources == p->cap_sources) {
+		p->cap_sources = p->cap_sources ? 2 * p->cap_sources : 256;
+		p->sources = mem_grow(p->sources, p->cap_sources, sizeof *p->sources);
+	}
+	struct convert_source *s = &p->sources[p->n_sources];
+	*s = (struct convert_source){.name = mem_strdup(name), .n_dims = n_dims};
+	memcpy(s->shape, dims, n_dims * sizeof *dims);
+	return (uint32_t)p->n_sources++;
+}
+
+/* Adds a source tensor, and finds it and its scales in the checkpoint, where it checks the shape.
+ * `dims` slowest first. */
 static struct convert_slab find_source(
 	struct plan_builder *b, const char *name, uint32_t n_dims, const uint64_t *dims)
 {
-	struct convert_slab s = {0};
+	struct convert_slab s = {.source = add_source(b->plan, name, n_dims, dims)};
 	char text[SAFETENSORS_SHAPE_MAX], want_text[SAFETENSORS_SHAPE_MAX];
 	if (b->code || !b->st)
 		return s;
@@ -294,11 +308,11 @@ static void kv_b(struct layer l)
 	k->src_rows = c->nope;
 	k->src_cols = c->kv_lora;
 	for (uint64_t n = 0; n < c->n_heads; n++)
-		k->slabs[n] = (struct convert_slab){s.src, s.scale, n * rows};
+		k->slabs[n] = (struct convert_slab){s.source, s.src, s.scale, n * rows};
 	struct convert_tensor *v = add_tensor(l.b, name_text(name, "blk.%u.attn_v_b.weight", l.il),
 		l.b->recipe->dense, 3, c->kv_lora, c->v_dim, c->n_heads);
 	for (uint64_t n = 0; n < c->n_heads; n++)
-		v->slabs[n] = (struct convert_slab){s.src, s.scale, n * rows + c->nope};
+		v->slabs[n] = (struct convert_slab){s.source, s.src, s.scale, n * rows + c->nope};
 }
 
 static void add_attention(struct layer l)
@@ -344,7 +358,8 @@ static void add_experts(struct layer l, const char *which, const char *fused, ui
 		struct convert_slab s =
 			find_source(l.b, name, 3, (uint64_t[]){c->n_experts, parts * rows, cols});
 		for (uint64_t x = 0; x < c->n_experts; x++)
-			t->slabs[x] = (struct convert_slab){s.src, s.scale, (x * parts + part) * rows};
+			t->slabs[x] =
+				(struct convert_slab){s.source, s.src, s.scale, (x * parts + part) * rows};
 		return;
 	}
 	for (uint64_t x = 0; x < c->n_experts; x++)
@@ -482,6 +497,9 @@ void convert_plan_fini(struct convert_plan *p)
 		free(p->tensors[i].name);
 		free(p->tensors[i].slabs);
 	}
+	for (size_t i = 0; i < p->n_sources; i++)
+		free(p->sources[i].name);
+	free(p->sources);
 	free(p->tensors);
 	free(p->used);
 	buf_free(&p->notes);

@@ -22,7 +22,15 @@
 #include <stdint.h>
 #include <stdio.h>
 
+/* A tensor of the checkpoint that the plan uses, by the name and shape of the released layout. */
+struct convert_source {
+	char *name;
+	uint32_t n_dims;
+	uint64_t shape[3]; /* slowest first */
+};
+
 struct convert_slab {
+	uint32_t source; /* index into convert_plan.sources; `src` is that tensor in a file */
 	const struct safetensors_tensor *src;
 	const struct safetensors_tensor *scale; /* FP8 block scales, or NULL */
 	uint64_t row0;                          /* first row in the matrix view of src */
@@ -82,14 +90,16 @@ int convert_type_parse(enum dtype *out, const char *name, bool (*can)(enum dtype
 struct convert_plan {
 	struct convert_tensor *tensors; /* [n_tensors] in file order: embedding, layers, norm, head */
 	size_t n_tensors, cap;
+	struct convert_source *sources; /* [n_sources] in the order of the walk */
+	size_t n_sources, cap_sources;
 	bool *used;       /* private: per source tensor */
 	struct buf notes; /* lines for people: fallbacks, things left out */
 };
 
 /* Fills a zeroed plan; `types` may be NULL; cfg->n_nextn becomes 0 when the checkpoint lacks the
  * MTP layer. Refused: tensors missing, of other shapes, or that belong to nothing. Slabs point into
- * `st`. Without `st` (NULL) only names, types and shapes are planned, and `dir` is not looked at.
- */
+ * `st`. Without `st` (NULL) only names, types and shapes are planned, and `dir` is not looked at:
+ * the table by which `export` goes the other way. */
 int convert_plan_make(struct convert_plan *p, struct convert_config *cfg,
 	const struct convert_recipe *recipe, const struct convert_types *types,
 	const struct safetensors *st, const char *dir, struct err *e);

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * glmstream export: a GGUF becomes a Hugging Face checkpoint, the other direction of convert. This
+ * file decides and talks. Everything that can be refused is refused before the first byte of
+ * output.
+ */
+#include "src/base/args.h"
+#include "src/base/clock.h"
+#include "src/base/hash.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "tools/commands/commands.h"
+#include "tools/export/export_run.h"
+#include "tools/output/interrupt.h"
+#include "tools/output/progress.h"
+#include "tools/output/report.h"
+#include "tools/output/workers.h"
+#include "tools/plan/model_headers.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define SHARD_BYTES 5000000000u
+
+struct export_options {
+	const char *model, *out;
+	int dtype; /* enum export_dtype */
+	uint64_t shard_bytes;
+	uint32_t jobs;
+	bool dry_run, force, quiet;
+};
+
+/* All that one export holds. */
+struct export_work {
+	struct export_options opt;
+	struct model_headers model;
+	struct convert_config cfg;
+	struct export_plan plan;
+	struct export_texts texts;
+	struct export_folder folder;
+};
+
+static void print_notes(struct buf *notes)
+{
+	fputs(buf_str(notes), stderr);
+	buf_clear(notes);
+}
+
+/* Source, dtypes, shards: exact bytes, one line each. */
+static void print_plan(const struct export_work *w, FILE *f)
+{
+	const struct export_plan *p = &w->plan;
+	uint64_t bytes[ST_DTYPE_COUNT] = {0};
+	size_t count[ST_DTYPE_COUNT] = {0};
+	for (uint32_t i = 0; i < p->n_tensors; i++) {
+		bytes[p->tensors[i].dtype] += p->tensors[i].bytes;
+		count[p->tensors[i].dtype]++;
+	}
+	fprintf(f, "source   %zu tensors in %u file%s, %" PRIu64 " bytes\n", w->model.file->n_tensors,
+		w->model.file->n_files, w->model.file->n_files == 1 ? "" : "s",
+		w->model.file->tensor_bytes);
+	fprintf(f, "model    %u + %u layers, %u experts\n", w->cfg.n_layers, w->cfg.n_nextn,
+		w->cfg.n_experts);
+	for (int t = 0; t < ST_DTYPE_COUNT; t++)
+		if (count[t])
+			fprintf(f, "%-8s %zu tensors, %" PRIu64 " bytes\n", st_dtype_name((enum st_dtype)t),
+				count[t], bytes[t]);
+	fprintf(f, "tensors  %u tensors, %" PRIu64 " bytes\n", p->n_tensors, p->tensor_bytes);
+	fprintf(f, "total    %" PRIu64 " bytes in %u shard%s\n", p->file_bytes, p->n_shards,
+		p->n_shards == 1 ? "" : "s");
+}
+
+static int make_plan(struct export_work *w, struct err *e)
+{
+	struct buf notes = {0};
+	int code = model_headers_open(&w->model, w->opt.model, e);
+	if (!code) {
+		export_plan_config(&w->cfg, &w->model.config, w->model.file);
+		code = export_plan_make(&w->plan, w->model.file, &w->cfg, (enum export_dtype)w->opt.dtype,
+			w->opt.shard_bytes, e);
+	}
+	if (!code)
+		code = export_texts_make(&w->texts, w->model.file, &w->cfg, &w->plan, &notes, e);
+	if (!code) {
+		print_notes(&w->plan.notes);
+		print_notes(&notes);
+	}
+	buf_free(&notes);
+	return code;
+}
+
+/* What the shards depend on: the parts of the model as files, and the plan. */
+static uint64_t fingerprint(const struct export_work *w)
+{
+	uint64_t h = hash_bytes(HASH_START, "export " GLM_VERSION, sizeof "export " GLM_VERSION);
+	for (uint32_t i = 0; i < w->model.file->n_files; i++) {
+		struct stat st;
+		if (stat(w->model.file->files[i].path, &st))
+			continue;
+		h = hash_u64(h, (uint64_t)st.st_size);
+		h = hash_u64(h, (uint64_t)st.st_mtim.tv_sec);
+		h = hash_u64(h, (uint64_t)st.st_mtim.tv_nsec);
+	}
+	for (uint32_t i = 0; i < w->plan.n_shards; i++) {
+		struct buf header = {0};
+		export_plan_header(&w->plan, i, &header);
+		h = hash_bytes(h, header.data, header.len);
+		buf_free(&header);
+	}
+	return h;
+}
+
+static int export_model(struct export_work *w, struct err *e)
+{
+	char took[32];
+	struct buf notes = {0};
+	uint64_t start = clock_ns();
+	int code = export_folder_open(
+		&w->folder, w->opt.out, &w->plan, fingerprint(w), w->opt.force, &notes, e);
+	print_notes(&notes);
+	buf_free(&notes);
+	if (code)
+		return code;
+	interrupt_catch(false);
+	const struct export_job job = {.file = w->model.file,
+		.plan = &w->plan,
+		.folder = &w->folder,
+		.n_workers = w->opt.jobs,
+		.progress = !w->opt.quiet,
+		.cancel = interrupt_flag()};
+	if ((code = export_run(&job, e)) ||
+		(code = export_folder_finish(&w->folder, &w->plan, &w->texts, e))) {
+		if (code == ERR_INPUT)
+			export_folder_discard(&w->folder, &w->plan);
+		else
+			err_hint(e, "the same command goes on from here");
+		return code;
+	}
+	if (!w->opt.quiet)
+		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", ERR_PLAIN(w->opt.out), w->plan.file_bytes,
+			progress_time_text((double)(clock_ns() - start) * 1e-9, took));
+	return 0;
+}
+
+static int parse_export_options(int argc, char **argv, struct export_options *o, struct err *e)
+{
+	static const struct arg_word dtypes[] = {
+		{"auto", EXPORT_AUTO}, {"bf16", EXPORT_BF16}, {"f32", EXPORT_F32}, {NULL, 0}};
+	const struct arg options[] = {
+		{"model", 'm', ARG_STRING, .string = &o->model, .value = "FILE.gguf", .required = true,
+			.help = "the model; of a split one the first part"},
+		{"output", 'o', ARG_STRING, .string = &o->out, .value = "FOLDER",
+			.help = "folder to write: a new or empty one, or that of an interrupted export"},
+		{"dtype", 0, ARG_CHOICE, .i32 = &o->dtype, .words = dtypes,
+			.help = "what matrices become. Norms, routers and biases lose nothing: with bf16 they "
+					"stay F32 where BF16 would round them",
+			.fallback = "auto: f32 if all matrices are F32, else bf16"},
+		{"shard-gb", 0, ARG_SIZE_GB, .u64 = &o->shard_bytes, .min = 0, .max = 1e9,
+			.above_min = true, .value = "G",
+			.help = "most bytes of tensors in a shard, in 10^9 bytes", .fallback = "5"},
+		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
+			.help = "print what would be written, to the byte, and stop"},
+		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
+			.help = "worker threads, each of which writes a shard", .fallback = "all cores"},
+		{"force", 0, ARG_FLAG, .flag = &o->force,
+			.help = "write into a folder that holds other files: those with the names of a "
+					"checkpoint's are replaced, all others stay"},
+		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
+	};
+	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
+	const struct args args = {.command = "glmstream export",
+		.usage = "-m FILE.gguf -o FOLDER [options]",
+		.about = "GGUF to a Hugging Face checkpoint that transformers loads: config.json, "
+				 "generation_config.json, tokenizer, chat template, index and shards, the MTP "
+				 "layer included. BF16 and F32 tensors keep every bit; quantised ones are "
+				 "dequantised. Memory use does not grow with the model. An export that was "
+				 "interrupted goes on with the shard where it stood when the same command is given "
+				 "again; config.json and the index appear only when all shards are complete.",
+		.example = "glmstream export -m glm52-q2.gguf -o GLM-5.2-q2-bf16\n"
+				   "glmstream export -m tuned.gguf --dry-run",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups)};
+	o->jobs = workers_cores();
+	o->shard_bytes = SHARD_BYTES;
+	int rc = report_parse(&args, argc, argv, e);
+	if (rc)
+		return rc;
+	if (!o->dry_run && (!o->out || !*o->out))
+		return err_set(e, ERR_USAGE, "-o FOLDER is missing");
+	return 0;
+}
+
+int cmd_export(int argc, char **argv, struct err *e)
+{
+	struct export_work w = {.model.fd = -1, .folder.journal.fd = -1};
+	int rc = parse_export_options(argc, argv, &w.opt, e);
+	if (rc)
+		return rc == ARGS_HELP ? 0 : rc;
+	rc = make_plan(&w, e);
+	if (!rc && (w.opt.dry_run || !w.opt.quiet))
+		print_plan(&w, w.opt.dry_run ? stdout : stderr);
+	if (!rc && !w.opt.dry_run)
+		rc = export_model(&w, e);
+	export_folder_close(&w.folder);
+	export_texts_fini(&w.texts);
+	export_plan_fini(&w.plan);
+	model_headers_close(&w.model);
+	return rc;
+}
