@@ -67,8 +67,9 @@ struct trace_writer;
 /* Creates PATH.partial and writes the header; trace_writer_close renames it to PATH. A killed
  * process leaves PATH.partial, which can be read up to the last whole frame. At both names only an
  * older trace or an empty file is replaced, with force any file; if another file has appeared at
- * PATH meanwhile, close fails and leaves PATH.partial. A device or pipe is written directly. NULL
- * with a sentence in *e. The model is copied. */
+ * PATH meanwhile, close fails and leaves PATH.partial. Two writers of one PATH: the second is
+ * refused (ERR_RUN). A device or pipe is written directly. NULL with a sentence in *e. The model is
+ * copied. */
 struct trace_writer *trace_writer_open(
 	const char *path, bool force, const struct trace_model *model, struct err *e);
 

@@ -163,11 +163,12 @@ static int open_file(struct trace_writer *w, struct err *e)
 	if (!direct) {
 		w->partial = mem_printf("%s.partial", w->path);
 		int rc = out_file_may_replace(w->path, &out_trace, w->force, e);
-		if (rc || (rc = out_file_may_replace(w->partial, &out_trace, w->force, e)))
+		if (rc)
 			return rc;
+		w->fd = out_file_open_partial(w->partial, &out_trace, w->force, false, e);
+		return MIN(w->fd, 0);
 	}
-	w->fd = open(direct ? w->path : w->partial,
-		direct ? O_WRONLY | O_CLOEXEC : O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	w->fd = open(w->path, O_WRONLY | O_CLOEXEC);
 	return w->fd < 0 ? err_errno(e, errno, "%.400s: cannot create the trace", w->path) : 0;
 }
 
@@ -200,9 +201,9 @@ struct trace_writer *trace_writer_open(
 	if (w->failed.code) {
 		if (e)
 			*e = w->failed;
-		close(w->fd);
 		if (w->partial)
 			unlink(w->partial);
+		close(w->fd); /* the lock ends with it */
 		writer_free(w);
 		return NULL;
 	}
@@ -217,7 +218,8 @@ int trace_writer_close(struct trace_writer *w, struct err *e)
 	uint64_t n = w->n_records;
 	store_u64(record_begin(w, TRACE_END, 0, 0, 0, 16) + 8, n);
 	write_frame(w);
-	if (close(w->fd) && !w->failed.code)
+	int copy = dup(w->fd); /* its close says what the file system has not said yet */
+	if ((copy < 0 || close(copy)) && !w->failed.code)
 		err_errno(&w->failed, errno, "%.400s: cannot close the trace", w->path);
 	if (!w->failed.code && w->partial) {
 		/* another file may have appeared there since open; the trace is whole all the same */
@@ -227,6 +229,7 @@ int trace_writer_close(struct trace_writer *w, struct err *e)
 			err_errno(
 				&w->failed, errno, "%.400s: cannot be renamed to %.400s", w->partial, w->path);
 	}
+	close(w->fd); /* behind the rename: the lock ends with it */
 	int code = w->failed.code;
 	if (code && e)
 		*e = w->failed;

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,24 +24,23 @@ const struct out_kind out_session = {"a session", "GLMSESS", NULL},
 					  out_data = {NULL, NULL, NULL};
 
 /* Does the file begin as files of the kind do? */
-static bool is_of_kind(const char *path, const struct out_kind *kind)
+static bool is_of_kind(int fd, const struct out_kind *kind)
 {
 	char head[OUT_KIND_HEAD];
-	FILE *f = kind->begins ? fopen(path, "re") : NULL;
-	if (!f)
-		return false;
-	size_t n = fread(head, 1, sizeof head, f), begins = strlen(kind->begins);
-	fclose(f);
-	return n >= begins && !memcmp(head, kind->begins, begins) &&
+	size_t n = 0, begins = kind->begins ? strlen(kind->begins) : 0;
+	ssize_t got = 1;
+	while (begins && n < sizeof head && got) {
+		got = pread(fd, head + n, sizeof head - n, (off_t)n);
+		if (got < 0 && errno != EINTR)
+			break;
+		n += got > 0 ? (size_t)got : 0;
+	}
+	return begins && n >= begins && !memcmp(head, kind->begins, begins) &&
 		   (!kind->mark || memmem(head, n, kind->mark, strlen(kind->mark)));
 }
 
-int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e)
+static int refuse_to_replace(const char *path, const struct out_kind *kind, struct err *e)
 {
-	struct stat st;
-	if (force || !strcmp(path, "-") || stat(path, &st) || !S_ISREG(st.st_mode) || !st.st_size ||
-		is_of_kind(path, kind))
-		return 0;
 	if (kind->name)
 		err_set(e, ERR_INPUT, "%.400s: exists and is not %s of this program; it is not replaced",
 			path, kind->name);
@@ -48,6 +48,18 @@ int out_file_may_replace(const char *path, const struct out_kind *kind, bool for
 		err_set(e, ERR_INPUT, "%.400s: exists already; it is not replaced", path);
 	err_hint(e, "--force replaces it");
 	return ERR_INPUT;
+}
+
+int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e)
+{
+	struct stat st;
+	if (force || !strcmp(path, "-") || stat(path, &st) || !S_ISREG(st.st_mode) || !st.st_size)
+		return 0;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	bool own = fd >= 0 && is_of_kind(fd, kind);
+	if (fd >= 0)
+		close(fd);
+	return own ? 0 : refuse_to_replace(path, kind, e);
 }
 
 /* umask can only be read by setting it; the command line has one thread while files are opened. */
@@ -227,4 +239,44 @@ void out_file_abort(struct out_file *o)
 	free(o->temp);
 	free(o->path);
 	*o = (struct out_file){.directory = -1};
+}
+
+/* Locks what is open at `path`: 0, or 1 if the holder of the lock has just given the file another
+ * name, or a negative code. A file system without locks is accepted. */
+static int lock_partial(int fd, const char *path, struct err *e)
+{
+	struct stat open_file, named;
+	if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+		return err_set(e, ERR_RUN, "%.400s: another process is writing this file", path);
+	if (fstat(fd, &open_file))
+		return err_errno(e, errno, "%.400s: cannot be written", path);
+	if (stat(path, &named))
+		return errno == ENOENT ? 1 : err_errno(e, errno, "%.400s: cannot be written", path);
+	if (!S_ISREG(open_file.st_mode))
+		return err_set(e, ERR_INPUT, "%.400s: is not a regular file", path);
+	return open_file.st_dev != named.st_dev || open_file.st_ino != named.st_ino;
+}
+
+int out_file_open_partial(
+	const char *path, const struct out_kind *kind, bool force, bool resume, struct err *e)
+{
+	for (;;) {
+		int fd = open(path, O_RDWR | O_CLOEXEC | (resume ? 0 : O_CREAT), 0666);
+		struct stat st;
+		if (fd < 0 && errno == EINTR)
+			continue;
+		if (fd < 0)
+			return err_errno(e, errno, "%.400s: cannot be written", path);
+		int rc = lock_partial(fd, path, e);
+		if (!rc && !resume && !force && !fstat(fd, &st) && st.st_size && !is_of_kind(fd, kind))
+			rc = refuse_to_replace(path, kind, e);
+		while (!rc && !resume && ftruncate(fd, 0))
+			if (errno != EINTR)
+				rc = err_errno(e, errno, "%.400s: cannot be written", path);
+		if (!rc)
+			return fd;
+		close(fd);
+		if (rc < 0)
+			return rc;
+	}
 }

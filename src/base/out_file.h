@@ -9,7 +9,8 @@
  * only if it is empty or of that kind, so that a mistyped name destroys nobody's work; `force`
  * (--force) replaces any file.
  *
- * Order of use: out_file_open, write to `f`, out_file_commit or out_file_abort.
+ * Order of use: out_file_open, write to `f`, out_file_commit or out_file_abort. Files that stay
+ * when they are unfinished: out_file_open_partial.
  */
 #ifndef GLM_BASE_OUT_FILE_H
 #define GLM_BASE_OUT_FILE_H
@@ -72,5 +73,14 @@ int out_file_commit(struct out_file *o, struct err *e);
 
 /* Releases without touching the target. Safe on a zeroed or committed one. */
 void out_file_abort(struct out_file *o);
+
+/* For outputs that are worth keeping unfinished: a file that the caller writes under a name of its
+ * own and renames when it is whole. Returns its descriptor (read and write, emptied) or a negative
+ * code. The descriptor holds a lock (flock), so that no two processes write one file: rename or
+ * remove the file before it is closed. What stands at `path` is judged and emptied under the lock.
+ * With `resume` the file must exist and keeps its bytes, of whatever kind they are. ERR_RUN:
+ * another process is writing it; ERR_INPUT as of out_file_may_replace. */
+int out_file_open_partial(
+	const char *path, const struct out_kind *kind, bool force, bool resume, struct err *e);
 
 #endif

@@ -68,6 +68,7 @@ struct gguf_writer {
 	size_t n_parts;
 	bool planned;
 	bool has_check_values;
+	bool force;               /* of check_output; true without it */
 	uint64_t n_ranges;        /* check values of all tensors */
 	uint64_t check_values_at; /* where the first one stands in the header of the first part */
 };
@@ -77,6 +78,7 @@ struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options)
 	struct gguf_writer *w = NEW(struct gguf_writer);
 	w->alignment = options && options->alignment ? options->alignment : DEFAULT_WRITE_ALIGNMENT;
 	w->split_bytes = options ? options->split_bytes : 0;
+	w->force = true;
 	if (!num_is_pow2(w->alignment) || w->alignment > GGUF_MAX_ALIGNMENT)
 		bug("GGUF alignment %u is not a power of two up to 2^30", w->alignment);
 	return w;
@@ -567,10 +569,10 @@ static int check_resumed(const struct gguf_writer *w, struct out_part *p, struct
 					  p->partial);
 }
 
-int gguf_writer_check_output(
-	const struct gguf_writer *w, const char *path, bool force, struct err *e)
+int gguf_writer_check_output(struct gguf_writer *w, const char *path, bool force, struct err *e)
 {
 	int rc = 0;
+	w->force = force;
 	for (size_t i = 0; i < w->n_parts && !rc; i++) {
 		char *part = gguf_writer_part_path(w, path, i), *partial = mem_printf("%s.partial", part);
 		rc = out_file_may_replace(part, &out_data, force, e);
@@ -595,9 +597,9 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 		p->partial = mem_printf("%s.partial", p->path);
 		if (stat(p->path, &st) == 0 && !S_ISREG(st.st_mode))
 			return err_set(e, ERR_INPUT, "%s: exists and is not a regular file", p->path);
-		p->fd = open(p->partial, O_RDWR | O_CLOEXEC | (resume ? 0 : O_CREAT | O_TRUNC), 0666);
+		p->fd = out_file_open_partial(p->partial, &out_unfinished_model, w->force, resume, e);
 		if (p->fd < 0)
-			return err_errno(e, errno, "%s", p->partial);
+			return p->fd;
 		if (resume) {
 			if ((code = check_resumed(w, p, e)))
 				return code;
@@ -713,6 +715,11 @@ int gguf_writer_commit(struct gguf_writer *w, struct err *e)
 	for (size_t i = 0; i < w->n_parts; i++)
 		if (fsync(w->parts[i].fd) < 0)
 			return err_errno(e, errno, "%s: cannot flush to disk", w->parts[i].partial);
+	for (size_t i = 0; i < w->n_parts; i++) { /* again: a file may be there since check_output */
+		int rc = out_file_may_replace(w->parts[i].path, &out_data, w->force, e);
+		if (rc)
+			return rc;
+	}
 	for (size_t i = w->n_parts; i-- > 0;) { /* the first part last */
 		struct out_part *p = &w->parts[i];
 		if (rename(p->partial, p->path) < 0)

@@ -90,11 +90,11 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 
 /* ---- write ---- */
 
-/* Whether create and commit may write here; to be called before create. ERR_INPUT when a file
- * stands at the final name of a part, or a .partial that is no unfinished model of this program.
- * With force always 0 (out_file.h). */
-int gguf_writer_check_output(
-	const struct gguf_writer *w, const char *path, bool force, struct err *e);
+/* Whether create and commit may write here; to be called before create, and both keep to it:
+ * without this call they replace any file. ERR_INPUT when a file stands at the final name of a
+ * part, or a .partial that is no unfinished model of this program. With force always 0
+ * (out_file.h). */
+int gguf_writer_check_output(struct gguf_writer *w, const char *path, bool force, struct err *e);
 
 /* Creates path.partial (of each part), reserves the space on disk where the file system can, writes
  * headers. With `resume` the files must exist from an earlier run with exactly these headers and
@@ -114,7 +114,8 @@ int gguf_writer_seal(struct gguf_writer *w, size_t id, struct err *e);
 /* Hands what has been written of all parts to the disk (fdatasync). */
 int gguf_writer_sync(struct gguf_writer *w, struct err *e);
 
-/* Syncs, renames to the final names (replacing older files), syncs the directory. */
+/* Syncs, renames to the final names, syncs the directory. ERR_INPUT as of check_output, before any
+ * name is taken: the .partial files are complete, and commit may be called again. */
 int gguf_writer_commit(struct gguf_writer *w, struct err *e);
 
 /* Removes the .partial files of this writer. */

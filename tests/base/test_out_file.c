@@ -135,12 +135,55 @@ static void test_failed_write(void **state)
 	assert_holds(path, "GLMSESS");
 }
 
+static void test_partial(void **state)
+{
+	(void)state;
+	const char *path = temp_dir_path("x.partial"), *done = temp_dir_path("x");
+	struct err e = {0};
+	assert_true(out_file_open_partial(path, &out_trace, false, true, &e) < 0); /* not there */
+	file_put(path, "my notes", 8);
+	assert_int_equal(out_file_open_partial(path, &out_trace, false, false, &e), ERR_INPUT);
+	assert_holds(path, "my notes");
+	int fd = out_file_open_partial(path, &out_trace, true, false, &e);
+	assert_true(fd >= 0);
+	assert_holds(path, "");
+	assert_int_equal(write(fd, "GLMTRACE one", 12), 12);
+	/* a second writer, with force or without, leaves the first one's bytes */
+	for (int mode = 0; mode < 3; mode++) {
+		e = (struct err){0};
+		assert_int_equal(
+			out_file_open_partial(path, &out_trace, mode == 1, mode == 2, &e), ERR_RUN);
+		assert_non_null(strstr(e.text, "another process is writing"));
+	}
+	assert_holds(path, "GLMTRACE one");
+	assert_int_equal(rename(path, done), 0);
+	int other = out_file_open_partial(path, &out_trace, false, false, &e);
+	assert_true(other >= 0);
+	close(fd);
+	close(other);
+	assert_holds(done, "GLMTRACE one");
+	/* what a killed process left: taken up, or begun again */
+	assert_int_equal(rename(done, path), 0);
+	fd = out_file_open_partial(path, &out_trace, false, true, &e);
+	assert_true(fd >= 0);
+	close(fd);
+	assert_holds(path, "GLMTRACE one");
+	fd = out_file_open_partial(path, &out_trace, false, false, &e);
+	assert_true(fd >= 0);
+	close(fd);
+	assert_holds(path, "");
+	assert_int_equal(mkfifo(temp_dir_path("pipe"), 0600), 0);
+	assert_int_equal(
+		out_file_open_partial(temp_dir_path("pipe"), &out_trace, true, false, &e), ERR_INPUT);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_kinds),
 		cmocka_unit_test(test_open_and_commit),
 		cmocka_unit_test(test_failed_write),
+		cmocka_unit_test(test_partial),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

@@ -266,6 +266,17 @@ static void test_older_files(void **state)
 	assert_int_equal(trace_writer_close(w, &e), 0);
 	assert_int_equal(access(partial, F_OK), -1);
 
+	/* a second writer of the same trace is refused, and the first one's trace is whole */
+	w = trace_writer_open(path, false, &model, &e);
+	record(w, 6, 4000);
+	assert_null(trace_writer_open(path, true, &model, &e));
+	assert_non_null(strstr(e.text, "another process is writing"));
+	assert_int_equal(trace_writer_close(w, &e), 0);
+	struct trace t = {0};
+	assert_int_equal(trace_open(path, &t, &e), 0);
+	assert_false(t.ends_early);
+	trace_fini(&t);
+
 	/* another file appears while the trace is written: both stay, and the error names the trace */
 	w = trace_writer_open(path, false, &model, &e);
 	record(w, 5, 40);
@@ -277,7 +288,6 @@ static void test_older_files(void **state)
 	uint8_t *notes = slurp(path, &n_now);
 	assert_true(n_now == 8 && !memcmp(notes, "my notes", 8));
 	free(notes);
-	struct trace t = {0};
 	assert_int_equal(trace_open(partial, &t, &e), 0);
 	trace_fini(&t);
 	unlink(path);

@@ -174,7 +174,7 @@ static void test_gguf_write_refused(void **state)
 	expect_ok(gguf_writer_plan(w, &e), &e);
 	assert_int_equal(
 		gguf_writer_create(w, temp_dir_path("no/such/dir.gguf"), false, &e), ERR_INPUT);
-	assert_non_null(strstr(e.text, "dir.gguf.partial: No such file"));
+	assert_non_null(strstr(e.text, "dir.gguf.partial: cannot be written: No such file"));
 	gguf_writer_free(w);
 	gguf_writer_free(NULL);
 }
@@ -285,6 +285,27 @@ static void test_resume(void **state)
 	struct gguf *g;
 	expect_ok(gguf_open(temp_dir_path("r.gguf"), &g, &e), &e);
 	check_tensors(g, MANY, 256);
+	gguf_close(g);
+
+	/* a file that appears before the end stays, and so does the model, for another try */
+	w = many(0);
+	expect_ok(gguf_writer_check_output(w, temp_dir_path("n.gguf"), false, &e), &e);
+	expect_ok(gguf_writer_create(w, temp_dir_path("n.gguf"), false, &e), &e);
+	FILE *f = fopen(temp_dir_path("n.gguf"), "w");
+	fputs("my notes", f);
+	fclose(f);
+	assert_int_equal(gguf_writer_commit(w, &e), ERR_INPUT);
+	assert_true(exists("n.gguf.partial"));
+	/* nor is a file replaced that another process is writing */
+	struct gguf_writer *second = many(0);
+	assert_int_equal(gguf_writer_create(second, temp_dir_path("n.gguf"), false, &e), ERR_RUN);
+	gguf_writer_discard(second);
+	gguf_writer_free(second);
+	assert_true(exists("n.gguf.partial"));
+	expect_ok(gguf_writer_check_output(w, temp_dir_path("n.gguf"), true, &e), &e);
+	expect_ok(gguf_writer_commit(w, &e), &e);
+	gguf_writer_free(w);
+	expect_ok(gguf_open(temp_dir_path("n.gguf"), &g, &e), &e);
 	gguf_close(g);
 
 	/* another plan must not take the file up */

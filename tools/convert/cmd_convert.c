@@ -255,13 +255,18 @@ static int convert(struct convert_work *w, struct err *e)
 		.n_workers = w->opt.jobs,
 		.progress = !w->opt.quiet,
 		.cancel = interrupt_flag()};
-	if ((code = convert_run(&job, e)) || (code = gguf_writer_commit(w->writer, e))) {
-		if (code != ERR_INPUT) {
-			err_hint(e, "the same command goes on from here");
-			return code;
-		}
-		gguf_writer_discard(w->writer); /* a broken source: a mended one is another */
+	code = convert_run(&job, e);
+	if (code == ERR_INPUT) { /* a broken source: a mended one is another */
+		gguf_writer_discard(w->writer);
 		convert_journal_close(&w->journal, true);
+		return code;
+	}
+	if (!code && (code = gguf_writer_commit(w->writer, e)) == ERR_INPUT) {
+		err_hint(e, "the same command with --force replaces it, and goes on from here");
+		return code;
+	}
+	if (code) {
+		err_hint(e, "the same command goes on from here");
 		return code;
 	}
 	convert_journal_close(&w->journal, true);

@@ -140,37 +140,39 @@ static int measure_machine(struct tune *t, struct err *e)
 
 /* ---- the trace ---- */
 
+/* A trace of our own making lies in a folder of its own: what a failure leaves of it goes with it.
+ */
+static int record_temporary(struct tune *t, const struct loader_options *o, struct err *e)
+{
+	const char *base = getenv("TMPDIR");
+	char *folder = mem_printf("%s/glmstream-tune-XXXXXX", base && base[0] ? base : "/tmp");
+	int rc = mkdtemp(folder) ? 0 : err_errno(e, errno, "%s", folder);
+	if (!rc) {
+		char *path = mem_printf("%s/trace", folder), *partial = mem_printf("%s.partial", path);
+		rc = tune_record(&t->common, &t->facts, t->n_new, AHEAD_MOST, path, e);
+		if (!rc)
+			rc = forecast_open(&t->forecast, path, t->file, o, t->config.n_mtp, e);
+		unlink(path);
+		unlink(partial);
+		rmdir(folder);
+		free(partial);
+		free(path);
+	}
+	free(folder);
+	return rc;
+}
+
 static int open_trace(struct tune *t, const struct loader_options *o, struct err *e)
 {
 	const char *given = t->common.trace;
-	char *path = NULL;
-	bool temporary = !given;
-	int rc = 0;
 	if (given && access(given, F_OK) == 0)
 		return forecast_open(&t->forecast, given, t->file, o, t->config.n_mtp, e);
-	if (given) {
-		path = mem_strdup(given);
-	} else {
-		const char *folder = getenv("TMPDIR");
-		path = mem_printf("%s/glmstream-tune-XXXXXX", folder && folder[0] ? folder : "/tmp");
-		int fd = mkstemp(path);
-		if (fd < 0) {
-			rc = err_errno(e, errno, "%s", path);
-			temporary = false;
-		} else {
-			close(fd);
-		}
-	}
 	log_info("tune: recording a trace%s%s", given ? " in " : "", given ? given : "");
-	if (!rc)
-		rc = tune_record(&t->common, &t->facts, t->n_new, AHEAD_MOST, path, e);
-	if (!rc)
-		rc = forecast_open(&t->forecast, path, t->file, o, t->config.n_mtp, e);
 	t->recorded = true;
-	if (temporary)
-		unlink(path);
-	free(path);
-	return rc;
+	if (!given)
+		return record_temporary(t, o, e);
+	int rc = tune_record(&t->common, &t->facts, t->n_new, AHEAD_MOST, given, e);
+	return rc ? rc : forecast_open(&t->forecast, given, t->file, o, t->config.n_mtp, e);
 }
 
 /* ---- settings ---- */

@@ -73,6 +73,16 @@ exits 0
 check "a trace of our own making is temporary" [ -z "$(find "$work" -name 'glmstream-tune-*')" ]
 check "two settings are measured" [ "$(grep -c 'tok/s (modelled ' "$work/out")" = 2 ]
 
+# the disk is full in the middle of the recording
+(
+	trap '' XFSZ
+	ulimit -f 2
+	run tune -m "$POCKET" -n 16 --cache-gb 0.004 -q
+	error_is_one_sentence 1 'cannot write the trace'
+	[ $n_wrong = 0 ]
+) || n_wrong=$((n_wrong + 1))
+check "nothing of it is left when it fails" [ -z "$(find "$work" -name 'glmstream-tune-*')" ]
+
 run tune -m "$POCKET" --cache-gb 0.001
 error_is_one_sentence 4 "cannot run the model"
 run tune -m "$POCKET" --cache-gb 0
