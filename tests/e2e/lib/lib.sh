@@ -38,6 +38,20 @@ need_pocket() {
 	[ -f "$POCKET" ] || cannot_test "no pocket model in tools/pocket (make pocket)"
 }
 
+# c_tool NAME [FLAGS]: compiles tests/e2e/lib/NAME.c as $work/NAME (NAME.so from the same source).
+c_tool() {
+	local cc=${CC-}
+	cc=$(command -v "${cc##* }" || command -v cc || command -v gcc || command -v clang) ||
+		skip "no C compiler"
+	"$cc" -O1 "${@:2}" -o "$work/$1" "tests/e2e/lib/${1%.so}.c" || cannot_test "$1 does not compile"
+}
+
+# $work/fail_alloc.so, for LD_PRELOAD.
+need_fail_alloc() {
+	case $GLMSTREAM in *san-*) skip "a sanitizer has allocation of its own" ;; esac
+	c_tool fail_alloc.so -shared -fPIC
+}
+
 # Only `serve` depends on a library that may be missing.
 has_command() {
 	"$GLMSTREAM" --help | grep -q "^  $1 "

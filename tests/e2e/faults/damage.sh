@@ -10,7 +10,7 @@ short=(-p 'Define river.' -n 2 --temp 0 --think off -q)
 loud=("${short[@]:0:8}")
 
 # ---- a model that becomes shorter, in the chat and in the server; weights that are no numbers ----
-python3 tests/e2e/trust/damage.py "$GLMSTREAM" "$POCKET" "$work"
+python3 tests/e2e/faults/damage.py "$GLMSTREAM" "$POCKET" "$work"
 rc=$?
 if [ $rc != 0 ]; then
 	said=damage.py

@@ -222,7 +222,7 @@ done
 run "${short[@]}" --cache-gb 0.004 --verify off -q
 exits 0
 if has_command serve; then
-	check "a server" python3 tests/e2e/trust/verify_serve.py "$model" 3
+	check "a server" python3 tests/e2e/faults/verify_serve.py "$model" 3
 fi
 flip "${in_layer[@]}"
 for name in output_norm.weight token_embd.weight blk.0.attn_q_b.weight; do

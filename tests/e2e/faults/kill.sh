@@ -6,11 +6,8 @@
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
 need_pocket
-cc=${CC-}
-cc=$(command -v "${cc##* }" || command -v cc || command -v gcc || command -v clang) || skip "no C compiler"
-# shellcheck disable=SC2154 # of lib.sh
-"$cc" -O1 -o "$work/fail_write" tests/e2e/trust/fail_write.c || cannot_test "fail_write does not compile"
+c_tool fail_write
 python3 tests/e2e/convert/gen_checkpoint.py "$work/tiny" \
 	--tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" || cannot_test "no checkpoint"
 export GLMSTREAM_POCKET=$POCKET
-python3 tests/e2e/trust/kill.py "$GLMSTREAM" "$work" "${1:-4}" "${@:2}"
+python3 tests/e2e/faults/kill.py "$GLMSTREAM" "$work" "${1:-4}" "${@:2}"

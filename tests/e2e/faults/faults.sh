@@ -12,14 +12,8 @@
 need_pocket
 RUN_LIMIT=200
 points=${FAULT_POINTS:-12}
-cc=${CC-}
-cc=$(command -v "${cc##* }" || command -v cc || command -v gcc || command -v clang) || skip "no C compiler"
-case $GLMSTREAM in *san-*) skip "a sanitizer has allocation of its own" ;; esac
-here=tests/e2e/trust
-if ! "$cc" -O1 -shared -fPIC -o "$work/fail_alloc.so" $here/fail_alloc.c -ldl ||
-	! "$cc" -O1 -o "$work/fail_write" $here/fail_write.c; then
-	cannot_test "the tools do not compile"
-fi
+need_fail_alloc
+c_tool fail_write
 
 # of these words every n-th, at most $points
 some_of() {
