@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Fails single allocations and single writing system calls of: saving a session, storing a prompt,
-# opening a model, a conversion. Whatever fails, the program ends with a status and a sentence, no file
-# that was there is lost, and the next run is right. fault_requests.sh does the same to a server.
-# Of allocations those are tried that are the first by their path of callers (fail_alloc.c).
-# FAULT_POINTS: how many places of each run are tried (0: every one; of allocations: every path). FAULT_KINDS: alloc, write.
-# FAULT_RUNS: session, store, open, convert; all without it.
+# Fails single allocations, and single system calls that change files and folders, of: saving a
+# session, storing a prompt, opening a model, a conversion. Whatever fails, the program ends with a
+# status and a sentence, no file that was there is lost, and the next run is right. fault_requests.sh
+# does the same to a server. Of allocations those are tried that are the first by their path of callers
+# (fail_alloc.c); of system calls first those that are the first of their kind on their file
+# (fail_write.c).
+# FAULT_POINTS: how many places of each run are tried (0: every one; of allocations: every path).
+# FAULT_KINDS: alloc, write. FAULT_RUNS: session, store, open, convert. FAULT_HOW: ENOSPC, EIO, EINTR,
+# storm, short. All without them.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -24,13 +27,30 @@ some_of() {
 	done
 }
 
+# calls_of TURN TOTAL FIRST...: of the numbers up to TOTAL three quarters of $points (five ways to fail
+# are many runs): those of FIRST, at each TURN others, and if these are few then others too
+calls_of() {
+	local turn=$1 total=$2 points=$((points * 3 / 4))
+	shift 2
+	if [ "$points" = 0 ]; then
+		seq "$total"
+		return
+	fi
+	local step=$((($# + points - 1) / points))
+	# shellcheck disable=SC2046 # words
+	{
+		some_of "${@:1 + (step ? turn % step : 0)}"
+		some_of $(seq "$total")
+	} | awk '!n[$0]++' | head -n "$points" | sort -n
+}
+
 has_sentence() {
 	[ "$rc" = 0 ] || grep -q '^glmstream: \|error while loading' "$work/err"
 }
 
 # every_failure NAME PREPARE CHECK ARGS...: PREPARE before each run, CHECK behind it
 every_failure() {
-	local name=$1 prepare=$2 look=$3 paths='' total='' n how out=0 failed=0 warned=0 runs=0
+	local name=$1 prepare=$2 look=$3 paths='' total='' n how turn out=0 failed=0 warned=0 runs=0
 	[[ ${FAULT_RUNS:-$name} = *$name* ]] || return 0
 	shift 3
 	[[ ${FAULT_KINDS:-alloc} = *alloc* ]] || total=0
@@ -62,25 +82,28 @@ every_failure() {
 		return
 	}
 	exits 0
-	total=$(sed -n 's/^calls //p' "$work/err")
-	runs=0 failed=0 warned=0
+	cp "$work/err" "$work/counts"
+	runs=0 failed=0 warned=0 turn=0
 	[[ ${FAULT_KINDS:-write} = *write* ]] || return
-	for how in ENOSPC EIO EINTR storm short; do
+	for how in ${FAULT_HOW:-ENOSPC EIO EINTR storm short}; do
+		total=$(sed -n "s/^$how \([0-9]*\):.*/\1/p" "$work/counts")
 		# shellcheck disable=SC2046 # words
-		for n in $(some_of $(seq "${total:-0}")); do
+		for n in $(calls_of $turn "${total:-0}" $(sed -n "s/^$how [0-9]*://p" "$work/counts")); do
 			$prepare
-			timeout $RUN_LIMIT "$work/fail_write" "$n" $how "$GLMSTREAM" "$@" \
+			timeout $RUN_LIMIT "$work/fail_write" "$n" "$how" "$GLMSTREAM" "$@" \
 				>"$work/out" 2>"$work/err" </dev/null
-			rc=$? said="$name: writing call $n of $total: $how" runs=$((runs + 1))
+			rc=$? said="$name: call $n of $total: $how" runs=$((runs + 1))
 			[ $rc = 0 ] || failed=$((failed + 1))
 			! grep -q '^warning: ' "$work/err" || warned=$((warned + 1))
 			check "the program ends in order" [ $rc -le 4 ]
 			check "and says why" has_sentence
-			[ $how != short ] || check "a short write is gone on with" [ $rc = 0 ]
+			[ "$how" != short ] || check "a short write is gone on with" [ $rc = 0 ]
 			$look
 		done
+		turn=$((turn + 1))
 	done
-	echo "$name: $runs failures in $total writing calls: $failed ended the program, $warned were warned of"
+	total=$(sed -n 's/^calls //p' "$work/counts")
+	echo "$name: $runs failures in $total calls that write: $failed ended the program, $warned were warned of"
 }
 
 short=(-n 2 --temp 0 --think off -q -t 1 -c 900)

@@ -1,21 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * fail_write NUMBER HOW PROGRAM ARGS...: runs a program and lets its writing system call NUMBER
- * to a file (counted from 1, over all threads) fail: HOW is ENOSPC, EIO, EINTR, storm (EINTR,
- * 20 calls in a row), or short (half of the bytes are written); or KILL: the program gets SIGKILL
- * before the call; or torn: half of the bytes are written, and SIGKILL comes before the next call.
- * NUMBER 0: nothing fails. Says "calls N" on standard error at the end; its exit status is the
- * program's, or 128 + signal.
+ * fail_write NUMBER HOW PROGRAM ARGS...: runs a program and lets one system call that changes a
+ * file or a folder fail. Its exit status is the program's, or 128 + signal; 77: tracing is not
+ * possible here. HOW:
+ *     ENOSPC, EIO, EINTR   call NUMBER fails with this error
+ *     storm                EINTR, 20 calls in a row
+ *     short                write NUMBER writes half of its bytes
+ *     KILL                 SIGKILL before call NUMBER
+ *     torn                 half of the bytes of call NUMBER, SIGKILL before the next
+ * Calls are counted from 1, over all threads, those alone that may fail so (table `calls`). With
+ * NUMBER 0 nothing fails, and standard error gets at the end "calls N" of all, and for each HOW up
+ * to short "HOW N:" with the numbers of those calls that are the first of their kind on their file.
  *
  * A filter of seccomp stops the program at these calls only, and a tracer changes them.
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +30,7 @@
 #include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,75 +42,227 @@ int main(void)
 }
 #else
 
-#define STORM 20
+#define STORM   20
+/* Flags of an open that writes. */
+#define CREATES (O_CREAT | O_TRUNC | (O_TMPFILE & ~O_DIRECTORY))
+* /
 
-static const int writing[] = {SYS_write, SYS_pwrite64, SYS_writev, SYS_pwritev, SYS_fsync,
-	SYS_fdatasync, SYS_ftruncate, SYS_fallocate, SYS_rename, SYS_renameat, SYS_renameat2,
-	SYS_linkat};
-enum { N_WRITING = sizeof writing / sizeof *writing };
+	enum how {
+		HOW_ENOSPC,
+		HOW_EIO,
+		HOW_EINTR,
+		HOW_STORM,
+		HOW_SHORT,
+		HOW_KILL,
+		HOW_TORN,
+		N_HOW
+	};
+static const char *const how_names[N_HOW] = {
+	"ENOSPC", "EIO", "EINTR", "storm", "short", "KILL", "torn"};
+enum { N_COUNTED = HOW_SHORT + 1 };
 
-static void stop_at_writes(void)
+#define FAILS       (1 << HOW_ENOSPC | 1 << HOW_EIO)
+#define INTERRUPTED (1 << HOW_EINTR | 1 << HOW_STORM)
+#define PARTLY      (1 << HOW_SHORT)
+#define ENDS        (1 << HOW_KILL | 1 << HOW_TORN)
+
+/* What the manual pages of the calls name. */
+static const struct {
+	int number;
+	unsigned how;
+	int fd, path, flags; /* which argument it is, -1: none */
+} calls[] = {
+	{SYS_write, FAILS | INTERRUPTED | PARTLY, 0, -1, -1},
+	{SYS_pwrite64, FAILS | INTERRUPTED | PARTLY, 0, -1, -1},
+	{SYS_writev, FAILS | INTERRUPTED, 0, -1, -1},
+	{SYS_pwritev, FAILS | INTERRUPTED, 0, -1, -1},
+	{SYS_pwritev2, FAILS | INTERRUPTED, 0, -1, -1},
+	{SYS_copy_file_range, FAILS, 2, -1, -1},
+	{SYS_fsync, FAILS | INTERRUPTED, 0, -1, -1},
+	{SYS_fdatasync, FAILS | INTERRUPTED, 0, -1, -1},
+	{SYS_ftruncate, FAILS | INTERRUPTED, 0, -1, -1},
+	{SYS_truncate, FAILS | INTERRUPTED, -1, 0, -1},
+	{SYS_fallocate, FAILS | INTERRUPTED, 0, -1, -1},
+	{SYS_open, FAILS | INTERRUPTED, -1, 0, 1},
+	{SYS_openat, FAILS | INTERRUPTED, -1, 1, 2},
+	{SYS_creat, FAILS | INTERRUPTED, -1, 0, -1},
+	{SYS_mkdir, FAILS, -1, 0, -1},
+	{SYS_mkdirat, FAILS, -1, 1, -1},
+	{SYS_rename, FAILS, -1, 0, -1},
+	{SYS_renameat, FAILS, -1, 1, -1},
+	{SYS_renameat2, FAILS, -1, 1, -1},
+	{SYS_link, FAILS, -1, 1, -1},
+	{SYS_linkat, FAILS, -1, 3, -1},
+	{SYS_symlink, FAILS, -1, 1, -1},
+	{SYS_symlinkat, FAILS, -1, 2, -1},
+	{SYS_unlink, 1 << HOW_EIO, -1, 0, -1},
+	{SYS_unlinkat, 1 << HOW_EIO, -1, 1, -1},
+	{SYS_rmdir, 1 << HOW_EIO, -1, 0, -1},
+	{SYS_fchmod, FAILS | INTERRUPTED, 0, -1, -1},
+	{SYS_utimensat, 1 << HOW_EIO, -1, 1, -1},
+};
+enum { N_CALLS = sizeof calls / sizeof *calls };
+
+static void stop_at_calls(void)
 {
-	struct sock_filter code[2 * N_WRITING + 2];
+	struct sock_filter code[6 * N_CALLS + 2];
 	unsigned short n = 0;
-	code[n++] =
-		(struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-	for (int i = 0; i < N_WRITING; i++) {
-		code[n++] =
-			(struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)writing[i], 0, 1);
-		code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
+	const struct sock_filter load_number =
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	const struct sock_filter stop = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
+	const struct sock_filter go_on = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	code[n++] = load_number;
+	for (int i = 0; i < N_CALLS; i++) {
+		const int flags = calls[i].flags;
+		const struct sock_filter is_call =
+			BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i].number, 0, flags < 0 ? 1 : 4);
+		code[n++] = is_call;
+		if (flags >= 0) {
+			const unsigned at = (unsigned)(offsetof(struct seccomp_data, args) + 8 * (size_t)flags);
+			const struct sock_filter load = BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at);
+			const struct sock_filter creates = BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CREATES, 1, 0);
+			code[n++] = load;
+			code[n++] = creates;
+			code[n++] = go_on;
+		}
+		code[n++] = stop;
 	}
-	code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	code[n++] = go_on;
 	const struct sock_fprog program = {n, code};
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
 		prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
 		_exit(126);
 }
 
-/* The call that a thread is about to make becomes another, or none. */
-static void change_call(pid_t thread, const char *how)
+static unsigned long long argument(const struct user_regs_struct *r, int i)
 {
-	struct user_regs_struct r;
-	if (ptrace(PTRACE_GETREGS, thread, NULL, &r))
-		return;
-	int is_write = r.orig_rax == SYS_write || r.orig_rax == SYS_pwrite64;
-	if (!strcmp(how, "short") || !strcmp(how, "torn")) {
-		if (is_write && r.rdx > 1)
-			r.rdx /= 2;
-	} else {
-		int error = !strcmp(how, "EIO") ? EIO : !strcmp(how, "ENOSPC") ? ENOSPC : EINTR;
-		r.orig_rax = (unsigned long long)-1; /* no call: rax is the result */
-		r.rax = (unsigned long long)-(long long)error;
-	}
-	ptrace(PTRACE_SETREGS, thread, NULL, &r);
+	const unsigned long long all[] = {r->rdi, r->rsi, r->rdx, r->r10, r->r8, r->r9};
+	return all[i];
 }
 
-/* Does the call change a regular file or a folder? Wake-ups of threads and standard streams are
- * left alone. */
-static int is_of_file(pid_t thread)
+/* The call that a thread is about to make becomes another, or none. */
+static void change_call(pid_t thread, struct user_regs_struct *r, enum how how)
+{
+	if (how == HOW_SHORT || how == HOW_TORN) {
+		if ((r->orig_rax == SYS_write || r->orig_rax == SYS_pwrite64) && r->rdx > 1)
+			r->rdx /= 2;
+	} else {
+		int error = how == HOW_EIO ? EIO : how == HOW_ENOSPC ? ENOSPC : EINTR;
+		r->orig_rax = (unsigned long long)-1; /* no call: rax is the result */
+		r->rax = (unsigned long long)-(long long)error;
+	}
+	ptrace(PTRACE_SETREGS, thread, NULL, r);
+}
+
+/* The index of the call that a thread is about to make, or -1 if it changes no file: wake-ups of
+ * threads and standard streams are left alone. `file` gets what it changes. */
+static int call_of_file(
+	pid_t thread, const struct user_regs_struct *r, char *file, size_t file_bytes)
+{
+	struct stat st;
+	char link[64];
+	ssize_t length = 0;
+	int i = 0;
+	while (i < N_CALLS && (unsigned long long)calls[i].number != r->orig_rax)
+		i++;
+	if (i == N_CALLS)
+		return -1;
+	if (calls[i].fd >= 0) {
+		int fd = (int)argument(r, calls[i].fd);
+		snprintf(link, sizeof link, "/proc/%d/fd/%d", (int)thread, fd);
+		if (fd <= 2 || stat(link, &st) || (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)))
+			return -1;
+		length = readlink(link, file, file_bytes - 1);
+	} else {
+		struct iovec here = {file, file_bytes - 1},
+					 there = {(void *)(uintptr_t)argument(r, calls[i].path), file_bytes - 1};
+		/* not beyond the page: the next one may not be there */
+		const size_t page = 4096 - (uintptr_t)there.iov_base % 4096;
+		if (page < there.iov_len)
+			there.iov_len = page;
+		length = process_vm_readv(thread, &here, 1, &there, 1, 0);
+	}
+	file[length > 0 ? length : 0] = 0;
+	return i;
+}
+
+/* Of each HOW: how many calls, and the numbers of the first ones of their kind. */
+#define KINDS       256
+static long n_calls[N_HOW];
+static struct {
+	uint64_t kind[KINDS];
+	long number[N_COUNTED][KINDS]; /* 0: cannot fail so */
+	int n;
+} seen;
+
+static void note_kind(int call, const char *file)
+{
+	uint64_t kind = 1469598103934665603ull ^ (unsigned)call;
+	for (const char *p = file; *p; p++)
+		if (*p < '0' || *p > '9') /* process numbers and inodes are another's every time */
+			kind = (kind ^ (unsigned char)*p) * 1099511628211ull;
+	for (int i = 0; i < seen.n; i++)
+		if (seen.kind[i] == kind)
+			return;
+	if (seen.n == KINDS)
+		return;
+	for (int how = 0; how < N_COUNTED; how++)
+		if (calls[call].how & 1u << how)
+			seen.number[how][seen.n] = n_calls[how];
+	seen.kind[seen.n++] = kind;
+}
+
+static void say_counts(void)
+{
+	fprintf(stderr, "calls %ld\n", n_calls[HOW_KILL]);
+	for (int how = 0; how < N_COUNTED; how++) {
+		fprintf(stderr, "%s %ld:", how_names[how], n_calls[how]);
+		for (int i = 0; i < seen.n; i++)
+			if (seen.number[how][i])
+				fprintf(stderr, " %ld", seen.number[how][i]);
+		fprintf(stderr, "\n");
+	}
+}
+
+/* A thread stands before a call that is traced. */
+static void meet_call(pid_t child, pid_t thread, long failing, enum how how)
 {
 	struct user_regs_struct r;
-	struct stat st;
-	char path[64];
-	if (ptrace(PTRACE_GETREGS, thread, NULL, &r))
-		return 0;
-	if (r.orig_rax == SYS_rename || r.orig_rax == SYS_renameat || r.orig_rax == SYS_renameat2 ||
-		r.orig_rax == SYS_linkat)
-		return 1;
-	snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)thread, (int)r.rdi);
-	return r.rdi > 2 && !stat(path, &st) && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode));
+	char file[512];
+	int call =
+		ptrace(PTRACE_GETREGS, thread, NULL, &r) ? -1 : call_of_file(thread, &r, file, sizeof file);
+	if (call < 0)
+		return;
+	const unsigned possible = calls[call].how | ENDS;
+	for (int i = 0; i < N_HOW; i++)
+		n_calls[i] += possible >> i & 1;
+	if (!failing) {
+		note_kind(call, file);
+		return;
+	}
+	const long n = n_calls[how];
+	if (!(possible >> how & 1))
+		return;
+	if ((how == HOW_KILL && n == failing) || (how == HOW_TORN && n == failing + 1))
+		kill(child, SIGKILL);
+	else if (how != HOW_KILL &&
+			 (n == failing || (how == HOW_STORM && n > failing && n < failing + STORM)))
+		change_call(thread, &r, how);
 }
 
 int main(int argc, char **argv)
 {
-	if (argc < 4)
+	enum how how = 0;
+	while (argc > 2 && how < N_HOW && strcmp(argv[2], how_names[how]) != 0)
+		how++;
+	if (argc < 4 || how == N_HOW)
 		return 125;
-	long failing = atol(argv[1]), n = 0;
+	long failing = atol(argv[1]);
 	pid_t child = fork();
 	if (!child) {
 		ptrace(PTRACE_TRACEME, 0, NULL, NULL);
 		raise(SIGSTOP);
-		stop_at_writes();
+		stop_at_calls();
 		execv(argv[3], argv + 3);
 		_exit(127);
 	}
@@ -120,24 +280,14 @@ int main(int argc, char **argv)
 				result = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 			continue;
 		}
-		if (status >> 8 == (SIGTRAP | PTRACE_EVENT_SECCOMP << 8)) {
-			int is_counted = is_of_file(thread);
-			n += is_counted;
-			int kills =
-				is_counted && ((n == failing && !strcmp(argv[2], "KILL")) ||
-								  (failing && n == failing + 1 && !strcmp(argv[2], "torn")));
-			if (kills)
-				kill(child, SIGKILL);
-			else if (is_counted &&
-					 (n == failing || (failing && n > failing && n < failing + STORM &&
-										  !strcmp(argv[2], "storm"))))
-				change_call(thread, argv[2]);
-		} else if (!(status >> 16) && WSTOPSIG(status) != SIGTRAP && WSTOPSIG(status) != SIGSTOP) {
+		if (status >> 8 == (SIGTRAP | PTRACE_EVENT_SECCOMP << 8))
+			meet_call(child, thread, failing, how);
+		else if (!(status >> 16) && WSTOPSIG(status) != SIGTRAP && WSTOPSIG(status) != SIGSTOP)
 			deliver = WSTOPSIG(status);
-		}
 		ptrace(PTRACE_CONT, thread, NULL, deliver);
 	}
-	fprintf(stderr, "calls %ld\n", n);
+	if (!failing)
+		say_counts();
 	return result;
 }
 #endif
