@@ -45,18 +45,8 @@ int main(void)
 #define STORM   20
 /* Flags of an open that writes. */
 #define CREATES (O_CREAT | O_TRUNC | (O_TMPFILE & ~O_DIRECTORY))
-* /
 
-	enum how {
-		HOW_ENOSPC,
-		HOW_EIO,
-		HOW_EINTR,
-		HOW_STORM,
-		HOW_SHORT,
-		HOW_KILL,
-		HOW_TORN,
-		N_HOW
-	};
+enum how { HOW_ENOSPC, HOW_EIO, HOW_EINTR, HOW_STORM, HOW_SHORT, HOW_KILL, HOW_TORN, N_HOW };
 static const char *const how_names[N_HOW] = {
 	"ENOSPC", "EIO", "EINTR", "storm", "short", "KILL", "torn"};
 enum { N_COUNTED = HOW_SHORT + 1 };
