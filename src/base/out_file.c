@@ -29,13 +29,13 @@ static bool is_of_kind(int fd, const struct out_kind *kind)
 	char head[OUT_KIND_HEAD];
 	size_t n = 0, begins = kind->begins ? strlen(kind->begins) : 0;
 	ssize_t got = 1;
-	while (begins && n < sizeof head && got) {
+	while (kind->begins && n < sizeof head && got) {
 		got = pread(fd, head + n, sizeof head - n, (off_t)n);
 		if (got < 0 && errno != EINTR)
 			break;
 		n += got > 0 ? (size_t)got : 0;
 	}
-	return begins && n >= begins && !memcmp(head, kind->begins, begins) &&
+	return kind->begins && n >= begins && !memcmp(head, kind->begins, begins) &&
 		   (!kind->mark || memmem(head, n, kind->mark, strlen(kind->mark)));
 }
 

@@ -394,24 +394,31 @@ static json_t *json_float(float v)
 	return json_real(strtod(text, NULL));
 }
 
-/* The schedule of indexers as a list, and as frequency and offset where there are such. */
+static bool is_schedule(const struct convert_config *c, uint32_t freq, uint32_t offset)
+{
+	uint32_t il = 0;
+	while (il < c->n_layers && c->full[il] == config_index_full(il, freq, offset))
+		il++;
+	return il == c->n_layers;
+}
+
+/* The schedule of indexers as a list, and as frequency and offset where there are such: GLM-5.2's,
+ * or else the smallest. */
 static void write_schedule(const struct convert_config *c, json_t *root)
 {
+	uint32_t freq = 4, offset = 3;
 	json_t *types = json_array();
 	for (uint32_t il = 0; il < c->n_layers; il++)
 		json_array_append_new(types, json_string(c->full[il] ? "full" : "shared"));
 	json_object_set_new(root, "indexer_types", types);
-	for (uint32_t freq = 1; freq <= 8; freq++)
-		for (uint32_t offset = 0; offset <= (freq > 1 ? 8 : 0); offset++) {
-			uint32_t il = 0;
-			while (il < c->n_layers && c->full[il] == config_index_full(il, freq, offset))
-				il++;
-			if (il < c->n_layers)
-				continue;
-			json_object_set_new(root, "index_topk_freq", json_integer(freq));
-			json_object_set_new(root, "index_skip_topk_offset", json_integer(offset));
-			return;
-		}
+	if (!is_schedule(c, freq, offset))
+		for (freq = 1, offset = 0; freq <= 8 && !is_schedule(c, freq, offset);)
+			if (freq == 1 || ++offset > 8)
+				freq++, offset = 0;
+	if (freq > 8)
+		return;
+	json_object_set_new(root, "index_topk_freq", json_integer(freq));
+	json_object_set_new(root, "index_skip_topk_offset", json_integer(offset));
 }
 
 static void write_tokens(const struct convert_config *c, json_t *root)
@@ -419,7 +426,9 @@ static void write_tokens(const struct convert_config *c, json_t *root)
 	json_t *stops = json_array();
 	for (uint32_t i = 0; i < c->n_stops; i++)
 		json_array_append_new(stops, json_integer(c->stops[i]));
-	json_object_set_new(root, "eos_token_id", stops);
+	if (c->n_stops)
+		json_object_set(root, "eos_token_id", stops);
+	json_decref(stops);
 	if (c->has_pad)
 		json_object_set_new(root, "pad_token_id", json_integer(c->pad));
 }

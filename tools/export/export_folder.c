@@ -22,29 +22,32 @@ static const struct out_kind own_shard = {"", "", "\"glmstream.version\""};
 
 #define JOURNAL_NAME "export.journal" /* convert_journal.h adds ".journal" to "export" */
 
-/* A shard by its name, with what out_file.h may have added to it when a run was killed. */
-static bool is_shard_name(const char *name, bool *temporary)
+static bool is_shard_name(const char *name, size_t len)
 {
 	unsigned no, of;
 	int n = 0;
-	if (sscanf(name, "model-%5u-of-%5u.safetensors%n", &no, &of, &n) != 2 || !n)
-		return false;
-	size_t len = strlen(name);
-	*temporary = name[n] == '.' && len > 5 && !strcmp(name + len - 5, ".part");
-	return !name[n] || *temporary;
+	return sscanf(name, "model-%5u-of-%5u.safetensors%n", &no, &of, &n) == 2 && (size_t)n == len;
 }
 
+/* ".PID.part", which out_file.h appends, where a run was killed. */
+static bool is_temporary(const char *name)
+{
+	size_t n = strlen(name);
+	return n > 5 && !strcmp(name + n - 5, ".part");
+}
+
+/* A name that an export may write; of a temporary file without what was appended. */
 static bool is_own_name(const char *name)
 {
-	bool temporary;
-	if (is_shard_name(name, &temporary) || !strcmp(name, JOURNAL_NAME))
+	size_t len = strlen(name);
+	if (is_temporary(name))
+		for (int dots = 0; len && dots < 2;)
+			dots += name[--len] == '.';
+	if (is_shard_name(name, len) || !strcmp(name, JOURNAL_NAME))
 		return true;
-	for (size_t i = 0; export_text_names[i]; i++) {
-		size_t n = strlen(export_text_names[i]), len = strlen(name);
-		if (!strncmp(name, export_text_names[i], n) &&
-			(!name[n] || (name[n] == '.' && len > 5 && !strcmp(name + len - 5, ".part"))))
+	for (size_t i = 0; export_text_names[i]; i++)
+		if (strlen(export_text_names[i]) == len && !strncmp(name, export_text_names[i], len))
 			return true;
-	}
 	return false;
 }
 
@@ -140,10 +143,9 @@ static int check_space(const struct export_folder *f, const struct export_plan *
 static int remove_temporary(
 	const struct export_folder *f, const char *name, void *user, struct err *e)
 {
-	bool temporary = false;
 	(void)user;
 	(void)e;
-	if (is_shard_name(name, &temporary) && temporary) {
+	if (is_temporary(name) && is_own_name(name)) {
 		char *path = export_folder_file(f, name);
 		unlink(path);
 		free(path);
@@ -222,9 +224,8 @@ void export_folder_discard(struct export_folder *f, const struct export_plan *pl
 static int remove_stale(const struct export_folder *f, const char *name, void *user, struct err *e)
 {
 	const struct export_plan *plan = user;
-	bool temporary;
 	(void)e;
-	if (!is_shard_name(name, &temporary))
+	if (!is_shard_name(name, strlen(name)))
 		return 0;
 	for (uint32_t i = 0; i < plan->n_shards; i++)
 		if (!strcmp(name, plan->shards[i].name))

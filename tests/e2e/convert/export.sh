@@ -1,0 +1,188 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# glmstream export: BF16 and F32 checkpoints come back with every bit, and so does their GGUF;
+# packed types are dequantised; the released sizes to the byte; the same bytes for any number of
+# threads and after an interruption at any writing call; what is refused, and what is left then.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+
+here=tests/e2e/convert
+gen() {
+	python3 $here/gen_checkpoint.py "$@" >"$work/gen" || wrong "the generator failed: $*"
+}
+looked_at() { # what, arguments
+	python3 $here/check_export.py "$@" >>"$work/err" 2>&1
+}
+same_json() { # a, b
+	python3 -c 'import json, sys; a, b = (json.load(open(n)) for n in sys.argv[1:]); sys.exit(a != b)' "$@"
+}
+
+# ---- there and back ------------------------------------------------------------------------------
+
+gen "$work/tiny" --tokenizer tests/data/tokenizer/pocket-tokenizer.json --set latent_rms_norm_eps=1e-06
+printf 'a template {{ x }}\nwith "quotes", \303\251 and two lines\n' >"$work/tiny/chat_template.jinja"
+gen "$work/ragged" --shape ragged --dtype f32 --shards 1
+for which in tiny:bf16 ragged:f32; do
+	src=$work/${which%:*} recipe=${which#*:}
+	run convert "$src" -o "$src.gguf" --recipe "$recipe" -q
+	run export -m "$src.gguf" -o "$src.back" --shard-gb 0.003 -q
+	exits 0
+	check "$recipe: every tensor has its bits" looked_at same "$src" "$src.back"
+	check "$recipe: no shard of several tensors is larger than asked for" \
+		[ -z "$(find "$src.back" -size +4400k)" ]
+	check "$recipe: no journal is left" [ ! -e "$src.back/export.journal" ]
+	run convert "$src.back" -o "$src.again.gguf" --recipe "$recipe" -q
+	check "$recipe: the same GGUF" cmp -s "$src.gguf" "$src.again.gguf"
+done
+check "the tokenizer is the same" same_json "$work/tiny/tokenizer.json" "$work/tiny.back/tokenizer.json"
+check "the template is the same" cmp -s "$work/tiny/chat_template.jinja" "$work/tiny.back/chat_template.jinja"
+for text in config.json generation_config.json tokenizer.json tokenizer_config.json; do
+	check "$text is JSON" python3 -m json.tool "$work/tiny.back/$text" /dev/null
+done
+run export -m "$work/tiny.gguf" -o "$work/jobs" --shard-gb 0.003 -q --jobs 7
+check "the same bytes with 7 threads" diff -r "$work/tiny.back" "$work/jobs"
+
+# ---- types -------------------------------------------------------------------------------------
+
+run convert "$work/tiny" -o "$work/q2.gguf" --recipe q2 -q
+run export -m "$work/q2.gguf" -o "$work/q2.f32" --dtype f32 -q
+exits 0
+run export -m "$work/q2.gguf" -o "$work/q2.bf16" -q
+exits 0
+case $GLMSTREAM in
+*/san-*) skip_part "values: a sanitizer build has nothing to say about them" ;;
+*)
+	check "packed types are dequantised" looked_at decoded "$work/q2.gguf" "$work/q2.f32"
+	check "and rounded to BF16" looked_at rounded "$work/q2.f32" "$work/q2.bf16"
+	;;
+esac
+run export -m "$work/ragged.gguf" -o "$work/narrow" --dtype bf16
+exits 0
+check "it is said that BF16 rounds" grep -qE '^[0-9]+ tensors of type F32 or F16 are rounded to BF16' "$work/err"
+check "it is said what stays F32" grep -qE '^[0-9]+ norms, routers and biases stay F32' "$work/err"
+
+# the indexer of layer 1 becomes a copy that nothing uses, as public files have it
+python3 - "$work/tiny.gguf" "$work/copies.gguf" <<'END'
+import sys
+data = bytearray(open(sys.argv[1], "rb").read())
+key = b"glm-dsa.attention.indexer.types"
+at = data.index(key) + len(key) + 4 + 4 + 8 + 1
+assert data[at] == 1
+data[at] = 0
+open(sys.argv[2], "wb").write(data)
+END
+run export -m "$work/copies.gguf" -o "$work/copies"
+exits 0
+check "copies are left out, and it is said" grep -q '^5 tensors left out: indexers of layers that share' "$work/err"
+check "the shared layer has no indexer" \
+	[ "$(grep -c 'layers.1.self_attn.indexer' "$work/copies/model.safetensors.index.json")" = 0 ]
+
+# ---- the released shape, to the byte (the file is sparse) -----------------------------------------
+
+case $GLMSTREAM in
+*/san-*) skip_part "the released shape: too much address space for a sanitizer" ;;
+*)
+	python3 $here/check_export.py sparse "$work/real.gguf" || wrong "the sparse file failed"
+	run export -m "$work/real.gguf" --dry-run
+	exits 0
+	for line in 'F32 +76 tensors, 77824 bytes' 'BF16 +59509 tensors, 1506659842048 bytes' \
+		'tensors +59585 tensors, 1506659919872 bytes' 'total +[0-9]+ bytes in 303 shards'; do
+		check "the plan should say: $line" grep -qxE -- "$line" "$work/out"
+	done
+	run export -m "$work/real.gguf" -o "$work/full"
+	error_is_one_sentence 4 'full: 1506667[0-9]+ bytes are needed, [0-9]+ are free there'
+	check "a drive without room is left as it was" [ ! -e "$work/full" ]
+	rm "$work/real.gguf"
+	;;
+esac
+
+# ---- interrupted, or the disk is full: at any writing call ------------------------------------------
+
+fails=$work/fail_write
+make=(export -m "$work/ragged.gguf" -o "$work/cut" --dtype bf16 --shard-gb 0.003 -q -j 1)
+if ! ${CC:-cc} -O1 -o "$fails" tests/e2e/lib/fail_write.c; then
+	wrong "fail_write does not compile"
+elif "$fails" 0 EIO true 2>"$work/err"; [ $? = 77 ]; then
+	skip_part "interruptions: system calls cannot be traced here"
+else
+	run "${make[@]/cut/whole}"
+	exits 0
+	check "several shards" [ "$(find "$work/whole" -name '*.safetensors' | wc -l)" -gt 2 ]
+	"$fails" 0 EIO "$GLMSTREAM" "${make[@]}" 2>"$work/err"
+	total=$(sed -n 's/^calls //p' "$work/err")
+	check "the writing calls were counted" [ "${total:-0}" -gt 20 ]
+	went_on=0
+	for how in KILL ENOSPC; do
+		for n in $(seq 1 90 "${total:-0}") $(seq $((total - 12)) 4 "$total"); do
+			rm -rf "$work/cut"
+			said="export, writing call $n of $total: $how"
+			"$fails" "$n" $how "$GLMSTREAM" "${make[@]}" >"$work/out" 2>"$work/err"
+			rc=$?
+			if [ $how = ENOSPC ] && [ $rc != 0 ]; then
+				check "a full disk is said" grep -q '^glmstream: .*No space left' "$work/err"
+			fi
+			[ ! -e "$work/cut/model.safetensors.index.json" ] ||
+				check "with an index all is there" diff -r -x export.journal "$work/whole" "$work/cut"
+			[ $rc = 0 ] && [ ! -e "$work/cut/export.journal" ] || run "${make[@]}"
+			exits 0
+			! grep -q 'going on' "$work/err" || went_on=$((went_on + 1))
+			check "the same bytes after all" diff -r "$work/whole" "$work/cut"
+		done
+	done
+	check "finished shards are kept" [ $went_on -gt 2 ]
+fi
+
+# ---- refusals --------------------------------------------------------------------------------------
+
+refused() { # status, pattern, arguments: no folder $work/new comes of it
+	local status=$1 pattern=$2
+	shift 2
+	run export "$@"
+	error_is_one_sentence "$status" "$pattern"
+	check "nothing is written" [ ! -e "$work/new" ]
+}
+tiny=(-m "$work/tiny.gguf" -q)
+refused 2 '-o FOLDER is missing' "${tiny[@]}"
+refused 2 '-m FILE.gguf is missing' -o "$work/new"
+refused 2 'dtype' "${tiny[@]}" -o "$work/new" --dtype f16
+refused 3 'no.gguf: ' -m "$work/no.gguf" -o "$work/new"
+refused 3 'config.json' -m "$work/tiny/config.json" -o "$work/new"
+refused 3 'No such file' "${tiny[@]}" -o "$work/no/such"
+refused 3 'gen: exists already and is not a folder' "${tiny[@]}" -o "$work/gen"
+refused 3 'tiny: exists already and holds .*; nothing is replaced' "${tiny[@]}" -o "$work/tiny"
+check "a hint at --force" grep -q '^hint: --force replaces' "$work/err"
+refused 3 'tiny.back: exists already' "${tiny[@]}" -o "$work/tiny.back"
+patched() { # offset from the end or name of a tensor, bytes in hex: $work/bad.gguf
+	python3 - "$work/tiny.gguf" "$work/bad.gguf" "$@" <<-'END'
+	import sys
+	data, at, new = bytearray(open(sys.argv[1], "rb").read()), sys.argv[3], bytes.fromhex(sys.argv[4])
+	# of a tensor: its type, behind the name and three dimensions
+	at = int(at) if at[0] == "-" else data.index(at.encode()) + len(at) + 4 + 3 * 8
+	data[at : at + len(new) if at + len(new) else None] = new
+	open(sys.argv[2], "wb").write(data)
+	END
+}
+patched blk.2.ffn_up_exps.weight 04000000
+refused 3 'tensor blk.2.ffn_up_exps.weight: type 4 is not supported' -m "$work/bad.gguf" -o "$work/new" -q
+patched -2 807f
+refused 3 'tensor output.weight: the value for row 8191, column 255 of lm_head.weight is not a finite BF16' \
+	-m "$work/bad.gguf" -o "$work/new" -q
+
+# --force: files of a checkpoint's names are replaced, others stay; shards of an earlier export with
+# another number of them go, and only this program's
+mkdir "$work/force"
+echo mine >"$work/force/README.md"
+echo mine >"$work/force/config.json"
+echo mine >"$work/force/model-00001-of-00099.safetensors"
+run export "${tiny[@]}" -o "$work/force" --force --shard-gb 0.003
+exits 0
+run export "${tiny[@]}" -o "$work/force" --force
+exits 0
+check "others stay" [ "$(cat "$work/force/README.md" "$work/force/model-00001-of-00099.safetensors")" = "mine
+mine" ]
+rm "$work/force/model-00001-of-00099.safetensors" "$work/force/README.md"
+check "the rest is one export" looked_at same "$work/tiny" "$work/force"
+check "in one shard" [ "$(find "$work/force" -name '*.safetensors' | wc -l)" = 1 ]
+
+finish
