@@ -70,13 +70,10 @@ static void stages_describe(const struct stage *stages, uint32_t n, struct plan_
 			.card = stages[i].card};
 }
 
-static void balance_stages(const struct stage *stages, uint32_t n, const struct model_config *c,
-	bool mtp, const struct model_weights *w, uint32_t *first)
+void stages_balance(const struct model_config *c, bool mtp, const struct model_weights *w,
+	const uint64_t *room, uint32_t n, uint32_t *first)
 {
-	struct plan_stage parts[STAGES_MAX];
-	stages_describe(stages, n, parts);
 	struct layer_cost *layers = NEW_ARRAY(struct layer_cost, c->n_layers);
-	uint64_t room[STAGES_MAX];
 	for (uint32_t i = 0; i < c->n_layers; i++) {
 		const uint64_t resident = weights_layer_bytes(w, i), experts = weights_expert_bytes(w, i);
 		layers[i] = (struct layer_cost){
@@ -87,10 +84,19 @@ static void balance_stages(const struct stage *stages, uint32_t n, const struct 
 	last->read += w->head.stack_bytes;
 	if (mtp)
 		last->held += weights_layer_bytes(w, c->n_layers) + weights_expert_bytes(w, c->n_layers);
-	for (uint32_t i = 0; i < n; i++)
-		room[i] = plan_stage_room(parts, n, i);
 	stage_cuts_balance(layers, c->n_layers, room, n, first);
 	free(layers);
+}
+
+static void balance_stages(const struct stage *stages, uint32_t n, const struct model_config *c,
+	bool mtp, const struct model_weights *w, uint32_t *first)
+{
+	struct plan_stage parts[STAGES_MAX];
+	stages_describe(stages, n, parts);
+	uint64_t room[STAGES_MAX];
+	for (uint32_t i = 0; i < n; i++)
+		room[i] = plan_stage_room(parts, n, i);
+	stages_balance(c, mtp, w, room, n, first);
 }
 
 static int take_cuts(const struct engine_options *o, const struct model_config *c, uint32_t n,

@@ -44,6 +44,11 @@ int stages_bind(struct stage *stages, uint32_t n, const struct engine_options *o
 	const struct gguf *file, const struct model_config *c, struct model_weights *whole,
 	size_t whole_bytes, struct err *e);
 
+/* first[0 .. n) = where stages_bind cuts when no cuts are asked for. `w`: all weights, bound, with
+ * the MTP layer's if mtp; room [n]: bytes that each stage may take of its card, 0: unknown. */
+void stages_balance(const struct model_config *c, bool mtp, const struct model_weights *w,
+	const uint64_t *room, uint32_t n, uint32_t *first);
+
 /* Plans the memory of all stages into stage.plan (plan_stages.h). */
 int stages_plan(struct stage *stages, uint32_t n, const struct engine_options *o,
 	const struct gguf *file, struct err *e);
