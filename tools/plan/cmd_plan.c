@@ -52,26 +52,14 @@ static const struct card *find_local_card(uint64_t *free_bytes, char *name, size
 	return card_find(name);
 }
 
-/* --card names no card of the table, or several. */
-static int refuse_card(const char *name, struct err *e)
-{
-	char list[300] = "";
-	size_t n = 0;
-	for (int i = 0; card_at(i) && n < sizeof list; i++)
-		n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? ", " : "", card_at(i)->name);
-	err_set(e, ERR_USAGE, "--card: \"%.60s\" is not in the table of cards, or several are: %s",
-		name, list);
-	return err_hint(e, "--vram-gb, --card-gb-s and --pcie-gb-s describe any card");
-}
-
 /* Sets the card, its free memory, and name[0..n) for the output. */
 static int resolve_card(
 	const struct plan_options *o, struct machine *m, char *name, size_t n, struct err *e)
 {
 	const struct card *known = NULL;
 	uint64_t free_bytes = 0;
-	if (o->card && !(known = card_find(o->card)))
-		return refuse_card(o->card, e);
+	if (o->card && card_find_named(o->card, &known, e))
+		return e->code;
 	if (!o->card && o->vram_given)
 		known = card_of_size((double)o->vram_gb);
 	else if (!o->card)
@@ -100,11 +88,8 @@ static int resolve_card(
 /* After the memory plan: which model fits needs no bandwidth. */
 static int check_rates(const struct machine *m, struct err *e)
 {
-	if (m->card.memory_gb_s > 0 && m->card.link_gb_s > 0)
-		return 0;
-	err_set(e, ERR_USAGE, "the table has no card of %g GB",
-		m->card.sold_gb > 0 ? m->card.sold_gb : gb((double)m->memory.card_bytes));
-	return err_hint(e, "add --card-gb-s (its memory's bandwidth) and --pcie-gb-s");
+	return card_check_rates(
+		&m->card, m->card.sold_gb > 0 ? m->card.sold_gb : gb((double)m->memory.card_bytes), e);
 }
 
 static int resolve_drive(const struct plan_options *o, const struct model_headers *model,
