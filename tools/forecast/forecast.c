@@ -11,6 +11,7 @@
 #include "tools/trace/trace_simulate.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Fits a synthetic trace, which may have other layers than the model: each expert gets the mean
  * slot size of the model. Sets read_share and part. */
@@ -127,6 +128,94 @@ void forecast_fini(struct forecast *f)
 	trace_fini(&f->trace);
 }
 
+/* ---- several streams ---- */
+
+/* Where each step begins, from the first decode step on; NULL without one. */
+static size_t *find_steps(const struct trace *t, size_t *n)
+{
+	size_t *at = NEW_ARRAY(size_t, t->n_events + 1);
+	*n = 0;
+	for (size_t i = 0; i < t->n_events; i++)
+		if (t->events[i].kind == TRACE_STEP && (*n || t->events[i].use == CACHE_DECODE))
+			at[(*n)++] = i;
+	at[*n] = t->n_events;
+	return at;
+}
+
+int forecast_streams(
+	const struct forecast *f, uint32_t streams, struct forecast *out, struct err *e)
+{
+	const struct trace *t = &f->trace;
+	size_t n, *at = find_steps(t, &n);
+	const size_t each = n / streams;
+	*out = *f;
+	out->trace.events = NULL;
+	if (each < 2) {
+		free(at);
+		return err_set(e, ERR_INPUT,
+			"the trace has %zu decode steps, and %u streams need twice as many as they are", n,
+			streams);
+	}
+	struct trace_event *to = out->trace.events = NEW_ARRAY(struct trace_event, t->n_events);
+	memcpy(to, t->events, at[0] * sizeof *to);
+	to += at[0];
+	for (size_t i = 0; i < n; i++) {
+		const size_t step = i < each * streams ? i % streams * each + i / streams : i;
+		const size_t n_events = at[step + 1] - at[step];
+		memcpy(to, &t->events[at[step]], n_events * sizeof *to);
+		to += n_events;
+	}
+	free(at);
+	return 0;
+}
+
+void forecast_free_streams(struct forecast *out)
+{
+	free(out->trace.events);
+	out->trace.events = NULL;
+}
+
+double forecast_distinct(const struct forecast *f, uint32_t rows)
+{
+	const struct trace *t = &f->trace;
+	const uint32_t n_experts = t->model.n_experts;
+	/* [n_layers][n_experts]: the last group that used the expert; [n_layers]: ... the layer */
+	uint32_t *last = NEW_ARRAY(uint32_t, (size_t)t->model.n_layers * n_experts);
+	uint32_t *last_layer = NEW_ARRAY(uint32_t, t->model.n_layers);
+	const uint64_t groups = t->n_tokens / rows;
+	uint64_t token = 0, distinct = 0, layers = 0;
+	for (size_t i = 0; i < t->n_events; i++) {
+		const struct trace_event *v = &t->events[i];
+		if (v->kind == TRACE_STEP && v->use == CACHE_DECODE)
+			token += v->n;
+		if (v->kind != TRACE_ACCESS || v->use != CACHE_DECODE || !token)
+			continue;
+		const uint64_t group = (token - 1) / rows + 1;
+		if (group > groups)
+			break;
+		layers += last_layer[v->layer] != (uint32_t)group;
+		last_layer[v->layer] = (uint32_t)group;
+		for (uint32_t k = 0; k < v->n; k++) {
+			uint32_t *used = &last[(size_t)v->layer * n_experts + t->ids[v->value + k]];
+			distinct += *used != (uint32_t)group;
+			*used = (uint32_t)group;
+		}
+	}
+	free(last);
+	free(last_layer);
+	return (double)distinct / (double)MAX(layers, 1u);
+}
+
+/* The first tokens of the shipped trace's 1,536: they fill both tiers. */
+#define STEADY_SKIP 1024
+
+uint64_t forecast_steady_skip(const struct forecast *f)
+{
+	return MIN((uint64_t)STEADY_SKIP, f->trace.n_tokens / 3 * 2);
+}
+
+/* ---- times ---- */
+
 int forecast_measure(const struct common_opts *c, const struct gguf *file, uint32_t top_k,
 	double seconds, int repeats, struct forecast_machine *m, struct err *e)
 {
@@ -165,6 +254,13 @@ static int replay(const struct forecast *f, const struct forecast_point *p, int 
 	return sim_run(&f->trace, &u, r, e);
 }
 
+double forecast_card_ms(double compute_ms, double drive_ms, double link_ms, bool lookahead)
+{
+	const double sum = compute_ms + drive_ms + link_ms;
+	const double longest = MAX(compute_ms, MAX(drive_ms, link_ms));
+	return lookahead ? longest + FORECAST_EXPOSED * (sum - longest) : sum;
+}
+
 /* Sets the times of *p on a card; r: the replay with the lookahead of *p. */
 static int card_times(const struct forecast *f, const struct forecast_machine *m,
 	const struct sim_result *r, struct forecast_point *p, struct err *e)
@@ -179,9 +275,7 @@ static int card_times(const struct forecast *f, const struct forecast_machine *m
 	p->drive_ms = missed * 1e3 /
 				  demand_rate(f, m, (double)plain.stats.misses / tokens / MAX(f->moe_layers, 1.0));
 	p->link_ms = m->copy_bytes_s > 0 ? in / m->copy_bytes_s * 1e3 : 0;
-	const double sum = m->compute_ms + p->drive_ms + p->link_ms;
-	const double longest = MAX(m->compute_ms, MAX(p->drive_ms, p->link_ms));
-	p->ms = p->lookahead ? longest + FORECAST_EXPOSED * (sum - longest) : sum;
+	p->ms = forecast_card_ms(m->compute_ms, p->drive_ms, p->link_ms, p->lookahead);
 	return 0;
 }
 

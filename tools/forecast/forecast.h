@@ -79,6 +79,20 @@ int forecast_open(struct forecast *f, const char *trace, const struct gguf *file
 	const struct loader_options *o, uint32_t n_mtp, struct err *e);
 void forecast_fini(struct forecast *f);
 
+/* The trace as so many streams at once: it is cut into as many runs of equal length, and the steps
+ * are put in the order first of each run, second of each run, ... *out borrows all but its events
+ * from f; forecast_free_streams releases those. ERR_INPUT when a run has less than two steps. */
+int forecast_streams(
+	const struct forecast *f, uint32_t streams, struct forecast *out, struct err *e);
+void forecast_free_streams(struct forecast *out);
+
+/* Distinct experts that a layer computes in a step of so many rows: the mean over the decode steps
+ * of the trace, taken `rows` at a time. With forecast_streams each row is of another stream. */
+double forecast_distinct(const struct forecast *f, uint32_t rows);
+
+/* Tokens of the trace that a steady state does not count: they fill the tiers. */
+uint64_t forecast_steady_skip(const struct forecast *f);
+
 /* One setting and its result. Zero-initialise, fill the fields down to `window`; forecast_run fills
  * the others. */
 struct forecast_point {
@@ -97,6 +111,9 @@ struct forecast_point {
 /* Replays the trace with the setting of *p. Errors of sim_run. */
 int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	struct forecast_point *p, struct err *e);
+
+/* What a step on a card takes of these times of its three parts. */
+double forecast_card_ms(double compute_ms, double drive_ms, double link_ms, bool lookahead);
 
 /* The least and the most that these counts can take: all three at once, one after the other.
  * Prefetched bytes count like demanded ones, whether used or not; demotions go the other way over

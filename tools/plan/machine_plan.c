@@ -5,9 +5,6 @@
 #include "src/base/log.h"
 #include "src/base/num.h"
 
-/* The first tokens of the shipped trace's 1,536: they fill both tiers and are not counted. */
-#define STEADY_SKIP 1024
-
 /* zai-org/GLM-5.2-FP8 (tests/e2e/convert/convert.sh reads its headers) */
 #define SOURCE_BYTES 755617140416u
 
@@ -75,7 +72,7 @@ int machine_plan_speed(const struct model_headers *model, const struct machine *
 		.ram_bytes = p->tiers.tier_bytes[1],
 		.policy = POLICY_DEFAULT,
 		.lookahead = p->loader.lookahead};
-	out->steady.skip = MIN((uint64_t)STEADY_SKIP, f->trace.n_tokens / 3 * 2);
+	out->steady.skip = forecast_steady_skip(f);
 	out->cold.window = MACHINE_PLAN_COLD;
 	int rc = forecast_run(f, &rates, &out->steady, e);
 	if (!rc && with_cold)

@@ -7,6 +7,7 @@
 #include "src/base/num.h"
 #include "src/format/check_values.h"
 #include "tools/commands/commands.h"
+#include "tools/trace/inspect_cluster.h"
 #include "tools/trace/inspect_fits.h"
 #include "tools/trace/inspect_forecast.h"
 #include "tools/output/json_out.h"
@@ -368,25 +369,31 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 		{"model", 'm', ARG_STRING, .string = &option_model, .value = "FILE",
 			.help = "the same as MODEL"},
 		{"ctx", 'c', ARG_UINT, .u32 = &context, .min = 1, .max = INT32_MAX, .value = "N",
-			.help = "context for which caches are planned", .fallback = "32768"},
+			.help = "context for which caches are planned",
+			.fallback = "32768; 4096 of each stream of a cluster"},
 		{"vram-gb", 0, ARG_FLOAT, .f32 = &vram_gb, .max = 1e4, .above_min = true, .value = "G",
-			.help = "memory of the card, as it is sold", .fallback = "the usual sizes"},
+			.help = "memory of the card, as it is sold",
+			.fallback = "the usual sizes; of a cluster's cards that of --card"},
 		{"tensors", 0, ARG_FLAG, .flag = &tensors, .help = "list every tensor"},
 		{"json", 0, ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	struct inspect_forecast forecast = {0};
-	const struct arg_group groups[] = {
-		{NULL, options, ARRAY_LEN(options)}, inspect_forecast_group(&forecast)};
+	struct inspect_cluster cluster = {0};
+	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)},
+		inspect_forecast_group(&forecast), inspect_cluster_group(&cluster)};
 	const struct arg positional = {.kind = ARG_STRING, .string = &model, .value = "MODEL"};
 	const struct args args = {.command = "glmstream inspect",
-		.usage = "MODEL [--ctx N] [--vram-gb G] [--tensors] [--trace FILE ...] [--json]",
+		.usage = "[MODEL] [--tensors] [--trace FILE ...] [--hosts N --cards M --card NAME ...]",
 		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and "
 				 "what fits into which memory. Reads headers only. Of a split file name the first "
 				 "part; without MODEL the pocket model is shown. With a trace of a run: what "
-				 "caches of other sizes would have made of its routing.",
+				 "caches of other sizes would have made of its routing. With --hosts or --cards: a "
+				 "forecast of that cluster's speed, with the figures that it is made of and where "
+				 "each is from.",
 		.example = "glmstream inspect glm-5.2-q2.gguf\n"
 				   "glmstream inspect glm-5.2-q2.gguf --trace run.trace --cache-gb 40,80,120 "
-				   "--disk-gb-s 5 --gpu-ms 40",
+				   "--disk-gb-s 5 --gpu-ms 40\n"
+				   "glmstream inspect --hosts 1 --cards 2 --card H200",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 		.positional = &positional,
@@ -397,7 +404,15 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	if (model && option_model)
 		return err_set(
 			e, ERR_USAGE, "two models named, \"%.60s\" and \"%.60s\"", model, option_model);
-	model = pocket_or(model ? model : option_model, e);
+	model = model ? model : option_model;
+	if (cluster.on) {
+		const struct inspect_shared shared = {model, &forecast, (double)vram_gb, context, json};
+		return tensors ? err_set(e, ERR_USAGE, "--tensors lists a file, --hosts and --cards do not")
+					   : inspect_cluster_run(&cluster, &shared, e);
+	}
+	if (inspect_cluster_has_other(&cluster))
+		return err_set(e, ERR_USAGE, "options of a cluster need --hosts N or --cards M");
+	model = pocket_or(model, e);
 	if (!model)
 		return e->code;
 

@@ -5,6 +5,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/engine.h"
 #include "tools/options/pocket.h"
 #include "tools/output/json_out.h"
 #include "tools/trace/trace_simulate.h"
@@ -18,29 +19,38 @@
 struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 {
 	f->policy = POLICY_DEFAULT;
+	f->lookahead = ENGINE_LOOKAHEAD_AUTO;
 	const struct arg list[] = {
 		{"trace", 0, ARG_STRING, .string = &f->trace, .value = "FILE",
 			.help = "a trace of this model, as a run with --trace FILE writes it; \"shipped\": the "
-					"synthetic one of GLM-5.2 that comes with the program"},
+					"synthetic one of GLM-5.2 that comes with the program; of a cluster also "
+					"\"random\""},
 		{"cache-gb", 0, ARG_STRING, .string = &f->cache_gb, .given = &f->other, .value = "G,...",
-			.help = "budgets of the first tier in GB",
-			.fallback = "a row from the smallest that works to all experts"},
+			.help = "budgets of the first tier in GB; of a cluster the one of each card",
+			.fallback = "a row from the smallest that works to all experts; of a cluster what "
+						"memory leaves"},
 		{"ram-gb", 0, ARG_SIZE_GB, .u64 = &f->ram_bytes, .given = &f->other, .max = 1e6,
-			.value = "G", .help = "second tier", .fallback = "none"},
+			.value = "G", .help = "second tier, of a cluster that of each host",
+			.fallback = "none"},
 		{"policy", 0, ARG_STRING, .string = &f->policy, .given = &f->other, .value = "NAME",
 			.help = "lru, lfu or sieve", .fallback = POLICY_DEFAULT},
 		{"lookahead", 0, ARG_INT, .i32 = &f->lookahead, .given = &f->other, .max = 64, .value = "N",
-			.help = "prefetch by the trace's predictions up to N layers ahead", .fallback = "0"},
+			.help = "prefetch by the trace's predictions up to N layers ahead",
+			.fallback = "0; of a cluster as a run decides"},
 		{"disk-gb-s", 0, ARG_FLOAT, .f32 = &f->disk_gb_s, .given = &f->other, .max = 1e6,
 			.above_min = true, .value = "G",
-			.help = "read bandwidth of the drive, for modelled tokens per second"},
+			.help =
+				"read bandwidth of the drive, for modelled tokens per second; of a cluster that "
+				"of each host",
+			.fallback = "of a cluster 3.5"},
 		{"measure", 0, ARG_FLAG, .flag = &f->measure, .given = &f->other,
 			.help = "measure that bandwidth by reading experts of the model"},
 		{"pcie-gb-s", 0, ARG_FLOAT, .f32 = &f->pcie_gb_s, .given = &f->other, .max = 1e6,
 			.above_min = true, .value = "G", .help = "bandwidth of the link to a card",
-			.fallback = "not a limit"},
+			.fallback = "not a limit; of a cluster from the table of cards"},
 		{"gpu-ms", 0, ARG_FLOAT, .f32 = &f->gpu_ms, .given = &f->gpu_given, .max = 1e6,
-			.value = "MS", .help = "computing time of a token", .fallback = "0"},
+			.value = "MS", .help = "computing time of a token, on one card",
+			.fallback = "0; of a cluster from what an H200 reaches"},
 	};
 	_Static_assert(sizeof list == sizeof f->args, "args");
 	memcpy(f->args, list, sizeof list);
@@ -89,6 +99,8 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 		return err_set(e, ERR_USAGE, "--gpu-ms is of use only with --disk-gb-s G or --measure");
 	if (!(f->trace = pocket_trace_or(f->trace, e)))
 		return e->code;
+	if (f->lookahead == ENGINE_LOOKAHEAD_AUTO)
+		f->lookahead = 0;
 	const struct policy_ops *policy = policy_find(f->policy);
 	if (!policy || policy->needs_future)
 		return err_set(
