@@ -75,17 +75,8 @@ uint64_t session_fingerprint(struct engine *g)
 
 /* ---- the walk over the caches ---- */
 
-struct cache_rows {
-	struct backend *backend; /* of the layer's stage */
-	const struct cache_view *view;
-	uint32_t from, n; /* positions of the session */
-	size_t row_bytes;
-};
-
-/* The rows of cache number *at (two to a layer) that a file of [first, n) keeps; false behind the
- * last. With `mtp` the layer behind the trunk belongs to it. Caches without rows are left out. */
-static bool next_cache_rows(const struct session *s, uint32_t first, uint32_t n, bool mtp,
-	uint32_t *at, struct cache_rows *r)
+bool session_next_rows(const struct session *s, uint32_t first, uint32_t n, bool mtp, uint32_t *at,
+	struct cache_rows *r)
 {
 	uint32_t trunk = s->g->config.n_layers;
 	for (; *at < 2 * (trunk + mtp); ++*at) {
@@ -115,7 +106,7 @@ static size_t max_block_bytes(const struct session *s)
 	return MAX(MAX(row, s->g->config.index_dim * sizeof(float)), BLOCK_MAX_BYTES);
 }
 
-static uint8_t *row_address(const struct session *s, const struct cache_rows *r, uint32_t done)
+uint8_t *session_row_address(const struct session *s, const struct cache_rows *r, uint32_t done)
 {
 	return (uint8_t *)r->view->data + ((size_t)s->base + r->from + done) * r->row_bytes;
 }
@@ -132,7 +123,7 @@ uint64_t session_file_bytes(const struct session *s, uint32_t n, size_t note_byt
 				   BLOCK_HEAD * (count_blocks(tokens, BLOCK_MAX_BYTES) +
 									count_blocks(note_bytes, BLOCK_MAX_BYTES));
 	struct cache_rows r;
-	for (uint32_t at = 0; n && next_cache_rows(s, 0, n, s->mtp, &at, &r);)
+	for (uint32_t at = 0; n && session_next_rows(s, 0, n, s->mtp, &at, &r);)
 		sum += r.n * r.row_bytes + BLOCK_HEAD * count_blocks(r.n, rows_per_block(r.row_bytes));
 	return sum;
 }
@@ -200,11 +191,12 @@ static int write_cache_rows(struct session *s, struct block_stream *b, const str
 {
 	struct cache_rows r;
 	int rc = 0;
-	for (uint32_t at = 0; !rc && next_cache_rows(s, h->first, h->n, h->mtp, &at, &r);) {
+	for (uint32_t at = 0; !rc && session_next_rows(s, h->first, h->n, h->mtp, &at, &r);) {
 		size_t piece = rows_per_block(r.row_bytes);
 		for (uint32_t done = 0; done < r.n && !rc; done += (uint32_t)piece) {
 			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
-			rc = r.backend->ops->download(r.backend, scratch, row_address(s, &r, done), bytes, e);
+			rc = r.backend->ops->download(
+				r.backend, scratch, session_row_address(s, &r, done), bytes, e);
 			if (!rc)
 				rc = block_write(b, scratch, bytes, e);
 		}
@@ -365,14 +357,14 @@ static int read_cache_rows(struct session *s, struct block_stream *b, const stru
 	uint32_t trunk = s->g->config.n_layers;
 	struct cache_rows r;
 	int rc = 0;
-	for (uint32_t at = 0; !rc && next_cache_rows(s, h->first, h->n, h->mtp, &at, &r);) {
+	for (uint32_t at = 0; !rc && session_next_rows(s, h->first, h->n, h->mtp, &at, &r);) {
 		bool wanted = apply && ((at - 1) / 2 < trunk || s->mtp);
 		size_t piece = rows_per_block(r.row_bytes);
 		for (uint32_t done = 0; done < r.n && !rc; done += (uint32_t)piece) {
 			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
 			rc = block_read(b, scratch, bytes, e);
 			if (!rc && wanted)
-				r.backend->ops->upload(r.backend, row_address(s, &r, done), scratch, bytes);
+				r.backend->ops->upload(r.backend, session_row_address(s, &r, done), scratch, bytes);
 		}
 	}
 	return rc;

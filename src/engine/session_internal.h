@@ -79,4 +79,21 @@ int session_check_draft(const struct session *s, int32_t next, uint32_t k, struc
 /* mtp_draft writes the last position's MTP row for a token that may not follow: drops the row. */
 void session_drafted(struct session *s);
 
+/* ---- cache rows in memory of the host: session_file.c, session_image.c ---- */
+
+struct cache_rows {
+	struct backend *backend; /* of the layer's stage */
+	const struct cache_view *view;
+	uint32_t from, n; /* positions of the session */
+	size_t row_bytes;
+};
+
+/* The rows of cache number *at (two to a layer; *at begins at 0) that belong to positions [first,
+ * n); false behind the last. With `mtp` the layer behind the trunk belongs to it. Caches without
+ * rows are left out. */
+bool session_next_rows(const struct session *s, uint32_t first, uint32_t n, bool mtp, uint32_t *at,
+	struct cache_rows *r);
+/* Where row from + done lies in the device's memory. */
+uint8_t *session_row_address(const struct session *s, const struct cache_rows *r, uint32_t done);
+
 #endif

@@ -63,6 +63,7 @@ static const struct {
 		"Processor time of the compute thread between steps: masks, choosing tokens, their texts"},
 	[METRICS_REPLAYED] = {"replayed_turns", "Assistant turns whose own tokens were used again"},
 	[METRICS_CUT_CONNECTIONS] = {"connections_cut", "Connections ended for being too slow"},
+	[METRICS_PREEMPTED] = {"answers_preempted", "Times an answer was paused for another client"},
 	[METRICS_NOT_FINITE] = {"answers_not_finite", "Answers ended by logits that are not finite"},
 };
 

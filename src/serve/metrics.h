@@ -31,6 +31,7 @@ enum metrics_counter {
 	METRICS_HOST_CPU_NS,     /* and between them: masks, choosing tokens, their texts */
 	METRICS_REPLAYED,        /* assistant turns whose own tokens were used again */
 	METRICS_CUT_CONNECTIONS, /* too slow, or silent for too long */
+	METRICS_PREEMPTED,       /* times an answer was preempted for another client */
 	METRICS_NOT_FINITE,      /* answers ended by logits that are no numbers */
 	METRICS_N_COUNTERS
 };

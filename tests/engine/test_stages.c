@@ -12,6 +12,7 @@
 #include "src/engine/draft/draft_mtp.h"
 #include "src/engine/generate.h"
 #include "src/engine/session_file.h"
+#include "src/engine/session_image.h"
 #include "src/engine/stages/stage_cuts.h"
 #include "cache/trace/trace.h"
 #include "tests/stream/loader_help.h"
@@ -101,6 +102,12 @@ static uint64_t sessions_hash(struct engine *g, uint64_t hash)
 		s[i] = session_of(g, i == 2);
 	assert_int_equal(session_sync(s[0], prompt, 140, NULL, NULL, &e), 0);
 	assert_int_equal(batch_copy_prefix(s[1], s[0], 133, &e), 0);
+	struct session_image *image; /* goes on in the other session */
+	assert_int_equal(session_image_take(s[0], &image, &e), 0);
+	assert_int_equal(session_sync(s[0], prompt + 40, 60, NULL, NULL, &e), 0);
+	assert_int_equal(batch_copy_prefix(s[0], s[1], 133, &e), 0);
+	assert_int_equal(session_image_restore(s[1], image, &e), 0);
+	session_image_free(image);
 	assert_int_equal(session_sync(s[2], prompt + 20, 50, NULL, NULL, &e), 0);
 	struct batch_part p[3];
 	for (int i = 0; i < 3; i++)

@@ -13,6 +13,7 @@
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
 #include "src/engine/session_file.h"
+#include "src/engine/session_image.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/temp_dir.h"
 
@@ -351,7 +352,8 @@ static void test_lost_state(void **state)
 	const char *path = temp_dir_path("lost.session");
 	ok(session_sync(fresh, text, 100, NULL, NULL, &e), &e); /* in the steps of the others */
 	ok(session_extend(fresh, text + 100, 50, NULL, NULL, &e), &e);
-	for (int way = 0; way < 4; way++) {
+	for (int way = 0; way < 5; way++) {
+		struct session_image *image;
 		session_rewind(s, 0);
 		session_rewind(from, 0);
 		ok(session_sync(way < 2 ? s : from, text, 100, NULL, NULL, &e), &e);
@@ -363,6 +365,13 @@ static void test_lost_state(void **state)
 			session_rewind(s, 100);
 		} else if (way == 2) { /* a copy */
 			ok(batch_copy_prefix(s, from, 100, &e), &e);
+		} else if (way == 3) { /* an image, while both sessions serve others */
+			ok(session_image_take(from, &image, &e), &e);
+			ok(session_sync(from, &other, 1, NULL, NULL, &e), &e);
+			ok(session_sync(s, text + 50, 120, NULL, NULL, &e), &e);
+			ok(session_image_restore(s, image, &e), &e);
+			session_image_free(image);
+			assert_memory_equal(session_tokens(s), text, 100 * sizeof *text);
 		} else { /* a file */
 			ok(session_file_save(from, 100, path, false, NULL, 0, NULL, &e), &e);
 			ok(session_file_load(s, path, NULL, NULL, &e), &e);

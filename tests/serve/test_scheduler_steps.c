@@ -33,6 +33,7 @@ struct fixture {
 	struct mailbox *mail;
 	struct job *jobs[JOBS_MAX];
 	uint32_t n_jobs;
+	struct client *client; /* of the jobs to come */
 };
 
 static struct fixture fixture_open(
@@ -87,6 +88,7 @@ static struct job *submit(struct fixture *f, uint32_t n, uint32_t max_new)
 		assert_int_equal(token_ids_push(&j->prompt, (int32_t)rng_below(&r, 8000)), 0);
 	j->max_new = j->options.min_new = max_new;
 	j->sampling = (struct sampler_options){.temperature = 1, .top_p = 1, .seed = n};
+	j->client = f->client;
 	f->jobs[f->n_jobs++] = j;
 	assert_int_equal(scheduler_submit(f->s, &j, 1, &retry), SCHEDULER_TAKEN);
 	return j;
@@ -242,6 +244,71 @@ static void test_short_beside_long(void **state)
 	fixture_close(&f);
 }
 
+static bool has_ended(const struct job *j)
+{
+	return j->generated.n == j->max_new;
+}
+
+/* Two answers of one client, of which the second has a prompt of n tokens, and a short one of
+ * another. ids: out, the tokens of all. preempts: there is a session for two of them only. */
+static void answer_two_clients(
+	uint32_t n, bool preempts, bool drafts, struct token_ids ids[3], uint64_t *preempted)
+{
+	struct fixture f = fixture_open(preempts ? 2 : 3, 64, 450, MS, 0);
+	struct client_shares *shares = client_shares_new(75);
+	struct client *clients[2] = {client_find(shares, "a", 1), client_find(shares, "b", 1)};
+	bool reads;
+	if (drafts)
+		f.s->drafter = drafter_open(g, 3);
+	for (uint32_t i = 0; i < f.s->n_slots && drafts; i++)
+		f.s->slots[i].drafts = draft_timeline_open(f.s->drafter, f.s->slots[i].session);
+	f.client = clients[0];
+	struct job *a = submit(&f, 80, 60), *b = submit(&f, n, 60);
+	while (a->generated.n < 3)
+		step(&f, &reads);
+	f.client = clients[1];
+	struct job *c = submit(&f, 20, 10);
+	c->submitted_ns -= MIN(c->submitted_ns, 1000 * MS); /* has waited */
+	while (!has_ended(c)) {
+		step(&f, &reads);
+		assert_false(has_ended(a) && has_ended(b));
+	}
+	while (!has_ended(a) || !has_ended(b))
+		step(&f, &reads);
+	for (uint32_t i = 0; i < 3; i++)
+		for (size_t k = 0; k < f.jobs[i]->generated.n; k++)
+			assert_int_equal(token_ids_push(&ids[i], f.jobs[i]->generated.data[k]), 0);
+	*preempted = metrics_get(metrics, METRICS_PREEMPTED);
+	fixture_close(&f);
+	client_drop(clients[0]);
+	client_drop(clients[1]);
+	assert_int_equal(client_shares_stats(shares).clients, 0);
+	client_shares_free(shares);
+}
+
+/* A client that has all sessions gives one to another that waits; its answer goes on later with the
+ * tokens that it has when nobody interrupts it, whether it was being written or read. */
+static void test_preemption(void **state)
+{
+	(void)state;
+	static const uint32_t lengths[] = {5, 350};
+	for (uint32_t i = 0; i < 2; i++)
+		for (int drafts = 0; drafts < 2; drafts++) {
+			struct token_ids alone[3] = {0}, got[3] = {0};
+			uint64_t preempted;
+			answer_two_clients(lengths[i], false, drafts, alone, &preempted);
+			assert_int_equal(preempted, 0);
+			answer_two_clients(lengths[i], true, drafts, got, &preempted);
+			assert_int_equal(preempted, 1);
+			for (uint32_t k = 0; k < 3; k++) {
+				assert_int_equal(got[k].n, alone[k].n);
+				assert_memory_equal(got[k].data, alone[k].data, got[k].n * sizeof *got[k].data);
+				token_ids_free(&alone[k]);
+				token_ids_free(&got[k]);
+			}
+		}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -249,6 +316,7 @@ int main(void)
 		cmocka_unit_test(test_writers_take_turns),
 		cmocka_unit_test(test_one_way),
 		cmocka_unit_test(test_short_beside_long),
+		cmocka_unit_test(test_preemption),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -138,7 +138,8 @@ static const struct {
 		"and their sum), JSON values and depth, the memory that a request takes before and while "
 		"it is computed, what is remembered of answers (--remember-gb), the time of masks, the "
 		"queue, tokens (the context). One client holds a share of these (--client-share), and "
-		"clients whose answers are computed get the same time, however many answers each has. "
+		"clients whose answers are computed get the same time, however many answers each has. A "
+		"client with several sessions gives one to another that waits: an answer is paused. "
 		"What is refused gets 413, 429 or 503. A client that leaves ends its answer; one that does "
 		"not read for 60 s is cut off."},
 	{"After a break-in",

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The one thread that computes. Jobs wait in a bounded queue until a session is free: clients get
- * them in turn (client_rank), the jobs of one client in their order. The jobs that have a session
- * take turns: a step either reads prompts (rows shared by all sessions that still read) or writes
- * (the next token, and drafts, of up to SCHEDULER_ROWS sessions). Reading and writing get the same
- * time while both want it, and prompts are then read in slices that take about as long as a few
- * tokens. A step in which some prompts end has their rows, or those of a slice if that is more:
- * their first tokens do not wait for the prompts that go on. Within both, clients that compute get
- * the same time, however many answers each has (client_time.h).
+ * them in turn (client_rank), the jobs of one client in their order. When a
+ * client waits for its first session, an answer of one that has several is preempted, and resumes
+ * later (scheduler_preempt.c).
+ *
+ * The jobs that have a session take turns: a step either reads prompts (rows shared by all sessions
+ * that still read) or writes (the next token, and drafts, of up to SCHEDULER_ROWS sessions).
+ * Reading and writing get the same time while both want it, and prompts are then read in slices
+ * that take about as long as a few tokens. A step in which some prompts end has their rows, or
+ * those of a slice if that is more: their first tokens do not wait for the prompts that go on.
+ * Within both, clients that compute get the same time, however many answers each has
+ * (client_time.h).
  *
  * An answer's tokens do not depend on who else is served. Where a device computes few rows in
  * another way (kernels/backend.h: Numbers), how many rows of a prompt are to be computed decides on
@@ -68,9 +72,9 @@ enum scheduler_answer scheduler_submit(
 /* What scheduler_submit would say to one job of this client now; a refusal counts as one. */
 enum scheduler_answer scheduler_ask(struct scheduler *s, struct client *client, unsigned *retry_s);
 
-/* No new jobs from now on; what waits is refused; what runs may go on for grace_ms, then it is cut.
- * Returns when nothing runs any more; every job has got its last event. May be called once, before
- * scheduler_close. */
+/* No new jobs from now on; what waits or is preempted is refused; what runs may go on for grace_ms,
+ * then it is cut. Returns when nothing runs any more; every job has got its last event. May be
+ * called once, before scheduler_close. */
 void scheduler_stop(struct scheduler *s, unsigned grace_ms);
 void scheduler_close(struct scheduler *s); /* NULL is fine; stops at once if that was not done */
 

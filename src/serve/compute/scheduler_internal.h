@@ -3,6 +3,7 @@
  * Private to the scheduler: its state, and what its files do for each other.
  * - scheduler.c: the thread, the queue, the published snapshot.
  * - scheduler_slots.c: which session gets a job, where its beginning comes from, how it ends.
+ * - scheduler_preempt.c: which answer is preempted for another client, and how it resumes.
  * - scheduler_steps.c: which rows are computed next, and what becomes of their logits.
  *
  * The lock guards the queue, the flags and the published snapshot; it is never held while
@@ -95,6 +96,13 @@ void slot_keep_prefix(struct scheduler *s, struct slot *slot);
 void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how);
 void slot_fail(struct scheduler *s, struct slot *slot, const struct err *e);
 void slot_fail_memory(struct scheduler *s, struct slot *slot);
+
+/* ---- scheduler_preempt.c ---- */
+
+/* No session is idle: preempts an answer if another client has waited for long. Whether it did. */
+bool slots_preempt(struct scheduler *s);
+/* A job that was preempted resumes in this idle slot. */
+void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
 
 /* ---- scheduler_steps.c ---- */
 

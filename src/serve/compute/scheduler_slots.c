@@ -223,33 +223,44 @@ static void slot_begin_job(struct scheduler *s, struct job *j)
 		slot_fail_memory(s, slot);
 }
 
+/* The one that was idle longest. */
 static struct slot *slot_find_idle(struct scheduler *s)
 {
+	struct slot *oldest = NULL;
 	for (uint32_t i = 0; i < s->n_slots; i++)
-		if (!s->slots[i].job)
-			return &s->slots[i];
-	return NULL;
+		if (!s->slots[i].job && (!oldest || s->slots[i].last_used < oldest->last_used))
+			oldest = &s->slots[i];
+	return oldest;
 }
 
 void slots_fill(struct scheduler *s)
 {
 	for (;;) {
+		struct slot *idle = slot_find_idle(s);
 		pthread_mutex_lock(&s->lock);
 		struct job *j = queue_pop(s, true);
 		bool stopping = s->stopping;
-		if (!j && (stopping || slot_find_idle(s)))
+		if (!j && (stopping || idle))
 			j = queue_pop(s, false);
 		pthread_mutex_unlock(&s->lock);
+		if (!j && !stopping && !idle && slots_preempt(s))
+			continue;
 		if (!j)
 			return;
 		if (atomic_load(&j->cancel)) {
+			struct mem_scope scope; /* one that was preempted gives out what was held back */
 			metrics_add(s->metrics, METRICS_CANCELLED, 1);
+			mem_scope_begin(&scope);
 			job_end(j, JOB_CANCELLED);
+			mem_scope_end(&scope);
 		} else if (stopping) {
 			struct err e = {0};
 			err_set(&e, ERR_INTERRUPTED, "the server is shutting down");
 			metrics_add(s->metrics, METRICS_FAILED, 1);
 			job_fail(j, &e);
+		} else if (j->swapped) {
+			slot_resume_job(s, idle, j);
+			continue;
 		} else {
 			slot_begin_job(s, j);
 			continue;

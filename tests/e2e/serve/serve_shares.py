@@ -147,6 +147,23 @@ def test_queue():
         check(refused(s, "places") == 1, "counted", refused(s, "places"))
 
 
+def test_sessions():
+    """Two endless answers in two sessions: one is paused for the other client, and both go on."""
+    with Server("--sessions", "2", "--client-share", "75", "-c", "2048", "-q") as s:
+        held = []
+        for _ in range(2):
+            c = connect(s, "127.0.0.2")
+            c.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 2000}))
+            held.append((c, c.getresponse()))
+        check(s.wait_state("two answers", lambda active, waiting: active == 2), "both are computed")
+        status, _, body = ask(s, "127.0.0.3", "POST", CHAT, {**SHORT, "max_tokens": 3})
+        check(status == 200, "the other client has its answer", status, body)
+        text = s.get("/metrics")[1]
+        check("glmstream_answers_preempted_total 1\n" in text and "glmstream_answers_total 1\n" in text, "before the others end", text)
+        check(s.wait_state("two again", lambda active, waiting: active == 2 and not waiting), "the paused answer goes on")
+        close(held)
+
+
 def test_proxy():
     with Server("--max-connections", "16", "--trusted-proxy", "127.0.0.1", "-c", "512", "-q") as s:
         ours = {"X-Forwarded-For": "127.0.0.9, 10.0.0.1"}
@@ -184,7 +201,7 @@ def test_default():
         close(held)
 
 
-for test in (test_connections, test_queue, test_proxy, test_keys, test_default):
+for test in (test_connections, test_queue, test_sessions, test_proxy, test_keys, test_default):
     began = time.monotonic()
     test()
     print(f"{test.__name__}: {time.monotonic() - began:.1f} s")
