@@ -228,6 +228,7 @@ struct expert_job {
 	struct weight gate, up, down; /* n_stack 1; data stays valid until the job has run */
 	const int32_t *token_slots;   /* host [n_token_slots]: row * n_used + rank */
 	int n_token_slots;
+	uint32_t layer, expert; /* which one it is; read by observers alone */
 };
 
 /* Limits of one call */
@@ -235,6 +236,28 @@ struct expert_job {
 #define ROUTES_MAX NORMS_MAX
 
 #define DEFERRED_ALIGN 16 /* bytes: alignment of the weights of deferred experts */
+
+/* ---- observing ---- */
+
+/* The input of one product: row i of matrix s of w's stack is the w->n_in values at
+ * x + s * stack_step + (index ? index[i] / divisor : i) * stride. Host memory. */
+struct product_input {
+	const struct weight *w;
+	const struct expert_job *expert; /* whose gate, up or down w is; NULL: a resident matrix */
+	const float *x;
+	int64_t stride, stack_step;
+	const int32_t *index; /* [n] or NULL */
+	int32_t divisor;
+	int n; /* rows */
+};
+
+/* Sees the input of every product of matmul, stacked_matmul, ffn, latents, mla and expert_ffn,
+ * routers included, just before it is computed. It must not change it. Called by the thread that
+ * computes; what the struct points to is valid during the call. */
+struct product_observer {
+	void (*input)(void *user, const struct product_input *in);
+	void *user;
+};
 
 /* ---- usage ---- */
 
@@ -280,6 +303,7 @@ struct backend_ops {
 	/* Waits, then releases everything but the memory that `alloc` gave. */
 	void (*close)(struct backend *b);
 	bool async;      /* ops return before they have run; constant */
+	bool observable; /* backend.observer is called; constant */
 	int decode_rows; /* most rows of a step that is computed in the decode way; see Numbers */
 
 	/* Memory
@@ -459,6 +483,8 @@ struct backend {
 	struct err failure;   /* the first failed op; code 0: none */
 	uint64_t fence_value; /* of the latest fence enqueued, those of replayed segments included */
 	size_t scratch_bytes; /* device memory that ops may take beside what `alloc` gave; constant */
+	/* Borrowed; NULL: nobody. To be set between steps, where ops->observable. */
+	const struct product_observer *observer;
 };
 
 struct backend_options {

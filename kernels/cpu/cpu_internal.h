@@ -71,6 +71,12 @@ void cpu_run(
 void cpu_run_rows(
 	struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job);
 
+/* Precondition: there is an observer. */
+static inline void cpu_observe(const struct backend *b, const struct product_input *in)
+{
+	b->observer->input(b->observer->user, in);
+}
+
 /* An unsigned key that sorts like the float; -0 equals +0, NaN sorts below everything. */
 static inline uint32_t cpu_order_key(float v)
 {

@@ -210,6 +210,11 @@ void cpu_matmul(
 {
 	if (base->failure.code || !n_parts || !rows)
 		return;
+	for (int p = 0; base->observer && p < n_parts; p++)
+		cpu_observe(base, &(struct product_input){.w = &parts[p].w,
+							  .x = parts[p].x ? parts[p].x : x,
+							  .stride = parts[p].w.n_in,
+							  .n = rows});
 	struct matmul_job job = {.parts = parts, .x = {(float *)x, parts[0].w.n_in, NULL, 1}};
 	matmul_run(cpu_of(base), &job, n_parts, rows, "matmul");
 }
@@ -226,6 +231,12 @@ void cpu_stacked_matmul(struct backend *base, const struct stacked_matmul *a, in
 {
 	if (base->failure.code || !rows)
 		return;
+	if (base->observer)
+		cpu_observe(base, &(struct product_input){.w = &a->w,
+							  .x = a->x,
+							  .stride = a->w.n_stack * a->x_stride,
+							  .stack_step = a->x_stride,
+							  .n = rows});
 	struct matmul all = {.w = a->w, .y = a->y};
 	struct matmul_job job = {.parts = &all,
 		.x = {(float *)a->x, a->w.n_stack * a->x_stride, NULL, 1},

@@ -225,6 +225,31 @@ static void down_task(const void *context, int64_t task, int64_t last, int threa
 	}
 }
 
+/* The input of gate and up, or of down, of every job. */
+static void observe_experts(const struct expert_ffn_job *a, int n_jobs, bool down)
+{
+	const struct backend *b = &a->b->base;
+	for (int j = 0; j < n_jobs && b->observer && !b->failure.code; j++) {
+		const struct expert_job *job = &a->jobs[j];
+		struct product_input in = {.expert = job,
+			.x = a->x,
+			.stride = job->gate.n_in,
+			.index = job->token_slots,
+			.divisor = a->n_used,
+			.n = job->n_token_slots};
+		if (down) {
+			in.x = a->hidden + a->first_slot[j] * a->n_ff;
+			in.stride = a->n_ff;
+			in.index = NULL;
+		}
+		in.w = down ? &job->down : &job->gate;
+		cpu_observe(b, &in);
+		in.w = &job->up;
+		if (!down)
+			cpu_observe(b, &in);
+	}
+}
+
 void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out)
 {
@@ -260,7 +285,9 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	a.first_slot = first_slot;
 	int64_t n_up = n_jobs * a.up.w_parts * a.up.x_parts,
 			n_down = n_jobs * a.down.w_parts * a.down.x_parts;
+	observe_experts(&a, n_jobs, false);
 	cpu_run(b, a.up.tiling.threads, n_up, 1, gate_up_task, &a);
+	observe_experts(&a, n_jobs, true);
 	cpu_run(b, a.down.tiling.threads, n_down, 1, down_task, &a);
 }
 

@@ -127,6 +127,12 @@ const char *engine_io_name(const struct engine *g); /* "mmap", "uring", "threads
 void engine_usage(struct engine *g, struct backend_usage *out);
 void engine_measure(struct engine *g, bool on);
 
+/* From the next step on the observer sees what goes into the model's matrices
+ * (src/forward/observe.h); NULL: no longer. The struct is borrowed. Steps compute the same bits.
+ * ERR_USAGE: the backend cannot be observed. */
+struct model_observer;
+int engine_observe(struct engine *g, const struct model_observer *observer, struct err *e);
+
 /* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an
  * interval. */
 struct expert_stats engine_expert_stats(const struct engine *g);

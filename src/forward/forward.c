@@ -4,6 +4,7 @@
 
 #include "src/base/num.h"
 #include "src/forward/attention.h"
+#include "src/forward/observe.h"
 #include "src/forward/segment.h"
 
 #include <stdlib.h>
@@ -190,6 +191,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	uint32_t first_hidden, struct err *e)
 {
 	m->capture = rows->n <= GRAPH_ROWS && !rows->taps && !rows->long_prompt;
+	const bool observe_end = m->observation && config_has_end(&m->config);
 	struct backend *b = m->backend;
 	m->source->cancel = rows->cancel;
 	if (b->ops->set_cancel)
@@ -202,11 +204,15 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	struct forward_step s = {.kv = kv,
 		.rows = rows,
 		.batch = &batch,
-		.n_hidden = first_hidden < rows->n ? rows->n - first_hidden : 0,
+		.n_hidden = observe_end              ? rows->n
+					: first_hidden < rows->n ? rows->n - first_hidden
+											 : 0,
 		.on_device_busy = rows->on_device_busy};
 	int rc = run_segments(m, &s, e);
 	if (!rc && b->failure.code == ERR_INTERRUPTED)
 		rc = err_set(e, ERR_INTERRUPTED, "interrupted");
+	if (!rc && observe_end)
+		model_observe_hidden(m, rows->n);
 	if (rc)
 		moe_drain(m, NULL);
 	else if (first_hidden >= rows->n)

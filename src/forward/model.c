@@ -3,6 +3,7 @@
 #include "src/forward/model.h"
 
 #include "src/base/mem.h"
+#include "src/forward/observe.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -52,6 +53,7 @@ void model_fini(struct model *m)
 		return;
 	if (m->plan.refs)
 		moe_drain(m, NULL);
+	model_observe(m, NULL, NULL);
 	b->ops->segments_drop(b);
 	workspace_fini(&m->ws, b);
 	b->ops->free(b, MEM_DEVICE, m->inv_freq, m->config.head_rope / 2 * sizeof(float));

@@ -30,9 +30,10 @@ struct model {
 	struct moe_plan plan;         /* experts of the current layer (moe.c) */
 	struct prediction prediction; /* not passed on yet (lookahead.c) */
 	/* segments (segment.c) */
-	uint8_t *step_host;      /* what step_begin uploads to ws.step */
-	bool capture;            /* the segments of this step are captured */
-	const void *captured_kv; /* the cache that captured graphs write to */
+	uint8_t *step_host;                    /* what step_begin uploads to ws.step */
+	bool capture;                          /* the segments of this step are captured */
+	const void *captured_kv;               /* the cache that captured graphs write to */
+	struct model_observation *observation; /* observe.c; NULL: nobody observes */
 };
 
 /* Takes ownership of the weights, on success and on failure. max_rows: the largest step;

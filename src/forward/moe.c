@@ -277,6 +277,8 @@ static void group_enqueue_ready(struct model *m, const struct batch *rows)
 			.down = ref->down,
 			.token_slots = p->token_slots + at,
 			.n_token_slots = p->first[ref->id + 1] - at,
+			.layer = p->layer,
+			.expert = (uint32_t)ref->id,
 		};
 	}
 	if (n_jobs)

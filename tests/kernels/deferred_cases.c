@@ -105,7 +105,11 @@ static bool call_ranks(struct deferred_case *a, unsigned ranks, const float *x, 
 	for (int k = 0; k < N_USED; k++)
 		if (ranks >> k & 1) {
 			const struct weight *w = a->w[a->ids[k]];
-			jobs[n++] = (struct expert_job){w[0], w[1], w[2], &a->token_slots[k], 1};
+			jobs[n++] = (struct expert_job){.gate = w[0],
+				.up = w[1],
+				.down = w[2],
+				.token_slots = &a->token_slots[k],
+				.n_token_slots = 1};
 		}
 	cuda->ops->usage(cuda, &before);
 	cuda->ops->expert_ffn(cuda, x, jobs, n, 1, N_USED, out);

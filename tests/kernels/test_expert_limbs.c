@@ -531,7 +531,11 @@ static void test_interrupted(void **state)
 		for (int j = 0; j < 2; j++) {
 			struct weight w[3];
 			op_expert_weights(&p, &c, j, w);
-			jobs[j] = (struct expert_job){w[0], w[1], w[2], slots[j], ROWS};
+			jobs[j] = (struct expert_job){.gate = w[0],
+				.up = w[1],
+				.down = w[2],
+				.token_slots = slots[j],
+				.n_token_slots = ROWS};
 		}
 		struct cpu_isa isa = *cpu_of(b)->isa;
 		isa.swiglu = interrupting_swiglu;

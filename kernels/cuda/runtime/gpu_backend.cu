@@ -326,6 +326,7 @@ static const struct backend_ops cuda_ops = {
 	.describe = cuda_describe,
 	.close = cuda_close,
 	.async = true,
+	.observable = false,
 	.decode_rows = DECODE_MAX_ROWS,
 	.alloc = cuda_alloc,
 	.free = cuda_free,

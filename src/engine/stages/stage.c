@@ -8,6 +8,7 @@
 #include "src/engine/engine_internal.h"
 #include "src/engine/stages/plan_stages.h"
 #include "src/engine/stages/stage_cuts.h"
+#include "src/forward/observe.h"
 #include "stream/loader/loader.h"
 #include "stream/source_mmap.h"
 
@@ -254,6 +255,14 @@ int engine_forward(
 		mine.on_device_busy = NULL; /* was called */
 	}
 	return model_forward(&s->model, &s->kv, &mine, first_hidden, e);
+}
+
+int engine_observe(struct engine *g, const struct model_observer *observer, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t i = 0; i < g->n_stages && !rc; i++)
+		rc = model_observe(&g->stages[i].model, observer, e);
+	return rc;
 }
 
 int engine_wait(const struct engine *g, struct err *e)
