@@ -112,10 +112,25 @@ static bool plan_is_plain(const struct convert_plan *plan)
 	return true;
 }
 
+/* Adds up experts by their gate; up and down saw the same tokens. */
+static void count_rare_experts(
+	const struct imatrix_file *m, const char *name, uint64_t *n_experts, uint64_t *n_rare)
+{
+	uint32_t layer;
+	enum gguf_expert_part part;
+	uint64_t all, rare;
+	if (gguf_expert_name(name, &layer, &part) && part == GGUF_EXPERT_GATE &&
+		imatrix_file_rare(m, name, IMATRIX_PRIOR_TOKENS, &all, &rare)) {
+		*n_experts += all;
+		*n_rare += rare;
+	}
+}
+
 /* Which tensors the importance matrix has something to say about. */
 static int match_imatrix(struct convert_work *w, struct err *e)
 {
 	size_t n_found = 0;
+	uint64_t n_experts = 0, n_rare = 0;
 	int code = 0;
 	w->has_importance = NEW_ARRAY(bool, w->plan.n_tensors);
 	if (!w->opt.imatrix)
@@ -130,9 +145,16 @@ static int match_imatrix(struct convert_work *w, struct err *e)
 		code = imatrix_file_check(
 			w->imatrix, t->name, t->src_cols, t->n_slabs, &w->has_importance[i], e);
 		n_found += w->has_importance[i];
+		if (w->has_importance[i])
+			count_rare_experts(w->imatrix, t->name, &n_experts, &n_rare);
 	}
 	buf_printf(&w->plan.notes, "%s: %zu matrices, used for %zu tensors\n", w->opt.imatrix,
 		imatrix_file_count(w->imatrix), n_found);
+	if (n_rare)
+		buf_printf(&w->plan.notes,
+			"%s: %" PRIu64 " of %" PRIu64
+			" experts saw fewer than %d tokens; their layers' columns count for them too\n",
+			w->opt.imatrix, n_rare, n_experts, IMATRIX_PRIOR_TOKENS);
 	return code;
 }
 
@@ -297,7 +319,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
 		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .value = "FILE",
-			.help = "importance matrix of llama.cpp (GGUF or .dat) for q4, q2, iq2, q2-s and iq2-s",
+			.help = "importance matrix of `glmstream imatrix` or llama.cpp (GGUF or .dat) for q4, "
+					"q2, iq2, q2-s and iq2-s",
 			.fallback = "IQ2_XXS: column energy"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "worker threads", .fallback = "all cores"},

@@ -193,8 +193,10 @@ for recipe in iq2 q2; do
 	check "importance still gives a sound $recipe" agrees "$work/tiny" "$work/im-$recipe.gguf" $recipe
 	check "importance changes $recipe" test "$(cmp "$work/im-$recipe.gguf" "$work/tiny-$recipe.gguf" >/dev/null; echo $?)" = 1
 done
-# the same numbers in llama.cpp's newer container give the same bytes
-python3 - "$work/im.dat" "$work/im.gguf" <<'END'
+# The same numbers in llama.cpp's newer container give the same bytes; with counts by expert, which
+# the older one cannot have, the expert that was never used leans on the others of its layer.
+make_gguf() { # .dat, GGUF, "counts" or nothing
+	python3 - "$@" <<'END'
 import struct, sys
 data = open(sys.argv[1], "rb").read()
 n_name, = struct.unpack_from("<i", data, 4)
@@ -203,14 +205,24 @@ def text(b):
     return struct.pack("<Q", len(b)) + b
 def tensor(name, ne, offset):
     return text(name) + struct.pack("<I%dQIQ" % len(ne), len(ne), *ne, 0, offset)
-out = b"GGUF" + struct.pack("<IQQ", 3, 2, 1) + text(b"general.type") + struct.pack("<I", 8) + text(b"imatrix")
-out += tensor(name + b".in_sum2", [256, 4], 0) + tensor(name + b".counts", [1, 4], len(values))
-out += bytes(-len(out) % 32) + values + struct.pack("<4f", 9, 0, 9, 9)
+counts = len(sys.argv) > 3
+out = b"GGUF" + struct.pack("<IQQ", 3, 1 + counts, 1) + text(b"general.type") + struct.pack("<I", 8) + text(b"imatrix")
+out += tensor(name + b".in_sum2", [256, 4], 0)
+if counts:
+    out += tensor(name + b".counts", [1, 4], len(values))
+out += bytes(-len(out) % 32) + values + struct.pack("<4f", 9, 0, 9, 9) * counts
 open(sys.argv[2], "wb").write(out)
 END
+}
+make_gguf "$work/im.dat" "$work/im.gguf"
 run convert "$work/tiny" -o "$work/im-gguf.gguf" --recipe iq2 -q --imatrix "$work/im.gguf"
 exits 0
 check "both containers of importance give the same bytes" cmp -s "$work/im-iq2.gguf" "$work/im-gguf.gguf"
+make_gguf "$work/im.dat" "$work/im.gguf" counts
+run convert "$work/tiny" -o "$work/im-prior.gguf" --recipe q2 --imatrix "$work/im.gguf"
+exits 0
+check "rare experts are said" grep -q 'im.gguf: 4 of 4 experts saw fewer than 32 tokens' "$work/err"
+check "and get another importance" test "$(cmp -s "$work/im-q2.gguf" "$work/im-prior.gguf"; echo $?)" = 1
 make_dat "$work/im.dat" 1000
 run convert "$work/tiny" -o "$work/x.gguf" --recipe iq2 -q --imatrix "$work/im.dat"
 error_is_one_sentence 3 'im.dat: blk.1.ffn_gate_exps.weight has 1000 values'

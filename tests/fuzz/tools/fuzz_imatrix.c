@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* Any bytes as an importance matrix (.dat, or a GGUF): refused with a sentence, or matrices whose
- * values can be read wherever a check of their size has found them, none negative or infinite. */
+ * values can be read wherever a check of their size has found them, none negative or infinite.
+ * The same of sums that are merged. */
 #include "src/base/log.h"
 #include "src/base/num.h"
 #include "tests/fuzz/fixture.h"
 #include "tools/imatrix/imatrix_file.h"
+#include "tools/imatrix/imatrix_set.h"
 
 #include <stdint.h>
 
@@ -36,13 +38,34 @@ static void read_matrix(
 	}
 }
 
+/* As a file to be merged: refused with a sentence, or sums that are finite. */
+static void merge_twice(const char *path)
+{
+	struct imatrix_set a = {0}, b = {0};
+	struct err e = {0};
+	if (imatrix_set_load(&a, path, NULL, &e) || imatrix_set_load(&b, path, NULL, &e) ||
+		imatrix_set_merge(&a, &b, path, &e)) {
+		if (!e.text[0])
+			bug("refused without a sentence");
+	} else {
+		for (size_t i = 0; i < a.n; i++)
+			for (uint64_t k = 0; k < a.tensors[i].n_values; k++)
+				if (!(a.tensors[i].sum2[k] >= 0 && a.tensors[i].sum2[k] < 1e31f))
+					bug("a sum is %g", (double)a.tensors[i].sum2[k]);
+	}
+	imatrix_set_fini(&a);
+	imatrix_set_fini(&b);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static const char *const names[] = {"a", "b", "blk.0.ffn_up_exps.weight"};
 	struct imatrix_file *m;
 	struct err e = {0};
 	log_set_level(LOG_QUIET);
-	if (imatrix_file_open(fixture_write("matrix.dat", data, size), &m, &e)) {
+	const char *path = fixture_write("matrix.dat", data, size);
+	merge_twice(path);
+	if (imatrix_file_open(path, &m, &e)) {
 		if (!e.text[0] || m)
 			bug("refused without a sentence");
 		return 0;
