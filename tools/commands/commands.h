@@ -42,6 +42,7 @@ int cmd_tokenize(int argc, char **argv, struct err *e);
 int cmd_render(int argc, char **argv, struct err *e);
 int cmd_dump_logits(int argc, char **argv, struct err *e);
 int cmd_compare(int argc, char **argv, struct err *e);
+int cmd_imatrix(int argc, char **argv, struct err *e);
 int cmd_perplexity(int argc, char **argv, struct err *e);
 int cmd_trace(int argc, char **argv, struct err *e);
 int cmd_tune(int argc, char **argv, struct err *e);

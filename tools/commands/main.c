@@ -22,6 +22,7 @@ const struct command commands[] = {
 	{"plan", cmd_plan, "what a machine would make of GLM-5.2, before a download", NULL},
 	{"convert", cmd_convert, "Hugging Face safetensors to GGUF", NULL},
 	{"export", cmd_export, "GGUF to Hugging Face safetensors", NULL},
+	{"imatrix", cmd_imatrix, "importance of columns over a text, for convert; merges files", NULL},
 	{"verify", cmd_verify, "compare a model file with its check values, or make them", NULL},
 	{"tokenize", cmd_tokenize, "text to token ids and back", NULL},
 	{"render", cmd_render, "messages to the text or ids that the model sees", NULL},

@@ -17,7 +17,9 @@
 
 #define PROGRESS_BYTES 500000000u
 
-static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2}, {0}};
+/* by enum common_backend */
+static const struct arg_word backends[] = {
+	{"auto", COMMON_BACKEND_AUTO}, {"cuda", COMMON_BACKEND_CUDA}, {"cpu", COMMON_BACKEND_CPU}, {0}};
 
 static const struct arg_word sizes[] = {{"auto", -1}, {0}};
 _Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");

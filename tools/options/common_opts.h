@@ -10,6 +10,8 @@
 #define COMMON_OPTS_MAX   23
 #define COMMON_OPTS_TITLE "Model and machine"
 
+enum common_backend { COMMON_BACKEND_AUTO, COMMON_BACKEND_CUDA, COMMON_BACKEND_CPU };
+
 /* When the resident weights were loaded. */
 struct common_loading {
 	uint64_t first_ns, last_ns, bytes;
@@ -18,7 +20,7 @@ struct common_loading {
 /* Zero-initialise, then common_opts_group, then parse, then common_opts_open. */
 struct common_opts {
 	const char *model; /* NULL: the pocket model */
-	int backend;       /* index into the words of --backend */
+	int backend;       /* enum common_backend */
 	int threads;       /* 0: all */
 	const char *cards; /* "0,1": on which the layers lie, or "auto"; NULL: on card 0 */
 	uint32_t context;  /* 0: as memory and model allow */

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT */
+#include "tools/imatrix/imatrix_collect.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/forward/observe.h"
+#include "tools/imatrix/imatrix_keys.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct input_sums {
+	uint32_t n_matrices, n_in; /* n_in 0: the layer has no such input */
+	uint32_t n_counts;         /* 1, or one for each expert */
+	double *chunk;             /* [n_matrices][n_in] of the chunk that is computed */
+	uint32_t *chunk_rows;      /* [n_matrices] */
+	float *sum2, *counts;      /* [n_matrices][n_in], [n_counts] of the chunks that were kept */
+};
+
+struct imatrix_collect {
+	const struct gguf *file;
+	const struct model_config *config;
+	struct model_observer observer;
+	struct input_sums (*layers)[OBSERVED_INPUTS]; /* [n_layers] */
+};
+
+static void add_rows(void *user, const struct observed_rows *r)
+{
+	struct imatrix_collect *c = user;
+	struct input_sums *s = &c->layers[r->layer][r->input];
+	double *restrict sum = s->chunk + (size_t)r->matrix * s->n_in;
+	for (int i = 0; i < r->n; i++) {
+		const float *restrict x = r->x + (r->index ? r->index[i] / r->divisor : i) * r->stride;
+		for (uint32_t k = 0; k < s->n_in; k++)
+			sum[k] += (double)x[k] * (double)x[k];
+	}
+	s->chunk_rows[r->matrix] += (uint32_t)r->n;
+}
+
+static int sums_init(struct input_sums *s, struct err *e)
+{
+	const size_t n = (size_t)s->n_matrices * s->n_in;
+	s->chunk = mem_try_new(n, sizeof *s->chunk);
+	s->chunk_rows = mem_try_new(s->n_matrices, sizeof *s->chunk_rows);
+	s->sum2 = mem_try_new(n, sizeof *s->sum2);
+	s->counts = mem_try_new(s->n_counts, sizeof *s->counts);
+	return s->chunk && s->chunk_rows && s->sum2 && s->counts
+			   ? 0
+			   : err_set(e, ERR_MEMORY, "no memory for the sums of %u x %u columns", s->n_matrices,
+					 s->n_in);
+}
+
+int imatrix_collect_open(const struct engine *g, struct imatrix_collect **out, struct err *e)
+{
+	struct imatrix_collect *c = NEW(struct imatrix_collect);
+	int rc = 0;
+	c->file = engine_gguf(g);
+	c->config = engine_config(g);
+	c->observer = (struct model_observer){add_rows, c};
+	c->layers = mem_new(c->config->n_layers, sizeof *c->layers);
+	for (uint32_t layer = 0; layer < c->config->n_layers; layer++)
+		for (int i = 0; i < OBSERVED_INPUTS && !rc; i++) {
+			struct input_sums *s = &c->layers[layer][i];
+			observed_shape(c->config, layer, (enum observed_input)i, &s->n_matrices, &s->n_in);
+			const bool experts = i == OBSERVED_EXPERT || i == OBSERVED_EXPERT_DOWN;
+			s->n_counts = experts ? s->n_matrices : 1; /* every head sees every token */
+			rc = s->n_in ? sums_init(s, e) : 0;
+		}
+	if (rc) {
+		imatrix_collect_close(c);
+		c = NULL;
+	}
+	*out = c;
+	return rc;
+}
+
+void imatrix_collect_close(struct imatrix_collect *c)
+{
+	if (!c)
+		return;
+	for (uint32_t layer = 0; layer < c->config->n_layers; layer++)
+		for (int i = 0; i < OBSERVED_INPUTS; i++) {
+			struct input_sums *s = &c->layers[layer][i];
+			free(s->chunk);
+			free(s->chunk_rows);
+			free(s->sum2);
+			free(s->counts);
+		}
+	free(c->layers);
+	free(c);
+}
+
+const struct model_observer *imatrix_collect_observer(const struct imatrix_collect *c)
+{
+	return &c->observer;
+}
+
+/* ---- chunks ---- */
+
+/* keep: adds the chunk to the sums. Both ways it is empty afterwards. False: a sum is not finite.
+ */
+static bool end_chunk(struct input_sums *s, bool keep)
+{
+	bool finite = true;
+	for (uint32_t m = 0; m < s->n_matrices; m++) {
+		double *chunk = s->chunk + (size_t)m * s->n_in;
+		float *sum2 = s->sum2 + (size_t)m * s->n_in;
+		if (!s->chunk_rows[m])
+			continue;
+		for (uint32_t k = 0; keep && k < s->n_in; k++) {
+			sum2[k] = (float)((double)sum2[k] + chunk[k]);
+			finite = finite && sum2[k] < IMATRIX_SUM_LIMIT; /* false for NaN */
+		}
+		if (keep && m < s->n_counts)
+			s->counts[m] += (float)s->chunk_rows[m];
+		memset(chunk, 0, s->n_in * sizeof *chunk);
+		s->chunk_rows[m] = 0;
+	}
+	return finite;
+}
+
+static void tensor_name(
+	char *out, size_t size, uint32_t layer, enum observed_input input, const char *name)
+{
+	if (input == OBSERVED_HEAD)
+		snprintf(out, size, "%s.weight", name);
+	else
+		snprintf(out, size, "blk.%u.%s.weight", layer, name);
+}
+
+int imatrix_collect_keep(struct imatrix_collect *c, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t layer = 0; layer < c->config->n_layers; layer++)
+		for (int i = 0; i < OBSERVED_INPUTS; i++) {
+			if (end_chunk(&c->layers[layer][i], true) || rc)
+				continue;
+			char name[96];
+			enum observed_input input = (enum observed_input)i;
+			tensor_name(name, sizeof name, layer, input,
+				observed_tensors(input, config_is_moe(c->config, layer))[0]);
+			rc = err_set(e, ERR_RUN, "an activation that goes into %s is not finite", name);
+		}
+	return rc;
+}
+
+void imatrix_collect_drop(struct imatrix_collect *c)
+{
+	for (uint32_t layer = 0; layer < c->config->n_layers; layer++)
+		for (int i = 0; i < OBSERVED_INPUTS; i++)
+			end_chunk(&c->layers[layer][i], false);
+}
+
+/* ---- sets ---- */
+
+/* Calls `each` for every tensor of the file that has an input. */
+static int walk_tensors(const struct imatrix_collect *c,
+	int (*each)(void *user, const char *name, struct input_sums *s), void *user)
+{
+	int rc = 0;
+	for (uint32_t layer = 0; layer < c->config->n_layers; layer++)
+		for (int i = 0; i < OBSERVED_INPUTS; i++) {
+			struct input_sums *s = &c->layers[layer][i];
+			enum observed_input input = (enum observed_input)i;
+			const char *const *names = observed_tensors(input, config_is_moe(c->config, layer));
+			for (; s->n_in && *names && !rc; names++) {
+				char name[96];
+				tensor_name(name, sizeof name, layer, input, *names);
+				if (gguf_find_tensor(c->file, name))
+					rc = each(user, name, s);
+			}
+		}
+	return rc;
+}
+
+static int fill_tensor(void *user, const char *name, struct input_sums *s)
+{
+	imatrix_set_add_tensor(
+		user, name, (uint64_t)s->n_matrices * s->n_in, s->n_counts, s->sum2, s->counts, false);
+	return 0;
+}
+
+void imatrix_collect_fill(const struct imatrix_collect *c, struct imatrix_set *s)
+{
+	walk_tensors(c, fill_tensor, s);
+	imatrix_set_sort(s);
+}
+
+struct restoring {
+	const struct imatrix_set *from;
+	const char *path;
+	struct err *e;
+};
+
+static int restore_tensor(void *user, const char *name, struct input_sums *s)
+{
+	struct restoring *r = user;
+	const struct imatrix_tensor *t = imatrix_set_find(r->from, name);
+	const uint64_t n = (uint64_t)s->n_matrices * s->n_in;
+	if (!t || t->n_values != n || t->n_counts != s->n_counts)
+		return err_set(
+			r->e, ERR_INPUT, "%.400s: %s is missing or has another shape", r->path, name);
+	memcpy(s->sum2, t->sum2, n * sizeof *s->sum2);
+	memcpy(s->counts, t->counts, s->n_counts * sizeof *s->counts);
+	return 0;
+}
+
+int imatrix_collect_restore(
+	struct imatrix_collect *c, const struct imatrix_set *from, const char *path, struct err *e)
+{
+	return walk_tensors(c, restore_tensor, &(struct restoring){from, path, e});
+}
