@@ -261,36 +261,25 @@ double forecast_card_ms(double compute_ms, double drive_ms, double link_ms, bool
 	return lookahead ? longest + FORECAST_EXPOSED * (sum - longest) : sum;
 }
 
-/* Sets the times of *p on a card; r: the replay with the lookahead of *p. */
-static int card_times(const struct forecast *f, const struct forecast_machine *m,
-	const struct sim_result *r, struct forecast_point *p, struct err *e)
+static void card_times(
+	const struct forecast *f, const struct forecast_machine *m, struct forecast_point *p)
 {
-	struct sim_result plain = *r;
-	int rc = p->lookahead ? replay(f, p, 0, &plain, e) : 0;
-	if (rc)
-		return rc;
-	const double tokens = (double)MAX(r->n_tokens, 1u) * f->part;
-	const double missed = (double)plain.stats.bytes_missed * f->read_share / tokens;
-	const double in = missed + (double)r->stats.bytes_promoted / tokens;
-	p->drive_ms = missed * 1e3 /
-				  demand_rate(f, m, (double)plain.stats.misses / tokens / MAX(f->moe_layers, 1.0));
-	p->link_ms = m->copy_bytes_s > 0 ? in / m->copy_bytes_s * 1e3 : 0;
+	p->drive_ms =
+		p->alone.missed * 1e3 / demand_rate(f, m, p->alone.misses / MAX(f->moe_layers, 1.0));
+	p->link_ms = m->copy_bytes_s > 0 ? (p->alone.missed + p->promoted) / m->copy_bytes_s * 1e3 : 0;
 	p->ms = forecast_card_ms(m->compute_ms, p->drive_ms, p->link_ms, p->lookahead);
-	return 0;
 }
 
-/* The same on the CPU; s: the counts of `tokens` tokens. */
-static void cpu_times(const struct forecast *f, const struct forecast_machine *m,
-	const struct cache_stats *s, double tokens, struct forecast_point *p)
+static void cpu_times(
+	const struct forecast *f, const struct forecast_machine *m, struct forecast_point *p)
 {
-	double rate = demand_rate(f, m, (double)s->misses / tokens / MAX(f->moe_layers, 1.0));
-	double copies = m->copy_bytes_s > 0 ? (double)s->bytes_promoted / tokens / m->copy_bytes_s : 0;
+	double rate = demand_rate(f, m, p->misses / MAX(f->moe_layers, 1.0));
+	double copies = m->copy_bytes_s > 0 ? p->promoted / m->copy_bytes_s : 0;
 	double ahead = p->prefetched / m->full_bytes_s * 1e3;
 	p->ms = m->compute_ms + (p->missed / rate + copies) * 1e3 + MAX(ahead - m->compute_ms, 0.0);
 }
 
-int forecast_run(const struct forecast *f, const struct forecast_machine *m,
-	struct forecast_point *p, struct err *e)
+int forecast_replay(const struct forecast *f, bool card, struct forecast_point *p, struct err *e)
 {
 	struct sim_result r;
 	int rc = replay(f, p, p->lookahead, &r, e);
@@ -304,14 +293,34 @@ int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	p->prefetched = (double)s->prefetch_bytes * f->read_share / tokens;
 	p->useful = trace_ratio(s->prefetch_used, s->prefetch_inserted);
 	p->wasted = trace_ratio(s->prefetch_wasted, s->prefetch_inserted);
-	if (m->one_bytes_s <= 0)
-		return 0;
-	if (!m->card)
-		cpu_times(f, m, s, tokens, p);
-	else if ((rc = card_times(f, m, &r, p, e)))
+	p->misses = (double)s->misses / tokens;
+	p->promoted = (double)s->bytes_promoted / tokens;
+	if (card && p->lookahead && (rc = replay(f, p, 0, &r, e)))
 		return rc;
-	p->tok_s = p->ms > 0 ? 1e3 / p->ms : 0;
+	p->alone.missed = (double)s->bytes_missed * f->read_share / tokens;
+	p->alone.misses = (double)s->misses / tokens;
 	return 0;
+}
+
+void forecast_times(
+	const struct forecast *f, const struct forecast_machine *m, struct forecast_point *p)
+{
+	if (m->one_bytes_s <= 0)
+		return;
+	if (m->card)
+		card_times(f, m, p);
+	else
+		cpu_times(f, m, p);
+	p->tok_s = p->ms > 0 ? 1e3 / p->ms : 0;
+}
+
+int forecast_run(const struct forecast *f, const struct forecast_machine *m,
+	struct forecast_point *p, struct err *e)
+{
+	int rc = forecast_replay(f, m->card, p, e);
+	if (!rc)
+		forecast_times(f, m, p);
+	return rc;
 }
 
 struct forecast_bounds forecast_bounds_of(

@@ -93,8 +93,8 @@ double forecast_distinct(const struct forecast *f, uint32_t rows);
 /* Tokens of the trace that a steady state does not count: they fill the tiers. */
 uint64_t forecast_steady_skip(const struct forecast *f);
 
-/* One setting and its result. Zero-initialise, fill the fields down to `window`; forecast_run fills
- * the others. */
+/* One setting and its result. Zero-initialise, fill the fields down to `window`; forecast_replay
+ * fills those down to `alone`, forecast_times the others. */
 struct forecast_point {
 	uint64_t cache_bytes, ram_bytes;
 	const char *policy;
@@ -104,11 +104,22 @@ struct forecast_point {
 	double hits[2];            /* share of accesses found in each tier */
 	double missed, prefetched; /* bytes a token from the drive: demanded; read ahead */
 	double useful, wasted;     /* share of the prefetched experts */
-	double ms, tok_s;          /* 0 when the machine is unknown */
-	double drive_ms, link_ms;  /* a token, on a card: how long each is busy */
+	double misses, promoted;   /* a token: experts from the drive; bytes between the tiers */
+	/* on a card: demanded bytes and experts a token of a run without lookahead */
+	struct {
+		double missed, misses;
+	} alone;
+	double ms, tok_s;         /* 0 when the machine is unknown */
+	double drive_ms, link_ms; /* a token, on a card: how long each is busy */
 };
 
-/* Replays the trace with the setting of *p. Errors of sim_run. */
+/* Replays the trace with the setting of *p, for a machine that computes on a card or not. Errors of
+ * sim_run. */
+int forecast_replay(const struct forecast *f, bool card, struct forecast_point *p, struct err *e);
+/* The times of what was replayed; m->card as there. */
+void forecast_times(
+	const struct forecast *f, const struct forecast_machine *m, struct forecast_point *p);
+/* Both. */
 int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	struct forecast_point *p, struct err *e);
 

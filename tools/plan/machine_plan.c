@@ -60,28 +60,38 @@ static void plan_prompt(
 	out->prompt_tok_s = p->chunk / out->prompt_seconds;
 }
 
-int machine_plan_speed(const struct model_headers *model, const struct machine *m,
-	const struct forecast *f, bool with_cold, struct machine_plan *out, struct err *e)
+void machine_plan_times(const struct model_headers *model, const struct machine *m,
+	const struct forecast *f, struct machine_plan *out)
 {
-	const struct plan *p = &out->plan;
 	out->compute_ms = card_token_ms(&m->card, model->file, &model->config);
 	struct forecast_machine rates =
 		forecast_machine_of(m->drive_gb_s * 1e9, m->card.link_gb_s * 1e9, out->compute_ms);
 	rates.card = true;
-	out->steady = out->cold = (struct forecast_point){.cache_bytes = p->tiers.tier_bytes[0],
-		.ram_bytes = p->tiers.tier_bytes[1],
-		.policy = POLICY_DEFAULT,
-		.lookahead = p->loader.lookahead};
-	out->steady.skip = forecast_steady_skip(f);
-	out->cold.window = MACHINE_PLAN_COLD;
-	int rc = forecast_run(f, &rates, &out->steady, e);
-	if (!rc && with_cold)
-		rc = forecast_run(f, &rates, &out->cold, e);
+	forecast_times(f, &rates, &out->steady);
+	if (out->cold.window)
+		forecast_times(f, &rates, &out->cold);
 	plan_prompt(model, m, out);
 	const struct gguf_tensor *x = model->weights.experts[model->config.n_dense].gate;
 	const double values_s = x->type == DTYPE_IQ2_XXS ? IQ2_VALUES_S : Q2_VALUES_S;
 	const double seconds = (double)model->values / values_s / MAX(m->cores, 1u);
 	out->convert_hours =
 		MAX(seconds, (double)(SOURCE_BYTES + out->file_bytes) / (m->drive_gb_s * 1e9)) / 3600;
+}
+
+int machine_plan_speed(const struct model_headers *model, const struct machine *m,
+	const struct forecast *f, bool with_cold, struct machine_plan *out, struct err *e)
+{
+	const struct plan *p = &out->plan;
+	out->steady = out->cold = (struct forecast_point){.cache_bytes = p->tiers.tier_bytes[0],
+		.ram_bytes = p->tiers.tier_bytes[1],
+		.policy = POLICY_DEFAULT,
+		.lookahead = p->loader.lookahead};
+	out->steady.skip = forecast_steady_skip(f);
+	out->cold.window = with_cold ? MACHINE_PLAN_COLD : 0;
+	int rc = forecast_replay(f, true, &out->steady, e);
+	if (!rc && with_cold)
+		rc = forecast_replay(f, true, &out->cold, e);
+	if (!rc)
+		machine_plan_times(model, m, f, out);
 	return rc;
 }

@@ -47,6 +47,10 @@ int machine_plan_memory(const struct model_headers *model, const struct machine 
 int machine_plan_speed(const struct model_headers *model, const struct machine *m,
 	const struct forecast *f, bool with_cold, struct machine_plan *out, struct err *e);
 
+/* The times again, after machine_plan_speed: *m may have another drive. */
+void machine_plan_times(const struct model_headers *model, const struct machine *m,
+	const struct forecast *f, struct machine_plan *out);
+
 /* Opens *f, zero-initialised, for machine_plan_speed: the routing of the trace at this path, fitted
  * to the model. Errors as of forecast_open; the caller calls forecast_fini, after an error too. */
 int machine_plan_forecast(
