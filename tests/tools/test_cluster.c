@@ -107,6 +107,7 @@ static void test_simple_rounds(void **state)
 	const double alone = v.tok_s;
 	cluster_schedule(like, 2, 16, 8, distinct, &v);
 	assert_true(near(v.tok_s, alone, 1e-12) && near(v.busy, 1, 1e-12)); /* twice the layers */
+	assert_true(near(v.serial_tok_s, alone / 2, 1e-12));
 	assert_int_equal(v.rows, 8);
 	cluster_schedule(like, 2, 8, 8, distinct, &v); /* one micro-batch would leave a stage idle */
 	assert_int_equal(v.micro_batches, 1);          /* rows cost nothing: two of 4 are no faster */

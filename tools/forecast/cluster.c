@@ -36,6 +36,7 @@ static struct cluster_speed schedule_once(const struct stage_cost *stages, uint3
 	}
 	v.round_ms = MAX(path_ms, v.slowest_ms * micro_batches);
 	v.tok_s = v.round_ms > 0 ? streams * 1e3 / v.round_ms : 0;
+	v.serial_tok_s = path_ms > 0 ? streams * 1e3 / (path_ms * micro_batches) : 0;
 	v.busy = v.round_ms > 0 ? path_ms * micro_batches / n / v.round_ms : 0;
 	return v;
 }
@@ -43,10 +44,13 @@ static struct cluster_speed schedule_once(const struct stage_cost *stages, uint3
 void cluster_schedule(const struct stage_cost *stages, uint32_t n, uint32_t streams,
 	uint32_t max_rows, const double *distinct, struct cluster_speed *out)
 {
+	double serial = 0;
 	*out = (struct cluster_speed){0};
 	for (uint32_t m = (streams + max_rows - 1) / max_rows; m <= streams; m++) {
 		const struct cluster_speed v = schedule_once(stages, n, streams, m, distinct);
+		serial = MAX(serial, v.serial_tok_s);
 		if (v.tok_s > out->tok_s)
 			*out = v;
 	}
+	out->serial_tok_s = serial;
 }

@@ -36,7 +36,8 @@ struct cluster_speed {
 	double compute_ms, waits_ms, hops_ms;
 	uint32_t slowest; /* stage */
 	double slowest_ms;
-	double busy; /* share of the round in which a stage works, mean over the stages */
+	double busy;         /* share of the round in which a stage works, mean over the stages */
+	double serial_tok_s; /* the highest rate when only one micro-batch is in flight */
 };
 
 /* Tries every number of micro-batches of at most max_rows rows; the highest rate counts, of equal

@@ -132,6 +132,9 @@ static int describe_cluster(const struct inspect_cluster *c, const struct inspec
 			"--measure reads from this machine's drive; of a cluster's say --disk-gb-s");
 	if (s->model && c->recipe_given)
 		return err_set(e, ERR_USAGE, "MODEL names a file and --recipe a conversion: one of them");
+	if (f->gpu_given && !(f->gpu_ms > 0))
+		return err_set(
+			e, ERR_USAGE, "--gpu-ms: 0 found, computing on a cluster's cards takes longer");
 	const struct policy_ops *policy = policy_find(f->policy);
 	if (!policy || policy->needs_future)
 		return err_set(
@@ -312,7 +315,8 @@ static void list_assumptions(const struct result *r, struct assumptions *a)
 			", \"32, by the kernels of prompts\"",
 			"--step-rows", c->rows_given);
 		assume(a, "gaps between micro-batches", 0, "ms",
-			"assumed: they follow each other through the stages", NULL, false);
+			"assumed: they follow each other through the stages; this version has one at a time",
+			NULL, false);
 	}
 	assume(a, "hand-over, latency", k->hop_us, "us",
 		"assumed: a fence, a copy to the host, one to the card, a launch", "--hop-us",
@@ -359,6 +363,10 @@ static void print_speed(const struct cluster_speed *s, uint32_t n_stages)
 	if (n_stages > 1)
 		printf(", hand-overs %.3g", s->hops_ms);
 	printf("; %.3g distinct experts of a layer\n", s->distinct);
+	if (s->streams > 1 && n_stages > 1) {
+		print_rate("                  one micro-batch at a time: ", s->serial_tok_s);
+		printf(" (this version does not overlap them yet)\n");
+	}
 }
 
 static void print_stages(const struct result *r)
@@ -418,6 +426,7 @@ static json_t *speed_json(const struct cluster_speed *s)
 	json_out_uint(o, "streams", s->streams);
 	json_out_real(o, "tok_s", s->tok_s);
 	json_out_real(o, "round_ms", s->round_ms);
+	json_out_real(o, "tok_s_one_micro_batch", s->serial_tok_s);
 	json_out_uint(o, "micro_batches", s->micro_batches);
 	json_out_uint(o, "rows", s->rows);
 	json_out_real(o, "distinct_experts", s->distinct);

@@ -28,6 +28,7 @@ says() { check "says $1" grep -qE -- "$1" "$work/out"; }
 says '^forecast, not measured: GLM-5.2, recipe iq2 on 1 host of 2 cards: H200 of 141 GiB'
 says '^  one stream +1[01][0-9] tok/s, [0-9.]+ ms a token: computing'
 says '^  64 +streams +[0-9]+ tok/s in all'
+says 'one micro-batch at a time: [0-9]+ tok/s'
 says 'data sheet: https://.*h200'
 says 'assumed: .*\[--hop-us\]'
 says 'RESULTS.md, experts IQ2_XXS'
@@ -135,6 +136,8 @@ run inspect --card H200
 error_is_one_sentence 2 'need --hosts N or --cards M'
 run inspect --cards 2 --card H200 --measure
 error_is_one_sentence 2 'this machine.*--disk-gb-s'
+run inspect --cards 2 --card H200 --gpu-ms 0
+error_is_one_sentence 2 '--gpu-ms: 0'
 run inspect --cards 2 --card H200 --tensors
 error_is_one_sentence 2 '--tensors'
 run inspect --cards 2 --card H200 --cache-gb 10,20
