@@ -97,7 +97,8 @@ C_ALL     = -std=gnu11 $(CFLAGS) $(HARDEN) -fno-math-errno -ffp-contract=off \
 # sanitizer builds fill cache slots with poison before they are read into: a test that meets it has
 # read too early
 CPP_ALL   = -I. -I$(BUILD)/page $(DEFS) $(if $(SAN),-DLOADER_POISON) \
-            $(if $(DEPS),-isystem $(DEPS)/include) $(call has,MPI,$(MPI_FLAGS)) $(COVERAGE_DEF) $(CPPFLAGS)
+            $(if $(DEPS),-isystem $(DEPS)/include) $(call has,MPI,$(MPI_FLAGS)) \
+            $(COVERAGE_DEF) $(CPPFLAGS)
 # kernels/cpu/NAME_avx2.c, NAME_avx512.c and NAME_vnni.c (what Ice Lake and Zen 4 brought) get their
 # instruction sets; on other machines such a file compiles to nothing
 AVX512    = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c

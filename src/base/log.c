@@ -10,6 +10,13 @@
 
 static enum log_level threshold = LOG_INFO; /* set once at start, then constant */
 
+static const char *process_name = ""; /* the same */
+
+void log_set_name(const char *name)
+{
+	process_name = name;
+}
+
 void log_set_level(enum log_level level)
 {
 	threshold = level;
@@ -27,7 +34,7 @@ static void log_line(enum log_level level, const char *tag, const char *fmt, va_
 	char line[2048];
 	vsnprintf(line, sizeof line, fmt, ap);
 	err_plain(line); /* one line per event, whatever names hold */
-	fprintf(stderr, "%s%s\n", tag, line);
+	fprintf(stderr, "%s%s%s\n", process_name, tag, line);
 }
 
 void log_warn(const char *fmt, ...)

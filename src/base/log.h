@@ -13,6 +13,9 @@ enum log_level { LOG_QUIET, LOG_WARN, LOG_INFO, LOG_VERBOSE };
 void log_set_level(enum log_level level);
 enum log_level log_level(void);
 
+/* Stands before every line from now on; lent. At the start "". Before threads exist. */
+void log_set_name(const char *name);
+
 void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_verbose(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -229,16 +229,6 @@ int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e)
 	return 0;
 }
 
-static void copy_cache_rows(
-	struct backend *b, const struct cache_view *v, int32_t to, int32_t from, uint32_t n)
-{
-	if (!v->data)
-		return;
-	size_t row = (size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2);
-	b->ops->copy(b, (uint8_t *)v->data + (size_t)to * row,
-		(const uint8_t *)v->data + (size_t)from * row, n * row);
-}
-
 int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n, struct err *e)
 {
 	struct engine *g = to->g;
@@ -246,17 +236,9 @@ int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n
 		bug("copy of %u tokens between unfit sessions", n);
 	session_rewind(to, 0);
 	session_drop_logits(to);
-	uint32_t trunk = g->config.n_layers, mtp = n && to->mtp ? MIN(from->mtp_rows, n - 1) : 0;
-	for (uint32_t i = 0; i <= trunk; i++) {
-		uint32_t rows = i < trunk ? n : mtp;
-		if (!rows)
-			continue;
-		struct stage *s = engine_stage_of(g, i);
-		copy_cache_rows(s->backend, &s->kv.latent[i], to->base, from->base, rows);
-		copy_cache_rows(s->backend, &s->kv.index_key[i], to->base, from->base, rows);
-	}
+	const uint32_t mtp = n && to->mtp ? MIN(from->mtp_rows, n - 1) : 0;
 	memcpy(to->tokens, from->tokens, n * sizeof *to->tokens);
-	int rc = engine_wait(g, e);
+	int rc = engine_copy_rows(g, (uint32_t)to->base, (uint32_t)from->base, n, mtp, e);
 	if (rc)
 		return rc;
 	to->length = n;

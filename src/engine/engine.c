@@ -7,6 +7,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/plan.h"
+#include "src/engine/ranks/engine_ranks.h"
 #include "stream/loader/loader.h"
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
@@ -71,7 +72,7 @@ static int wrap_experts(
 	struct engine *g, const struct engine_options *o, struct stage *s, struct err *e)
 {
 	s->source = s->experts;
-	const bool counts = g->warm_path || g->profile_folder;
+	const bool counts = g->warm_path || g->profile_folder || g->counts_for_rank_0;
 	if (counts || g->trace)
 		s->source = access_recorder_open(s->experts, counts ? &g->profile : NULL, g->trace,
 			s->plan.loader.lookahead, s == g->stages);
@@ -84,30 +85,44 @@ static int wrap_experts(
 	return rc;
 }
 
-/* What of the cache does not change, over all stages. */
-static struct engine_cache make_engine_cache(const struct engine *g)
+/* What of the cache does not change, over all stages here. */
+static struct rank_figures describe_rank(const struct engine *g)
 {
 	const struct model_config *c = &g->config;
-	struct engine_cache k = {
-		.n_layers = c->n_layers + c->n_mtp, .n_experts = c->n_experts, .n_mtp = c->n_mtp};
-	uint64_t n_experts = 0, bytes = 0;
+	struct rank_figures f = {.first_layer = g->stages->config.first_layer,
+		.end_layer = engine_last(g)->config.end_layer,
+		.n_stages = g->n_stages};
 	for (uint32_t i = 0; i < g->n_stages; i++) {
 		const struct stage *s = &g->stages[i];
 		const struct plan *p = &s->plan;
+		f.expert_bytes += plan_expert_bytes(&s->weights, c->n_layers + c->n_mtp);
+		for (uint32_t l = 0; l < c->n_layers + c->n_mtp; l++)
+			f.n_experts += s->weights.experts[l].gate ? c->n_experts : 0;
 		if (!p->streaming)
 			continue;
-		k.streaming = true;
-		k.policy = p->loader.policy ? p->loader.policy : POLICY_DEFAULT;
-		k.lookahead = MAX(k.lookahead, p->loader.lookahead);
+		f.streaming = true;
+		f.lookahead = MAX(f.lookahead, (uint32_t)MAX(p->loader.lookahead, 0));
 		for (int tier = 0; tier < 2; tier++)
-			k.tier_bytes[tier] += p->tiers.tier_bytes[tier];
-		k.everything_bytes += p->tiers.everything_bytes;
-		bytes += plan_expert_bytes(&s->weights, k.n_layers);
-		for (uint32_t l = 0; l < k.n_layers; l++)
-			n_experts += s->weights.experts[l].gate ? c->n_experts : 0;
+			f.tier_bytes[tier] += p->tiers.tier_bytes[tier];
+		f.everything_bytes += p->tiers.everything_bytes;
 	}
-	k.expert_bytes = n_experts ? bytes / n_experts : 0;
-	return k;
+	return f;
+}
+
+static struct engine_cache make_engine_cache(const struct engine *g, const struct rank_figures *f)
+{
+	const struct model_config *c = &g->config;
+	const char *policy = g->stages->plan.loader.policy;
+	policy = policy ? policy : POLICY_DEFAULT;
+	return (struct engine_cache){.n_layers = c->n_layers + c->n_mtp,
+		.n_experts = c->n_experts,
+		.n_mtp = c->n_mtp,
+		.streaming = f->streaming,
+		.policy = f->streaming ? policy : NULL,
+		.lookahead = (int)f->lookahead,
+		.tier_bytes = {f->tier_bytes[0], f->tier_bytes[1]},
+		.everything_bytes = f->everything_bytes,
+		.expert_bytes = f->streaming && f->n_experts ? f->expert_bytes / f->n_experts : 0};
 }
 
 /* Progress of the weights of one stage as part of all of them. */
@@ -137,14 +152,42 @@ static int open_stages(struct engine *g, const struct engine_options *o, struct 
 		rc = stage_open(s, &setup, e);
 		loading.before += s->resident_bytes;
 	}
-	if (!rc)
+	const bool follows = g->ranks && ranks_me(o->ranks);
+	if (!rc && !follows)
 		rc = engine_profile_open(g, o, &g->config, e);
+	else if (!rc && g->ranks->counts)
+		rc = engine_profile_count(g, &g->config, e);
 	for (uint32_t i = 0; i < g->n_stages && !rc; i++) {
 		struct stage *s = &g->stages[i];
 		if (!(rc = wrap_experts(g, o, s, e)))
 			rc = stage_start(s, s == engine_last(g), e);
 	}
 	return rc;
+}
+
+static int ready_ranks(struct engine *g, struct rank_figures *here, int rc, struct err *e)
+{
+	if (!rc) {
+		here->sizes = engine_sizes(g);
+		snprintf(here->io, sizeof here->io, "%s", engine_io_name(g));
+	}
+	return engine_ranks_ready(g, here, rc, e);
+}
+
+/* The file, and backends for the stages; *whole: all weights, bound. */
+static int open_file(struct engine *g, const struct engine_options *o, struct model_weights *whole,
+	size_t *whole_bytes, struct err *e)
+{
+	struct model_config *c = &g->config;
+	int rc;
+	if ((rc = gguf_open(o->model_path, &g->gguf, e)) || (rc = config_read(g->gguf, c, e)) ||
+		(rc = tokenizer_from_gguf(g->gguf, &g->tokenizer, e)) ||
+		(rc = count_valid_ids(g, c, o->model_path, e)) ||
+		(rc = weights_bind(g->gguf, c, c->n_mtp && !o->no_mtp, whole, whole_bytes, e)) ||
+		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)))
+		return rc;
+	g->fingerprint = engine_fingerprint_of(g->gguf);
+	return 0;
 }
 
 int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
@@ -154,34 +197,36 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	struct model_config *c = &g->config;
 	struct model_weights whole = {0};
 	size_t bytes;
-	int rc;
-
-	if ((rc = gguf_open(o->model_path, &g->gguf, e)) || (rc = config_read(g->gguf, c, e)) ||
-		(rc = tokenizer_from_gguf(g->gguf, &g->tokenizer, e)) ||
-		(rc = count_valid_ids(g, c, o->model_path, e)) ||
-		(rc = weights_bind(g->gguf, c, c->n_mtp && !o->no_mtp, &whole, &bytes, e)) ||
-		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)))
+	int rc = open_file(g, o, &whole, &bytes, e);
+	if (o->ranks)
+		rc = engine_ranks_meet(g, o, rc, e);
+	if (rc)
 		goto out;
-	g->fingerprint = engine_fingerprint_of(g->gguf);
 	if (o->verify != CHECK_OFF && (rc = check_values_open(g->gguf, &g->check_values, e)))
 		goto out;
 	struct engine_options planned = *o;
 	if (!g->check_values)
 		planned.verify = CHECK_OFF;
 	g->verify_off = o->verify == CHECK_OFF;
-	if ((rc = stages_bind(g->stages, g->n_stages, o, g->gguf, c, &whole, bytes, e)) ||
-		(rc = stages_plan(g->stages, g->n_stages, &planned, g->gguf, e)))
+	if ((rc = stages_bind(g, o, &whole, bytes, e)) || (rc = stages_plan(g, &planned, e)))
 		goto out;
-	g->cache = make_engine_cache(g);
+	struct rank_figures here = describe_rank(g);
+	g->cache = make_engine_cache(g, &here);
 	g->streaming = g->cache.streaming;
-	const struct model_weights *w = g->n_stages == 1 ? &g->stages->weights : &whole;
-	if ((o->trace && (rc = open_trace(g, o, c, w, e))) || (rc = open_stages(g, o, e)))
-		goto out;
 	const struct plan *p = &g->stages->plan;
 	g->context = p->context;
 	g->chunk = p->chunk;
 	g->n_sessions = p->sessions;
 	g->taken = NEW_ARRAY(bool, p->sessions);
+	const struct model_weights *w = whole.layers ? &whole : &g->stages->weights;
+	if (o->trace)
+		rc = open_trace(g, o, c, w, e);
+	if (!rc)
+		rc = open_stages(g, o, e);
+	if (g->ranks)
+		rc = ready_ranks(g, &here, rc, e);
+	if (rc)
+		goto out;
 	weights_free(&whole, NULL);
 	*out = g;
 	return 0;
@@ -198,10 +243,13 @@ int engine_close(struct engine *g, struct err *e)
 		return 0;
 	int rc = 0;
 	stages_stop(g->stages, g->n_stages);
+	if (g->ranks)
+		engine_ranks_stop(g);
 	if (g->trace)
 		rc = trace_writer_close(g->trace, e);
 	int failed = engine_profile_close(g, true, rc ? NULL : e);
 	rc = rc ? rc : failed;
+	engine_ranks_free(g->ranks);
 	stages_free(g->stages, g->n_stages);
 	tokenizer_free(g->tokenizer);
 	check_values_free(g->check_values);
@@ -233,7 +281,9 @@ void engine_summary(const struct engine *g, char *out, size_t size)
 	const char *path = g->gguf->files[0].path, *slash = strrchr(path, '/');
 	const uint64_t *tiers = g->cache.tier_bytes;
 	char experts[96], stages[32] = "";
-	if (g->n_stages > 1)
+	if (g->ranks)
+		snprintf(stages, sizeof stages, " on %u ranks", engine_n_ranks(g));
+	else if (g->n_stages > 1)
 		snprintf(stages, sizeof stages, " in %u stages", g->n_stages);
 	if (g->streaming && tiers[1])
 		snprintf(experts, sizeof experts, "streamed through a cache of %.4g GB + %.4g GB of RAM",
@@ -281,11 +331,16 @@ const char *engine_backend_name(const struct engine *g)
 	return engine_last(g)->backend->ops->name;
 }
 
+uint32_t engine_n_ranks(const struct engine *g)
+{
+	return g->ranks ? ranks_count(g->ranks->ranks) : 1;
+}
+
 bool engine_only_computes(const struct engine *g)
 {
 	struct engine_cache cache;
 	engine_cache_snapshot(g, &cache, NULL);
-	return !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
+	return !g->ranks && !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
 }
 
 /* sum += part, n counters each. */
@@ -300,6 +355,12 @@ _Static_assert(
 	"counters, then the gap");
 #define USAGE_COUNTERS (offsetof(struct backend_usage, event_gap_ns) / sizeof(uint64_t))
 
+void engine_add_usage(struct backend_usage *sum, const struct backend_usage *part)
+{
+	add_counters((uint64_t *)(void *)sum, (const uint64_t *)(const void *)part, USAGE_COUNTERS);
+	sum->event_gap_ns = fmax(sum->event_gap_ns, part->event_gap_ns);
+}
+
 void engine_usage(struct engine *g, struct backend_usage *out)
 {
 	*out = (struct backend_usage){0};
@@ -307,15 +368,18 @@ void engine_usage(struct engine *g, struct backend_usage *out)
 		struct backend *b = g->stages[i].backend;
 		struct backend_usage part = {0};
 		b->ops->usage(b, &part);
-		add_counters((uint64_t *)(void *)out, (const uint64_t *)(void *)&part, USAGE_COUNTERS);
-		out->event_gap_ns = fmax(out->event_gap_ns, part.event_gap_ns);
+		engine_add_usage(out, &part);
 	}
+	if (g->ranks)
+		engine_ranks_stats(g->ranks, NULL, out);
 }
 
 void engine_measure(struct engine *g, bool on)
 {
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		g->stages[i].backend->ops->measure(g->stages[i].backend, on);
+	if (g->ranks)
+		engine_ranks_command(g->ranks, &(struct rank_command){.code = RANK_MEASURE, .on = on});
 }
 
 const char *engine_io_name(const struct engine *g)
@@ -323,11 +387,14 @@ const char *engine_io_name(const struct engine *g)
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		if (g->stages[i].streaming)
 			return loader_reader_name(g->stages[i].experts);
+	for (uint32_t i = 1; i < engine_n_ranks(g) && g->ranks->ready; i++)
+		if (g->ranks->figures[i].streaming)
+			return g->ranks->figures[i].io;
 	return "mmap";
 }
 
 /* Counters, then how the drives are read: one stage reads at a time. */
-static void add_expert_stats(struct expert_stats *sum, const struct expert_stats *part)
+void engine_add_expert_stats(struct expert_stats *sum, const struct expert_stats *part)
 {
 	add_counters((uint64_t *)(void *)sum, (const uint64_t *)(const void *)part,
 		offsetof(struct expert_stats, io_depth) / sizeof(uint64_t));
@@ -339,7 +406,9 @@ struct expert_stats engine_expert_stats(const struct engine *g)
 {
 	struct expert_stats sum = {0};
 	for (uint32_t i = 0; i < g->n_stages; i++)
-		add_expert_stats(&sum, &g->stages[i].experts->stats);
+		engine_add_expert_stats(&sum, &g->stages[i].experts->stats);
+	if (g->ranks)
+		engine_ranks_stats(g->ranks, &sum, NULL);
 	return sum;
 }
 
@@ -353,6 +422,8 @@ void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t 
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		if (g->stages[i].streaming)
 			loader_warm(g->stages[i].experts, keys, n);
+	if (g->ranks && !ranks_me(g->ranks->ranks))
+		engine_ranks_warm(g->ranks, keys, n);
 }
 
 void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map)
@@ -365,9 +436,12 @@ void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8
 			loader_residency_map(s->experts, map, &stats);
 		else
 			source_mmap_figures(s->experts, &stats);
-		add_expert_stats(&c->stats, &stats);
+		engine_add_expert_stats(&c->stats, &stats);
 	}
-	for (uint32_t i = 0; map && i < c->n_layers; i++) {
+	if (g->ranks)
+		engine_ranks_snapshot(g, &c->stats, map);
+	const uint32_t end = config_all_end(&engine_last(g)->config, true);
+	for (uint32_t i = g->stages->config.first_layer; map && i < end; i++) {
 		const struct stage *s = engine_stage_of(g, i);
 		/* an MTP layer may be left out */
 		bool loaded = s->model.weights.experts[i].gate != NULL;
@@ -389,6 +463,8 @@ void engine_populate(struct engine *g)
 		b->ops->populate(b, ws->device, ws->device_bytes);
 		b->ops->populate(b, ws->shared, ws->shared_bytes);
 	}
+	if (g->ranks)
+		engine_ranks_command(g->ranks, &(struct rank_command){.code = RANK_POPULATE});
 }
 
 struct engine_sizes engine_sizes(const struct engine *g)
@@ -409,5 +485,9 @@ struct engine_sizes engine_sizes(const struct engine *g)
 			sum.experts_per_token += experts / c->n_experts * c->n_used;
 		}
 	}
+	for (uint32_t i = 1; i < engine_n_ranks(g) && g->ranks->ready; i++)
+		add_counters((uint64_t *)(void *)&sum,
+			(const uint64_t *)(const void *)&g->ranks->figures[i].sizes,
+			sizeof sum / sizeof(uint64_t));
 	return sum;
 }

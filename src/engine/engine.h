@@ -27,6 +27,7 @@
 
 struct engine;
 struct backend_usage;
+struct ranks;
 
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
 struct engine_options {
@@ -44,6 +45,10 @@ struct engine_options {
 	/* For tests: [n_cards - 1] the first layers of the stages behind the first, ascending; NULL:
 	 * balanced by memory and time of a token (stage_cuts.h). */
 	const uint32_t *cuts;
+	/* The processes that compute together (ranks.h), each with some of the layers: all open the
+	 * same model at the same time. Rank 0 then works as an engine of one process does, the others
+	 * call engine_follow (rank_follow.h). NULL: this process has all layers. */
+	struct ranks *ranks;
 	bool no_graphs;    /* see struct backend_options */
 	uint32_t context;  /* positions of one session; 0: as memory and model allow */
 	uint32_t sessions; /* most sessions at a time; 0: 1 */
@@ -118,6 +123,7 @@ bool engine_has_mtp(const struct engine *g); /* the draft layer is loaded */
 /* One line for people: model, where its experts are, backend, context. */
 void engine_summary(const struct engine *g, char *out, size_t size);
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
+uint32_t engine_n_ranks(const struct engine *g);         /* processes that compute; 1: this one */
 /* A step waits for neither a device nor a drive: the processor time of the thread that calls is its
  * duration, and other programs do not change it. */
 bool engine_only_computes(const struct engine *g);

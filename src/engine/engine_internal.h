@@ -13,17 +13,19 @@ struct engine {
 	bool verify_off;                   /* ... because nobody wants it */
 	struct tokenizer *tokenizer;
 	struct model_config config; /* of the whole model */
-	struct stage *stages;       /* [n_stages] of the model's layers, in order; at least one */
+	struct stage *stages;       /* [n_stages] of the layers here, in order; at least one */
 	uint32_t n_stages;
-	bool streaming;            /* some stage streams its experts */
-	struct engine_cache cache; /* what of it does not change */
+	struct engine_ranks *ranks; /* other layers lie on other ranks; NULL: all are here */
+	bool streaming;             /* some stage streams its experts */
+	struct engine_cache cache;  /* what of it does not change */
 	uint64_t fingerprint;
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */
 	/* engine_profile.c */
 	char *warm_path;        /* profile that was named and takes in this run; NULL: none */
 	char *profile_folder;   /* of the one that is kept unasked; NULL: none */
-	struct profile profile; /* of this run; counts only when one of the two is set */
+	bool counts_for_rank_0; /* ... which keeps the profile */
+	struct profile profile; /* of this run; counts only when one of the three is set */
 	struct profile earlier; /* read from there */
 	double token_accesses;  /* experts that a token uses, in all layers */
 	uint32_t context;       /* rows of one session; every stage has sessions * context */
@@ -42,10 +44,11 @@ static inline struct stage *engine_last(const struct engine *g)
 	return &g->stages[g->n_stages - 1];
 }
 
-/* The stage that has a layer; of the MTP layer: the last one. */
+/* The stage that has a layer of this rank; of the MTP layer: the last one. */
 struct stage *engine_stage_of(const struct engine *g, uint32_t layer);
 
-/* model_forward through all stages. Hidden states are left in the last one. After an error the
+/* model_forward through all stages, on rank 0 also those of the other ranks. Hidden states are left
+ * in the last one; a rank without the end of the model sends its rows on. After an error the
  * devices of all stages are idle. */
 int engine_forward(
 	struct engine *g, const struct forward_rows *rows, uint32_t first_hidden, struct err *e);
@@ -53,13 +56,40 @@ int engine_forward(
 /* Waits for the devices of all stages. Returns a kept failure. */
 int engine_wait(const struct engine *g, struct err *e);
 
-/* Whether the device of a stage has failed. */
+/* Whether the device of a stage has failed, or another rank is lost. */
 bool engine_has_failed(const struct engine *g);
+
+/* Reports how many rows of the last step are kept (expert_source.h). */
+void engine_keep_rows(struct engine *g, uint32_t first, uint32_t n);
+
+/* ---- cache_rows.c: rows of a layer's latents or index keys, on whatever stage or rank ---- */
+
+/* Of one row; 0: the layer has no such cache, or is an MTP layer that was not loaded. */
+size_t engine_row_bytes(const struct engine *g, uint32_t layer, bool index_key);
+/* The most bytes of a block of a session file, and of a message with rows. */
+size_t engine_most_row_bytes(const struct engine *g);
+/* n rows from cache row `row` on; host memory [n][engine_row_bytes]. Writing is enqueued. */
+int engine_read_rows(struct engine *g, uint32_t layer, bool index_key, uint32_t row, uint32_t n,
+	void *out, struct err *e);
+int engine_write_rows(struct engine *g, uint32_t layer, bool index_key, uint32_t row, uint32_t n,
+	const void *data, struct err *e);
+/* Copies n rows in the caches of all layers, n_mtp in those of the MTP layer. Waits. */
+int engine_copy_rows(
+	struct engine *g, uint32_t to, uint32_t from, uint32_t n, uint32_t n_mtp, struct err *e);
+
+/* ---- engine.c ---- */
+
+/* sum += part: counters, and the most of what is no counter. */
+struct backend_usage;
+void engine_add_expert_stats(struct expert_stats *sum, const struct expert_stats *part);
+void engine_add_usage(struct backend_usage *sum, const struct backend_usage *part);
 
 /* ---- engine_profile.c ---- */
 
 /* Reads the profile of earlier runs and seeds the caches with it. After the experts of all stages
  * were opened and the fingerprint set. */
+/* Counts uses of experts for a profile that rank 0 keeps. */
+int engine_profile_count(struct engine *g, const struct model_config *c, struct err *e);
 int engine_profile_open(
 	struct engine *g, const struct engine_options *o, const struct model_config *c, struct err *e);
 /* keep: adds this run to it. Only a profile that was named makes an error. */

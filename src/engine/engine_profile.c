@@ -21,6 +21,12 @@ static int init_profiles(struct engine *g, const struct model_config *c, struct 
 	return 0;
 }
 
+int engine_profile_count(struct engine *g, const struct model_config *c, struct err *e)
+{
+	g->counts_for_rank_0 = true;
+	return init_profiles(g, c, e);
+}
+
 /* --warm: a file that was named is read, or made, or it is an error. */
 static int open_named_profile(
 	struct engine *g, const struct engine_options *o, const struct model_config *c, struct err *e)

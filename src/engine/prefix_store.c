@@ -46,7 +46,7 @@ static uint64_t store_key(const struct session *s, bool mtp)
 {
 	const char *backend = engine_backend_name(s->g);
 	uint64_t h = hash_u64(session_fingerprint(s->g), SESSION_FILE_VERSION);
-	h = hash_u64(h, (uint64_t)s->g->stages->kv.latent[0].type << 1 | mtp);
+	h = hash_u64(h, (uint64_t)s->g->stages->plan.kv_type << 1 | mtp);
 	h = hash_u64(h, PREFIX_BLOCK);
 	return hash_bytes(h, backend, strlen(backend));
 }

@@ -131,11 +131,8 @@ static void settle_rows(struct session *s, uint32_t n_keep)
 {
 	const struct engine *g = s->g;
 	const bool due = s->step_number && s->step_number == g->n_steps;
-	for (uint32_t i = 0; due && i < g->n_stages; i++) {
-		struct expert_source *source = g->stages[i].source;
-		if (source->ops->keep_rows)
-			source->ops->keep_rows(source, (int)s->first_row, (int)n_keep);
-	}
+	if (due)
+		engine_keep_rows(s->g, s->first_row, n_keep);
 	s->step_number = 0;
 }
 

@@ -80,15 +80,13 @@ bool session_next_rows(const struct session *s, uint32_t first, uint32_t n, bool
 {
 	uint32_t trunk = s->g->config.n_layers;
 	for (; *at < 2 * (trunk + mtp); ++*at) {
-		uint32_t layer = *at / 2;
-		const struct stage *g = engine_stage_of(s->g, layer);
-		const struct cache_view *v = *at % 2 ? &g->kv.index_key[layer] : &g->kv.latent[layer];
-		uint32_t shift = layer == trunk; /* the MTP row of a position needs the token after it */
+		uint32_t layer = *at / 2, shift = layer == trunk; /* the MTP row of a position needs the
+														   * token after it */
 		uint32_t from = first > shift ? first - shift : 0;
-		if (!v->data || n <= from + shift)
+		size_t row_bytes = engine_row_bytes(s->g, layer, *at % 2);
+		if (!row_bytes || n <= from + shift)
 			continue;
-		*r = (struct cache_rows){g->backend, v, from, n - shift - from,
-			(size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2)};
+		*r = (struct cache_rows){layer, *at % 2, from, n - shift - from, row_bytes};
 		++*at;
 		return true;
 	}
@@ -100,15 +98,18 @@ static size_t rows_per_block(size_t row_bytes)
 	return MAX(BLOCK_MAX_BYTES / row_bytes, 1);
 }
 
-static size_t max_block_bytes(const struct session *s)
+int session_read_rows(const struct session *s, const struct cache_rows *r, uint32_t done,
+	uint32_t n, void *out, struct err *e)
 {
-	size_t row = config_cache_width(&s->g->config) * sizeof(float);
-	return MAX(MAX(row, s->g->config.index_dim * sizeof(float)), BLOCK_MAX_BYTES);
+	return engine_read_rows(
+		s->g, r->layer, r->index_key, (uint32_t)s->base + r->from + done, n, out, e);
 }
 
-uint8_t *session_row_address(const struct session *s, const struct cache_rows *r, uint32_t done)
+int session_write_rows(struct session *s, const struct cache_rows *r, uint32_t done, uint32_t n,
+	const void *data, struct err *e)
 {
-	return (uint8_t *)r->view->data + ((size_t)s->base + r->from + done) * r->row_bytes;
+	return engine_write_rows(
+		s->g, r->layer, r->index_key, (uint32_t)s->base + r->from + done, n, data, e);
 }
 
 static uint64_t count_blocks(uint64_t bytes, size_t piece)
@@ -144,7 +145,7 @@ static struct session_head own_head(const struct session *s)
 	const struct model_config *c = &s->g->config;
 	struct session_head h = {
 		.fingerprint = session_fingerprint(s->g),
-		.value_bytes = s->g->stages->kv.latent[0].type == DTYPE_F32 ? 4 : 2,
+		.value_bytes = s->g->stages->plan.kv_type == DTYPE_F32 ? 4 : 2,
 		.n_layers = c->n_layers,
 		.mtp = s->mtp,
 		.latent = config_cache_width(c),
@@ -195,8 +196,7 @@ static int write_cache_rows(struct session *s, struct block_stream *b, const str
 		size_t piece = rows_per_block(r.row_bytes);
 		for (uint32_t done = 0; done < r.n && !rc; done += (uint32_t)piece) {
 			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
-			rc = r.backend->ops->download(
-				r.backend, scratch, session_row_address(s, &r, done), bytes, e);
+			rc = session_read_rows(s, &r, done, (uint32_t)(bytes / r.row_bytes), scratch, e);
 			if (!rc)
 				rc = block_write(b, scratch, bytes, e);
 		}
@@ -210,10 +210,10 @@ static int write_session(struct session *s, uint32_t first, uint32_t n, bool par
 {
 	struct out_file out = {0};
 	struct block_stream b = {0};
-	uint8_t head[SESSION_FILE_HEAD], *scratch = mem_try_new(max_block_bytes(s), 1);
+	uint8_t head[SESSION_FILE_HEAD], *scratch = mem_try_new(engine_most_row_bytes(s->g), 1);
 	int rc = scratch ? out_file_open_private(&out, path, &out_session, force, e)
 					 : err_set(e, ERR_MEMORY, "%.400s: no memory to write it", path);
-	if (rc || (rc = block_stream_init(&b, out.f, path, max_block_bytes(s), e)))
+	if (rc || (rc = block_stream_init(&b, out.f, path, engine_most_row_bytes(s->g), e)))
 		goto out;
 	out.no_sync = part; /* which can be computed again, and whose damage is noticed */
 	struct session_head h = own_head(s);
@@ -364,7 +364,7 @@ static int read_cache_rows(struct session *s, struct block_stream *b, const stru
 			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
 			rc = block_read(b, scratch, bytes, e);
 			if (!rc && wanted)
-				r.backend->ops->upload(r.backend, session_row_address(s, &r, done), scratch, bytes);
+				rc = session_write_rows(s, &r, done, (uint32_t)(bytes / r.row_bytes), scratch, e);
 		}
 	}
 	return rc;
@@ -428,9 +428,9 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 	if (tokens && (c->head.first != first || c->head.n != n || c->head.note_bytes))
 		return err_set(e, ERR_INPUT, "%.400s: holds rows %u to %u, expected %u to %u", name,
 			c->head.first, c->head.n, first, n);
-	if (!(scratch = mem_try_new(max_block_bytes(s), 1)))
+	if (!(scratch = mem_try_new(engine_most_row_bytes(s->g), 1)))
 		return err_set(e, ERR_MEMORY, "%.400s: no memory to read it", name);
-	if ((rc = block_stream_init(&b, f, name, max_block_bytes(s), e)))
+	if ((rc = block_stream_init(&b, f, name, engine_most_row_bytes(s->g), e)))
 		goto out;
 	b.seed = c->head.check;
 	if ((rc = read_token_ids(s, &b, c, e)) || (rc = read_note(&b, c, e)))
@@ -450,7 +450,7 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 		goto out;
 	/* an engine that did not load the MTP layer does not know the size of its rows and leaves them
 	 */
-	bool leaves_mtp = c->head.mtp && !engine_last(s->g)->kv.latent[s->g->config.n_layers].data;
+	bool leaves_mtp = c->head.mtp && !engine_row_bytes(s->g, s->g->config.n_layers, false);
 	if (!leaves_mtp && fgetc(f) != EOF)
 		rc = err_set(e, ERR_INPUT, "%.400s: goes on behind the last block, expected its end", name);
 	c->bytes = SESSION_FILE_HEAD + b.n_blocks * (uint64_t)BLOCK_HEAD + b.stored_bytes;

@@ -55,8 +55,7 @@ int session_image_take(const struct session *s, struct session_image **out, stru
 	int rc = 0;
 	for (uint32_t at = 0; !rc && session_next_rows(s, 0, m->length, m->mtp_rows, &at, &r);
 		 to += r.n * r.row_bytes)
-		rc = r.backend->ops->download(
-			r.backend, to, session_row_address(s, &r, 0), r.n * r.row_bytes, e);
+		rc = session_read_rows(s, &r, 0, r.n, to, e);
 	if (rc)
 		session_image_free(m);
 	else
@@ -70,12 +69,12 @@ int session_image_restore(struct session *s, const struct session_image *m, stru
 	const uint8_t *from = m->rows;
 	session_rewind(s, 0);
 	session_drop_logits(s);
-	for (uint32_t at = 0; session_next_rows(s, 0, m->length, m->mtp_rows, &at, &r);
+	int rc = 0;
+	for (uint32_t at = 0; !rc && session_next_rows(s, 0, m->length, m->mtp_rows, &at, &r);
 		 from += r.n * r.row_bytes)
-		r.backend->ops->upload(r.backend, session_row_address(s, &r, 0), from, r.n * r.row_bytes);
+		rc = session_write_rows(s, &r, 0, r.n, from, e);
 	memcpy(s->tokens, m->tokens, m->length * sizeof *s->tokens);
-	int rc = engine_wait(s->g, e);
-	if (rc)
+	if (rc || (rc = engine_wait(s->g, e)))
 		return rc;
 	s->length = m->length;
 	s->mtp_rows = s->mtp ? m->mtp_rows : 0;

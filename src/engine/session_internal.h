@@ -82,8 +82,8 @@ void session_drafted(struct session *s);
 /* ---- cache rows in memory of the host: session_file.c, session_image.c ---- */
 
 struct cache_rows {
-	struct backend *backend; /* of the layer's stage */
-	const struct cache_view *view;
+	uint32_t layer;
+	bool index_key;   /* else the latents */
 	uint32_t from, n; /* positions of the session */
 	size_t row_bytes;
 };
@@ -93,7 +93,10 @@ struct cache_rows {
  * rows are left out. */
 bool session_next_rows(const struct session *s, uint32_t first, uint32_t n, bool mtp, uint32_t *at,
 	struct cache_rows *r);
-/* Where row from + done lies in the device's memory. */
-uint8_t *session_row_address(const struct session *s, const struct cache_rows *r, uint32_t done);
+/* n rows from row from + done on, to or from host memory. Writing is enqueued. */
+int session_read_rows(const struct session *s, const struct cache_rows *r, uint32_t done,
+	uint32_t n, void *out, struct err *e);
+int session_write_rows(struct session *s, const struct cache_rows *r, uint32_t done, uint32_t n,
+	const void *data, struct err *e);
 
 #endif

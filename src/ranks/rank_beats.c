@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define TICK_NS   100000000u  /* between two looks */
+#define END_TICK  5000000u    /* ... while this rank ends and the others wait */
 #define PERIOD_NS 400000000u  /* between two beats */
 #define LOST_NS   5000000000u /* of silence: lost */
 #define GRACE_NS  1500000000u /* in which the process may end by itself */
@@ -157,7 +158,7 @@ static void count_silence(struct ranks *r, uint32_t rank, uint64_t passed_ns)
 /* The process had its time to end by itself. */
 static void end_process(struct ranks *r)
 {
-	if (!atomic_exchange(&r->told, true)) {
+	if (!atomic_exchange(&r->reported, true)) {
 		fprintf(stderr, "glmstream: %s: %s\n", r->peers[r->me].name, r->loss.text);
 		_exit(1);
 	}
@@ -190,10 +191,10 @@ static void *beats_run(void *user)
 		}
 		struct timespec until;
 		clock_gettime(CLOCK_MONOTONIC, &until);
-		until.tv_nsec += TICK_NS;
+		pthread_mutex_lock(&r->lock);
+		until.tv_nsec += r->kind == BEAT_ALIVE ? TICK_NS : END_TICK;
 		until.tv_sec += until.tv_nsec / 1000000000;
 		until.tv_nsec %= 1000000000;
-		pthread_mutex_lock(&r->lock);
 		if (!r->stop)
 			pthread_cond_timedwait(&r->wake, &r->lock, &until);
 		const bool stop = r->stop;
@@ -235,17 +236,18 @@ void rank_beats_say(struct ranks *r, enum beat_kind kind, const char *text)
 	pthread_mutex_unlock(&r->lock);
 }
 
-bool rank_beats_heard(struct ranks *r, bool all_done)
+bool rank_beats_delivered(struct ranks *r, bool all_done)
 {
-	bool heard = true;
+	bool delivered = true;
 	pthread_mutex_lock(&r->lock);
 	for (uint32_t i = 0; i < r->count; i++)
 		if (i != r->me)
-			heard &= r->peers[i].said == r->kind && (!all_done || atomic_load(&r->peers[i].done));
-	if (!heard)
+			delivered &=
+				r->peers[i].said == r->kind && (!all_done || atomic_load(&r->peers[i].done));
+	if (!delivered)
 		pthread_cond_signal(&r->wake);
 	pthread_mutex_unlock(&r->lock);
-	return heard;
+	return delivered;
 }
 
 void rank_beats_stop(struct ranks *r)

@@ -34,6 +34,11 @@ struct ranks *ranks_here(void)
 	return here;
 }
 
+bool ranks_follows(void)
+{
+	return here && here->me;
+}
+
 uint32_t ranks_me(const struct ranks *r)
 {
 	return r->me;
@@ -264,11 +269,11 @@ static void on_finalize_alarm(int sig)
 	_exit(1);
 }
 
-/* Until the others have heard what this rank says, and are done too if that is waited for. */
-static bool wait_until_heard(struct ranks *r, bool all_done, uint64_t limit_ns)
+/* Until the others have delivered what this rank says, and are done too if that is waited for. */
+static bool wait_until_delivered(struct ranks *r, bool all_done, uint64_t limit_ns)
 {
 	const uint64_t begin = clock_ns();
-	while (!rank_beats_heard(r, all_done)) {
+	while (!rank_beats_delivered(r, all_done)) {
 		if (atomic_load(&r->lost) || clock_ns() - begin > limit_ns)
 			return false;
 		sleep_ns(5000000);
@@ -276,10 +281,10 @@ static bool wait_until_heard(struct ranks *r, bool all_done, uint64_t limit_ns)
 	return true;
 }
 
-/* A rank is lost: the others hear it, then this process ends. */
+/* A rank is lost: the others receive that, then this process ends. */
 static int close_lost(struct ranks *r, int rc, struct err *e)
 {
-	if (atomic_exchange(&r->told, true))
+	if (atomic_exchange(&r->reported, true))
 		for (;;) /* the thread writes the sentence and ends the process */
 			pause();
 	sleep_ns(AFTER_END_NS);
@@ -299,7 +304,7 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 	const bool in_order = !rc || r->settled;
 	if (!atomic_load(&r->lost)) {
 		rank_beats_say(r, in_order ? BEAT_DONE : BEAT_LEFT, in_order ? NULL : e->text);
-		*abrupt = !wait_until_heard(r, in_order, END_NS) || !in_order;
+		*abrupt = !wait_until_delivered(r, in_order, END_NS) || !in_order;
 	}
 	if (atomic_load(&r->lost))
 		return close_lost(r, rc, e);

@@ -48,6 +48,10 @@ int ranks_open(struct ranks **out, struct err *e);
 /* The ranks of this process; NULL: it is one of one. */
 struct ranks *ranks_here(void);
 
+/* Is this process one of several, and another than rank 0? It has no input, no output but messages,
+ * and no files of its own but those of the model. */
+bool ranks_follows(void);
+
 uint32_t ranks_me(const struct ranks *r);
 uint32_t ranks_count(const struct ranks *r);
 uint32_t ranks_beside(const struct ranks *r); /* ranks on this host, this one included */

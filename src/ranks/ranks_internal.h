@@ -51,10 +51,10 @@ struct ranks {
 	size_t publish_bytes;
 	void (*publish)(void *user, void *out);
 	void *publish_user;
-	struct err loss;  /* of the lost rank */
-	atomic_bool lost; /* set after `loss` */
-	atomic_bool told; /* somebody writes the sentence */
-	bool settled;     /* the caller's thread */
+	struct err loss;      /* of the lost rank */
+	atomic_bool lost;     /* set after `loss` */
+	atomic_bool reported; /* somebody writes the sentence */
+	bool settled;         /* the caller's thread */
 };
 
 /* Starts the thread. */
@@ -62,7 +62,7 @@ int rank_beats_start(struct ranks *r, struct err *e);
 /* Says this from now on, and at once. text may be NULL. */
 void rank_beats_say(struct ranks *r, enum beat_kind kind, const char *text);
 /* Has every other rank got the latest kind (and, all_done, said "done" itself)? */
-bool rank_beats_heard(struct ranks *r, bool all_done);
+bool rank_beats_delivered(struct ranks *r, bool all_done);
 /* A rank is lost; the first one counts. Returns ERR_RUN with its sentence in *e (may be NULL). */
 int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e);
 /* Ends the thread; nothing is received any more. */

@@ -70,19 +70,19 @@ static void fill_status(void *user, void *out)
 static int talk(struct ranks *r, struct err *e)
 {
 	const uint32_t me = ranks_me(r), n = ranks_count(r);
-	uint32_t all[RANKS_MAX] = {0}, mine = me * me + 5, told = me ? 0 : 4711;
+	uint32_t all[RANKS_MAX] = {0}, mine = me * me + 5, sent_by_0 = me ? 0 : 4711;
 	char status[12] = "of rank ", got[12] = "";
 	int rc = talk_in_pairs(r, e);
 	if (ranks_beside(r) != n || strncmp(ranks_name(r, n - 1), "rank ", 5) != 0)
 		return FAIL("names and hosts");
 	if (rc || (rc = ranks_gather(r, &mine, sizeof mine, all, e)) ||
-		(rc = ranks_broadcast(r, &told, sizeof told, e)))
+		(rc = ranks_broadcast(r, &sent_by_0, sizeof sent_by_0, e)))
 		return rc;
 	for (uint32_t i = 0; i < n && !me; i++)
 		if (all[i] != i * i + 5)
 			return FAIL("gathered %u of rank %u", all[i], i);
-	if (told != 4711)
-		return FAIL("told %u", told);
+	if (sent_by_0 != 4711)
+		return FAIL("sent_by_0 %u", sent_by_0);
 	status[8] = (char)('0' + me);
 	if (me)
 		ranks_publish(r, sizeof status, fill_status, status);

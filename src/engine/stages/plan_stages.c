@@ -6,6 +6,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/ranks/ranks.h"
 #include "stream/loader/loader.h"
 
 #include <stdlib.h>
@@ -15,11 +16,12 @@ static bool same_card(const struct plan_stage *stages, uint32_t i, uint32_t k)
 	return stages[i].card == stages[k].card;
 }
 
-size_t plan_stage_room(const struct plan_stage *stages, uint32_t n, uint32_t i)
+size_t plan_stage_room(const struct plan_stage *stages, uint32_t n, uint32_t i, uint32_t processes)
 {
-	uint32_t beside = 1;
+	uint32_t beside = stages[i].backend->ops->copier_open ? 1 : processes;
+	const uint32_t each = beside;
 	for (uint32_t k = 0; k < n; k++)
-		beside += k != i && same_card(stages, i, k);
+		beside += k != i && same_card(stages, i, k) ? each : 0;
 	return stages[i].backend->ops->free_bytes(stages[i].backend) / beside;
 }
 
@@ -87,7 +89,8 @@ static int share_budgets(const struct plan_stage *stages, uint32_t n,
 	struct err *e)
 {
 	int rc = measure_experts(stages, n, o, file, shares, e);
-	size_t host = mem_available_bytes();
+	const uint32_t processes = o->ranks ? ranks_beside(o->ranks) : 1;
+	size_t host = mem_available_bytes() / processes;
 	size_t reserve = o->ram_bytes == ENGINE_CACHE_AUTO ? MIN(plan_host_reserve(host), host) : 0;
 	uint64_t all = 0;
 	for (uint32_t i = 0; i < n; i++)
@@ -95,7 +98,7 @@ static int share_budgets(const struct plan_stage *stages, uint32_t n,
 	for (uint32_t i = 0; i < n && !rc; i++) {
 		struct stage_share *s = &shares[i];
 		s->options = *o;
-		s->machine.card_bytes = plan_stage_room(stages, n, i);
+		s->machine.card_bytes = plan_stage_room(stages, n, i, processes);
 		if (!s->everything_bytes) {
 			s->options.cache_bytes = s->options.ram_bytes = 0;
 			continue;
@@ -133,6 +136,13 @@ static void log_stage(const struct plan_stage *s, uint32_t i)
 int plan_stages(const struct plan_stage *stages, uint32_t n, const struct engine_options *o,
 	const struct gguf *file, struct plan *plans, struct err *e)
 {
+	if (n == 1 && o->ranks) {
+		const uint32_t processes = ranks_beside(o->ranks);
+		const struct plan_machine machine = {.card_bytes = plan_stage_room(stages, 1, 0, processes),
+			.host_bytes = mem_available_bytes() / processes};
+		return plan_on_machine(
+			stages->c, o, file, stages->w, stages->resident, stages->backend, &machine, plans, e);
+	}
 	if (n == 1)
 		return plan_make(
 			stages->c, o, file, stages->w, stages->resident, stages->backend, plans, e);

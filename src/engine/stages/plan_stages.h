@@ -22,8 +22,9 @@ struct plan_stage {
 	uint32_t card;
 };
 
-/* The memory of stage i's card that the stage may use, all of it together; 0: unknown. */
-size_t plan_stage_room(const struct plan_stage *stages, uint32_t n, uint32_t i);
+/* The memory of stage i's card that the stage may use, all of it together; 0: unknown. On the CPU
+ * the processes that plan together on this host share its memory. */
+size_t plan_stage_room(const struct plan_stage *stages, uint32_t n, uint32_t i, uint32_t processes);
 
 /* Decides and prints the plans [n]. Of one stage: as plan_make. Errors as there; of several stages
  * they name the stage. */

@@ -6,6 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/engine_internal.h"
+#include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/stages/plan_stages.h"
 #include "src/engine/stages/stage_cuts.h"
 #include "src/forward/observe.h"
@@ -89,15 +90,27 @@ void stages_balance(const struct model_config *c, bool mtp, const struct model_w
 	free(layers);
 }
 
-static void balance_stages(const struct stage *stages, uint32_t n, const struct model_config *c,
-	bool mtp, const struct model_weights *w, uint32_t *first)
+/* first [n + 1]: of the stages here, and one past their last layer. */
+static int balance_stages(struct engine *g, const struct engine_options *o, bool mtp,
+	const struct model_weights *whole, uint32_t *first, struct err *e)
 {
+	const uint32_t n = g->n_stages;
 	struct plan_stage parts[STAGES_MAX];
-	stages_describe(stages, n, parts);
-	uint64_t room[STAGES_MAX];
+	struct rank_room room = {.n_stages = n};
+	stages_describe(g->stages, n, parts);
 	for (uint32_t i = 0; i < n; i++)
-		room[i] = plan_stage_room(parts, n, i);
-	stages_balance(c, mtp, w, room, n, first);
+		room.bytes[i] = plan_stage_room(parts, n, i, o->ranks ? ranks_beside(o->ranks) : 1);
+	if (!g->ranks) {
+		stages_balance(&g->config, mtp, whole, room.bytes, n, first);
+		first[n] = g->config.n_layers;
+		return 0;
+	}
+	int rc = engine_ranks_cut(g, &room, mtp, whole, e);
+	const struct rank_cuts *cuts = &g->ranks->cuts;
+	const uint32_t at = cuts->first_stage[rank_place(o->ranks, ranks_me(o->ranks))];
+	for (uint32_t i = 0; i <= n && !rc; i++)
+		first[i] = cuts->first[at + i];
+	return rc;
 }
 
 static int take_cuts(const struct engine_options *o, const struct model_config *c, uint32_t n,
@@ -114,44 +127,62 @@ static int take_cuts(const struct engine_options *o, const struct model_config *
 	return 0;
 }
 
-int stages_bind(struct stage *stages, uint32_t n, const struct engine_options *o,
-	const struct gguf *file, const struct model_config *c, struct model_weights *whole,
+int stages_bind(struct engine *g, const struct engine_options *o, struct model_weights *whole,
 	size_t whole_bytes, struct err *e)
 {
+	const struct model_config *c = &g->config;
+	const uint32_t n = g->n_stages;
 	const bool mtp = c->n_mtp && !o->no_mtp;
 	uint32_t first[STAGES_MAX + 1] = {0};
 	int rc = 0;
-	if (n == 1) {
-		stages->weights = *whole;
-		stages->resident_bytes = whole_bytes;
+	if (n == 1 && !g->ranks) {
+		g->stages->weights = *whole;
+		g->stages->resident_bytes = whole_bytes;
 		*whole = (struct model_weights){0};
 		return 0;
 	}
+	first[n] = c->n_layers;
 	if (o->cuts)
 		rc = take_cuts(o, c, n, first, e);
 	else
-		balance_stages(stages, n, c, mtp, whole, first);
-	first[n] = c->n_layers;
+		rc = balance_stages(g, o, mtp, whole, first, e);
 	for (uint32_t i = 0; i < n && !rc; i++) {
-		struct stage *s = &stages[i];
+		struct stage *s = &g->stages[i];
 		s->config.first_layer = first[i];
 		s->config.end_layer = first[i + 1];
-		rc = weights_bind(file, &s->config, mtp, &s->weights, &s->resident_bytes, e);
+		rc = weights_bind(g->gguf, &s->config, mtp, &s->weights, &s->resident_bytes, e);
 	}
 	return rc;
 }
 
-int stages_plan(struct stage *stages, uint32_t n, const struct engine_options *o,
-	const struct gguf *file, struct err *e)
+static int plan_here(struct engine *g, const struct engine_options *o, struct err *e)
 {
+	const uint32_t n = g->n_stages;
 	struct plan_stage parts[STAGES_MAX];
 	struct plan *plans = NEW_ARRAY(struct plan, n);
-	stages_describe(stages, n, parts);
-	int rc = plan_stages(parts, n, o, file, plans, e);
+	stages_describe(g->stages, n, parts);
+	int rc = plan_stages(parts, n, o, g->gguf, plans, e);
 	for (uint32_t i = 0; i < n; i++)
-		stages[i].plan = plans[i];
+		g->stages[i].plan = plans[i];
 	free(plans);
 	return rc;
+}
+
+int stages_plan(struct engine *g, const struct engine_options *o, struct err *e)
+{
+	if (!g->ranks)
+		return plan_here(g, o, e);
+	struct engine_options agreed = *o;
+	enum log_level level = log_level();
+	log_set_level(LOG_QUIET); /* the second time prints */
+	int rc = plan_here(g, o, e);
+	log_set_level(level);
+	struct rank_limits limits = {g->stages->plan.context, g->stages->plan.chunk};
+	if (rc || (rc = engine_ranks_limits(g->ranks, &limits, e)))
+		return rc;
+	agreed.context = limits.context;
+	agreed.chunk = limits.chunk;
+	return plan_here(g, &agreed, e);
 }
 
 /* ---- opening and closing ---- */
@@ -241,20 +272,39 @@ struct stage *engine_stage_of(const struct engine *g, uint32_t layer)
 	return s;
 }
 
+/* The rows of the rank before, if there is one. */
+static int receive_rows(struct engine *g, struct forward_rows *rows, struct err *e)
+{
+	struct stage_link *in = g->ranks->in;
+	int rc = 0;
+	if (!ranks_me(g->ranks->ranks))
+		rc = engine_ranks_step(g->ranks, rows, e);
+	if (!rc && in && rows->on_device_busy) {
+		rows->on_device_busy(rows->user);
+		rows->on_device_busy = NULL;
+	}
+	return rc || !in ? rc : in->ops->receive(in, &g->stages->model, rows->n, e);
+}
+
 int engine_forward(
 	struct engine *g, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
 {
 	struct forward_rows mine = *rows;
 	struct stage *s = g->stages;
-	for (; s->link; s++) {
-		int rc;
+	int rc = g->ranks ? receive_rows(g, &mine, e) : 0;
+	for (; !rc && s->link; s++) {
 		if ((rc = model_forward(&s->model, &s->kv, &mine, rows->n, e)) ||
 			(rc = s->link->ops->send(s->link, &s->model, rows->n, e)) ||
 			(rc = s->link->ops->receive(s->link, &s[1].model, rows->n, e)))
-			return rc;
+			break;
 		mine.on_device_busy = NULL; /* was called */
 	}
-	return model_forward(&s->model, &s->kv, &mine, first_hidden, e);
+	if (rc || (rc = model_forward(&s->model, &s->kv, &mine, first_hidden, e)) || !g->ranks ||
+		!g->ranks->out)
+		return rc;
+	struct stage_link *out = g->ranks->out;
+	rc = gguf_check_lost(g->gguf, e);
+	return rc ? rc : out->ops->send(out, &s->model, rows->n, e);
 }
 
 int engine_observe(struct engine *g, const struct model_observer *observer, struct err *e)
@@ -278,5 +328,17 @@ bool engine_has_failed(const struct engine *g)
 	bool failed = false;
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		failed |= g->stages[i].backend->failure.code != 0;
-	return failed;
+	return failed || (g->ranks && ranks_check(g->ranks->ranks, NULL));
+}
+
+void engine_keep_rows(struct engine *g, uint32_t first, uint32_t n)
+{
+	for (uint32_t i = 0; i < g->n_stages; i++) {
+		struct expert_source *source = g->stages[i].source;
+		if (source->ops->keep_rows)
+			source->ops->keep_rows(source, (int)first, (int)n);
+	}
+	if (g->ranks)
+		engine_ranks_command(
+			g->ranks, &(struct rank_command){.code = RANK_KEEP_ROWS, .row = first, .n = n});
 }

@@ -38,10 +38,10 @@ struct stage {
 int stages_new(const struct engine_options *o, const struct model_config *c, struct stage **stages,
 	uint32_t *n, struct err *e);
 
-/* Decides which layers lie where, and binds their weights. `whole`: those of the whole model,
- * bound; one stage takes them. ERR_USAGE for cuts of the options that cut nothing. */
-int stages_bind(struct stage *stages, uint32_t n, const struct engine_options *o,
-	const struct gguf *file, const struct model_config *c, struct model_weights *whole,
+/* Decides which layers lie where, together with the other ranks, and binds their weights. `whole`:
+ * those of the whole model, bound; a stage that has all layers takes them. ERR_USAGE for cuts of
+ * the options that cut nothing. */
+int stages_bind(struct engine *g, const struct engine_options *o, struct model_weights *whole,
 	size_t whole_bytes, struct err *e);
 
 /* first[0 .. n) = where stages_bind cuts when no cuts are asked for. `w`: all weights, bound, with
@@ -49,9 +49,9 @@ int stages_bind(struct stage *stages, uint32_t n, const struct engine_options *o
 void stages_balance(const struct model_config *c, bool mtp, const struct model_weights *w,
 	const uint64_t *room, uint32_t n, uint32_t *first);
 
-/* Plans the memory of all stages into stage.plan (plan_stages.h). */
-int stages_plan(struct stage *stages, uint32_t n, const struct engine_options *o,
-	const struct gguf *file, struct err *e);
+/* Plans the memory of all stages into stage.plan (plan_stages.h), with the least context and chunk
+ * of all ranks. */
+int stages_plan(struct engine *g, const struct engine_options *o, struct err *e);
 
 /* What opening needs besides the stage. */
 struct stage_setup {

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * An engine that is one of several ranks (rank_protocol.h): how they open together, and the
+ * commands that rank 0 gives. What the other ranks do with them: rank_follow.h.
+ *
+ * Order of use (engine.c): engine_ranks_meet, engine_ranks_cut, engine_ranks_limits,
+ * engine_ranks_ready; then rank 0 gives commands; engine_ranks_stop, engine_ranks_free. Functions
+ * return ERR_RUN with the sentence of a lost rank, besides what they name.
+ */
+#ifndef GLM_ENGINE_ENGINE_RANKS_H
+#define GLM_ENGINE_ENGINE_RANKS_H
+
+#include "src/engine/engine_internal.h"
+#include "src/engine/ranks/rank_protocol.h"
+
+struct engine_ranks {
+	struct ranks *ranks;
+	struct rank_cuts cuts;
+	struct stage_link *in, *out;  /* from the rank before, to the next; NULL: none */
+	struct rank_figures *figures; /* rank 0: [count] */
+	bool counts;                  /* rank 0 keeps a profile */
+	bool ready;                   /* rank 0: the others obey commands */
+	struct profile_key *warm;     /* [n_warm] given before that */
+	size_t n_warm;
+	uint8_t *message; /* [capacity] of a command or an answer */
+	size_t capacity;
+};
+
+/* Places of ranks in the order of the layers: 1, ..., count - 1, 0. */
+static inline uint32_t rank_place(const struct ranks *r, uint32_t rank)
+{
+	return rank ? rank - 1 : ranks_count(r) - 1;
+}
+static inline uint32_t rank_at(const struct ranks *r, uint32_t place)
+{
+	return place + 1 < ranks_count(r) ? place + 1 : 0;
+}
+
+/* rc, *e: how opening the file went. Compares what must be the same. ERR_USAGE: an option that
+ * takes one rank; ERR_RUN: ranks that differ. Sets g->ranks. */
+int engine_ranks_meet(struct engine *g, const struct engine_options *o, int rc, struct err *e);
+/* Shares the layers out: sets cuts. whole: all weights, bound, with the MTP layer's if mtp.
+ * ERR_USAGE: more stages than layers. */
+int engine_ranks_cut(struct engine *g, const struct rank_room *mine, bool mtp,
+	const struct model_weights *whole, struct err *e);
+/* *limits: of this rank, then the least of all. */
+int engine_ranks_limits(struct engine_ranks *k, struct rank_limits *limits, struct err *e);
+/* rc, *e: how loading went. mine: of this rank. Opens the links; rank 0 prints the plan, and adds
+ * the figures of the others to g->cache. */
+int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc, struct err *e);
+
+/* ---- commands of rank 0 ---- */
+
+/* Lets the others begin a step. */
+int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, struct err *e);
+
+/* Does another rank have this layer? */
+bool engine_ranks_has(const struct engine_ranks *k, uint32_t layer);
+
+/* Rows of a cache of another rank's layer, to or from `data` [n][row_bytes]. Also the other rank's
+ * failure. */
+int engine_ranks_read_rows(struct engine_ranks *k, const struct rank_command *which,
+	size_t row_bytes, void *data, struct err *e);
+int engine_ranks_write_rows(struct engine_ranks *k, const struct rank_command *which,
+	size_t row_bytes, const void *data, struct err *e);
+
+/* A command to every other rank. Nothing is done before `ready`, and when a rank is lost: the next
+ * step says so. */
+void engine_ranks_command(struct engine_ranks *k, const struct rank_command *c);
+/* Keys; given before `ready` they are kept until then. */
+void engine_ranks_warm(struct engine_ranks *k, const struct profile_key *keys, size_t n);
+/* Adds the statistics of all other ranks. Either may be NULL. */
+void engine_ranks_stats(
+	struct engine_ranks *k, struct expert_stats *experts, struct backend_usage *usage);
+/* Any thread: adds the latest known statistics and places of the other ranks. */
+void engine_ranks_snapshot(const struct engine *g, struct expert_stats *experts, uint8_t *places);
+
+/* The end: the others stop, and their counts are added to g->profile. */
+void engine_ranks_stop(struct engine *g);
+void engine_ranks_free(struct engine_ranks *k); /* NULL is fine */
+
+/* ---- for rank_follow.c ---- */
+
+/* Makes the message at least so long. */
+void engine_ranks_reserve(struct engine_ranks *k, size_t bytes);
+
+#endif

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT */
+#include "src/engine/ranks/rank_follow.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/ranks/engine_ranks.h"
+#include "src/engine/ranks/rank_link.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int unexpected(const struct rank_command *c, struct err *e)
+{
+	return err_set(
+		e, ERR_RUN, "rank 0 sent command %u of %u rows, which makes no sense here", c->code, c->n);
+}
+
+/* data: `bytes` behind the command, and so in all of these. */
+static int follow_step(struct engine *g, const struct rank_command *c, const uint8_t *data,
+	size_t bytes, struct err *e)
+{
+	const size_t numbers = c->n * sizeof(int32_t);
+	bool draft[MAX(c->n, 1u)];
+	if (!c->n || c->n > g->chunk || bytes != 3 * numbers + (c->draft ? c->n : 0))
+		return unexpected(c, e);
+	for (uint32_t i = 0; i < c->n && c->draft; i++)
+		draft[i] = data[3 * numbers + i];
+	const struct forward_rows rows = {.n = c->n,
+		.tokens = (const int32_t *)(const void *)data,
+		.pos = (const int32_t *)(const void *)(data + numbers),
+		.base = (const int32_t *)(const void *)(data + 2 * numbers),
+		.draft = c->draft ? draft : NULL,
+		.long_prompt = c->long_prompt};
+	struct err why = {0};
+	g->n_steps++;
+	if (engine_forward(g, &rows, rows.n, &why) && !ranks_check(g->ranks->ranks, e))
+		return rank_link_send_error(g->ranks->out, &why, e);
+	return ranks_check(g->ranks->ranks, e);
+}
+
+/* data [bytes], or the error. */
+static int send_answer(struct engine_ranks *k, int rc, const struct err *why, const void *data,
+	size_t bytes, struct err *e)
+{
+	const struct rank_answer head = {.code = rc};
+	const void *body = rc ? (const void *)why : data;
+	const size_t n = rc ? sizeof *why : bytes;
+	engine_ranks_reserve(k, sizeof head + n);
+	memmove(k->message + sizeof head, body, n);
+	memcpy(k->message, &head, sizeof head);
+	return ranks_send(k->ranks, 0, k->message, sizeof head + n, e);
+}
+
+static int follow_rows(struct engine *g, const struct rank_command *c, const uint8_t *data,
+	size_t bytes, struct err *e)
+{
+	const struct stage *first = g->stages;
+	const bool mine =
+		c->layer >= first->config.first_layer && c->layer < engine_last(g)->config.end_layer;
+	const size_t row = mine ? engine_row_bytes(g, c->layer, c->is_index_key) : 0;
+	const size_t all = c->n * row;
+	struct err why = {0};
+	int rc = 0;
+	if (!row || (uint64_t)c->row + c->n > first->kv.capacity ||
+		bytes != (c->code == RANK_WRITE_ROWS ? all : 0))
+		return unexpected(c, e);
+	if (c->code == RANK_WRITE_ROWS)
+		return engine_write_rows(g, c->layer, c->is_index_key, c->row, c->n, data, e);
+	uint8_t *rows = mem_try_new(MAX(all, 1u), 1);
+	if (!rows)
+		rc = err_set(&why, ERR_MEMORY, "no memory for %u cache rows", c->n);
+	else
+		rc = engine_read_rows(g, c->layer, c->is_index_key, c->row, c->n, rows, &why);
+	rc = send_answer(g->ranks, rc, &why, rows, all, e);
+	free(rows);
+	return rc;
+}
+
+static int follow_stats(struct engine *g, struct err *e)
+{
+	struct rank_stats s = {.experts = engine_expert_stats(g)};
+	engine_usage(g, &s.usage);
+	return send_answer(g->ranks, 0, NULL, &s, sizeof s, e);
+}
+
+static int follow_one(struct engine *g, const struct rank_command *c, const uint8_t *data,
+	size_t bytes, struct err *e)
+{
+	switch (c->code) {
+	case RANK_STEP:
+		return follow_step(g, c, data, bytes, e);
+	case RANK_READ_ROWS:
+	case RANK_WRITE_ROWS:
+		return follow_rows(g, c, data, bytes, e);
+	case RANK_COPY_ROWS:
+		return engine_copy_rows(g, c->row, c->from, c->n, 0, e);
+	case RANK_KEEP_ROWS:
+		engine_keep_rows(g, c->row, c->n);
+		return 0;
+	case RANK_STATS:
+		return follow_stats(g, e);
+	case RANK_MEASURE:
+		engine_measure(g, c->on);
+		return 0;
+	case RANK_WARM:
+		if (bytes != c->n * sizeof(struct profile_key))
+			return unexpected(c, e);
+		engine_cache_warm(g, (const struct profile_key *)(const void *)data, c->n);
+		return 0;
+	case RANK_POPULATE:
+		engine_populate(g);
+		return 0;
+	default:
+		return unexpected(c, e);
+	}
+}
+
+/* The longest command: a step, a block of cache rows, keys of all experts. */
+static size_t longest_command(const struct engine *g)
+{
+	const size_t step = g->chunk * (3 * sizeof(int32_t) + 1);
+	const size_t keys = (size_t)g->cache.n_layers * g->cache.n_experts * sizeof(struct profile_key);
+	return sizeof(struct rank_command) + MAX(MAX(step, keys), engine_most_row_bytes(g));
+}
+
+/* For the thread of the beats. */
+static void fill_status(void *user, void *out)
+{
+	const struct engine *g = user;
+	struct rank_status *s = out;
+	struct engine_cache c;
+	memset(s->places, 0, (size_t)g->cache.n_layers * g->cache.n_experts);
+	engine_cache_snapshot(g, &c, s->places);
+	s->experts = c.stats;
+}
+
+static int send_counts(struct engine *g, struct err *e)
+{
+	const size_t n = (size_t)g->cache.n_layers * g->cache.n_experts;
+	stages_stop(g->stages, g->n_stages); /* sources record until then */
+	return g->ranks->counts
+			   ? send_answer(g->ranks, 0, NULL, g->profile.count, n * sizeof *g->profile.count, e)
+			   : 0;
+}
+
+int engine_follow(struct engine *g, struct err *e)
+{
+	struct engine_ranks *k = g->ranks;
+	const size_t capacity = longest_command(g);
+	uint8_t *message = mem_try_new(capacity, 1);
+	struct rank_command c = {0};
+	int rc = message ? 0 : err_set(e, ERR_MEMORY, "no memory for the commands of rank 0");
+	if (!rc)
+		ranks_publish(k->ranks,
+			sizeof(struct rank_status) + (size_t)g->cache.n_layers * g->cache.n_experts,
+			fill_status, g);
+	while (!rc && c.code != RANK_STOP) {
+		size_t got = 0;
+		if ((rc = ranks_receive(k->ranks, 0, message, capacity, &got, e)))
+			break;
+		if (got < sizeof c) {
+			rc = err_set(e, ERR_RUN, "rank 0 sent a command of %zu bytes", got);
+			break;
+		}
+		memcpy(&c, message, sizeof c);
+		if (c.code != RANK_STOP)
+			rc = follow_one(g, &c, message + sizeof c, got - sizeof c, e);
+	}
+	ranks_publish(k->ranks, 0, NULL, NULL);
+	if (!rc)
+		rc = send_counts(g, e);
+	if (!rc)
+		ranks_settle(k->ranks);
+	free(message);
+	return rc;
+}

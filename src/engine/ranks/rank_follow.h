@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT */
+/* A rank other than 0: it obeys the commands of rank 0 until that stops it. */
+#ifndef GLM_ENGINE_RANK_FOLLOW_H
+#define GLM_ENGINE_RANK_FOLLOW_H
+
+#include "src/engine/engine.h"
+
+/* Opened with options.ranks on another rank than 0; engine_close follows, whatever this returns.
+ * What fails in a command goes to rank 0 as its answer. ERR_RUN: a rank is lost. */
+int engine_follow(struct engine *g, struct err *e);
+
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/* The commands of rank 0. */
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/ranks/engine_ranks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void engine_ranks_reserve(struct engine_ranks *k, size_t bytes)
+{
+	if (bytes <= k->capacity)
+		return;
+	k->message = mem_grow(k->message, bytes, 1);
+	k->capacity = bytes;
+}
+
+/* The message: head, then `bytes` of room. */
+static uint8_t *begin_message(struct engine_ranks *k, const struct rank_command *c, size_t bytes)
+{
+	engine_ranks_reserve(k, sizeof *c + bytes);
+	memcpy(k->message, c, sizeof *c);
+	return k->message + sizeof *c;
+}
+
+static int send_to_all(struct engine_ranks *k, size_t bytes, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t i = 1; i < ranks_count(k->ranks) && !rc; i++)
+		rc = ranks_send(k->ranks, i, k->message, sizeof(struct rank_command) + bytes, e);
+	return rc;
+}
+
+int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, struct err *e)
+{
+	const size_t numbers = rows->n * sizeof(int32_t), draft_bytes = rows->draft ? rows->n : 0;
+	const struct rank_command c = {.code = RANK_STEP,
+		.n = rows->n,
+		.draft = rows->draft != NULL,
+		.long_prompt = rows->long_prompt};
+	if (rows->taps)
+		bug("taps of layers of other ranks");
+	uint8_t *data = begin_message(k, &c, 3 * numbers + draft_bytes);
+	memcpy(data, rows->tokens, numbers);
+	memcpy(data + numbers, rows->pos, numbers);
+	memcpy(data + 2 * numbers, rows->base, numbers);
+	for (size_t i = 0; i < draft_bytes; i++)
+		data[3 * numbers + i] = rows->draft[i];
+	return send_to_all(k, 3 * numbers + draft_bytes, e);
+}
+
+/* ---- rows of caches ---- */
+
+/* The rank that has a layer; 0: this one. */
+static uint32_t rank_of_layer(const struct engine_ranks *k, uint32_t layer)
+{
+	for (uint32_t i = 1; i < ranks_count(k->ranks); i++)
+		if (layer >= k->figures[i].first_layer && layer < k->figures[i].end_layer)
+			return i;
+	return 0;
+}
+
+bool engine_ranks_has(const struct engine_ranks *k, uint32_t layer)
+{
+	return k->ready && rank_of_layer(k, layer);
+}
+
+/* An answer of `bytes`; what the rank failed with instead. */
+static int receive_answer(
+	struct engine_ranks *k, uint32_t rank, void *data, size_t bytes, struct err *e)
+{
+	struct rank_answer head;
+	size_t got;
+	engine_ranks_reserve(k, sizeof head + MAX(bytes, sizeof(struct err)));
+	int rc = ranks_receive(k->ranks, rank, k->message, k->capacity, &got, e);
+	if (rc)
+		return rc;
+	memcpy(&head, k->message, sizeof head);
+	if (got == sizeof head + sizeof(struct err) && head.code) {
+		struct err why;
+		memcpy(&why, k->message + sizeof head, sizeof why);
+		err_prefix(&why, "%s", ranks_name(k->ranks, rank));
+		if (e)
+			*e = why;
+		return head.code;
+	}
+	if (got != sizeof head + bytes)
+		return err_set(e, ERR_RUN, "%s answered with %zu bytes, expected %zu",
+			ranks_name(k->ranks, rank), got, sizeof head + bytes);
+	memcpy(data, k->message + sizeof head, bytes);
+	return 0;
+}
+
+int engine_ranks_read_rows(struct engine_ranks *k, const struct rank_command *which,
+	size_t row_bytes, void *data, struct err *e)
+{
+	const uint32_t rank = rank_of_layer(k, which->layer);
+	struct rank_command c = *which;
+	c.code = RANK_READ_ROWS;
+	begin_message(k, &c, 0);
+	int rc = ranks_send(k->ranks, rank, k->message, sizeof c, e);
+	return rc ? rc : receive_answer(k, rank, data, which->n * row_bytes, e);
+}
+
+int engine_ranks_write_rows(struct engine_ranks *k, const struct rank_command *which,
+	size_t row_bytes, const void *data, struct err *e)
+{
+	struct rank_command c = *which;
+	const size_t bytes = which->n * row_bytes;
+	c.code = RANK_WRITE_ROWS;
+	memcpy(begin_message(k, &c, bytes), data, bytes);
+	return ranks_send(k->ranks, rank_of_layer(k, which->layer), k->message, sizeof c + bytes, e);
+}
+
+/* ---- caches of experts ---- */
+
+void engine_ranks_command(struct engine_ranks *k, const struct rank_command *c)
+{
+	struct err ignored;
+	if (!k->ready)
+		return;
+	begin_message(k, c, 0);
+	send_to_all(k, 0, &ignored);
+}
+
+void engine_ranks_warm(struct engine_ranks *k, const struct profile_key *keys, size_t n)
+{
+	struct err ignored;
+	if (!n)
+		return;
+	if (!k->ready) {
+		k->warm = mem_grow(k->warm, n, sizeof *keys);
+		memcpy(k->warm, keys, n * sizeof *keys);
+		k->n_warm = n;
+		return;
+	}
+	const struct rank_command c = {.code = RANK_WARM, .n = (uint32_t)n};
+	memcpy(begin_message(k, &c, n * sizeof *keys), keys, n * sizeof *keys);
+	send_to_all(k, n * sizeof *keys, &ignored);
+}
+
+void engine_ranks_stats(
+	struct engine_ranks *k, struct expert_stats *experts, struct backend_usage *usage)
+{
+	struct rank_stats s;
+	struct err ignored;
+	engine_ranks_command(k, &(struct rank_command){.code = RANK_STATS});
+	for (uint32_t i = 1; k->ready && i < ranks_count(k->ranks); i++) {
+		if (receive_answer(k, i, &s, sizeof s, &ignored))
+			return;
+		if (experts)
+			engine_add_expert_stats(experts, &s.experts);
+		if (usage)
+			engine_add_usage(usage, &s.usage);
+	}
+}
+
+/* Places of a layer whose rank has not sent a status yet. */
+static uint8_t first_place(const struct engine *g, uint32_t layer, bool streaming)
+{
+	if (!config_is_moe(&g->config, layer))
+		return ENGINE_NO_EXPERT;
+	return streaming ? ENGINE_ON_DISK : ENGINE_IN_VRAM;
+}
+
+void engine_ranks_snapshot(const struct engine *g, struct expert_stats *experts, uint8_t *places)
+{
+	const struct engine_ranks *k = g->ranks;
+	const size_t row = g->cache.n_experts,
+				 bytes = sizeof(struct rank_status) + g->cache.n_layers * row;
+	struct rank_status *s = k->ready ? mem_try_new(bytes, 1) : NULL;
+	for (uint32_t i = 1; s && i < ranks_count(k->ranks); i++) {
+		const struct rank_figures *f = &k->figures[i];
+		const bool there = ranks_status(k->ranks, i, s, bytes);
+		if (there)
+			engine_add_expert_stats(experts, &s->experts);
+		for (uint32_t l = f->first_layer; places && l < f->end_layer; l++) {
+			if (there)
+				memcpy(places + l * row, s->places + l * row, row);
+			else
+				memset(places + l * row, first_place(g, l, f->streaming), row);
+		}
+	}
+	free(s);
+}
+
+/* ---- the end ---- */
+
+void engine_ranks_stop(struct engine *g)
+{
+	struct engine_ranks *k = g->ranks;
+	struct err ignored;
+	if (!k->ready)
+		return;
+	engine_ranks_command(k, &(struct rank_command){.code = RANK_STOP});
+	const size_t n = (size_t)g->cache.n_layers * g->cache.n_experts;
+	double *counts = k->counts ? mem_try_new(n, sizeof *counts) : NULL;
+	for (uint32_t i = 1; counts && i < ranks_count(k->ranks); i++) {
+		if (receive_answer(k, i, counts, n * sizeof *counts, &ignored))
+			break;
+		for (size_t j = 0; g->profile.count && j < n; j++)
+			g->profile.count[j] += counts[j];
+	}
+	free(counts);
+	k->ready = false;
+	if (!ranks_check(k->ranks, NULL))
+		ranks_settle(k->ranks);
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT */
+/* The link to a stage of another rank (stage_link.h). A message is a struct rank_answer and what is
+ * handed over; if the step failed, an error in its place, which every later rank passes on. */
+#ifndef GLM_ENGINE_RANK_LINK_H
+#define GLM_ENGINE_RANK_LINK_H
+
+#include "src/forward/stage_link.h"
+#include "src/ranks/ranks.h"
+
+/* One end of the link between this rank and `other`. layer: the first one of the later stage;
+ * max_rows: of a step. Release with ops->close. ERR_MEMORY; ERR_USAGE: steps are too long. */
+int rank_link_open(struct ranks *r, uint32_t other, const struct model_config *c, uint32_t layer,
+	uint32_t max_rows, struct stage_link **out, struct err *e);
+
+/* Sends an error in place of the rows of a step. */
+int rank_link_send_error(struct stage_link *l, const struct err *why, struct err *e);
+
+#endif

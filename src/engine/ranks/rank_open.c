@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: MIT */
+/* How the engines of several ranks open together: the list is in rank_protocol.h. */
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/version.h"
+#include "src/engine/ranks/engine_ranks.h"
+#include "src/engine/ranks/rank_link.h"
+#include "src/engine/session_file.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the same everywhere ---- */
+
+static struct rank_start describe_start(struct engine *g, const struct engine_options *o)
+{
+	struct rank_start s = {.fingerprint = g->fingerprint,
+		.rows_fingerprint = session_fingerprint(g),
+		.kv_f32 = o->kv_f32,
+		.sessions = MAX(o->sessions, 1u),
+		.counts = o->warm || o->profile_folder};
+	snprintf(s.version, sizeof s.version, "%s", GLM_VERSION);
+	snprintf(s.backend, sizeof s.backend, "%s", engine_backend_name(g));
+	return s;
+}
+
+static int compare_start(
+	const struct rank_start *mine, const struct rank_start *first, struct err *e)
+{
+	if (strncmp(mine->version, first->version, sizeof mine->version) != 0)
+		return err_set(e, ERR_RUN, "the program is version %.31s, that of rank 0 is %.31s",
+			mine->version, first->version);
+	if (mine->fingerprint != first->fingerprint ||
+		mine->rows_fingerprint != first->rows_fingerprint)
+		return err_set(e, ERR_RUN,
+			"the model file is not that of rank 0: fingerprint %016llx, expected %016llx",
+			(unsigned long long)(mine->fingerprint ^ mine->rows_fingerprint),
+			(unsigned long long)(first->fingerprint ^ first->rows_fingerprint));
+	if (strncmp(mine->backend, first->backend, sizeof mine->backend) != 0)
+		return err_set(e, ERR_RUN, "the backend is %.15s, that of rank 0 is %.15s", mine->backend,
+			first->backend);
+	if (mine->kv_f32 != first->kv_f32)
+		return err_set(e, ERR_RUN, "--kv-f32 is not given on all ranks");
+	if (mine->sessions != first->sessions)
+		return err_set(e, ERR_RUN, "%u sessions were asked for, by rank 0 %u", mine->sessions,
+			first->sessions);
+	return 0;
+}
+
+static int check_options(const struct engine_options *o, struct err *e)
+{
+	if (o->trace)
+		return err_set(
+			e, ERR_USAGE, "--trace records the routing of all layers: it takes one rank");
+	if (o->wrap_source || o->cuts || o->copier)
+		return err_set(e, ERR_USAGE, "a replayed or observed routing takes one rank");
+	return 0;
+}
+
+int engine_ranks_meet(struct engine *g, const struct engine_options *o, int rc, struct err *e)
+{
+	struct engine_ranks *k = g->ranks = NEW(struct engine_ranks);
+	k->ranks = o->ranks;
+	if (!rc)
+		rc = check_options(o, e);
+	if ((rc = ranks_agree(k->ranks, rc, e)))
+		return rc;
+	const struct rank_start mine = describe_start(g, o);
+	struct rank_start first = mine;
+	if ((rc = ranks_broadcast(k->ranks, &first, sizeof first, e)))
+		return rc;
+	k->counts = first.counts;
+	rc = compare_start(&mine, &first, e);
+	return ranks_agree(k->ranks, rc, e);
+}
+
+/* ---- layers and memory ---- */
+
+/* Rank 0: over the stages of all ranks. */
+static int cut_all(struct engine *g, const struct rank_room *rooms, bool mtp,
+	const struct model_weights *whole, struct err *e)
+{
+	struct engine_ranks *k = g->ranks;
+	const uint32_t n_layers = g->config.n_layers;
+	const uint32_t count = ranks_count(k->ranks);
+	uint64_t bytes[STAGES_MAX];
+	uint32_t n = 0;
+	for (uint32_t place = 0; place < count; place++) {
+		const struct rank_room *room = &rooms[rank_at(k->ranks, place)];
+		k->cuts.first_stage[place] = n;
+		for (uint32_t i = 0; i < room->n_stages; i++, n++)
+			if (n < STAGES_MAX)
+				bytes[n] = room->bytes[i];
+	}
+	k->cuts.first_stage[count] = n;
+	if (n > n_layers || n > STAGES_MAX)
+		return err_set(e, ERR_USAGE,
+			"%u ranks make %u stages, the model has %u layers and %d stages are possible", count, n,
+			n_layers, STAGES_MAX);
+	stages_balance(&g->config, mtp, whole, bytes, n, k->cuts.first);
+	k->cuts.first[n] = n_layers;
+	return 0;
+}
+
+int engine_ranks_cut(struct engine *g, const struct rank_room *mine, bool mtp,
+	const struct model_weights *whole, struct err *e)
+{
+	struct engine_ranks *k = g->ranks;
+	struct rank_room *rooms = NEW_ARRAY(struct rank_room, ranks_count(k->ranks));
+	int rc = ranks_gather(k->ranks, mine, sizeof *mine, rooms, e);
+	if (!rc && !ranks_me(k->ranks))
+		rc = cut_all(g, rooms, mtp, whole, e);
+	free(rooms);
+	rc = ranks_check(k->ranks, e) ? ERR_RUN : ranks_agree(k->ranks, rc, e);
+	return rc ? rc : ranks_broadcast(k->ranks, &k->cuts, sizeof k->cuts, e);
+}
+
+int engine_ranks_limits(struct engine_ranks *k, struct rank_limits *limits, struct err *e)
+{
+	struct rank_limits *all = NEW_ARRAY(struct rank_limits, ranks_count(k->ranks));
+	int rc = ranks_gather(k->ranks, limits, sizeof *limits, all, e);
+	for (uint32_t i = 0; i < ranks_count(k->ranks) && !rc && !ranks_me(k->ranks); i++) {
+		limits->context = MIN(limits->context, all[i].context);
+		limits->chunk = MIN(limits->chunk, all[i].chunk);
+	}
+	free(all);
+	return rc ? rc : ranks_broadcast(k->ranks, limits, sizeof *limits, e);
+}
+
+/* ---- ready ---- */
+
+static int open_links(struct engine *g, struct err *e)
+{
+	struct engine_ranks *k = g->ranks;
+	const uint32_t place = rank_place(k->ranks, ranks_me(k->ranks));
+	const struct model_config *c = &g->config;
+	const uint32_t rows = g->stages->plan.chunk;
+	int rc = 0;
+	if (place)
+		rc = rank_link_open(k->ranks, rank_at(k->ranks, place - 1), c,
+			g->stages->config.first_layer, rows, &k->in, e);
+	if (!rc && ranks_me(k->ranks))
+		rc = rank_link_open(k->ranks, rank_at(k->ranks, place + 1), c,
+			engine_last(g)->config.end_layer, rows, &k->out, e);
+	return rc;
+}
+
+static void log_ranks(const struct engine *g)
+{
+	const struct engine_ranks *k = g->ranks;
+	for (uint32_t place = 0; place < ranks_count(k->ranks); place++) {
+		const uint32_t rank = rank_at(k->ranks, place);
+		const struct rank_figures *f = &k->figures[rank];
+		char stages[32] = "", cache[48] = "";
+		if (f->n_stages > 1)
+			snprintf(stages, sizeof stages, " in %u stages", f->n_stages);
+		if (f->streaming)
+			snprintf(cache, sizeof cache, ", cache of %.4g GB",
+				(double)(f->tier_bytes[0] + f->tier_bytes[1]) / 1e9);
+		log_info("%s: layers %u to %u%s%s, %.3f GB of weights and %.3f GB of experts%s",
+			ranks_name(k->ranks, rank), f->first_layer, f->end_layer - 1,
+			!rank && engine_has_mtp(g) ? " and MTP" : "", stages,
+			(double)f->sizes.resident_bytes / 1e9, (double)f->expert_bytes / 1e9, cache);
+	}
+}
+
+int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc, struct err *e)
+{
+	struct engine_ranks *k = g->ranks;
+	if (!rc)
+		rc = open_links(g, e);
+	k->figures = NEW_ARRAY(struct rank_figures, ranks_count(k->ranks));
+	if ((rc = ranks_agree(k->ranks, rc, e)) ||
+		(rc = ranks_gather(k->ranks, mine, sizeof *mine, k->figures, e)) || ranks_me(k->ranks))
+		return rc;
+	struct engine_cache *cache = &g->cache;
+	uint64_t bytes = 0, n = 0;
+	for (uint32_t i = 0; i < ranks_count(k->ranks); i++) {
+		const struct rank_figures *f = &k->figures[i];
+		k->figures[i].io[sizeof f->io - 1] = 0;
+		bytes += f->expert_bytes;
+		n += f->n_experts;
+		if (!i || !f->streaming)
+			continue;
+		cache->streaming = g->streaming = true;
+		cache->lookahead = MAX(cache->lookahead, (int)f->lookahead);
+		cache->tier_bytes[0] += f->tier_bytes[0];
+		cache->tier_bytes[1] += f->tier_bytes[1];
+		cache->everything_bytes += f->everything_bytes;
+	}
+	cache->expert_bytes = cache->streaming && n ? bytes / n : 0;
+	k->ready = true;
+	engine_ranks_warm(k, k->warm, k->n_warm);
+	log_ranks(g);
+	return 0;
+}
+
+void engine_ranks_free(struct engine_ranks *k)
+{
+	if (!k)
+		return;
+	if (k->in)
+		k->in->ops->close(k->in);
+	if (k->out)
+		k->out->ops->close(k->out);
+	free(k->figures);
+	free(k->warm);
+	free(k->message);
+	free(k);
+}
