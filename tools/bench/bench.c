@@ -9,6 +9,7 @@
 #include "src/base/rng.h"
 #include "src/engine/generate.h"
 #include "tools/output/interrupt.h"
+#include "src/ranks/ranks.h"
 #include "tools/output/json_out.h"
 
 #include <stdarg.h>
@@ -208,6 +209,7 @@ void bench_finish(struct bench *b, const char *backend)
 	json_t *o = json_object(), *list = json_array();
 	json_out_str(o, "backend", backend);
 	json_out_uint(o, "threads", (uint64_t)b->threads);
+	json_out_uint(o, "ranks", ranks_here() ? ranks_count(ranks_here()) : 1);
 	json_out_uint(o, "repeats", (uint64_t)b->repeats);
 	for (size_t i = 0; i < b->n_figures; i++) {
 		const struct bench_figure *f = &b->figures[i];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Measures this machine and this program on it. Every figure is the median of several samples and
  * stands beside the limit that binds it, measured in the same run. */
+#include "src/ranks/ranks.h"
 #include "src/base/args.h"
 #include "src/base/clock.h"
 #include "src/base/num.h"
@@ -85,6 +86,18 @@ static int parse_accept(const struct bench_opts *o, struct bench_replay_options 
 	return rc;
 }
 
+/* What opens an engine once, on all ranks. */
+static int check_ranks(const struct bench_opts *o, struct err *e)
+{
+	const bool once = (o->parts == PART_PREFILL && !o->common.cache_bytes) ||
+					  (o->parts == PART_DECODE && !o->routing && !o->confine);
+	if (ranks_here() && !once)
+		return err_set(e, ERR_USAGE,
+			"of bench only decode (without --routing and --resident) and prefill (without "
+			"--cache-gb) can be started by mpirun");
+	return 0;
+}
+
 static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 {
 	struct backend *backend = NULL;
@@ -152,8 +165,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		rc = bench_prefill(b, g, (uint32_t)o->sizes[i], e);
 	if (!rc && o->parts & PART_DECODE)
 		rc = bench_decode(b, g, o->n_prompt, o->n_new, e);
-	if (!rc && o->parts & PART_DECODE &&
-		o->common.cache_bytes) { /* engines of its own: this one's memory goes first */
+	if (!rc && o->parts & PART_DECODE && o->common.cache_bytes &&
+		!ranks_here()) { /* engines of its own: this one's memory goes first */
 		rc = common_opts_close(g, rc, e);
 		g = NULL;
 		if (!rc)
@@ -339,6 +352,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	}
 	if (o.routing && !(o.routing = pocket_trace_or(o.routing, e)))
 		return e->code;
+	if ((rc = check_ranks(&o, e)))
+		return rc;
 	interrupt_catch(false);
 	o.read.slice_bytes = (size_t)o.slice_kib << 10;
 	if (!o.read.bytes)

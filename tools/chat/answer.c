@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The order of things on the two streams: reasoning, answer, line feed, then the statistics. */
+#include "src/ranks/ranks.h"
 #include "tools/chat/answer.h"
 
 #include "src/base/log.h"
@@ -38,7 +39,8 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 	a->talk.raw = opts->raw;
 	conversation_set_think(&a->talk, opts->think);
 	chat_view_init(&a->view, !opts->common.quiet);
-	if ((opts->json_schema && (rc = read_schema(opts->json_schema, &a->schema, e))) ||
+	if ((opts->json_schema && !ranks_follows() &&
+			(rc = read_schema(opts->json_schema, &a->schema, e))) ||
 		(rc = conversation_set_system(&a->talk, opts->system, e)) ||
 		(rc = common_opts_open(&opts->common, &a->engine, e)) ||
 		(rc = session_new(a->engine, &a->session, e)) ||
@@ -258,6 +260,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	};
 	struct stats stats = {.backend = engine_backend_name(a->engine),
 		.io = engine_io_name(a->engine),
+		.ranks = engine_n_ranks(a->engine),
 		.seed = options.sampler.seed,
 		.max_new = o->max_new,
 		.drafts = a->drafts != NULL};

@@ -22,11 +22,14 @@
 #include "src/base/err.h"
 #include "src/base/version.h"
 
+#include <stdbool.h>
+
 struct command {
 	const char *name;
 	int (*run)(int argc, char **argv, struct err *e);
 	const char *help;  /* one line */
 	const char *parts; /* "record show": subcommands, each with its own options; NULL: none */
+	bool ranks;        /* mpirun may start it in several processes */
 };
 
 /* All commands of this build, in the order of the help. Ends with name NULL. */

@@ -2,6 +2,7 @@
 /* glmstream: finds the command in the table, calls it, reports how it ended. Without a command:
  * run. */
 #include "src/base/args.h"
+#include "src/ranks/ranks.h"
 #include "src/text/json_text.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/manual.h"
@@ -17,24 +18,25 @@
 #include <unistd.h>
 
 const struct command commands[] = {
-	{"run", cmd_run, "chat, or answer one prompt; the same as no command", NULL},
-	{"inspect", cmd_inspect, "shape, types and sizes of a model file", NULL},
-	{"plan", cmd_plan, "what a machine would make of GLM-5.2, before a download", NULL},
-	{"convert", cmd_convert, "Hugging Face safetensors to GGUF", NULL},
-	{"export", cmd_export, "GGUF to Hugging Face safetensors", NULL},
-	{"imatrix", cmd_imatrix, "importance of columns over a text, for convert; merges files", NULL},
-	{"verify", cmd_verify, "compare a model file with its check values, or make them", NULL},
-	{"tokenize", cmd_tokenize, "text to token ids and back", NULL},
-	{"render", cmd_render, "messages to the text or ids that the model sees", NULL},
-	{"dump-logits", cmd_dump_logits, "write the model's logits to a file", NULL},
-	{"compare", cmd_compare, "how far two logits files are apart", NULL},
-	{"perplexity", cmd_perplexity, "nats per token over a text", NULL},
-	{"trace", cmd_trace, "record, show and simulate expert traffic", "record show simulate"},
-	{"tune", cmd_tune, "measure this machine and find the best flags", NULL},
-	{"bench", cmd_bench, "speed of memory, kernels and the whole model", NULL},
-	{"synth", cmd_synth, "make a model of any shape with random weights", NULL},
+	{"run", cmd_run, "chat, or answer one prompt; the same as no command", NULL, true},
+	{"inspect", cmd_inspect, "shape, types and sizes of a model file", NULL, false},
+	{"plan", cmd_plan, "what a machine would make of GLM-5.2, before a download", NULL, false},
+	{"convert", cmd_convert, "Hugging Face safetensors to GGUF", NULL, false},
+	{"export", cmd_export, "GGUF to Hugging Face safetensors", NULL, false},
+	{"imatrix", cmd_imatrix, "importance of columns over a text, for convert; merges files", NULL,
+		false},
+	{"verify", cmd_verify, "compare a model file with its check values, or make them", NULL, false},
+	{"tokenize", cmd_tokenize, "text to token ids and back", NULL, false},
+	{"render", cmd_render, "messages to the text or ids that the model sees", NULL, false},
+	{"dump-logits", cmd_dump_logits, "write the model's logits to a file", NULL, true},
+	{"compare", cmd_compare, "how far two logits files are apart", NULL, false},
+	{"perplexity", cmd_perplexity, "nats per token over a text", NULL, true},
+	{"trace", cmd_trace, "record, show and simulate expert traffic", "record show simulate", false},
+	{"tune", cmd_tune, "measure this machine and find the best flags", NULL, false},
+	{"bench", cmd_bench, "speed of memory, kernels and the whole model", NULL, true},
+	{"synth", cmd_synth, "make a model of any shape with random weights", NULL, false},
 #if HAVE_HTTP
-	{"serve", cmd_serve, "HTTP server with OpenAI and Anthropic endpoints", NULL},
+	{"serve", cmd_serve, "HTTP server with OpenAI and Anthropic endpoints", NULL, true},
 #endif
 	{0}};
 
@@ -119,6 +121,9 @@ static int dispatch(int argc, char **argv, struct err *e)
 		return cmd_run(argc, argv, e);
 	if (!c)
 		*e = unknown;
+	if (c && ranks_here() && !c->ranks)
+		return err_set(
+			e, ERR_USAGE, "%s works in one process, and mpirun has started several", c->name);
 	return c ? c->run(argc - 1, argv + 1, e) : ERR_USAGE;
 }
 
@@ -142,12 +147,9 @@ int main(int argc, char **argv)
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN);
 	struct err e = {0};
-	int rc = dispatch(argc, argv, &e);
-	struct err lost = {0};
-	int out = report_stdout(&lost);
-	if (rc)
-		report_error(&e);
-	else if (out)
-		report_error(&lost);
-	return err_exit_status(rc ? rc : out);
+	struct ranks *ranks;
+	int rc = ranks_wanted() ? ranks_open(&ranks, &e) : 0;
+	if (ranks_follows())
+		(void)!freopen("/dev/null", "w", stdout);
+	return report_end(rc ? rc : dispatch(argc, argv, &e), &e);
 }

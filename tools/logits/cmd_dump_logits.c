@@ -2,6 +2,7 @@
 /* Logits of a given sequence of ids, for comparison with other implementations: the last position,
  * every position, or the MTP layer's; and what happened inside (taps). Rows go to the file as they
  * are computed. */
+#include "src/ranks/ranks.h"
 #include "src/base/args.h"
 #include "src/base/buf.h"
 #include "src/base/mem.h"
@@ -205,6 +206,9 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE,
 			"--all and --mtp-steps exclude each other: drafts begin behind the last position");
 
+	if (taps_path && ranks_here())
+		return err_set(e, ERR_USAGE, "--taps looks into all layers: it takes one process");
+
 	struct engine *g = NULL;
 	struct session *s = NULL;
 	struct token_ids ids = {0};
@@ -213,7 +217,8 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	bool to_stdout = !strcmp(out_path, "-");
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};
-	if ((rc = token_ids_read(ids_path, &ids, e)) || (rc = common_opts_open(&common, &g, e)))
+	if ((!ranks_follows() && (rc = token_ids_read(ids_path, &ids, e))) ||
+		(rc = common_opts_open(&common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);
 	struct rows_out rows = {.vocab = c->n_vocab, .hash = GENERATE_HASH_START};

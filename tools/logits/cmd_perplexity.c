@@ -5,6 +5,7 @@
  * is not scored. The standard error is that of a mean of independent values, which tokens are not
  * quite: it says how many digits to believe, no more.
  */
+#include "src/ranks/ranks.h"
 #include "src/base/args.h"
 #include "src/base/clock.h"
 #include "src/base/mem.h"
@@ -94,7 +95,7 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	struct token_ids ids = {0};
 	size_t len = 0;
 	char *text = NULL;
-	if ((rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &len, e)))
+	if (!ranks_follows() && (rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &len, e)))
 		return rc;
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};

@@ -9,13 +9,20 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/ranks/rank_follow.h"
+#include "src/ranks/ranks.h"
 #include "tools/options/pocket.h"
 #include "tools/output/progress.h"
+#include "tools/output/report.h"
 
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define PROGRESS_BYTES 500000000u
+#define FOLLOWER_END_S 5 /* after SIGTERM */
 
 /* by enum common_backend */
 static const struct arg_word backends[] = {
@@ -180,10 +187,41 @@ static void on_loading(void *user, uint64_t done, uint64_t total)
 		progress_end(p);
 }
 
+static void on_follower_end(int sig)
+{
+	static const char text[] = ": mpirun ends all ranks: one has ended, or it was to end\n";
+	static atomic_bool said;
+	const char *name = ranks_name(ranks_here(), ranks_me(ranks_here()));
+	if (sig == SIGALRM)
+		_exit(1);
+	if (atomic_exchange(&said, true))
+		return;
+	(void)!write(STDERR_FILENO, name, strlen(name));
+	(void)!write(STDERR_FILENO, text, sizeof text - 1);
+	alarm(FOLLOWER_END_S);
+}
+
+/* The rest of a process that is another rank than 0: it has nothing to do but to obey. Signals to
+ * all ranks are for rank 0, which stops the others; if it does not, they end. */
+static void end_follower(struct engine *g, int rc, struct err *e)
+{
+	struct sigaction a = {.sa_handler = on_follower_end, .sa_flags = SA_RESTART};
+	sigemptyset(&a.sa_mask);
+	sigaction(SIGTERM, &a, NULL);
+	sigaction(SIGALRM, &a, NULL);
+	signal(SIGINT, SIG_IGN);
+	signal(SIGHUP, SIG_IGN);
+	if (!rc)
+		rc = engine_follow(g, e);
+	rc = common_opts_close(g, rc, e);
+	exit(report_end(rc, e));
+}
+
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
 {
 	*out = NULL;
-	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet ? LOG_WARN : LOG_INFO);
+	const bool follows = ranks_follows();
+	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet || follows ? LOG_WARN : LOG_INFO);
 	const char *model = pocket_or(c->model, e);
 	if (!model)
 		return e->code;
@@ -197,6 +235,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.threads = c->threads,
 		.cards = cards.card,
 		.n_cards = cards.n,
+		.ranks = ranks_here(),
 		.context = c->context,
 		.sessions = c->sessions,
 		.kv_f32 = c->kv_f32,
@@ -219,7 +258,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
 	struct watch watch = {.loading = c->loading, .quiet = c->quiet};
-	if (!c->quiet || c->loading) {
+	if ((!c->quiet && !follows) || c->loading) {
 		options.loading = on_loading;
 		options.loading_user = &watch;
 	}
@@ -234,6 +273,8 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	if (!rc)
 		rc = engine_open(&options, out, e); /* which says what it decided */
 	progress_end(&watch.progress);
+	if (follows)
+		end_follower(*out, rc, e);
 	free(replicas.text);
 	if (!rc && !c->no_summary) {
 		char summary[512];

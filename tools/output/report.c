@@ -2,6 +2,7 @@
 /* The only place that prints errors. */
 #include "tools/output/report.h"
 
+#include "src/ranks/ranks.h"
 #include "tools/options/habits.h"
 
 #include <errno.h>
@@ -70,4 +71,30 @@ int report_stdout(struct err *e)
 		return ERR_RUN;
 	}
 	return 0;
+}
+
+int report_end(int rc, struct err *e)
+{
+	struct err lost = {0};
+	struct ranks *r = ranks_here();
+	const bool follows = ranks_follows();
+	bool abrupt = false;
+	int out = report_stdout(&lost);
+	if (!rc && out) {
+		*e = lost;
+		rc = out;
+	}
+	rc = ranks_close(r, rc, &abrupt, e);
+	struct err loss = {0};
+	/* what failed on another rank than 0 is said by that one; it may be the one that is lost */
+	const bool says = !follows || (abrupt && ranks_check(r, &loss) && !strcmp(loss.text, e->text));
+	if (follows && says)
+		err_prefix(e, "%s", ranks_name(r, ranks_me(r)));
+	if (rc && says)
+		report_error(e);
+	if (abrupt) {
+		fflush(NULL);
+		_exit(err_exit_status(rc));
+	}
+	return err_exit_status(rc);
 }

@@ -24,6 +24,10 @@ bool report_describing(void);
  * reader of a pipe has gone. */
 int report_stdout(struct err *e);
 
+/* How the process ends: what was lost on stdout, the other ranks, the error. Returns the exit
+ * status, or ends the process where ranks cannot end in order. */
+int report_end(int rc, struct err *e);
+
 /* Is stdout a pipe whose reader has closed it, as `| head` does? Then a lost write is no news. */
 bool report_reader_gone(void);
 

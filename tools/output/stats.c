@@ -210,6 +210,7 @@ json_t *stats_json(const struct stats *s)
 	json_out_real(o, "verify_ms", (double)s->experts.check_ns * 1e-6);
 	json_out_str(o, "logits_hash", hash);
 	json_out_str(o, "backend", s->backend);
+	json_out_uint(o, "ranks", s->ranks);
 	json_out_str(o, "io", s->io);
 	json_out_uint(o, "io_depth", s->experts.io_depth);
 	json_out_uint(o, "io_slice_bytes", s->experts.io_slice_bytes);

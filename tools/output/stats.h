@@ -12,6 +12,7 @@ struct stats {
 	struct generate_result result;
 	struct expert_stats experts; /* of this answer alone */
 	const char *backend, *io;
+	uint32_t ranks; /* processes that computed */
 	uint64_t seed;
 	uint32_t max_new; /* what -n allowed */
 	bool streaming;   /* there is an expert cache */

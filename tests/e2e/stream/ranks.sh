@@ -1,0 +1,205 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# The layers of the model on 1, 2 and 3 ranks of one host, which mpirun starts: logits, answers,
+# sessions and a server's answers are those of one process. What cannot be is refused in a sentence.
+# Ranks that are killed or stopped at random moments: every rank ends, the sentence names the one,
+# sessions stay whole. ROUNDS=20 does that 20 times.
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+need_pocket
+command -v mpirun >/dev/null 2>&1 || skip 'no mpirun: apt-get install openmpi-bin'
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpi=(mpirun --oversubscribe --bind-to none)
+
+# ranks N ARGS...: as `run`, of N ranks.
+ranks() {
+	local n=$1
+	shift
+	timeout -k 5 "${RUN_LIMIT:-60}" "${mpi[@]}" -np "$n" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
+	rc=$?
+	said="mpirun -np $n glmstream $*"
+}
+
+ranks 2 --version
+! grep -q 'built without MPI' "$work/err" || skip 'built without MPI'
+exits 0
+check "one rank of two speaks" [ "$(wc -l <"$work/out")" = 1 ]
+
+# ---- the same logits ----
+head -n 12 tests/data/pocket_ids.txt >"$work/ids"
+logits() { # number of ranks, file, options: of all positions
+	local n=$1 out=$2
+	shift 2
+	ranks "$n" dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" --all -o "$work/$out" --force "$@"
+	exits 0
+}
+logits 1 one.f32 --chunk 8
+check "one rank has no plan of ranks" [ "$(grep -c '^rank ' "$work/err")" = 0 ]
+logits 2 two.f32 --chunk 8
+check "logits of 2 ranks" cmp -s "$work/one.f32" "$work/two.f32"
+check "rank 1 has the first layers" grep -q '^rank 1 (.*): layers 0 to ' "$work/err"
+check "rank 0 has the last layers" grep -q '^rank 0 (.*): layers [1-6] to 6 and MTP' "$work/err"
+logits 3 three.f32 --cache-gb 0.02 --ram-gb 0.01 --lookahead 2
+check "logits of 3 ranks with caches" cmp -s "$work/one.f32" "$work/three.f32"
+check "a cache of each" [ "$(grep -c '^rank .*, cache of ' "$work/err")" = 3 ]
+logits 2 four.f32 --cards 0,0
+check "logits of 2 ranks with 2 stages each" cmp -s "$work/one.f32" "$work/four.f32"
+
+# ---- the same answers; a session goes on under another number of ranks ----
+answer() { # number of ranks, file, options
+	local n=$1 out=$2
+	shift 2
+	ranks "$n" --backend cpu -m "$POCKET" --temp 0 --think off -n 24 -p 'Define river.' -q "$@"
+	exits 0
+	check "an answer came" [ -s "$work/out" ]
+	cp "$work/out" "$work/$out"
+}
+answer 1 first.1 --draft off --session "$work/one.session"
+answer 2 first.2 --draft 3 --session "$work/two.session"
+check "the answer of 2 ranks with drafts" cmp -s "$work/first.1" "$work/first.2"
+cp "$work/two.session" "$work/three.session"
+answer 1 second.1 --draft off --session "$work/one.session"
+answer 1 second.2 --draft off --session "$work/two.session"
+answer 3 second.3 --draft off --session "$work/three.session" --cache-gb 0.02
+check "1 rank goes on where 2 stopped" cmp -s "$work/second.1" "$work/second.2"
+check "3 ranks go on where 2 stopped" cmp -s "$work/second.1" "$work/second.3"
+
+ranks 2 --backend cpu -m "$POCKET" --temp 0 --think off -n 4 -p 'Define river.' --json --cache-gb 0.02
+exits 0
+check "figures name the ranks" last_line_is_json "$work/err" ranks
+check "and count the experts of all" python3 -c 'import json, sys
+e = json.loads(open(sys.argv[1]).read().splitlines()[-1])
+sys.exit(e["ranks"] != 2 or e["miss"] + e["hit_cache"] < 6 * 4 * 4)' "$work/err"
+
+# ---- a profile counts the layers of all ranks ----
+ranks 2 --backend cpu -m "$POCKET" --temp 0 --think off -n 8 -p 'Define river.' -q --cache-gb 0.02 --warm "$work/two.profile" --draft off
+exits 0
+run --backend cpu -m "$POCKET" --temp 0 --think off -n 8 -p 'Define river.' -q --cache-gb 0.02 --warm "$work/one.profile" --draft off
+exits 0
+check "the profile of 2 ranks is that of one" cmp -s "$work/one.profile" "$work/two.profile"
+
+# ---- a server with 8 clients ----
+serve() { # number of ranks, file
+	local pid url='' i
+	"${mpi[@]}" -np "$1" "$GLMSTREAM" serve --backend cpu -m "$POCKET" --port 0 --sessions 4 -c 512 \
+		--cache-gb 0.02 --session-dir "$work/store" >"$work/out" 2>"$work/err" </dev/null &
+	pid=$!
+	said="serve on $1 ranks"
+	for ((i = 0; i < 600 && ${#url} == 0; i++)); do
+		sleep 0.1
+		url=$(sed -n 's/^listening on //p' "$work/out")
+	done
+	python3 tests/e2e/stream/ranks_clients.py "$url" >"$work/$2" 2>>"$work/err"
+	check "8 clients were answered" [ $? = 0 ]
+	curl -s "$url/metrics" >"$work/metrics" 2>/dev/null || python3 -c 'import sys, urllib.request
+print(urllib.request.urlopen(sys.argv[1] + "/metrics").read().decode())' "$url" >"$work/metrics"
+	kill "$pid"
+	wait "$pid"
+}
+serve 1 clients.1
+serve 2 clients.2
+check "8 clients of 2 ranks" cmp -s "$work/clients.1" "$work/clients.2"
+
+# ---- what cannot be ----
+ranks 2 inspect "$POCKET"
+exits 2
+check "inspect takes one process" grep -q '^glmstream: inspect works in one process' "$work/err"
+ranks 2 bench ops
+exits 2
+check "bench ops too" grep -q '^glmstream: of bench only decode' "$work/err"
+ranks 2 dump-logits -m "$POCKET" --ids "$work/ids" -o "$work/x" --trace "$work/y"
+exits 2
+check "a trace takes one rank" grep -q -- '^glmstream: .*--trace .* takes one rank' "$work/err"
+ranks 8 dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/x"
+exits 2
+check "no more ranks than layers" grep -q '^glmstream: .*8 ranks make 8 stages, the model has 7 layers' "$work/err"
+ranks 2 -p hello -m "$work/none.gguf"
+check "a file that is missing" [ "$rc" = 3 ]
+check "a file that is missing is named" grep -q '^glmstream: rank 0 (.*none.gguf' "$work/err"
+"$GLMSTREAM" synth -o "$work/other.gguf" --like "$POCKET" >/dev/null 2>&1 || cp "$POCKET" "$work/other.gguf"
+# the same shapes, one byte of a weight differs: in the middle of the file's last tensor
+python3 - "$work/other.gguf" "$POCKET" <<'END'
+import shutil, sys
+shutil.copy(sys.argv[2], sys.argv[1])
+with open(sys.argv[1], "r+b") as f:
+    f.seek(24)
+    data = bytearray(open(sys.argv[2], "rb").read(1 << 20))
+    at = data.find(b"blk.0.attn_norm.weight")
+    f.seek(at + 4)
+    f.write(b"1")
+    f.seek(data.find(b"blk.1.attn_norm.weight") + 4)
+    f.write(b"0")
+END
+timeout -k 5 60 "${mpi[@]}" -np 1 "$GLMSTREAM" -p hello -m "$POCKET" --backend cpu : \
+	-np 1 "$GLMSTREAM" -p hello -m "$work/other.gguf" --backend cpu >"$work/out" 2>"$work/err" </dev/null
+rc=$? said='ranks with two files'
+exits 1
+check "a rank with another file is named" grep -q '^glmstream: rank 1 (.*): the model file is not that of rank 0' "$work/err"
+
+# ---- ranks that die or hang ----
+# start N ARGS: $job of mpirun; the processes of the ranks: $pids, by rank.
+start() {
+	local n=$1 i pid
+	shift
+	"${mpi[@]}" -np "$n" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" <"$work/turns" &
+	job=$! said="mpirun -np $n glmstream $*"
+	for ((i = 0; i < 600; i++)); do
+		pids=()
+		for pid in $(pgrep -P $job); do
+			i_am=$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
+			[ -z "$i_am" ] || pids[i_am]=$pid
+		done
+		[ ${#pids[@]} != "$n" ] || return 0
+		sleep 0.05
+	done
+	wrong "$n ranks did not start"
+}
+
+longest=0
+# round SIGNAL RANK DELAY: answers of a session, by 3 ranks.
+round() {
+	local began ms
+	cp "$work/one.session" "$work/lost.session"
+	start 3 --backend cpu -m "$POCKET" --temp 0 --think off -n 48 -q -c 4096 \
+		--session "$work/lost.session" --draft off
+	sleep "$3"
+	began=$(date +%s%N)
+	kill "-$1" "${pids[$2]}" 2>/dev/null
+	timeout -k 1 60 tail --pid=$job -f /dev/null
+	check "every rank ended" all_end
+	wait $job
+	rc=$?
+	ms=$((($(date +%s%N) - began) / 1000000))
+	[ $ms -le $longest ] || longest=$ms
+	said="$1 of rank $2 after $3 s"
+	check "the status is not 0" [ $rc != 0 ]
+	if [ "$1" = STOP ]; then
+		exits 1
+		check "the rank that hangs is named" grep -q "rank $2 (.*) has not answered" "$work/err"
+	else
+		check "the rank that was killed is named" grep -qE "process rank $2 |rank $2 \(" "$work/err"
+	fi
+	answer 1 after --session "$work/lost.session" --draft off
+}
+# A process that nobody waited for has ended too.
+all_end() {
+	local pid i
+	for pid in "${pids[@]}"; do
+		for ((i = 0; i < 600; i++)); do
+			grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$pid/status" || break
+			sleep 0.05
+		done
+		[ "$i" != 600 ] || return 1
+	done
+}
+yes 'Define another word, and say where it comes from.' | head -n 60 >"$work/turns"
+
+ROUNDS=${ROUNDS:-3}
+RANDOM=4711
+for ((k = 0; k < ROUNDS; k++)); do
+	signal=KILL
+	[ $((k % 3)) != 2 ] || signal=STOP
+	round $signal $((k % 4 == 0 ? 1 : RANDOM % 3)) "0.$((RANDOM % 10))"
+done
+echo "$ROUNDS rounds, the longest end took $longest ms"
+finish
