@@ -76,7 +76,6 @@ static const struct fixed_bool {
 } fixed_bools[] = {
 	{"attention_bias", false},
 	{"mlp_bias", false},
-	{"tie_word_embeddings", false},
 	{"rope_interleave", true},
 	{"indexer_rope_interleave", true},
 };
@@ -262,6 +261,10 @@ static int read_moe(struct convert_config *c, const struct json_source *s)
 	if (!json_is_boolean(norm))
 		return err_set(s->e, ERR_INPUT, "%s: key norm_topk_prob is missing or not a bool", s->path);
 	c->norm_topk = json_is_true(norm);
+	const json_t *tied = json_object_get(s->root, "tie_word_embeddings");
+	if (tied && !json_is_null(tied) && !json_is_boolean(tied))
+		return err_set(s->e, ERR_INPUT, "%s: key tie_word_embeddings is not a bool", s->path);
+	c->tied = json_is_true(tied);
 	const json_t *types = json_object_get(s->root, "mlp_layer_types");
 	for (size_t il = 0; il < json_array_size(types) && il < c->n_layers; il++) {
 		const char *word = json_string_value(json_array_get(types, il));
@@ -451,6 +454,7 @@ json_t *convert_config_json(const struct convert_config *c, const char *dtype)
 	for (size_t i = 0; i < ARRAY_LEN(fixed_bools); i++)
 		json_object_set_new(root, fixed_bools[i].key, json_boolean(fixed_bools[i].value));
 	json_object_set_new(root, "norm_topk_prob", json_boolean(c->norm_topk));
+	json_object_set_new(root, "tie_word_embeddings", json_boolean(c->tied));
 	json_object_set_new(root, "num_key_value_heads", json_integer(c->n_heads));
 	json_object_set_new(root, "qk_head_dim", json_integer(c->nope + c->rope));
 	json_object_set_new(root, "head_dim", json_integer(c->nope));

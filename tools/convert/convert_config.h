@@ -26,6 +26,7 @@ struct convert_config {
 	bool full[CONVERT_MAX_LAYERS]; /* [n_layers] the layer has its own indexer */
 	uint32_t n_dense, dense_width, moe_width, n_experts, n_used, n_shared, n_group, n_group_used;
 	bool norm_topk;
+	bool tied; /* the head is the embedding, and no tensor of its own */
 	float routed_scale, rms_eps, rope_theta;
 	bool has_latent_eps;
 	float latent_eps;

@@ -59,6 +59,8 @@ void convert_keys_shape(struct gguf_writer *w, const struct convert_config *c)
 	gguf_writer_set_bool(w, ARCH ".expert_weights_norm", c->norm_topk);
 	gguf_writer_set_f32(w, ARCH ".expert_weights_scale", c->routed_scale);
 	gguf_writer_set_bools(w, ARCH ".attention.indexer.types", c->full, c->n_layers);
+	if (c->tied)
+		gguf_writer_set_bool(w, CONVERT_TIED_KEY, true);
 	if (c->has_temp)
 		gguf_writer_set_f32(w, "general.sampling.temp", c->temp);
 	if (c->has_top_p)

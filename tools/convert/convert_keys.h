@@ -9,6 +9,9 @@
 #include "src/format/gguf_write.h"
 #include "tools/convert/convert_config.h"
 
+/* True: the checkpoint's head is its embedding; output.weight is a second copy of it. */
+#define CONVERT_TIED_KEY "glmstream.tie_word_embeddings"
+
 /* Declares all keys in `w`. DIR/tokenizer.json and DIR/chat_template.jinja are used when they are
  * there; what is missing is said in a line of `notes`. */
 int convert_keys_set(struct gguf_writer *w, const struct convert_config *c, const char *dir,

@@ -408,6 +408,8 @@ static const char *known_extra(const struct convert_config *c, const char *name)
 {
 	unsigned il;
 	int n = 0;
+	if (c->tied && !strcmp(name, "lm_head.weight"))
+		return "a head, although tie_word_embeddings makes the embedding the head";
 	if (sscanf(name, "model.layers.%u.%n", &il, &n) != 1 || !n)
 		return NULL;
 	const char *rest = name + n;
@@ -484,7 +486,8 @@ int convert_plan_make(struct convert_plan *p, struct convert_config *cfg,
 			add_nextn(l);
 	}
 	add_vector(&b, "output_norm.weight", "model.norm.weight", cfg->hidden);
-	add_matrix(&b, "output.weight", "lm_head.weight", recipe->dense, cfg->vocab, cfg->hidden);
+	add_matrix(&b, "output.weight", cfg->tied ? "model.embed_tokens.weight" : "lm_head.weight",
+		recipe->dense, cfg->vocab, cfg->hidden);
 	if (b.fallbacks > 8)
 		buf_printf(
 			&p->notes, "and %" PRIu64 " more tensors whose rows do not fit\n", b.fallbacks - 8);

@@ -10,6 +10,7 @@
 #include "src/base/num.h"
 #include "src/base/version.h"
 #include "src/quant/dequant.h"
+#include "tools/convert/convert_keys.h"
 #include "tools/convert/convert_map.h"
 
 #include <inttypes.h>
@@ -57,6 +58,7 @@ void export_plan_config(
 	};
 	memcpy(out->full, c->index_full, c->n_layers * sizeof *out->full);
 	(void)gguf_get_u32(file, "glm-dsa.feed_forward_length", &out->dense_width, NULL);
+	(void)gguf_get_bool(file, CONVERT_TIED_KEY, &out->tied, NULL);
 }
 
 /* ---- pieces ---- */
@@ -183,14 +185,14 @@ static enum st_dtype dtype_of(
 			   : ST_BF16;
 }
 
-static void add_tensors(struct export_plan *p)
+static void add_tensors(struct export_plan *p, bool tied)
 {
 	const struct convert_plan *table = p->table;
 	bool *kept_f32 = NEW_ARRAY(bool, table->n_sources);
 	uint64_t n_rounded = 0, n_kept = 0;
 	for (size_t i = 0; i < table->n_tensors; i++)
 		kept_f32[table->tensors[i].slabs[0].source] = is_kept_f32(&table->tensors[i]);
-	p->n_tensors = (uint32_t)table->n_sources;
+	p->n_tensors = (uint32_t)table->n_sources - tied;
 	p->tensors = NEW_ARRAY(struct export_tensor, p->n_tensors);
 	const struct export_piece *piece = p->pieces, *end = p->pieces + p->n_pieces;
 	for (uint32_t i = 0; i < p->n_tensors; i++) {
@@ -329,7 +331,7 @@ int export_plan_make(struct export_plan *p, const struct gguf *file, struct conv
 	if ((code = check_rest(p, file, cfg, used, e)))
 		goto out;
 	p->dtype = dtype == EXPORT_AUTO ? choose_dtype(p, file) : dtype;
-	add_tensors(p);
+	add_tensors(p, cfg->tied);
 	cut_shards(p, shard_bytes);
 	code = gguf_check_lost(file, e); /* the values of small tensors have been looked at */
 out:

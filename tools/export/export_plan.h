@@ -53,8 +53,8 @@ struct export_shard {
 
 struct export_plan {
 	struct export_tensor *tensors; /* [n_tensors] in the order of the layers */
-	uint32_t n_tensors;
-	struct export_shard *shards; /* [n_shards] */
+	uint32_t n_tensors;            /* a tied head, the last of the table, is none */
+	struct export_shard *shards;   /* [n_shards] */
 	uint32_t n_shards;
 	uint64_t tensor_bytes, file_bytes;
 	enum export_dtype dtype;     /* EXPORT_BF16 or EXPORT_F32 */

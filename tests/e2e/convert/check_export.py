@@ -5,10 +5,13 @@
     check_export.py same SRC_DIR FOLDER            every tensor has the same dtype, shape and bits; the same configuration
     check_export.py decoded MODEL.gguf FOLDER      of packed types: values as an independent decoder has them (F32 folder)
     check_export.py rounded F32_FOLDER BF16_FOLDER matrices are the nearest BF16 numbers, biases of routers the same
+    check_export.py untied SRC_DIR DIR             a tied checkpoint with a head of its own: the same numbers
+    check_export.py tensors A.gguf B.gguf          the same tensors
     check_export.py sparse OUT.gguf                the released shape in BF16, zeros that take no room on the disk"""
 import array
 import json
 import os
+import shutil
 import struct
 import sys
 
@@ -66,13 +69,32 @@ def same(src_dir, path):
     for key in (set(a) | set(b)) - FREE - (set() if os.path.exists(os.path.join(path, "tokenizer.json")) else tokens):
         if a.get(key) != b.get(key):
             fail(f"config.json: {key} is {b.get(key)}, was {a.get(key)}")
-    wide = {"F32": "float32", "BF16": "bfloat16"}[src.raw("lm_head.weight")[0]]
+    wide = {"F32": "float32", "BF16": "bfloat16"}[src.raw("model.embed_tokens.weight")[0]]
     if b["dtype"] != wide:
         fail(f"config.json: dtype is {b['dtype']}, {wide} expected")
     a, b = load(src_dir, "generation_config.json"), load(path, "generation_config.json")
     if any(a[k] != b.get(k) for k in ("temperature", "top_p")) or b.get("eos_token_id", a["eos_token_id"]) != a["eos_token_id"]:
         fail(f"generation_config.json: {b}, was {a}")
     print(len(src.entries), "tensors are the same")
+
+
+def untied(src_dir, path):
+    src, cfg = check_convert.Source(src_dir), load(src_dir, "config.json")
+    shutil.copytree(src_dir, path)
+    cfg["tie_word_embeddings"] = False
+    with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(cfg, f)
+    os.remove(os.path.join(path, "model.safetensors.index.json"))
+    dtype, raw = src.raw("model.embed_tokens.weight")
+    shape = src.shape("model.embed_tokens.weight")
+    head = json.dumps({"lm_head.weight": {"dtype": dtype, "shape": shape, "data_offsets": [0, len(raw)]}}).encode()
+    with open(os.path.join(path, "head.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(head)) + head + raw)
+
+
+def tensors(a, b):
+    if check_convert.Model(a).tensors != check_convert.Model(b).tensors:
+        fail("tensors differ")
 
 
 def decode(kind, data):
@@ -155,4 +177,4 @@ def sparse(path):
 
 
 if __name__ == "__main__":
-    {"same": same, "decoded": decoded, "rounded": rounded, "sparse": sparse}[sys.argv[1]](*sys.argv[2:])
+    {"same": same, "decoded": decoded, "rounded": rounded, "sparse": sparse, "untied": untied, "tensors": tensors}[sys.argv[1]](*sys.argv[2:])

@@ -43,6 +43,18 @@ done
 run export -m "$work/tiny.gguf" -o "$work/jobs" --shard-gb 0.003 -q --jobs 7
 check "the same bytes with 7 threads" diff -r "$work/tiny.back" "$work/jobs"
 
+# the embedding is the head too: one tensor in the checkpoint, two in the GGUF
+gen "$work/tied" --shape ragged --tied --shards 1
+check "a checkpoint with its head twice" looked_at untied "$work/tied" "$work/twice"
+for which in tied twice; do
+	run convert "$work/$which" -o "$work/$which.gguf" --recipe bf16 -q
+	exits 0
+done
+check "a tied head is the embedding" looked_at tensors "$work/tied.gguf" "$work/twice.gguf"
+run export -m "$work/tied.gguf" -o "$work/tied.back" -q
+exits 0
+check "the head is no tensor, as before" looked_at same "$work/tied" "$work/tied.back"
+
 # ---- types -------------------------------------------------------------------------------------
 
 run convert "$work/tiny" -o "$work/q2.gguf" --recipe q2 -q

@@ -4,7 +4,7 @@
 generation_config.json, safetensors shards, index. Plain Python; the same arguments give the same bytes.
 
     gen_checkpoint.py DIR [--shape tiny|ragged|big|glm-5.2] [--dtype bf16|f16|f32|fp8] [--fused] [--shards N]
-                      [--headers-only] [--no-mtp] [--set KEY=JSON ...] [--tokenizer FILE]
+                      [--headers-only] [--no-mtp] [--tied] [--set KEY=JSON ...] [--tokenizer FILE]
 
 Shapes: tiny (every row a multiple of 256), ragged (nothing is a multiple of anything: FP8 blocks straddle heads and edges,
 rows fit no 256-block), big (4.6 GB as BF16), glm-5.2 (the real one; with --headers-only the shards are sparse files of
@@ -180,6 +180,7 @@ def main():
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--headers-only", action="store_true")
     p.add_argument("--no-mtp", action="store_true", help="leave the MTP layer out, though config.json announces it")
+    p.add_argument("--tied", action="store_true", help="the embedding is the head too")
     p.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="change a key of config.json; null removes it")
     p.add_argument("--tokenizer", metavar="FILE")
     a = p.parse_args()
@@ -194,6 +195,9 @@ def main():
     cfg.setdefault("eos_token_id", [cfg["vocab_size"] - 64, cfg["vocab_size"] - 57])
     cfg.setdefault("pad_token_id", cfg["vocab_size"] - 64)
     tensors = tensor_list(cfg, a.dtype, a.fused, 0 if a.no_mtp else cfg["num_nextn_predict_layers"])
+    if a.tied:
+        cfg["tie_word_embeddings"] = True
+        tensors = [t for t in tensors if t[0] != "lm_head.weight"]
     if a.dtype == "fp8":
         cfg["quantization_config"] = {
             "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

@@ -37,6 +37,7 @@ TYPES = [
     (r"split\.tensors\.count", "INT32"),
     # ours: llama.cpp does not look at them
     (r"glmstream\.version", "STRING"),
+    (r"glmstream\.tie_word_embeddings", "BOOL"),
     (r"glmstream\.synth\.seed", "UINT64"),
     (r"glmstream\.synth\.alias", "UINT32"),
     (r"glmstream\.xxh3", "ARRAY UINT64"),
