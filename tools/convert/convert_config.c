@@ -124,7 +124,7 @@ static int get_f32(const struct json_source *s, const char *key, float *out)
 	if (!v)
 		return err_set(s->e, ERR_INPUT, "%s: key %s is missing", s->path, key);
 	double d = json_number_value(v);
-	if (!json_is_number(v) || !(d > 0) || d > 1e30)
+	if (!json_is_number(v) || !((float)d > 0) || d > 1e30)
 		return err_set(s->e, ERR_INPUT, "%s: key %s is not a positive number", s->path, key);
 	*out = (float)d;
 	return 0;
@@ -391,7 +391,7 @@ static json_t *json_float(float v)
 	char text[32];
 	for (int digits = 6; digits <= 9; digits++) {
 		snprintf(text, sizeof text, "%.*g", digits, (double)v);
-		if (strtof(text, NULL) == v)
+		if ((float)strtod(text, NULL) == v) /* as get_f32 reads it */
 			break;
 	}
 	return json_real(strtod(text, NULL));

@@ -3,7 +3,9 @@
  * config.json and generation_config.json of a checkpoint -> the keys and tensors of a GGUF. Input:
  * the one, a zero byte, the other; without a zero byte there is none. Checked: a refusal has a
  * sentence; what is accepted keeps the limits of convert_config.h, can be planned for every recipe
- * or is refused with a sentence, and the keys that are written give the same configuration back.
+ * or is refused with a sentence, and the keys that are written give the same configuration back;
+ * and the way back: what is written as config.json is read as the same configuration, and the plan
+ * of an export has every row of every tensor once.
  */
 #include "src/base/log.h"
 #include "src/base/num.h"
@@ -13,6 +15,9 @@
 #include "tools/convert/convert_config.h"
 #include "tools/convert/convert_keys.h"
 #include "tools/convert/convert_map.h"
+#include "tools/export/export_plan.h"
+
+#include <jansson.h>
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -30,6 +35,54 @@ static void check_shape(const struct convert_config *c)
 	for (uint32_t i = 0; i < c->n_stops; i++)
 		if (c->stops[i] >= c->vocab)
 			bug("stop token %u of a vocabulary of %u", c->stops[i], c->vocab);
+}
+
+static void write_json(const char *name, json_t *root)
+{
+	char *text = json_dumps(root, JSON_REAL_PRECISION(9));
+	fixture_write(name, text, strlen(text));
+	free(text);
+	json_decref(root);
+}
+
+/* config.json and generation_config.json as export writes them. */
+static void read_written(const struct convert_config *c)
+{
+	struct convert_config want = *c, got;
+	struct err e = {0};
+	write_json("config.json", convert_config_json(c, "bfloat16"));
+	write_json("generation_config.json", convert_config_generation_json(c));
+	/* beyond n_stops: those of config.json that generation_config.json replaced */
+	memset(want.stops + want.n_stops, 0, (CONVERT_MAX_STOPS - want.n_stops) * sizeof *want.stops);
+	if (convert_config_read(&got, fixture_folder(), &e))
+		bug("a config.json that was just written is refused: %s", e.text);
+	if (memcmp(&got, &want, sizeof got) != 0)
+		bug("another configuration comes back from config.json");
+}
+
+/* The same model, exported. */
+static void plan_export(
+	const struct gguf *g, const struct model_config *m, const struct convert_config *c)
+{
+	struct export_plan p = {0};
+	struct convert_config got;
+	struct err e = {0};
+	export_plan_config(&got, m, g);
+	if (got.n_layers != c->n_layers || got.nope != c->nope || got.dense_width != c->dense_width ||
+		got.n_shared != c->n_shared || got.tied != c->tied || got.rms_eps != c->rms_eps)
+		bug("other numbers come back from the model");
+	if (export_plan_make(&p, g, &got, EXPORT_AUTO, 1 << 16, &e))
+		bug("a model that was just written cannot be exported: %s", e.text);
+	for (uint32_t i = 0; i < p.n_tensors; i++) {
+		const struct export_tensor *t = &p.tensors[i];
+		uint64_t row = 0;
+		for (uint64_t k = 0; k < t->n_pieces; row += t->pieces[k++].rows)
+			if (t->pieces[k].row0 != row)
+				bug("%s: a piece begins at another row than the last one ended", t->name);
+		if (row * t->cols * st_dtype_bytes(t->dtype) != t->bytes)
+			bug("%s: the pieces have other rows", t->name);
+	}
+	export_plan_fini(&p);
 }
 
 /* The keys of a small model, read as the engine reads them. */
@@ -62,6 +115,8 @@ static void read_back(const struct convert_config *c, const struct convert_plan 
 				got.n_used != c->n_used || got.index_top_k != c->index_topk ||
 				memcmp(got.index_full, c->full, c->n_layers * sizeof *c->full) != 0))
 			bug("other numbers come back from the keys");
+		if (!e.code)
+			plan_export(g, &got, c);
 		if (e.code && !e.text[0])
 			bug("refused without a sentence");
 		gguf_close(g);
@@ -89,6 +144,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	}
 	check_shape(&c);
+	read_written(&c);
 	if (convert_recipe_parse(&r, recipes[size % ARRAY_LEN(recipes)], &e))
 		bug("%s", e.text);
 	if (convert_plan_make(&plan, &c, &r, NULL, NULL, NULL, &e)) {
