@@ -61,7 +61,8 @@ static int lock_folder(const char *folder, struct err *e)
 {
 	char *path = mem_printf("%s/lock", folder);
 	const uint64_t start = clock_ns();
-	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600), rc = 0;
+	int fd = TEMP_FAILURE_RETRY(open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)),
+		rc = 0;
 	if (fd < 0)
 		rc = err_errno(e, errno, "%s", path);
 	while (!rc && flock(fd, LOCK_EX | LOCK_NB)) {

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -90,6 +91,39 @@ static int failed_open(struct out_file *o, int fd, const char *path, struct err 
 	return err_errno(e, errnum, "%.400s: cannot be written", path);
 }
 
+/* ---- the stream: as of fdopen, but a call that a signal interrupts is made again ---- */
+
+static int fd_of_cookie(void *cookie)
+{
+	return (int)(intptr_t)cookie;
+}
+
+static ssize_t cookie_write(void *cookie, const char *data, size_t n)
+{
+	size_t done = 0;
+	while (done < n) {
+		ssize_t got = TEMP_FAILURE_RETRY(write(fd_of_cookie(cookie), data + done, n - done));
+		if (got <= 0)
+			break;
+		done += (size_t)got;
+	}
+	return (ssize_t)done; /* fewer than n: an error, of errno */
+}
+
+static int cookie_close(void *cookie)
+{
+	return close(fd_of_cookie(cookie));
+}
+
+/* NULL: no memory. The stream owns fd. */
+static FILE *open_stream(struct out_file *o, int fd)
+{
+	const cookie_io_functions_t calls = {.write = cookie_write, .close = cookie_close};
+	o->f = fopencookie((void *)(intptr_t)fd, "w", calls);
+	o->fd = fd;
+	return o->f;
+}
+
 /* The file beside the target; `mode` is of a new one. */
 static int open_beside(struct out_file *o, const char *path, bool there, mode_t mode, struct err *e)
 {
@@ -107,7 +141,7 @@ static int open_beside(struct out_file *o, const char *path, bool there, mode_t 
 	free(dir);
 	if (o->directory < 0)
 		return failed_open(o, -1, path, e);
-	int fd = openat(o->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
+	int fd = TEMP_FAILURE_RETRY(openat(o->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode));
 	if (fd < 0) {
 		o->temp = temp_name(o->path);
 		if (o->temp)
@@ -115,15 +149,15 @@ static int open_beside(struct out_file *o, const char *path, bool there, mode_t 
 		else
 			errno = ENOMEM;
 		if (o->temp)
-			fd = openat(o->directory, o->temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode);
+			fd = TEMP_FAILURE_RETRY(
+				openat(o->directory, o->temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode));
 	}
 	if (fd < 0) {
 		free(o->temp); /* not ours to remove */
 		o->temp = NULL;
 		return failed_open(o, -1, path, e);
 	}
-	o->f = fdopen(fd, "w");
-	return o->f ? 0 : failed_open(o, fd, path, e);
+	return open_stream(o, fd) ? 0 : failed_open(o, fd, path, e);
 }
 
 static int is_directory(const char *path, struct err *e)
@@ -149,11 +183,10 @@ int out_file_open(
 	if (there && !S_ISREG(st.st_mode)) { /* /dev/null, a pipe */
 		o->path = mem_strdup(path);
 		o->direct = 1;
-		int fd = open(path, O_WRONLY | O_CLOEXEC);
+		int fd = TEMP_FAILURE_RETRY(open(path, O_WRONLY | O_CLOEXEC));
 		if (fd < 0)
 			return failed_open(o, -1, path, e);
-		o->f = fdopen(fd, "w");
-		return o->f ? 0 : failed_open(o, fd, path, e);
+		return open_stream(o, fd) ? 0 : failed_open(o, fd, path, e);
 	}
 	int rc = out_file_may_replace(path, kind, force, e);
 	return rc ? rc : open_beside(o, path, there, there ? st.st_mode & 0777 : new_file_mode(), e);
@@ -188,11 +221,11 @@ int out_file_commit(struct out_file *o, struct err *e)
 	int rc = fflush(o->f) || lost ? -1 : 0;
 	const char *what = "write";
 	if (!rc && !o->direct) {
-		if (!o->no_sync && fsync(fileno(o->f)) && errno != EINVAL)
+		if (!o->no_sync && TEMP_FAILURE_RETRY(fsync(o->fd)) && errno != EINVAL)
 			rc = -1;
 		if (!rc && !o->temp) {
 			char self[64];
-			snprintf(self, sizeof self, "/proc/self/fd/%d", fileno(o->f));
+			snprintf(self, sizeof self, "/proc/self/fd/%d", o->fd);
 			char *name = temp_name(o->path);
 			if (name)
 				unlinkat(o->directory, name, 0); /* of an earlier process with this number */
@@ -215,7 +248,7 @@ int out_file_commit(struct out_file *o, struct err *e)
 			o->temp = NULL;
 			if (!o->no_sync) /* if this one fails a power cut may bring back the old file, which is
 								whole */
-				fsync(o->directory);
+				(void)TEMP_FAILURE_RETRY(fsync(o->directory));
 		}
 	}
 	if (rc) {
@@ -261,18 +294,15 @@ int out_file_open_partial(
 	const char *path, const struct out_kind *kind, bool force, bool resume, struct err *e)
 {
 	for (;;) {
-		int fd = open(path, O_RDWR | O_CLOEXEC | (resume ? 0 : O_CREAT), 0666);
+		int fd = TEMP_FAILURE_RETRY(open(path, O_RDWR | O_CLOEXEC | (resume ? 0 : O_CREAT), 0666));
 		struct stat st;
-		if (fd < 0 && errno == EINTR)
-			continue;
 		if (fd < 0)
 			return err_errno(e, errno, "%.400s: cannot be written", path);
 		int rc = lock_partial(fd, path, e);
 		if (!rc && !resume && !force && !fstat(fd, &st) && st.st_size && !is_of_kind(fd, kind))
 			rc = refuse_to_replace(path, kind, e);
-		while (!rc && !resume && ftruncate(fd, 0))
-			if (errno != EINTR)
-				rc = err_errno(e, errno, "%.400s: cannot be written", path);
+		if (!rc && !resume && TEMP_FAILURE_RETRY(ftruncate(fd, 0)))
+			rc = err_errno(e, errno, "%.400s: cannot be written", path);
 		if (!rc)
 			return fd;
 		close(fd);

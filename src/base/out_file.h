@@ -45,7 +45,8 @@ int out_file_may_replace(const char *path, const struct out_kind *kind, bool for
 
 /* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */
 struct out_file {
-	FILE *f;
+	FILE *f;       /* without a descriptor of its own: fileno fails */
+	int fd;        /* what it writes to; not of stdout */
 	char *path;    /* the target, links resolved; for people: what the caller named */
 	char *temp;    /* temporary name; NULL: a file without a name, or written directly */
 	int directory; /* open directory of the target, -1 when written directly */

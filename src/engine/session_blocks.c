@@ -104,7 +104,7 @@ static const char *decompress_block(struct block_stream *b, size_t stored, void 
 int block_stream_init(
 	struct block_stream *b, FILE *f, const char *name, size_t max_bytes, struct err *e)
 {
-	*b = (struct block_stream){.f = f, .name = name};
+	*b = (struct block_stream){.f = f, .fd = -1, .name = name};
 	b->packed_bytes = compressed_bound(MAX(max_bytes, BLOCK_MAX_BYTES));
 	b->packed = mem_try_new(b->packed_bytes, 1);
 	return b->packed ? 0 : err_set(e, ERR_MEMORY, "%.400s: no memory for a block", name);
@@ -133,7 +133,7 @@ int block_write(struct block_stream *b, const void *data, size_t n, struct err *
 	b->stored_bytes += bytes;
 	if (b->stored_bytes - b->flushed_bytes >=
 		FLUSH_BYTES) { /* the drive works while the next blocks are made */
-		sync_file_range(fileno(b->f), 0, 0, SYNC_FILE_RANGE_WRITE);
+		sync_file_range(b->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
 		b->flushed_bytes = b->stored_bytes;
 	}
 	return 0;

@@ -26,6 +26,7 @@
 
 struct block_stream {
 	FILE *f;           /* borrowed */
+	int fd;            /* when writing: its descriptor, to begin with the drive early */
 	const char *name;  /* borrowed; for errors */
 	uint64_t seed;     /* set by the caller before the first block */
 	uint32_t n_blocks; /* done so far */

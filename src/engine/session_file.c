@@ -215,6 +215,7 @@ static int write_session(struct session *s, uint32_t first, uint32_t n, bool par
 					 : err_set(e, ERR_MEMORY, "%.400s: no memory to write it", path);
 	if (rc || (rc = block_stream_init(&b, out.f, path, engine_most_row_bytes(s->g), e)))
 		goto out;
+	b.fd = out.fd;
 	out.no_sync = part; /* which can be computed again, and whose damage is noticed */
 	struct session_head h = own_head(s);
 	h.first = first;

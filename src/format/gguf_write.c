@@ -531,11 +531,11 @@ static int reserve_space(const struct out_part *p, struct err *e)
 {
 	uint64_t bytes = p->info.file_bytes;
 	struct statvfs fs;
-	if (fallocate(p->fd, 0, 0, (off_t)bytes) == 0)
+	if (TEMP_FAILURE_RETRY(fallocate(p->fd, 0, 0, (off_t)bytes)) == 0)
 		return 0;
 	int why = errno;
-	if (why == EINTR || why == EOPNOTSUPP || why == ENOSYS || why == EINVAL) {
-		if (ftruncate(p->fd, (off_t)bytes) == 0)
+	if (why == EOPNOTSUPP || why == ENOSYS || why == EINVAL) {
+		if (TEMP_FAILURE_RETRY(ftruncate(p->fd, (off_t)bytes)) == 0)
 			return 0;
 		why = errno;
 	}
@@ -689,7 +689,7 @@ int gguf_writer_seal(struct gguf_writer *w, size_t id, struct err *e)
 int gguf_writer_sync(struct gguf_writer *w, struct err *e)
 {
 	for (size_t i = 0; i < w->n_parts; i++)
-		if (fdatasync(w->parts[i].fd) < 0)
+		if (TEMP_FAILURE_RETRY(fdatasync(w->parts[i].fd)) < 0)
 			return err_errno(e, errno, "%s: cannot flush to disk", w->parts[i].partial);
 	return 0;
 }
@@ -703,7 +703,7 @@ static void sync_directory(const char *path)
 	char *dir =
 		slash ? mem_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : mem_strdup(".");
 	int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (fd >= 0 && fsync(fd) < 0 && errno != EINVAL && errno != EROFS)
+	if (fd >= 0 && TEMP_FAILURE_RETRY(fsync(fd)) < 0 && errno != EINVAL && errno != EROFS)
 		log_warn("%s: cannot be flushed to disk (%m); %s is complete", dir, path);
 	if (fd >= 0)
 		close(fd);
@@ -713,7 +713,7 @@ static void sync_directory(const char *path)
 int gguf_writer_commit(struct gguf_writer *w, struct err *e)
 {
 	for (size_t i = 0; i < w->n_parts; i++)
-		if (fsync(w->parts[i].fd) < 0)
+		if (TEMP_FAILURE_RETRY(fsync(w->parts[i].fd)) < 0)
 			return err_errno(e, errno, "%s: cannot flush to disk", w->parts[i].partial);
 	for (size_t i = 0; i < w->n_parts; i++) { /* again: a file may be there since check_output */
 		int rc = out_file_may_replace(w->parts[i].path, &out_data, w->force, e);

@@ -128,7 +128,7 @@ static void test_failed_write(void **state)
 	int full = open("/dev/full", O_WRONLY);
 	if (full < 0)
 		skip();
-	assert_true(dup2(full, fileno(o.f)) >= 0);
+	assert_true(dup2(full, o.fd) >= 0);
 	close(full);
 	fputs("new", o.f);
 	assert_int_equal(out_file_commit(&o, &e), ERR_RUN);

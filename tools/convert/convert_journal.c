@@ -11,6 +11,7 @@
 #include "tools/convert/convert_journal.h"
 
 #include "src/base/hash.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/out_file.h"
 
@@ -74,7 +75,7 @@ static bool read_text(
 static int drop_torn_line(const struct convert_journal *j, const char *text, struct err *e)
 {
 	const char *end = strrchr(text, '\n');
-	if (end[1] && ftruncate(j->fd, (off_t)(end + 1 - text)) < 0)
+	if (end[1] && TEMP_FAILURE_RETRY(ftruncate(j->fd, (off_t)(end + 1 - text))) < 0)
 		return err_errno(e, errno, "%s", j->path);
 	return 0;
 }
@@ -91,7 +92,7 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	j->fingerprint = fingerprint;
 	if ((code = out_file_may_replace(j->path, &out_journal, force, e)))
 		goto fail;
-	j->fd = open(j->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+	j->fd = TEMP_FAILURE_RETRY(open(j->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
 	if (j->fd < 0) {
 		code = err_errno(e, errno, "%s", j->path);
 		goto fail;
@@ -138,14 +139,14 @@ static int append(struct convert_journal *j, const char *text, size_t n, struct 
 			return err_errno(e, k < 0 ? errno : ENOSPC, "%s", j->path);
 		text += k, n -= (size_t)k;
 	}
-	return fdatasync(j->fd) < 0 ? err_errno(e, errno, "%s", j->path) : 0;
+	return TEMP_FAILURE_RETRY(fdatasync(j->fd)) < 0 ? err_errno(e, errno, "%s", j->path) : 0;
 }
 
 int convert_journal_restart(struct convert_journal *j, struct err *e)
 {
 	char head[80];
 	head_line(head, j->fingerprint);
-	if (ftruncate(j->fd, 0) < 0)
+	if (TEMP_FAILURE_RETRY(ftruncate(j->fd, 0)) < 0)
 		return err_errno(e, errno, "%s", j->path);
 	return append(j, head, strlen(head), e);
 }
@@ -163,8 +164,8 @@ int convert_journal_add(struct convert_journal *j, const uint32_t *ids, size_t n
 void convert_journal_close(struct convert_journal *j, bool remove)
 {
 	if (j->fd >= 0) {
-		if (remove)
-			unlink(j->path); /* still locked: nobody else has begun with it */
+		if (remove && unlink(j->path)) /* still locked: nobody else has begun with it */
+			log_warn("%s: cannot be removed (%m); it is of no use any more", j->path);
 		close(j->fd);
 	}
 	free(j->path);

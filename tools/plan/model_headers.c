@@ -33,7 +33,7 @@ static int write_headers(struct model_headers *m, const struct gguf_writer *w, s
 	size_t bytes;
 	const char *header = gguf_writer_header(w, 0, &bytes);
 	m->fd = memfd_create("glmstream-plan", MFD_CLOEXEC);
-	if (m->fd < 0 || ftruncate(m->fd, (off_t)gguf_writer_part(w, 0).file_bytes))
+	if (m->fd < 0 || TEMP_FAILURE_RETRY(ftruncate(m->fd, (off_t)gguf_writer_part(w, 0).file_bytes)))
 		return err_errno(e, errno, "a file in memory");
 	for (size_t at = 0; at < bytes;) {
 		ssize_t n = pwrite(m->fd, header + at, bytes - at, (off_t)at);

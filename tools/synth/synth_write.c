@@ -132,7 +132,7 @@ int synth_write(const struct synth_job *job, struct synth_result *r, struct err 
 		progress_begin_lines(&s.progress, "writing", NULL, 0, s.total);
 	const struct workers_job work = {write_worker, on_tick, stop_writing, &s, job->n_threads};
 	int code = workers_run(&work, e);
-	if (!code && fdatasync(s.fd))
+	if (!code && TEMP_FAILURE_RETRY(fdatasync(s.fd)))
 		code = err_errno(e, errno, "%s: cannot flush to disk", job->path);
 	progress_end(&s.progress);
 	r->bytes = s.total;

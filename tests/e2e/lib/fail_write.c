@@ -8,9 +8,11 @@
  *     short                write NUMBER writes half of its bytes
  *     KILL                 SIGKILL before call NUMBER
  *     torn                 half of the bytes of call NUMBER, SIGKILL before the next
- * Calls are counted from 1, over all threads, those alone that may fail so (table `calls`). With
+ * Calls are counted from 1, over all threads, those alone that may fail so (table `calls`). A
+ * NUMBER of the form k3 is the call that is the first of kind 3: kinds, one for each call and file,
+ * are counted from 1 as they come. How many calls of one kind there are may depend on time. With
  * NUMBER 0 nothing fails, and standard error gets at the end "calls N" of all, and for each HOW up
- * to short "HOW N:" with the numbers of those calls that are the first of their kind on their file.
+ * to short "HOW N:" with the kinds that may fail so.
  *
  * A filter of seccomp stops the program at these calls only, and a tracer changes them.
  */
@@ -49,7 +51,6 @@ int main(void)
 enum how { HOW_ENOSPC, HOW_EIO, HOW_EINTR, HOW_STORM, HOW_SHORT, HOW_KILL, HOW_TORN, N_HOW };
 static const char *const how_names[N_HOW] = {
 	"ENOSPC", "EIO", "EINTR", "storm", "short", "KILL", "torn"};
-enum { N_COUNTED = HOW_SHORT + 1 };
 
 #define FAILS       (1 << HOW_ENOSPC | 1 << HOW_EIO)
 #define INTERRUPTED (1 << HOW_EINTR | 1 << HOW_STORM)
@@ -176,16 +177,17 @@ static int call_of_file(
 	return i;
 }
 
-/* Of each HOW: how many calls, and the numbers of the first ones of their kind. */
+/* Of each HOW: how many calls; and the kinds. */
 #define KINDS       256
 static long n_calls[N_HOW];
 static struct {
 	uint64_t kind[KINDS];
-	long number[N_COUNTED][KINDS]; /* 0: cannot fail so */
+	unsigned how[KINDS]; /* as in `calls` */
 	int n;
 } seen;
 
-static void note_kind(int call, const char *file)
+/* Whether this is the first call of a kind; it is then kind seen.n. */
+static int note_kind(int call, const char *file)
 {
 	uint64_t kind = 1469598103934665603ull ^ (unsigned)call;
 	for (const char *p = file; *p; p++)
@@ -193,29 +195,35 @@ static void note_kind(int call, const char *file)
 			kind = (kind ^ (unsigned char)*p) * 1099511628211ull;
 	for (int i = 0; i < seen.n; i++)
 		if (seen.kind[i] == kind)
-			return;
+			return 0;
 	if (seen.n == KINDS)
-		return;
-	for (int how = 0; how < N_COUNTED; how++)
-		if (calls[call].how & 1u << how)
-			seen.number[how][seen.n] = n_calls[how];
+		return 0;
+	seen.how[seen.n] = calls[call].how;
 	seen.kind[seen.n++] = kind;
+	return 1;
 }
 
 static void say_counts(void)
 {
 	fprintf(stderr, "calls %ld\n", n_calls[HOW_KILL]);
-	for (int how = 0; how < N_COUNTED; how++) {
+	for (int how = 0; how <= HOW_SHORT; how++) {
 		fprintf(stderr, "%s %ld:", how_names[how], n_calls[how]);
 		for (int i = 0; i < seen.n; i++)
-			if (seen.number[how][i])
-				fprintf(stderr, " %ld", seen.number[how][i]);
+			if (seen.how[i] & 1u << how)
+				fprintf(stderr, " k%d", i + 1);
 		fprintf(stderr, "\n");
 	}
 }
 
+/* What is to fail. */
+struct fault {
+	enum how how;
+	long number; /* 0: not known yet, or nothing */
+	int kind;    /* 0: none */
+};
+
 /* A thread stands before a call that is traced. */
-static void meet_call(pid_t child, pid_t thread, long failing, enum how how)
+static void meet_call(pid_t child, pid_t thread, struct fault *f)
 {
 	struct user_regs_struct r;
 	char file[512];
@@ -226,28 +234,30 @@ static void meet_call(pid_t child, pid_t thread, long failing, enum how how)
 	const unsigned possible = calls[call].how | ENDS;
 	for (int i = 0; i < N_HOW; i++)
 		n_calls[i] += possible >> i & 1;
-	if (!failing) {
-		note_kind(call, file);
+	if (note_kind(call, file) && f->kind && seen.n == f->kind)
+		f->number = n_calls[f->how];
+	const long n = n_calls[f->how];
+	if (!f->number || !(possible >> f->how & 1))
 		return;
-	}
-	const long n = n_calls[how];
-	if (!(possible >> how & 1))
-		return;
-	if ((how == HOW_KILL && n == failing) || (how == HOW_TORN && n == failing + 1))
+	if ((f->how == HOW_KILL && n == f->number) || (f->how == HOW_TORN && n == f->number + 1))
 		kill(child, SIGKILL);
-	else if (how != HOW_KILL &&
-			 (n == failing || (how == HOW_STORM && n > failing && n < failing + STORM)))
-		change_call(thread, &r, how);
+	else if (f->how != HOW_KILL &&
+			 (n == f->number || (f->how == HOW_STORM && n > f->number && n < f->number + STORM)))
+		change_call(thread, &r, f->how);
 }
 
 int main(int argc, char **argv)
 {
-	enum how how = 0;
-	while (argc > 2 && how < N_HOW && strcmp(argv[2], how_names[how]) != 0)
-		how++;
-	if (argc < 4 || how == N_HOW)
+	struct fault f = {0};
+	while (argc > 2 && f.how < N_HOW && strcmp(argv[2], how_names[f.how]) != 0)
+		f.how++;
+	if (argc < 4 || f.how == N_HOW)
 		return 125;
-	long failing = atol(argv[1]);
+	if (*argv[1] == 'k')
+		f.kind = atoi(argv[1] + 1);
+	else
+		f.number = atol(argv[1]);
+	const int fails = f.kind || f.number;
 	pid_t child = fork();
 	if (!child) {
 		ptrace(PTRACE_TRACEME, 0, NULL, NULL);
@@ -271,12 +281,12 @@ int main(int argc, char **argv)
 			continue;
 		}
 		if (status >> 8 == (SIGTRAP | PTRACE_EVENT_SECCOMP << 8))
-			meet_call(child, thread, failing, how);
+			meet_call(child, thread, &f);
 		else if (!(status >> 16) && WSTOPSIG(status) != SIGTRAP && WSTOPSIG(status) != SIGSTOP)
 			deliver = WSTOPSIG(status);
 		ptrace(PTRACE_CONT, thread, NULL, deliver);
 	}
-	if (!failing)
+	if (!fails)
 		say_counts();
 	return result;
 }
