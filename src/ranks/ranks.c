@@ -76,7 +76,11 @@ static uint64_t next_sleep(const struct peer *p, uint64_t waited)
 	if (waited < likely)
 		return MIN(likely - waited, 5000000u);
 	const uint64_t over = waited - likely;
-	return over < 1000000 ? 10000 : over < 20000000 ? 50000 : over < 1000000000 ? 200000 : 1000000;
+	if (over < 1000000)
+		return 10000;
+	if (over < 20000000)
+		return 50000;
+	return over < 1000000000 ? 200000 : over < 10000000000 ? 1000000 : 5000000;
 }
 
 int ranks_check(const struct ranks *r, struct err *e)

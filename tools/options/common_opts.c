@@ -6,6 +6,7 @@
 #include "cache/policy/policy.h"
 #include "cache/trace/profile_store.h"
 #include "src/base/clock.h"
+#include "src/base/cores.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -187,6 +188,16 @@ static void on_loading(void *user, uint64_t done, uint64_t total)
 		progress_end(p);
 }
 
+/* Without --bind-to mpirun binds each of up to two ranks to a core. */
+static void warn_of_one_core(void)
+{
+	const struct ranks *r = ranks_here();
+	const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+	if (r && cores_allowed() == 1 && cores > 1)
+		log_warn("%s may use 1 of %ld cores: mpirun --bind-to none gives it all of them",
+			ranks_name(r, ranks_me(r)), cores);
+}
+
 static void on_follower_end(int sig)
 {
 	static const char text[] = ": mpirun ends all ranks: one has ended, or it was to end\n";
@@ -227,6 +238,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		return e->code;
 	struct common_replicas replicas;
 	struct common_cards cards = {0};
+	warn_of_one_core();
 	int rc = common_opts_replicas(c, &replicas, e);
 	if (!rc)
 		rc = common_opts_cards(c, &cards, e);

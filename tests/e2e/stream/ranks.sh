@@ -156,12 +156,27 @@ start() {
 }
 
 longest=0
-# round SIGNAL RANK DELAY: answers of a session, by 3 ranks.
+# What is interrupted: answers of a session in even rounds, a server with 8 clients in odd ones.
+begin_work() { # number of the round
+	if [ $(($1 % 2)) = 0 ]; then
+		start 3 --backend cpu -m "$POCKET" --temp 0 --think off -n 48 -q -c 4096 \
+			--session "$work/lost.session" --draft off
+		return
+	fi
+	local url='' i
+	start 3 serve --backend cpu -m "$POCKET" --port 0 --sessions 4 -c 1024 --session-dir "$work/store"
+	for ((i = 0; i < 600 && ${#url} == 0; i++)); do
+		sleep 0.1
+		url=$(sed -n 's/^listening on //p' "$work/out")
+	done
+	python3 tests/e2e/stream/ranks_clients.py "$url" >/dev/null 2>&1 &
+}
+# round NUMBER SIGNAL RANK DELAY, of 3 ranks.
 round() {
 	local began ms
 	cp "$work/one.session" "$work/lost.session"
-	start 3 --backend cpu -m "$POCKET" --temp 0 --think off -n 48 -q -c 4096 \
-		--session "$work/lost.session" --draft off
+	begin_work "$1"
+	shift
 	sleep "$3"
 	began=$(date +%s%N)
 	kill "-$1" "${pids[$2]}" 2>/dev/null
@@ -179,7 +194,8 @@ round() {
 	else
 		check "the rank that was killed is named" grep -qE "process rank $2 |rank $2 \(" "$work/err"
 	fi
-	answer 1 after --session "$work/lost.session" --draft off
+	answer 1 after --session "$work/lost.session" --draft off --session-dir "$work/store"
+	check "nothing of the store is damaged" [ "$(grep -c removed "$work/err")" = 0 ]
 }
 # A process that nobody waited for has ended too.
 all_end() {
@@ -199,7 +215,7 @@ RANDOM=4711
 for ((k = 0; k < ROUNDS; k++)); do
 	signal=KILL
 	[ $((k % 3)) != 2 ] || signal=STOP
-	round $signal $((k % 4 == 0 ? 1 : RANDOM % 3)) "0.$((RANDOM % 10))"
+	round $k $signal $((k % 4 == 0 ? 1 : RANDOM % 3)) "0.$((RANDOM % 10))"
 done
 echo "$ROUNDS rounds, the longest end took $longest ms"
 finish
