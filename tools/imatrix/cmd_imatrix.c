@@ -140,6 +140,14 @@ static int collect_chunk(struct imatrix_run *r, struct err *e)
 	return rc;
 }
 
+/* What was computed so far is in the file. */
+static int interrupted_after(const struct imatrix_run *r, struct err *e)
+{
+	err_set(e, ERR_INTERRUPTED, "interrupted");
+	return err_hint(e, "%" PRIu64 " of %" PRIu64 " chunks are done; the same command goes on",
+		r->written, r->n_chunks);
+}
+
 static int collect(struct imatrix_run *r, struct err *e)
 {
 	const bool dat = imatrix_is_dat(r->o->out);
@@ -154,15 +162,10 @@ static int collect(struct imatrix_run *r, struct err *e)
 			break;
 	}
 	progress_end(&r->progress);
-	if (rc == ERR_INTERRUPTED && !dat) {
-		struct err failed = {0};
-		if (r->done > r->written && write_sums(r, &failed)) {
-			*e = failed;
-			return failed.code;
-		}
-		err_hint(e, "%" PRIu64 " of %" PRIu64 " chunks are done; the same command goes on",
-			r->written, r->n_chunks);
-	}
+	if (rc == ERR_INTERRUPTED && dat)
+		err_hint(e, "a .dat is written at its end only; a run into a GGUF can go on");
+	else if (rc == ERR_INTERRUPTED && (r->done == r->written || !(rc = write_sums(r, e))))
+		rc = interrupted_after(r, e);
 	return rc || r->done == r->written ? rc : write_sums(r, e);
 }
 

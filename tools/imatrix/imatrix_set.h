@@ -5,7 +5,8 @@
  *
  * Where it comes from: imatrix_collect.h, or a file (imatrix_set_load). Where it goes:
  * imatrix_write.h. The files hold the plain sums of llama.cpp's format; nothing is smoothed before
- * `convert` reads them (imatrix_file.h).
+ * `convert` reads them (imatrix_file.h). Sums of the inputs themselves and statistics, which newer
+ * files of llama.cpp have too, are not kept.
  */
 #ifndef GLM_TOOLS_IMATRIX_SET_H
 #define GLM_TOOLS_IMATRIX_SET_H

@@ -92,13 +92,18 @@ static void put_i32(FILE *f, uint64_t v)
 	fwrite(&word, sizeof word, 1, f);
 }
 
-static void put_entry(FILE *f, const struct imatrix_tensor *t, uint32_t chunk_size)
+static float most_tokens(const struct imatrix_tensor *t)
 {
-	const uint64_t cols = t->n_values / t->n_counts;
 	float most = 0;
 	for (uint64_t i = 0; i < t->n_counts; i++)
 		most = MAX(most, t->counts[i]);
-	const uint64_t calls = ((uint64_t)most + chunk_size - 1) / chunk_size;
+	return most;
+}
+
+static void put_entry(FILE *f, const struct imatrix_tensor *t, uint32_t chunk_size)
+{
+	const uint64_t cols = t->n_values / t->n_counts,
+				   calls = ((uint64_t)most_tokens(t) + chunk_size - 1) / chunk_size;
 	put_i32(f, strlen(t->name));
 	fputs(t->name, f);
 	put_i32(f, calls);
@@ -114,16 +119,20 @@ static int write_dat(const struct imatrix_set *s, const char *path, struct err *
 {
 	struct out_file o;
 	const char *dataset = s->n_datasets ? s->datasets[s->n_datasets - 1] : "";
-	for (size_t i = 0; i < s->n; i++)
+	size_t n = 0;
+	for (size_t i = 0; i < s->n; i++) {
 		if (s->tensors[i].n_values > INT32_MAX)
 			return err_set(e, ERR_INPUT, "%s: %s has more values than a .dat can hold", path,
 				s->tensors[i].name);
+		n += most_tokens(&s->tensors[i]) > 0;
+	}
 	int rc = out_file_open(&o, path, &out_data, true, e);
 	if (rc)
 		return rc;
-	put_i32(o.f, s->n);
+	put_i32(o.f, n);
 	for (size_t i = 0; i < s->n; i++)
-		put_entry(o.f, &s->tensors[i], s->chunk_size);
+		if (most_tokens(&s->tensors[i]) > 0)
+			put_entry(o.f, &s->tensors[i], s->chunk_size);
 	put_i32(o.f, s->chunk_count);
 	put_i32(o.f, strlen(dataset));
 	fputs(dataset, o.f);

@@ -99,13 +99,14 @@ fi
 echo "not a model at all, just a line of text" >"$work/text.gguf"
 printf 'GGUF\003\000\000\000\377\377\377\377\377\377\377\177\377\377\377\377\377\377\377\177' >"$work/huge-counts.gguf"
 head -c 4096 /dev/urandom >"$work/noise.gguf"
-for c in run inspect tokenize render dump-logits perplexity; do
+for c in run inspect tokenize render dump-logits perplexity imatrix; do
 	for m in "$work/missing.gguf" "$work" "$work/empty.gguf" "$work/text.gguf" "$work/huge-counts.gguf" "$work/noise.gguf"; do
 		case $c in
 		run) run -m "$m" -p x -n 1 ;;
 		inspect) run inspect "$m" ;;
 		dump-logits) echo 1 >"$work/ids" && run dump-logits -m "$m" --ids "$work/ids" -o "$work/logits" ;;
 		perplexity) echo text >"$work/t" && run perplexity -m "$m" -f "$work/t" ;;
+		imatrix) run imatrix -m "$m" -f "$work/t" -o "$work/im.gguf" ;;
 		*) run "$c" -m "$m" </dev/null ;;
 		esac
 		error_is_one_sentence 3 "${m##*/}"
