@@ -254,7 +254,7 @@ static void test_clusters(void **state)
 		assert_int_equal(cluster_plan_speed(&model, &k, NULL, 1, p, &one, &e), 0);
 		/* one stream: what one card would compute, and a hand-over for each cut */
 		assert_true(near(one.compute_ms, token_ms, 1e-9));
-		const uint32_t net = k.hosts > 1 ? k.hosts : 0; /* the way back to the first host too */
+		const uint32_t net = k.hosts > 1 ? k.hosts : 0; /* one for the command of a step */
 		assert_true(one.hops_ms >= 1e-3 * ((n - 1) * k.hop_us + net * k.net_us));
 		assert_true(near(one.round_ms, one.compute_ms + one.hops_ms, 1e-9));
 		assert_int_equal(cluster_plan_speed(&model, &k, NULL, 64, p, &many, &e), 0);

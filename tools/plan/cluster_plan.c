@@ -149,21 +149,18 @@ static void set_rates(
 			.row_ms = scale * (t.row_ms + last * CARD_OTHER_ROW_MS),
 			.expert_ms = scale * t.expert_ms,
 			.lookahead = s->plan.loader.lookahead > 0};
-		/* to the next stage; from the last one the logits go to the first host */
-		const uint32_t next = last ? 0 : i + 1;
 		double bytes = p->row_bytes;
-		if (last)
-			bytes = 4.0 * c->n_vocab;
-		else if (!c->index_full[s->end_layer])
+		if (!last && !c->index_full[s->end_layer])
 			bytes += 4.0 * (c->index_top_k + 1); /* the selection that the next layer shares */
 		if (!last) {
 			s->cost.hop_ms = 1e-3 * k->hop_us;
 			s->cost.hop_row_ms = 2 * bytes / (k->card.link_gb_s * 1e9) * 1e3;
 		}
-		if (p->stages[next].host != s->host) {
+		/* behind the last stage: the command of the next step, to the first layers' host */
+		if (p->stages[last ? 0 : i + 1].host != s->host)
 			s->cost.hop_ms += 1e-3 * k->net_us;
+		if (!last && p->stages[i + 1].host != s->host)
 			s->cost.hop_row_ms += bytes / (k->net_gb_s * 1e9) * 1e3;
-		}
 	}
 	free(layers);
 }

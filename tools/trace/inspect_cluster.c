@@ -326,12 +326,11 @@ static void list_assumptions(const struct result *r, struct assumptions *a)
 		"selection, that too",
 		NULL, false);
 	if (k->hosts > 1) {
-		assume(a, "between hosts, latency", k->net_us, "us", "assumed: MPI over a fast network",
-			"--net-us", c->net_given);
+		assume(a, "between hosts, latency", k->net_us, "us",
+			"assumed: MPI over a fast network; once more for the command of a step", "--net-us",
+			c->net_given);
 		assume(a, "between hosts", k->net_gb_s, "GB/s", "assumed: 100 Gbit/s", "--net-gb-s",
 			c->net_gb_s_given);
-		assume(a, "logits to the first host, a row", 4e-3 * r->model.config.n_vocab, "kB",
-			"arithmetic", NULL, false);
 	}
 }
 

@@ -97,7 +97,7 @@ option "--disk-gb-s 7" "drive of a host" 7 "s1['round_ms'] == $one" "o['load_sec
 option "--vram-gb 288" "memory of a card" 288 "s1['round_ms'] == $one" "s64['round_ms'] == $many"
 run inspect --hosts 2 --card H200 --net-us 1020 --net-gb-s 1 --json
 exits 0
-check "between hosts: there and back" holds "2 < s1['round_ms'] - $one < 3"
+check "between hosts: rows, and the command of a step" holds "2 < s1['round_ms'] - $one < 3"
 check "and listed" holds "a['between hosts']['value'] == 1 and a['between hosts, latency']['source'] == 'as given'"
 
 # caches that do not hold all experts
