@@ -5,14 +5,11 @@
  * output.
  */
 #include "src/base/args.h"
-#include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/commands/commands.h"
 #include "tools/export/export_run.h"
-#include "tools/output/interrupt.h"
-#include "tools/output/progress.h"
 #include "tools/output/report.h"
 #include "tools/output/workers.h"
 #include "tools/plan/model_headers.h"
@@ -22,8 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#define SHARD_BYTES 5000000000u
 
 struct export_options {
 	const char *model, *out;
@@ -49,28 +44,14 @@ static void print_notes(struct buf *notes)
 	buf_clear(notes);
 }
 
-/* Source, dtypes, shards: exact bytes, one line each. */
 static void print_plan(const struct export_work *w, FILE *f)
 {
-	const struct export_plan *p = &w->plan;
-	uint64_t bytes[ST_DTYPE_COUNT] = {0};
-	size_t count[ST_DTYPE_COUNT] = {0};
-	for (uint32_t i = 0; i < p->n_tensors; i++) {
-		bytes[p->tensors[i].dtype] += p->tensors[i].bytes;
-		count[p->tensors[i].dtype]++;
-	}
 	fprintf(f, "source   %zu tensors in %u file%s, %" PRIu64 " bytes\n", w->model.file->n_tensors,
 		w->model.file->n_files, w->model.file->n_files == 1 ? "" : "s",
 		w->model.file->tensor_bytes);
 	fprintf(f, "model    %u + %u layers, %u experts\n", w->cfg.n_layers, w->cfg.n_nextn,
 		w->cfg.n_experts);
-	for (int t = 0; t < ST_DTYPE_COUNT; t++)
-		if (count[t])
-			fprintf(f, "%-8s %zu tensors, %" PRIu64 " bytes\n", st_dtype_name((enum st_dtype)t),
-				count[t], bytes[t]);
-	fprintf(f, "tensors  %u tensors, %" PRIu64 " bytes\n", p->n_tensors, p->tensor_bytes);
-	fprintf(f, "total    %" PRIu64 " bytes in %u shard%s\n", p->file_bytes, p->n_shards,
-		p->n_shards == 1 ? "" : "s");
+	export_plan_print(&w->plan, f);
 }
 
 static int make_plan(struct export_work *w, struct err *e)
@@ -115,34 +96,12 @@ static uint64_t fingerprint(const struct export_work *w)
 
 static int export_model(struct export_work *w, struct err *e)
 {
-	char took[32];
-	struct buf notes = {0};
-	uint64_t start = clock_ns();
-	int code = export_folder_open(
-		&w->folder, w->opt.out, &w->plan, fingerprint(w), w->opt.force, &notes, e);
-	print_notes(&notes);
-	buf_free(&notes);
-	if (code)
-		return code;
-	interrupt_catch(false);
-	const struct export_job job = {.file = w->model.file,
+	struct export_job job = {.file = w->model.file,
 		.plan = &w->plan,
 		.folder = &w->folder,
 		.n_workers = w->opt.jobs,
-		.progress = !w->opt.quiet,
-		.cancel = interrupt_flag()};
-	if ((code = export_run(&job, e)) ||
-		(code = export_folder_finish(&w->folder, &w->plan, &w->texts, e))) {
-		if (code == ERR_INPUT)
-			export_folder_discard(&w->folder, &w->plan);
-		else
-			err_hint(e, "the same command goes on from here");
-		return code;
-	}
-	if (!w->opt.quiet)
-		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", ERR_PLAIN(w->opt.out), w->plan.file_bytes,
-			progress_time_text((double)(clock_ns() - start) * 1e-9, took));
-	return 0;
+		.progress = !w->opt.quiet};
+	return export_write(&job, w->opt.out, fingerprint(w), &w->texts, w->opt.force, e);
 }
 
 static int parse_export_options(int argc, char **argv, struct export_options *o, struct err *e)
@@ -184,7 +143,7 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
 	o->jobs = workers_cores();
-	o->shard_bytes = SHARD_BYTES;
+	o->shard_bytes = EXPORT_SHARD_BYTES;
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc;

@@ -171,18 +171,37 @@ static bool all_are_bf16(const struct gguf_tensor *t)
 	return all;
 }
 
-static enum st_dtype dtype_of(
-	const struct export_plan *p, const struct export_tensor *t, bool kept_f32)
+static bool is_router_bias(const char *name)
 {
-	static const char router_bias[] = "e_score_correction_bias";
-	size_t n = strlen(t->name), k = sizeof router_bias - 1;
-	if (p->dtype == EXPORT_F32 || (n > k && !strcmp(t->name + n - k, router_bias)))
+	static const char end[] = ".e_score_correction_bias";
+	size_t n = strlen(name), k = sizeof end - 1;
+	return n > k && !strcmp(name + n - k, end);
+}
+
+static enum st_dtype dtype_of(
+	const struct export_plan *p, const char *name, const struct export_piece *piece, bool kept_f32)
+{
+	if (p->dtype == EXPORT_F32 || is_router_bias(name))
 		return ST_F32;
 	/* a packed type has been rounded before */
-	return kept_f32 && dtype_info(t->pieces->from->type)->block_values == 1 &&
-				   !all_are_bf16(t->pieces->from)
+	return kept_f32 && dtype_info(piece->from->type)->block_values == 1 &&
+				   !all_are_bf16(piece->from)
 			   ? ST_F32
 			   : ST_BF16;
+}
+
+/* A tensor without pieces. */
+static void set_tensor(
+	struct export_plan *p, struct export_tensor *t, uint32_t source, enum st_dtype dtype)
+{
+	const struct convert_source *s = &p->table->sources[source];
+	uint64_t values = 1;
+	*t = (struct export_tensor){
+		.name = s->name, .n_dims = s->n_dims, .source = source, .dtype = dtype};
+	for (uint32_t d = 0; d < s->n_dims; d++)
+		values *= t->shape[d] = s->shape[d];
+	t->cols = s->shape[s->n_dims - 1];
+	t->bytes = values * st_dtype_bytes(dtype);
 }
 
 static void add_tensors(struct export_plan *p, bool tied)
@@ -196,21 +215,16 @@ static void add_tensors(struct export_plan *p, bool tied)
 	p->tensors = NEW_ARRAY(struct export_tensor, p->n_tensors);
 	const struct export_piece *piece = p->pieces, *end = p->pieces + p->n_pieces;
 	for (uint32_t i = 0; i < p->n_tensors; i++) {
-		const struct convert_source *s = &table->sources[i];
 		struct export_tensor *t = &p->tensors[i];
-		*t = (struct export_tensor){.name = s->name, .n_dims = s->n_dims, .pieces = piece};
-		uint64_t values = 1;
-		for (uint32_t d = 0; d < s->n_dims; d++)
-			values *= t->shape[d] = s->shape[d];
-		t->cols = s->shape[s->n_dims - 1];
+		const struct export_piece *first = piece;
 		while (piece < end && piece->source == i)
 			piece++;
-		t->n_pieces = (uint64_t)(piece - t->pieces);
-		t->dtype = dtype_of(p, t, kept_f32[i]);
-		t->bytes = values * st_dtype_bytes(t->dtype);
+		set_tensor(p, t, i, dtype_of(p, table->sources[i].name, first, kept_f32[i]));
+		t->pieces = first;
+		t->n_pieces = (uint64_t)(piece - first);
 		p->tensor_bytes += t->bytes;
 		n_kept += kept_f32[i] && p->dtype == EXPORT_BF16 && t->dtype == ST_F32 &&
-				  !strstr(t->name, "e_score_correction_bias");
+				  !is_router_bias(t->name);
 		enum dtype from = t->pieces->from->type;
 		n_rounded +=
 			t->dtype == ST_BF16 && !kept_f32[i] && (from == DTYPE_F32 || from == DTYPE_F16);
@@ -222,6 +236,45 @@ static void add_tensors(struct export_plan *p, bool tied)
 	if (n_kept)
 		buf_printf(&p->notes,
 			"%" PRIu64 " norms, routers and biases stay F32: BF16 would round them\n", n_kept);
+	free(kept_f32);
+}
+
+/* Kept in BF16 by the released FP8 checkpoint, besides what every recipe keeps. */
+static bool is_kept_bf16(const char *name)
+{
+	return !strcmp(name, "model.embed_tokens.weight") || !strcmp(name, "lm_head.weight") ||
+		   strstr(name, ".eh_proj.");
+}
+
+static void add_shape(struct export_plan *p, bool tied)
+{
+	const struct convert_plan *table = p->table;
+	uint32_t n_sources = (uint32_t)table->n_sources - tied;
+	bool *kept_f32 = NEW_ARRAY(bool, table->n_sources);
+	for (size_t i = 0; i < table->n_tensors; i++)
+		for (uint64_t k = 0; k < table->tensors[i].n_slabs; k++)
+			kept_f32[table->tensors[i].slabs[k].source] = is_kept_f32(&table->tensors[i]);
+	p->tensors = NEW_ARRAY(struct export_tensor, 2 * (size_t)n_sources);
+	for (uint32_t i = 0; i < n_sources; i++) {
+		const char *name = table->sources[i].name;
+		struct export_tensor *t = &p->tensors[p->n_tensors++];
+		bool fp8 = p->dtype == EXPORT_FP8 && !kept_f32[i] && !is_kept_bf16(name);
+		set_tensor(p, t, i, is_router_bias(name) ? ST_F32 : fp8 ? ST_F8_E4M3 : ST_BF16);
+		p->tensor_bytes += t->bytes;
+		if (!fp8)
+			continue;
+		struct export_tensor *s = &p->tensors[p->n_tensors++];
+		*s = *t;
+		s->name = s->scale_name = mem_printf("%s_scale_inv", name);
+		s->dtype = ST_F32;
+		s->bytes = sizeof(float);
+		for (uint32_t d = 0; d < s->n_dims; d++) {
+			s->shape[d] = (t->shape[d] + SAFETENSORS_SCALE_BLOCK - 1) / SAFETENSORS_SCALE_BLOCK;
+			s->bytes *= s->shape[d];
+		}
+		s->cols = s->shape[s->n_dims - 1];
+		p->tensor_bytes += s->bytes;
+	}
 	free(kept_f32);
 }
 
@@ -314,17 +367,50 @@ void export_plan_index(const struct export_plan *p, struct buf *out)
 	buf_puts(out, "  }\n}\n");
 }
 
+void export_plan_print(const struct export_plan *p, FILE *f)
+{
+	uint64_t bytes[ST_DTYPE_COUNT] = {0};
+	size_t count[ST_DTYPE_COUNT] = {0};
+	for (uint32_t i = 0; i < p->n_tensors; i++) {
+		bytes[p->tensors[i].dtype] += p->tensors[i].bytes;
+		count[p->tensors[i].dtype]++;
+	}
+	for (int t = 0; t < ST_DTYPE_COUNT; t++)
+		if (count[t])
+			fprintf(f, "%-8s %zu tensors, %" PRIu64 " bytes\n", st_dtype_name((enum st_dtype)t),
+				count[t], bytes[t]);
+	fprintf(f, "tensors  %u tensors, %" PRIu64 " bytes\n", p->n_tensors, p->tensor_bytes);
+	fprintf(f, "total    %" PRIu64 " bytes in %u shard%s\n", p->file_bytes, p->n_shards,
+		p->n_shards == 1 ? "" : "s");
+}
+
 /* ---- all of it ---- */
+
+static int make_table(struct export_plan *p, struct convert_config *cfg, struct err *e)
+{
+	struct convert_recipe recipe;
+	p->table = NEW(struct convert_plan);
+	int code = convert_recipe_parse(&recipe, "bf16", e);
+	return code ? code : convert_plan_make(p->table, cfg, &recipe, NULL, NULL, NULL, e);
+}
+
+int export_plan_make_shape(struct export_plan *p, struct convert_config *cfg, bool fp8,
+	uint64_t shard_bytes, struct err *e)
+{
+	int code = make_table(p, cfg, e);
+	if (code)
+		return code;
+	p->dtype = fp8 ? EXPORT_FP8 : EXPORT_BF16;
+	add_shape(p, cfg->tied);
+	cut_shards(p, shard_bytes);
+	return 0;
+}
 
 int export_plan_make(struct export_plan *p, const struct gguf *file, struct convert_config *cfg,
 	enum export_dtype dtype, uint64_t shard_bytes, struct err *e)
 {
-	struct convert_recipe recipe;
 	bool *used = NEW_ARRAY(bool, file->n_tensors);
-	p->table = NEW(struct convert_plan);
-	int code = convert_recipe_parse(&recipe, "bf16", e);
-	if (!code)
-		code = convert_plan_make(p->table, cfg, &recipe, NULL, NULL, NULL, e);
+	int code = make_table(p, cfg, e);
 	if (code)
 		goto out;
 	collect_pieces(p, file, used);
@@ -345,6 +431,8 @@ void export_plan_fini(struct export_plan *p)
 		convert_plan_fini(p->table);
 	free(p->table);
 	free(p->pieces);
+	for (uint32_t i = 0; i < p->n_tensors; i++)
+		free(p->tensors[i].scale_name);
 	free(p->tensors);
 	free(p->shards);
 	free(p->order);

@@ -20,9 +20,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
-/* What matrices become. AUTO: F32 where the GGUF has all of them in F32, else BF16. */
-enum export_dtype { EXPORT_AUTO, EXPORT_BF16, EXPORT_F32 };
+/* What matrices become. AUTO: F32 where the GGUF has all of them in F32, else BF16. FP8 is for
+ * export_plan_make_shape alone. */
+enum export_dtype { EXPORT_AUTO, EXPORT_BF16, EXPORT_F32, EXPORT_FP8 };
+
+#define EXPORT_SHARD_BYTES 5000000000u /* unless the user asks for others */
 
 struct export_piece {
 	const struct gguf_tensor *from;
@@ -36,7 +40,9 @@ struct export_tensor {
 	const char *name;
 	uint32_t n_dims;
 	uint64_t shape[3];   /* slowest first */
-	enum st_dtype dtype; /* ST_BF16 or ST_F32 */
+	enum st_dtype dtype; /* ST_BF16, ST_F32 or ST_F8_E4M3 */
+	uint32_t source;     /* index into the sources of the table */
+	char *scale_name;    /* NULL, or the name: these are the scales of `source` */
 	uint64_t cols, bytes;
 	const struct export_piece *pieces; /* [n_pieces] by row, without holes */
 	uint64_t n_pieces;
@@ -57,10 +63,10 @@ struct export_plan {
 	struct export_shard *shards;   /* [n_shards] */
 	uint32_t n_shards;
 	uint64_t tensor_bytes, file_bytes;
-	enum export_dtype dtype;     /* EXPORT_BF16 or EXPORT_F32 */
+	enum export_dtype dtype;     /* not AUTO */
 	struct buf notes;            /* lines for people: what is left out or rounded */
-	struct convert_plan *table;  /* private, as what follows */
-	struct export_piece *pieces; /* [n_pieces] */
+	struct convert_plan *table;  /* of `convert`, for a BF16 recipe */
+	struct export_piece *pieces; /* [n_pieces] private, as what follows */
 	size_t n_pieces;
 	uint32_t *order; /* [n_tensors] */
 };
@@ -79,10 +85,18 @@ void export_plan_config(
 int export_plan_make(struct export_plan *p, const struct gguf *file, struct convert_config *cfg,
 	enum export_dtype dtype, uint64_t shard_bytes, struct err *e);
 
+/* The same for a shape without weights: tensors have no pieces. `fp8`: the matrices that the
+ * released FP8 checkpoint has in FP8 are so, each with its scales, one for 128 x 128 values. */
+int export_plan_make_shape(struct export_plan *p, struct convert_config *cfg, bool fp8,
+	uint64_t shard_bytes, struct err *e);
+
 void export_plan_fini(struct export_plan *p);
 
 /* Appends the header of a shard: length and JSON. */
 void export_plan_header(const struct export_plan *p, uint32_t shard, struct buf *out);
+
+/* Dtypes, tensors, shards: exact bytes, one line each. */
+void export_plan_print(const struct export_plan *p, FILE *f);
 
 /* Appends model.safetensors.index.json. */
 void export_plan_index(const struct export_plan *p, struct buf *out);

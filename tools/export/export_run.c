@@ -6,11 +6,13 @@
  */
 #include "tools/export/export_run.h"
 
+#include "src/base/clock.h"
 #include "src/base/half.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "src/quant/dequant.h"
+#include "tools/output/interrupt.h"
 #include "tools/output/progress.h"
 #include "tools/output/workers.h"
 
@@ -24,6 +26,7 @@
 #include <unistd.h>
 
 #define BLOCK_VALUES (1u << 20) /* values of a block, unless one row has more */
+#define FILL_BYTES   (1u << 22) /* of a block that `fill` makes */
 
 struct export_state {
 	const struct export_job *job;
@@ -77,6 +80,41 @@ static uint64_t find_not_finite(enum st_dtype dtype, const uint8_t *stored, uint
 	return i;
 }
 
+/* Counts and asks whether to go on. */
+static int after_write(struct shard_writer *w, uint64_t bytes, struct err *e)
+{
+	const struct export_job *job = w->s->job;
+	pthread_mutex_lock(&w->s->lock);
+	w->s->bytes_done += bytes;
+	bool stop = w->s->stop;
+	pthread_mutex_unlock(&w->s->lock);
+	if (stop || (job->cancel && *job->cancel))
+		return err_set(e, ERR_INTERRUPTED, "interrupted");
+	return 0;
+}
+
+static int write_bytes(struct shard_writer *w, uint64_t bytes, struct err *e)
+{
+	errno = 0;
+	if (fwrite(w->b->stored, 1, bytes, w->out.f) != bytes)
+		return err_errno(e, errno ? errno : EIO, "%s: cannot be written", w->out.path);
+	return after_write(w, bytes, e);
+}
+
+/* A tensor without pieces. */
+static int write_filled(struct shard_writer *w, struct err *e)
+{
+	const struct export_job *job = w->s->job;
+	const struct export_tensor *t = w->tensor;
+	int code = 0;
+	for (uint64_t at = 0, n; at < t->bytes && !code; at += n) {
+		n = MIN(t->bytes - at, FILL_BYTES);
+		job->fill(job->fill_user, (uint32_t)(t - job->plan->tensors), at, w->b->stored, n);
+		code = write_bytes(w, n, e);
+	}
+	return code;
+}
+
 /* Writes b->stored: rows [row0, row0 + n) of the tensor. */
 static int write_block(struct shard_writer *w, const struct export_piece *piece, uint64_t row0,
 	uint64_t n, struct err *e)
@@ -91,16 +129,7 @@ static int write_block(struct shard_writer *w, const struct export_piece *piece,
 			" of %s is not a finite %s",
 			job->file->files[piece->from->file].path, piece->from->name, row0 + bad / t->cols,
 			bad % t->cols, t->name, st_dtype_name(t->dtype));
-	errno = 0;
-	if (fwrite(w->b->stored, 1, bytes, w->out.f) != bytes)
-		return err_errno(e, errno ? errno : EIO, "%s: cannot be written", w->out.path);
-	pthread_mutex_lock(&w->s->lock);
-	w->s->bytes_done += bytes;
-	bool stop = w->s->stop;
-	pthread_mutex_unlock(&w->s->lock);
-	if (stop || (job->cancel && *job->cancel))
-		return err_set(e, ERR_INTERRUPTED, "interrupted");
-	return 0;
+	return write_bytes(w, bytes, e);
 }
 
 /* A slab [cols][rows] becomes rows of `cols` values. */
@@ -161,7 +190,7 @@ static void release_pages(const struct export_piece *piece, uint64_t bytes)
 static int write_tensor(struct shard_writer *w, struct err *e)
 {
 	const struct export_tensor *t = w->tensor;
-	int code = 0;
+	int code = t->n_pieces ? 0 : write_filled(w, e);
 	for (uint64_t i = 0; i < t->n_pieces && !code; i++) {
 		const struct export_piece *piece = &t->pieces[i];
 		code = piece->transposed ? write_turned(w, piece, e) : write_plain(w, piece, e);
@@ -190,7 +219,7 @@ static int write_shard(
 		w.tensor = &job->plan->tensors[h->tensors[i]];
 		code = write_tensor(&w, e);
 	}
-	if (!code)
+	if (!code && job->file)
 		code = gguf_check_lost(job->file, e);
 	if (!code)
 		code = out_file_commit(&w.out, e);
@@ -221,7 +250,7 @@ static int shard_buffers_init(const struct export_plan *p, struct shard_buffers 
 	values = MAX(values, turned);
 	b->values = mem_try_new(values, sizeof *b->values);
 	b->turned = mem_try_new(turned, sizeof *b->turned);
-	b->stored = mem_try_new(values, sizeof(float));
+	b->stored = mem_try_new(MAX(values, FILL_BYTES / sizeof(float)) + 2, sizeof(float));
 	if (!b->values || !b->turned || !b->stored)
 		return err_set(e, ERR_MEMORY, "no memory for blocks of %" PRIu64 " values", values);
 	return 0;
@@ -289,4 +318,31 @@ int export_run(const struct export_job *job, struct err *e)
 	int code = workers_run(&work, e);
 	progress_end(&s.progress);
 	return code;
+}
+
+int export_write(struct export_job *job, const char *out, uint64_t fingerprint,
+	const struct export_texts *texts, bool force, struct err *e)
+{
+	char took[32];
+	struct buf notes = {0};
+	uint64_t start = clock_ns();
+	int code = export_folder_open(job->folder, out, job->plan, fingerprint, force, &notes, e);
+	fputs(buf_str(&notes), stderr);
+	buf_free(&notes);
+	if (code)
+		return code;
+	interrupt_catch(false);
+	job->cancel = interrupt_flag();
+	if ((code = export_run(job, e)) ||
+		(code = export_folder_finish(job->folder, job->plan, texts, e))) {
+		if (code == ERR_INPUT)
+			export_folder_discard(job->folder, job->plan);
+		else
+			err_hint(e, "the same command goes on from here");
+		return code;
+	}
+	if (job->progress)
+		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", ERR_PLAIN(out), job->plan->file_bytes,
+			progress_time_text((double)(clock_ns() - start) * 1e-9, took));
+	return 0;
 }

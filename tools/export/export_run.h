@@ -18,9 +18,13 @@
 #include <stdint.h>
 
 struct export_job {
-	const struct gguf *file;
+	const struct gguf *file; /* NULL with `fill` */
+	/* Makes bytes [offset, offset + bytes) of tensor `i` of the plan, where it has no pieces;
+	 * offset is a multiple of 8. dst has room for up to 7 bytes more. Any thread. */
+	void (*fill)(void *user, uint32_t i, uint64_t offset, void *dst, size_t bytes);
+	void *fill_user;
 	const struct export_plan *plan;
-	struct export_folder *folder; /* open */
+	struct export_folder *folder; /* export_run: open */
 	uint32_t n_workers;
 	bool progress;             /* say how far it is on stderr */
 	const atomic_bool *cancel; /* looked at between blocks; may be NULL */
@@ -29,5 +33,11 @@ struct export_job {
 /* Writes every shard that is not done. Those that are complete are in the journal also when this
  * fails or is cancelled (ERR_INTERRUPTED). ERR_INPUT: a value that is not finite. */
 int export_run(const struct export_job *job, struct err *e);
+
+/* All of it: opens the folder, writes shards and texts, and says with `progress` how long it took.
+ * A signal cancels. After an error other than ERR_INPUT the same command goes on from here, which
+ * the hint says. The caller closes job->folder. */
+int export_write(struct export_job *job, const char *out, uint64_t fingerprint,
+	const struct export_texts *texts, bool force, struct err *e);
 
 #endif

@@ -228,8 +228,13 @@ int export_texts_make(struct export_texts *t, const struct gguf *file, struct co
 	if (code)
 		return code;
 	add_json(t, GENERATION_NAME, convert_config_generation_json(cfg));
-	add_json(t, CONFIG_NAME,
-		convert_config_json(cfg, plan->dtype == EXPORT_F32 ? "float32" : "bfloat16"));
+	json_t *config = convert_config_json(cfg, plan->dtype == EXPORT_F32 ? "float32" : "bfloat16");
+	if (plan->dtype == EXPORT_FP8)
+		json_object_set_new(config, "quantization_config",
+			json_pack("{s:s,s:s,s:s,s:[i,i]}", "quant_method", "fp8", "fmt", "e4m3",
+				"activation_scheme", "dynamic", "weight_block_size", SAFETENSORS_SCALE_BLOCK,
+				SAFETENSORS_SCALE_BLOCK));
+	add_json(t, CONFIG_NAME, config);
 	export_plan_index(plan, add_text(t, INDEX_NAME));
 	return 0;
 }

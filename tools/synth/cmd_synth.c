@@ -21,6 +21,7 @@
 #include "tools/output/report.h"
 #include "tools/output/workers.h"
 #include "tools/synth/synth_model.h"
+#include "tools/synth/synth_hf.h"
 #include "tools/synth/synth_write.h"
 
 #include <errno.h>
@@ -31,11 +32,15 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
+enum synth_format { SYNTH_GGUF, SYNTH_HF, SYNTH_HF_FP8 };
+
 struct synth_options {
 	const char *out, *shape, *recipe_name, *experts, *types_text, *tokenizer;
 	struct convert_types types;
 	uint32_t layers, expert_count, alias, jobs;
 	uint64_t seed;
+	int format;      /* enum synth_format */
+	bool gguf_given; /* one of the options that only a GGUF has */
 	bool no_mtp, force, dry_run, quiet;
 };
 
@@ -333,24 +338,48 @@ out:
 	return code;
 }
 
+static int write_checkpoint(struct synth_work *w, struct err *e)
+{
+	const struct synth_options *o = &w->opt;
+	struct synth_hf_options hf = {.out = o->out,
+		.tokenizer = pocket_or(o->tokenizer, e),
+		.fp8 = o->format == SYNTH_HF_FP8,
+		.seed = o->seed,
+		.jobs = o->jobs,
+		.force = o->force,
+		.dry_run = o->dry_run,
+		.quiet = o->quiet};
+	if (!hf.tokenizer)
+		return err_hint(e, "the tokenizer is taken from there; --tokenizer names another GGUF");
+	int code = read_shape(w, e);
+	return code ? code : synth_hf(&w->cfg, &hf, e);
+}
+
 static int parse_synth_options(int argc, char **argv, struct synth_work *w, struct err *e)
 {
 	struct synth_options *o = &w->opt;
+	static const struct arg_word formats[] = {
+		{"gguf", SYNTH_GGUF}, {"hf", SYNTH_HF}, {"hf-fp8", SYNTH_HF_FP8}, {NULL, 0}};
 	struct convert_type_words types;
 	const struct arg options[] = {
-		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
-			.help = "file to write"},
+		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT",
+			.help = "file to write, or folder of a checkpoint"},
+		{"format", 0, ARG_CHOICE, .i32 = &o->format, .words = formats,
+			.help = "hf: a Hugging Face checkpoint in BF16 with the released names and shards of "
+					"5 GB; hf-fp8: the same in FP8 with block scales. Types, experts and alias are "
+					"options of a GGUF",
+			.fallback = "gguf"},
 		{"shape", 0, ARG_STRING, .string = &o->shape, .value = "glm-5.2|FILE",
 			.help = "the released model, or the shape that a config.json describes",
 			.fallback = "glm-5.2"},
-		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME",
-			.words = convert_recipe_words(),
+		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .given = &o->gguf_given,
+			.value = "NAME", .words = convert_recipe_words(),
 			.help = "types as in glmstream convert: " CONVERT_RECIPES, .fallback = "q2"},
-		{"experts", 0, ARG_STRING, .string = &o->experts, .value = "TYPE",
+		{"experts", 0, ARG_STRING, .string = &o->experts, .given = &o->gguf_given, .value = "TYPE",
 			.words = convert_type_words(&types, synth_fill_supported),
 			.help = "type of the routed experts instead of the recipe's (Q2_K, IQ3_XXS, ...)"},
-		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
-			.words = convert_type_words(&types, synth_fill_supported),
+		{"types", 0, ARG_STRING, .string = &o->types_text, .given = &o->gguf_given,
+			.value = "PATTERN=TYPE,...", .words = convert_type_words(&types, synth_fill_supported),
 			.help = "exceptions, as in glmstream convert"},
 		{"layers", 0, ARG_UINT, .u32 = &o->layers, .min = 1, .max = CONVERT_MAX_LAYERS,
 			.value = "N", .help = "only the first N layers (and the MTP layer)"},
@@ -358,7 +387,8 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 			.help = "leave the next-token-prediction layer out"},
 		{"expert-count", 0, ARG_UINT, .u32 = &o->expert_count, .min = 1, .max = CONFIG_MAX_EXPERTS,
 			.value = "N", .help = "routed experts per layer instead of the shape's"},
-		{"alias", 0, ARG_UINT, .u32 = &o->alias, .min = 1, .max = CONVERT_MAX_LAYERS, .value = "K",
+		{"alias", 0, ARG_UINT, .u32 = &o->alias, .given = &o->gguf_given, .min = 1,
+			.max = CONVERT_MAX_LAYERS, .value = "K",
 			.help = "the file holds the expert data of K layers only, and the expert tensors of "
 					"all others point at those bytes: it is smaller by as much. Every expert is "
 					"still read and cached as its own. Programs that refuse tensors with shared "
@@ -371,20 +401,23 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 			.fallback = "the pocket model"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "threads, and writes under way", .fallback = "all cores, at least 4"},
-		{"force", 0, ARG_FLAG, .flag = &o->force, .help = "replace OUT.gguf if it exists"},
+		{"force", 0, ARG_FLAG, .flag = &o->force,
+			.help = "replace OUT.gguf if it exists, or files of a checkpoint in the folder"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
 		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream synth",
-		.usage = "-o OUT.gguf [options]",
+		.usage = "-o OUT [options]",
 		.about = "Writes a model of the given shape with random weights, for measuring: it "
 				 "computes as much and reads as much as a real one, and says nothing sensible. "
 				 "Scaled so that activations stay finite through all layers. OUT.gguf appears only "
-				 "when it is complete.",
+				 "when it is complete; a checkpoint is written as by export, and goes on where it "
+				 "was interrupted.",
 		.example = "glmstream synth -o synth.gguf --recipe iq2 --alias 12\n"
 				   "glmstream synth -o small.gguf --layers 6 --expert-count 16\n"
+				   "glmstream synth -o checkpoint --format hf-fp8 --layers 4\n"
 				   "glmstream synth --dry-run --recipe q2",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
@@ -399,7 +432,11 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 			(rc = convert_types_parse(&o->types, o->types_text, synth_fill_supported, e))))
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
-		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");
+		return err_set(e, ERR_USAGE, "-o OUT is missing");
+	if (o->format != SYNTH_GGUF && o->gguf_given)
+		return err_set(e, ERR_USAGE,
+			"--recipe, --experts, --types and --alias are for a GGUF: --format %s has none of them",
+			formats[o->format].word);
 	return 0;
 }
 
@@ -409,6 +446,8 @@ int cmd_synth(int argc, char **argv, struct err *e)
 	int rc = parse_synth_options(argc, argv, &w, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
+	if (w.opt.format != SYNTH_GGUF)
+		return write_checkpoint(&w, e);
 	rc = make_plan(&w, e);
 	if (!rc && !w.opt.quiet)
 		fputs(buf_str(&w.plan.notes), stderr);

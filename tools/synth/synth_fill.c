@@ -101,12 +101,18 @@ static void make_plain(const struct synth_fill *f, uint8_t *p, size_t bytes)
 	}
 }
 
-void synth_fill_bytes(const struct synth_fill *f, uint64_t offset, void *dst, size_t bytes)
+void synth_fill_random(const struct synth_fill *f, uint64_t offset, void *dst, size_t bytes)
 {
 	uint8_t *p = dst;
 	uint64_t z = f->stream + offset / 8 * ODD;
 	for (size_t i = 0; i < bytes; i += 8, z += ODD)
 		store_u64(p + i, mix(z));
+}
+
+void synth_fill_bytes(const struct synth_fill *f, uint64_t offset, void *dst, size_t bytes)
+{
+	uint8_t *p = dst;
+	synth_fill_random(f, offset, dst, bytes);
 	if (is_plain(f->type)) {
 		make_plain(f, p, bytes);
 		return;

@@ -35,4 +35,7 @@ void synth_fill_init(
  * bytes of the block. dst has room for up to 7 bytes more, which are overwritten. */
 void synth_fill_bytes(const struct synth_fill *f, uint64_t offset, void *dst, size_t bytes);
 
+/* The random bytes themselves, under the same conditions. */
+void synth_fill_random(const struct synth_fill *f, uint64_t offset, void *dst, size_t bytes);
+
 #endif

@@ -126,7 +126,7 @@ else
 	check "the writing calls were counted" [ "${total:-0}" -gt 20 ]
 	went_on=0
 	for how in KILL ENOSPC; do
-		for n in $(seq 1 90 "${total:-0}") $(seq $((total - 12)) 4 "$total"); do
+		for n in $(seq 1 130 "${total:-0}") $(seq $((total - 12)) 4 "$total"); do
 			rm -rf "$work/cut"
 			said="export, writing call $n of $total: $how"
 			"$fails" "$n" $how "$GLMSTREAM" "${make[@]}" >"$work/out" 2>"$work/err"

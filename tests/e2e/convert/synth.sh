@@ -93,13 +93,39 @@ run synth --dry-run --recipe bf16
 f32=$(sed -n 's/^F32 .* \([0-9]*\) bytes$/\1/p' "$work/out") bf16=$(sed -n 's/^BF16 .* \([0-9]*\) bytes$/\1/p' "$work/out")
 check "the released number of parameters" [ $((f32 / 4 + bf16 / 2)) = 753329940480 ]
 
+# checkpoints: the released tensors to the byte, and small ones that convert takes
+run synth --dry-run --format hf
+for line in 'F32 +76 tensors, 77824 bytes' 'BF16 +59509 tensors, 1506659842048 bytes'; do
+	check "the BF16 checkpoint: $line" grep -qxE -- "$line" "$work/out"
+done
+run synth --dry-run --format hf-fp8
+for line in 'F32 +59120 tensors, 183490240 bytes' 'BF16 +465 tensors, 4207458304 bytes' \
+	'F8_E4M3 +59044 tensors, 751226191872 bytes' 'tensors +118629 tensors, 755617140416 bytes'; do
+	check "the FP8 checkpoint: $line" grep -qxE -- "$line" "$work/out"
+done
+for format in hf hf-fp8; do
+	run synth -o "$work/$format" $small --format $format --layers 5
+	exits 0
+	run convert "$work/$format" -o "$work/$format.gguf" --recipe bf16 -q
+	exits 0
+	logits "$work/$format.gguf"
+	check "sane logits of $format" sane_logits "$work/logits"
+done
+run synth -o "$work/hf.1" $small --format hf-fp8 --layers 5 -j 1
+check "the same bytes with one thread" diff -r "$work/hf-fp8" "$work/hf.1"
+run synth -o "$work/hf" $small --format hf --layers 5
+error_is_one_sentence 3 'hf: exists already'
+run synth -o "$work/c" $small --format hf --recipe q2
+error_is_one_sentence 2 'format hf has none of them'
+check "nothing is written" [ ! -e "$work/c" ]
+
 # refusals
 run synth -o "$work/b.gguf" $small
 error_is_one_sentence 3 'b.gguf: exists already'
 run synth -o "$work/missing/b.gguf" $small
 error_is_one_sentence 3 'missing'
 run synth $small
-error_is_one_sentence 2 'OUT.gguf is missing'
+error_is_one_sentence 2 '-o OUT is missing'
 run synth -o "$work/c.gguf" $small --experts Q9
 error_is_one_sentence 2 'Q9.*IQ2_XXS'
 run synth -o "$work/c.gguf" $small --layers 100
