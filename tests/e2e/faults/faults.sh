@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # Fails single allocations, and single system calls that change files and folders, of: saving a
-# session, storing a prompt, opening a model, a conversion. Whatever fails, the program ends with a
-# status and a sentence, no file that was there is lost, and the next run is right. fault_requests.sh
-# does the same to a server. Of allocations those are tried that are the first by their path of callers
-# (fail_alloc.c); of system calls first those that are the first of their kind on their file
-# (fail_write.c).
+# session, storing a prompt, keeping a profile, opening a model, a conversion. Whatever fails, the
+# program ends with a status and a sentence, no file that was there is lost, and the next run is right.
+# An interrupted call is made again. fault_requests.sh fails allocations of a server.
+# Of allocations those are tried that are the first by their path of callers (fail_alloc.c); of system
+# calls first those that are the first of their kind on their file (fail_write.c).
 # FAULT_POINTS: how many places of each run are tried (0: every one; of allocations: every path).
-# FAULT_KINDS: alloc, write. FAULT_RUNS: session, store, open, convert. FAULT_HOW: ENOSPC, EIO, EINTR,
-# storm, short. All without them.
+# FAULT_KINDS: alloc, write. FAULT_RUNS: session, store, profile, open, convert. FAULT_HOW: ENOSPC,
+# EIO, EINTR, storm, short. All without them.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -144,6 +144,27 @@ store_is_right() {
 }
 points=$(((points + 1) / 2)) # longer runs
 every_failure store no_store store_is_right "${short[@]}" -f "$work/long" --session-dir "$work/store"
+points=${FAULT_POINTS:-12}
+
+# ---- the profile that a run keeps ----
+profiles_differ() { ! diff -r "$work/old.profiles" "$work/new.profiles" >"$work/diff"; }
+profiles=$work/.cache/glmstream/profiles
+streamed=(-p 'Define river.' "${short[@]}" --cache-gb 0.006)
+for when in old new; do
+	run "${streamed[@]}"
+	exits 0
+	cp -r "$profiles" "$work/$when.profiles"
+done
+check "a run changes it" profiles_differ
+old_profile() { rm -rf "$profiles" && cp -r "$work/old.profiles" "$profiles"; }
+profile_is_whole() {
+	check "the profile is the old or the new one" is_old_or_new
+}
+is_old_or_new() {
+	diff -r "$profiles" "$work/old.profiles" >"$work/diff" || diff -r "$profiles" "$work/new.profiles" >"$work/diff"
+}
+points=$(((points + 1) / 2))
+every_failure profile old_profile profile_is_whole "${streamed[@]}"
 points=${FAULT_POINTS:-12}
 
 # ---- opening ----
