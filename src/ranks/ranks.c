@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define END_NS       10000000000u /* for the others to end in order */
+#define START_S      30           /* for MPI to start: programs may come over a network */
 #define FINALIZE_S   8
 #define AFTER_END_NS 500000000u /* a message may still be under way from a rank that is done */
 
@@ -244,11 +245,30 @@ static int exchange_names(struct ranks *r, struct err *e)
 	return rc;
 }
 
+static void on_mpi_alarm(int sig)
+{
+	static const char text[] = "glmstream: MPI does not start or end: a rank hangs, or its host "
+							   "cannot be reached\n";
+	(void)sig;
+	(void)!write(STDERR_FILENO, text, sizeof text - 1);
+	_exit(1);
+}
+
+/* MPI starts and ends together on all ranks, and there are no beats yet, or none any more. 0: it
+ * has. */
+static void limit_mpi(unsigned seconds)
+{
+	signal(SIGALRM, seconds ? on_mpi_alarm : SIG_DFL);
+	alarm(seconds);
+}
+
 int ranks_open(struct ranks **out, struct err *e)
 {
 	struct ranks *r = NEW(struct ranks);
 	*out = NULL;
+	limit_mpi(START_S);
 	int rc = mpi_start(&r->me, &r->count, e);
+	limit_mpi(0);
 	if (!rc && r->count > RANKS_MAX)
 		rc = err_set(e, ERR_USAGE, "%u ranks, at most %d are possible", r->count, RANKS_MAX);
 	if (rc) {
@@ -263,14 +283,6 @@ int ranks_open(struct ranks **out, struct err *e)
 		return rc; /* the process ends; what MPI may still write to stays */
 	*out = here = r;
 	return exchange_names(r, e);
-}
-
-static void on_finalize_alarm(int sig)
-{
-	static const char text[] = "glmstream: MPI does not end: a rank hangs\n";
-	(void)sig;
-	(void)!write(STDERR_FILENO, text, sizeof text - 1);
-	_exit(1);
 }
 
 /* Until the others have delivered what this rank says, and are done too if that is waited for. */
@@ -317,10 +329,9 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 		return rc;
 	}
 	rank_beats_stop(r);
-	signal(SIGALRM, on_finalize_alarm);
-	alarm(FINALIZE_S);
+	limit_mpi(FINALIZE_S);
 	mpi_stop();
-	alarm(0);
+	limit_mpi(0);
 	for (uint32_t i = 0; i < r->count; i++) {
 		free(r->peers[i].in_data);
 		free(r->peers[i].out_data);

@@ -18,11 +18,12 @@ static bool same_card(const struct plan_stage *stages, uint32_t i, uint32_t k)
 
 size_t plan_stage_room(const struct plan_stage *stages, uint32_t n, uint32_t i, uint32_t processes)
 {
-	uint32_t beside = stages[i].backend->ops->copier_open ? 1 : processes;
-	const uint32_t each = beside;
+	const bool on_card = stages[i].backend->ops->copier_open != NULL;
+	uint32_t beside = 1;
 	for (uint32_t k = 0; k < n; k++)
-		beside += k != i && same_card(stages, i, k) ? each : 0;
-	return stages[i].backend->ops->free_bytes(stages[i].backend) / beside;
+		beside += k != i && same_card(stages, i, k);
+	return stages[i].backend->ops->free_bytes(stages[i].backend) /
+		   (beside * (on_card ? 1 : processes));
 }
 
 /* What one stage plans with. */

@@ -159,7 +159,7 @@ longest=0
 # What is interrupted: answers of a session in even rounds, a server with 8 clients in odd ones.
 begin_work() { # number of the round
 	if [ $(($1 % 2)) = 0 ]; then
-		start 3 --backend cpu -m "$POCKET" --temp 0 --think off -n 48 -q -c 4096 \
+		start 3 --backend cpu -m "$POCKET" --temp 0 --think off -n 48 -c 4096 \
 			--session "$work/lost.session" --draft off
 		return
 	fi
@@ -171,12 +171,23 @@ begin_work() { # number of the round
 	done
 	python3 tests/e2e/stream/ranks_clients.py "$url" >/dev/null 2>&1 &
 }
+# What hangs while MPI starts cannot be named: ranks are stopped once they have opened the model,
+# and killed at any time.
+opened() {
+	local i
+	for ((i = 0; i < 600; i++)); do
+		! grep -q '^rank 0 (.*): layers' "$work/err" || return 0
+		sleep 0.05
+	done
+	return 1
+}
 # round NUMBER SIGNAL RANK DELAY, of 3 ranks.
 round() {
 	local began ms
 	cp "$work/one.session" "$work/lost.session"
 	begin_work "$1"
 	shift
+	[ "$1" = KILL ] || check 'the ranks opened the model' opened
 	sleep "$3"
 	began=$(date +%s%N)
 	kill "-$1" "${pids[$2]}" 2>/dev/null
