@@ -136,6 +136,24 @@ rc=$? said='ranks with two files'
 exits 1
 check "a rank with another file is named" grep -q '^glmstream: rank 1 (.*): the model file is not that of rank 0' "$work/err"
 
+# ---- a step that fails on another rank ----
+# a fifth of the way into the file: experts of layer 1
+python3 - "$POCKET" "$work/damaged.gguf" <<'END'
+import sys
+data = bytearray(open(sys.argv[1], "rb").read())
+at = len(data) // 5
+data[at:at + 4000] = bytes(x ^ 0x55 for x in data[at:at + 4000])
+open(sys.argv[2], "wb").write(data)
+END
+cp "$POCKET.xxh3" "$work/damaged.gguf.xxh3"
+damaged=(-p 'Define river.' -m "$work/damaged.gguf" --backend cpu -q -n 40 --think off --temp 0)
+run "${damaged[@]}"
+exits 1
+fault=$(sed -n 's/^glmstream: //p' "$work/err")
+ranks 2 "${damaged[@]}"
+exits 1
+check "the fault of rank 1 is that of one process" grep -q "^glmstream: rank 1 (.*): ${fault:-?}" "$work/err"
+
 # ---- ranks that die or hang ----
 # start N ARGS: $job of mpirun; the processes of the ranks: $pids, by rank.
 start() {
