@@ -90,6 +90,8 @@ SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-
 # quarter of the time of a model's tests
 LEAN      = $(if $(findstring undefined,$(SAN)),$(if $(filter kernels/% src/quant/%,$(1)), \
             -fno-sanitize=null$(comma)object-size$(comma)pointer-overflow))
+# hundreds of inlined functions each: where their variables are would take half of the compile time
+INLINED   = $(if $(filter kernels/cpu/cpu_dot_%,$(1)),-g1)
 include tools/scripts/harden.mk
 C_ALL     = -std=gnu11 $(CFLAGS) $(HARDEN) -fno-math-errno -ffp-contract=off \
             -fopenmp-simd $(SANFLAGS) $(WARN) $(WERR) \
@@ -149,7 +151,7 @@ $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 
 $(BUILD)/%.o: %.c $(BUILD)/.flags
 	$(call say,CC,$<)
-	$(Q)mkdir -p $(@D) && $(CC) $(C_ALL) $(call isa,$<) $(call LEAN,$<) \
+	$(Q)mkdir -p $(@D) && $(CC) $(C_ALL) $(call isa,$<) $(call LEAN,$<) $(call INLINED,$<) \
 	  $(call COVERED,$<) $(CPP_ALL) $(LOCAL) -MMD -MP -c $< -o $@
 
 # the page's files are part of its object file

@@ -7,9 +7,10 @@
 # (tests/e2e/*/*.sh), one fuzz target fed with its saved inputs, or a check of the sources (layers,
 # shape, words). Exit status 77 of a unit means skipped, its last line of output is the reason. The
 # whole log of each failed unit is printed, and the names of all before the last line. Exit status 1
-# if any failed. Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (600;
-# 1800 under a sanitizer), more where other programs take the cores; TEST_LEAVE_OUT
-# names of units that are not run. A unit's line has its time by the clock and of processors.
+# if any failed. Environment: TEST_JOBS (twice the number of cores: a script waits for half of its
+# time), TEST_TIMEOUT seconds that a unit may take with a core of its own (600; 1800 under a
+# sanitizer); TEST_LEAVE_OUT names of units that are not run. A unit's line has its time by the
+# clock and of processors.
 #
 # On a card also: compute-sanitizer --tool memcheck build/release/tests/test_backend_parity small;
 # --tool racecheck --num-cuda-barriers 64 with brief test_deferred, built with
@@ -32,12 +33,16 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # several programs share the 
 case $build in *san-*) limit=1800 ;; *) limit=600 ;; esac
 limit=${TEST_TIMEOUT:-$limit}
 cores=$(nproc)
-jobs=${TEST_JOBS:-$cores}
+jobs=${TEST_JOBS:-$((cores * 2))}
 export cores jobs
 
-# One line per unit: name, then the command.
+# One line per unit: name, then the command. The scripts come first: they take longest.
 list_units() {
 	local f n
+	for f in tests/e2e/*/*.sh; do
+		n=${f##*/}
+		[ -x "$f" ] && echo "e2e_${n%.sh} $f"
+	done
 	for n in layers shape words; do
 		echo "$n tools/scripts/check_$n.sh"
 	done
@@ -52,19 +57,15 @@ list_units() {
 		[ -x "$f" ] && [ -n "$(find tests/fuzz -name "fuzz_$n.c")" ] &&
 			echo "replay_$n" "$f" $(compgen -G "tests/fuzz/corpus/$n*" | grep -E "/$n(\.pack)?\$")
 	done
-	for f in tests/e2e/*/*.sh; do
-		n=${f##*/}
-		[ -x "$f" ] && echo "e2e_${n%.sh} $f"
-	done
 }
 
-# What other programs take of the cores the units do not get: their time limit grows with the load
-# that is not ours.
+# A unit shares the cores with the other units and with other programs: its time limit grows with
+# both.
 scale_limit() { # limit
 	local load
 	read -r load _ </proc/loadavg
 	load=$((${load%.*} - jobs))
-	echo $(($1 * (load > 0 ? load + cores : cores) / cores))
+	echo $(($1 * ((load > 0 ? load : 0) + (jobs > cores ? jobs : cores)) / cores))
 }
 
 run_unit() { # logs limit name command...

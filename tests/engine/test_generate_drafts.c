@@ -9,6 +9,7 @@
 #include "src/engine/generate.h"
 #include "src/text/vocab.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/sanitized.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -169,15 +170,15 @@ static const struct draft_case off = {.mode = DRAFT_OFF};
 static void test_text_is_the_same(void **state)
 {
 	(void)state;
-	static const float temperatures[] = {0, 0.7f, 1, 1.5f};
+	static const float temperatures[] = {0, 1, 0.7f, 1.5f};
 	static const struct draft_case cases[] = {{.mode = DRAFT_AUTO}, {.mode = 1}, {.mode = 3},
 		{.mode = 7}, {.mode = 5, .no_mtp = true}, {.mode = 4, .no_lookup = true}};
 	struct engine *g = open_pocket(512, 0, false);
 	memset(&all_drafts, 0, sizeof all_drafts);
 	for (uint32_t p = 0; p < ARRAY_LEN(prompt_texts); p++) {
 		struct token_ids prompt = encode(g, prompt_texts[p]);
-		for (uint32_t i = 0; i < ARRAY_LEN(temperatures); i++)
-			for (uint64_t seed = 1; seed <= (i == 2 ? 2 : 1); seed++)
+		for (uint32_t i = 0; i < IF_SANITIZED(2, ARRAY_LEN(temperatures)); i++)
+			for (uint64_t seed = 1; seed <= (i == 1 ? 2 : 1); seed++)
 				for (uint32_t kind = p; kind < (p ? 2 : 3); kind++) {
 					struct generate_options o = {.max_new = 30,
 						.ignore_stop = kind == 1,
@@ -205,7 +206,7 @@ static void test_text_is_the_same(void **state)
 	}
 	/* this was no comparison of nothing */
 	for (uint32_t i = 0; i < DRAFT_SOURCES; i++) {
-		assert_true(all_drafts.accepted_by[i] > 50);
+		assert_true(all_drafts.accepted_by[i] > IF_SANITIZED(20, 50));
 		assert_true(all_drafts.accepted_by[i] < all_drafts.tried_by[i]);
 	}
 	engine_close(g, NULL);
@@ -342,7 +343,7 @@ static void test_every_end(void **state)
 	assert_int_equal(whole.result.stop, GENERATE_STOP_TOKEN);
 	struct generated known = whole;
 	known.ids[known.n++] = whole.result.stop_token;
-	for (uint32_t n = 1; n <= whole.n + 1; n++)
+	for (uint32_t n = 1; n <= whole.n + 1; n += IF_SANITIZED(5, 1))
 		for (uint32_t kind = 0; kind < (n % 4 ? 4 : 5); kind++) {
 			struct oracle x = {.knows = &known, .prompt = (uint32_t)prompt.n, .wrong = n % 3 * 5};
 			const struct draft_source source = {.name = "oracle",

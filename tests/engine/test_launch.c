@@ -15,6 +15,7 @@
 #include "tests/support/engine_help.h"
 #include "tests/support/lazy_device.h"
 #include "tests/support/mutate_model.h"
+#include "tests/support/sanitized.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -26,14 +27,8 @@
 #define FOREIGN "build/test_launch_foreign.gguf"
 #define N_TEXT  300
 
-/* Sanitizers slow the arithmetic down by ten and more: no positions on both sides of 256 then. */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define N_SEEDS 1
-#define LONG    24
-#else
-#define N_SEEDS 3
-#define LONG    252
-#endif
+#define N_SEEDS IF_SANITIZED(1, 3)
+#define LONG    IF_SANITIZED(24, 252) /* all: positions on both sides of 256 */
 
 static int32_t text[3][N_TEXT];
 

@@ -17,6 +17,7 @@
 #include "cache/trace/trace.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/sanitized.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,11 +29,7 @@
 #define N_LAYERS 7   /* of the pocket model; layers 3 to 5 share the selection of layer 2 */
 #define N_PROMPT 150 /* two chunks, and more than index_topk */
 #define CHUNK    96
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define N_NEW 3
-#else
-#define N_NEW 10
-#endif
+#define N_NEW    IF_SANITIZED(3, 10)
 
 static int32_t prompt[N_PROMPT];
 static const uint32_t cards[N_LAYERS]; /* all of them card 0 */
