@@ -9,10 +9,10 @@
 
 here=tests/e2e/convert
 gen() {
-	python3 $here/gen_checkpoint.py "$@" >"$work/gen" || wrong "the generator failed: $*"
+	python3 "$here/gen_checkpoint.py" "$@" >"$work/gen" || wrong "the generator failed: $*"
 }
 looked_at() { # what, arguments
-	python3 $here/check_export.py "$@" >>"$work/err" 2>&1
+	python3 "$here/check_export.py" "$@" >>"$work/err" 2>&1
 }
 same_json() { # a, b
 	python3 -c 'import json, sys; a, b = (json.load(open(n)) for n in sys.argv[1:]); sys.exit(a != b)' "$@"
@@ -95,16 +95,20 @@ check "the shared layer has no indexer" \
 case $GLMSTREAM in
 */san-*) skip_part "the released shape: too much address space for a sanitizer" ;;
 *)
-	python3 $here/check_export.py sparse "$work/real.gguf" || wrong "the sparse file failed"
+	python3 "$here/check_export.py" sparse "$work/real.gguf" || wrong "the sparse file failed"
 	run export -m "$work/real.gguf" --dry-run
 	exits 0
 	for line in 'F32 +76 tensors, 77824 bytes' 'BF16 +59509 tensors, 1506659842048 bytes' \
 		'tensors +59585 tensors, 1506659919872 bytes' 'total +[0-9]+ bytes in 303 shards'; do
 		check "the plan should say: $line" grep -qxE -- "$line" "$work/out"
 	done
-	run export -m "$work/real.gguf" -o "$work/full"
-	error_is_one_sentence 4 'full: 1506667[0-9]+ bytes are needed, [0-9]+ are free there'
-	check "a drive without room is left as it was" [ ! -e "$work/full" ]
+	if [ "$(df -B1 --output=avail "$work" | tail -n 1)" -lt 1500000000000 ]; then
+		run export -m "$work/real.gguf" -o "$work/full"
+		error_is_one_sentence 4 'full: 1506667[0-9]+ bytes are needed, [0-9]+ are free there'
+		check "a drive without room is left as it was" [ ! -e "$work/full" ]
+	else
+		skip_part "a full drive: there is room for 1.5 TB"
+	fi
 	rm "$work/real.gguf"
 	;;
 esac
@@ -113,7 +117,9 @@ esac
 
 fails=$work/fail_write
 make=(export -m "$work/ragged.gguf" -o "$work/cut" --dtype bf16 --shard-gb 0.003 -q -j 1)
-if ! ${CC:-cc} -O1 -o "$fails" tests/e2e/lib/fail_write.c; then
+if [[ $GLMSTREAM = */san-* ]]; then
+	skip_part "interruptions: leaks cannot be looked for in a traced program"
+elif ! ${CC:-cc} -O1 -o "$fails" tests/e2e/lib/fail_write.c; then
 	wrong "fail_write does not compile"
 elif "$fails" 0 EIO true 2>"$work/err"; [ $? = 77 ]; then
 	skip_part "interruptions: system calls cannot be traced here"
@@ -136,7 +142,9 @@ else
 			fi
 			[ ! -e "$work/cut/model.safetensors.index.json" ] ||
 				check "with an index all is there" diff -r -x export.journal "$work/whole" "$work/cut"
-			[ $rc = 0 ] && [ ! -e "$work/cut/export.journal" ] || run "${make[@]}"
+			if [ $rc != 0 ] || [ -e "$work/cut/export.journal" ]; then
+				run "${make[@]}"
+			fi
 			exits 0
 			! grep -q 'going on' "$work/err" || went_on=$((went_on + 1))
 			check "the same bytes after all" diff -r "$work/whole" "$work/cut"
