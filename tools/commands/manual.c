@@ -265,7 +265,7 @@ static const char topics[] =
 	"less often. The sums take 12 bytes for each column of each expert, 1.9 GB for GLM\\-5.2. "
 	"Embedding and MTP layer are not observed. The file holds plain sums. "
 	"\\fBconvert\\fR mixes\n"
-	"the columns of a routed expert with those of all experts of its layer, as 32 more tokens\n"
+	"the columns of a routed expert with those of all experts of its layer, as 64 more tokens\n"
 	"of its own strength, so that an expert which the text hardly reached is not judged by a "
 	"few\n"
 	"tokens. For that it needs counts by expert, which files in the older format (.dat) lack.\n"

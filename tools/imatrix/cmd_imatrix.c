@@ -306,7 +306,7 @@ int cmd_imatrix(int argc, char **argv, struct err *e)
 		{"merge", 0, ARG_FLAG, .flag = &o.merge,
 			.help = "add up the files that follow, of either format, instead of reading a text"},
 		{"rare", 0, ARG_UINT, .u32 = &o.rare, .min = 0, .max = INT32_MAX, .value = "N",
-			.help = "name the experts that fewer than N tokens went to", .fallback = "32"},
+			.help = "name the experts that fewer than N tokens went to", .fallback = "64"},
 		{"special", 0, ARG_FLAG, .flag = &o.special,
 			.help = "added tokens in the text are tokens, not text"},
 		{"kv-f32", 0, ARG_FLAG, .flag = &o.common.kv_f32,

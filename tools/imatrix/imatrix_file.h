@@ -31,7 +31,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define IMATRIX_PRIOR_TOKENS 32
+/* Measured on the pocket model: sums over the first 128, 256, 512 and 1,024 tokens of a text, mixed
+ * with K of 2, 4, 8 ... 512, predicted the columns of the next 1,024 tokens (likelihood of their
+ * mean squares as gamma variates, gate and down apart). Best was K = 32 in five of the eight cases
+ * and 64 in three; 64 loses less where it is not the best. K = 2 and K = 512 were worse in all. */
+#define IMATRIX_PRIOR_TOKENS 64
 
 struct imatrix_file;
 

@@ -221,7 +221,7 @@ check "both containers of importance give the same bytes" cmp -s "$work/im-iq2.g
 make_gguf "$work/im.dat" "$work/im.gguf" counts
 run convert "$work/tiny" -o "$work/im-prior.gguf" --recipe q2 --imatrix "$work/im.gguf"
 exits 0
-check "rare experts are said" grep -q 'im.gguf: 4 of 4 experts saw fewer than 32 tokens' "$work/err"
+check "rare experts are said" grep -q 'im.gguf: 4 of 4 experts saw fewer than 64 tokens' "$work/err"
 check "and get another importance" test "$(cmp -s "$work/im-q2.gguf" "$work/im-prior.gguf"; echo $?)" = 1
 make_dat "$work/im.dat" 1000
 run convert "$work/tiny" -o "$work/x.gguf" --recipe iq2 -q --imatrix "$work/im.dat"
