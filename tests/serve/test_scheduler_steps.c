@@ -309,6 +309,42 @@ static void test_preemption(void **state)
 		}
 }
 
+/* The client of a preempted answer leaves: the answer ends at once, and its rows are given back. */
+static void test_preempted_leaves(void **state)
+{
+	(void)state;
+	struct fixture f = fixture_open(2, 64, 450, MS, 0);
+	struct client_shares *shares = client_shares_new(75);
+	struct client *clients[2] = {client_find(shares, "a", 1), client_find(shares, "b", 1)};
+	bool reads;
+	f.client = clients[0];
+	for (int i = 0; i < 2; i++)
+		submit(&f, 10, 200);
+	while (!f.jobs[0]->generated.n || !f.jobs[1]->generated.n)
+		step(&f, &reads);
+	f.client = clients[1];
+	struct job *c = submit(&f, 10, 200);
+	c->submitted_ns -= MIN(c->submitted_ns, 1000 * MS);
+	step(&f, &reads);
+	assert_int_equal(f.s->waiting, 1);
+	struct job *gone = f.s->first;
+	assert_true(gone != c && gone->swapped);
+	atomic_store(&gone->cancel, true);
+	step(&f, &reads);
+	assert_int_equal(f.s->waiting, 0);
+	assert_int_equal(metrics_get(metrics, METRICS_CANCELLED), 1);
+	bool ended = false;
+	for (struct job_event *v; (v = mailbox_take(f.mail, 0)); job_event_free(v))
+		ended =
+			ended || (v->kind == JOB_END && v->finish == JOB_CANCELLED && f.jobs[v->index] == gone);
+	assert_true(ended);
+	fixture_close(&f);
+	client_drop(clients[0]);
+	client_drop(clients[1]);
+	assert_int_equal(client_shares_stats(shares).clients, 0);
+	client_shares_free(shares);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -317,6 +353,7 @@ int main(void)
 		cmocka_unit_test(test_one_way),
 		cmocka_unit_test(test_short_beside_long),
 		cmocka_unit_test(test_preemption),
+		cmocka_unit_test(test_preempted_leaves),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
