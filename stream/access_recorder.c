@@ -12,9 +12,8 @@ struct access_recorder {
 	struct profile *profile;
 	struct trace_writer *trace;
 	bool with_steps;
-	int32_t *ids;   /* [capacity] scratch of an acquire */
-	uint8_t *tiers; /* [capacity] */
-	int capacity;
+	int32_t *ids;   /* [n_experts] scratch of an acquire */
+	uint8_t *tiers; /* [n_experts] */
 };
 
 static struct access_recorder *recorder_of(struct expert_source *s)
@@ -37,16 +36,6 @@ static void record_access(
 {
 	static const uint8_t tier[] = {
 		[EXPERT_VRAM] = TRACE_VRAM, [EXPERT_RAM] = TRACE_RAM, [EXPERT_DISK] = TRACE_DISK};
-	if (n > r->capacity) {
-		struct mem_scope scope;
-		mem_scope_begin(&scope);
-		bool good = mem_grow_array(&r->ids, (size_t)n, sizeof *r->ids) &&
-					mem_grow_array(&r->tiers, (size_t)n, sizeof *r->tiers);
-		mem_scope_end(&scope);
-		if (!good) /* not recorded; the answer does not depend on it */
-			return;
-		r->capacity = n;
-	}
 	for (int i = 0; i < n; i++) {
 		r->ids[i] = refs[i].id;
 		r->tiers[i] = tier[refs[i].tier];
@@ -136,7 +125,7 @@ static const struct expert_source_ops recorder_ops = {
 };
 
 struct expert_source *access_recorder_open(struct expert_source *inner, struct profile *profile,
-	struct trace_writer *trace, int lookahead, bool with_steps)
+	struct trace_writer *trace, uint32_t n_experts, int lookahead, bool with_steps)
 {
 	struct access_recorder *r = NEW(struct access_recorder);
 	r->base = (struct expert_source){
@@ -148,5 +137,7 @@ struct expert_source *access_recorder_open(struct expert_source *inner, struct p
 	r->profile = profile;
 	r->trace = trace;
 	r->with_steps = with_steps;
+	r->ids = NEW_ARRAY(int32_t, n_experts);
+	r->tiers = NEW_ARRAY(uint8_t, n_experts);
 	return &r->base;
 }

@@ -12,11 +12,12 @@
 #include "stream/expert_source.h"
 
 /* Takes `inner`, which is closed with the result. profile and trace are borrowed; either may be
- * NULL. lookahead: layers to predict even if `inner` uses fewer; predictions that it does not use
- * are recorded only. So a run without streaming can record what a lookahead would have named.
- * with_steps: whether steps are recorded too; of several recorders with one trace, each with its
- * own layers, only the one of the first layers does that. */
+ * NULL. n_experts: of a layer, and so the most of an access. lookahead: layers to predict even if
+ * `inner` uses fewer; predictions that it does not use are recorded only. So a run without
+ * streaming can record what a lookahead would have named. with_steps: whether steps are recorded
+ * too; of several recorders with one trace, each with its own layers, only the one of the first
+ * layers does that. */
 struct expert_source *access_recorder_open(struct expert_source *inner, struct profile *profile,
-	struct trace_writer *trace, int lookahead, bool with_steps);
+	struct trace_writer *trace, uint32_t n_experts, int lookahead, bool with_steps);
 
 #endif

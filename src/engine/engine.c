@@ -75,7 +75,7 @@ static int wrap_experts(
 	const bool counts = g->warm_path || g->profile_folder || g->counts_for_rank_0;
 	if (counts || g->trace)
 		s->source = access_recorder_open(s->experts, counts ? &g->profile : NULL, g->trace,
-			s->plan.loader.lookahead, s == g->stages);
+			g->config.n_experts, s->plan.loader.lookahead, s == g->stages);
 	if (!o->wrap_source)
 		return 0;
 	struct expert_source *wrapped;
