@@ -189,15 +189,17 @@ begin_work() { # number of the round
 	done
 	python3 tests/e2e/stream/ranks_clients.py "$url" >/dev/null 2>&1 &
 }
-# What hangs while MPI starts cannot be named: ranks are stopped once they have opened the model,
-# and killed at any time.
-opened() {
-	local i
-	for ((i = 0; i < 600; i++)); do
-		! grep -q '^rank 0 (.*): layers' "$work/err" || return 0
-		sleep 0.05
+# What hangs while MPI starts cannot be named, and mpirun itself may hang when a rank is killed then
+# (Open MPI 4.1.4): ranks are interrupted once each has mapped the model.
+mpi_started() {
+	local pid i
+	for pid in "${pids[@]}"; do
+		for ((i = 0; i < 600; i++)); do
+			! grep -qs 'pocket.gguf' "/proc/$pid/maps" || break
+			sleep 0.05
+		done
+		[ "$i" != 600 ] || return 1
 	done
-	return 1
 }
 # round NUMBER SIGNAL RANK DELAY, of 3 ranks.
 round() {
@@ -205,7 +207,7 @@ round() {
 	cp "$work/one.session" "$work/lost.session"
 	begin_work "$1"
 	shift
-	[ "$1" = KILL ] || check 'the ranks opened the model' opened
+	check 'the ranks open the model' mpi_started
 	sleep "$3"
 	began=$(date +%s%N)
 	kill "-$1" "${pids[$2]}" 2>/dev/null
@@ -226,12 +228,13 @@ round() {
 	answer 1 after --session "$work/lost.session" --draft off --session-dir "$work/store"
 	check "nothing of the store is damaged" [ "$(grep -c removed "$work/err")" = 0 ]
 }
-# A process that nobody waited for has ended too.
+# A process that nobody waited for has ended too; a number may have been given to another one.
 all_end() {
 	local pid i
 	for pid in "${pids[@]}"; do
 		for ((i = 0; i < 600; i++)); do
-			grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$pid/status" || break
+			{ grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$pid/status" &&
+				grep -qsz '^OMPI_COMM_WORLD_RANK=' "/proc/$pid/environ"; } || break
 			sleep 0.05
 		done
 		[ "$i" != 600 ] || return 1
