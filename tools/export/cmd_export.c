@@ -22,7 +22,8 @@
 
 struct export_options {
 	const char *model, *out;
-	int dtype; /* enum export_dtype */
+	int dtype;  /* enum export_dtype */
+	int verify; /* 0: off */
 	uint64_t shard_bytes;
 	uint32_t jobs;
 	bool dry_run, force, quiet;
@@ -36,6 +37,7 @@ struct export_work {
 	struct export_plan plan;
 	struct export_texts texts;
 	struct export_folder folder;
+	struct check_values *values;
 };
 
 static void print_notes(struct buf *notes)
@@ -96,7 +98,14 @@ static uint64_t fingerprint(const struct export_work *w)
 
 static int export_model(struct export_work *w, struct err *e)
 {
+	int code = w->opt.verify ? check_values_open(w->model.file, &w->values, e) : 0;
+	if (code)
+		return code;
+	if (w->opt.verify && !w->values && !w->opt.quiet)
+		fprintf(
+			stderr, "%s: no check values: what is read is not compared\n", ERR_PLAIN(w->opt.model));
 	struct export_job job = {.file = w->model.file,
+		.values = w->values,
 		.plan = &w->plan,
 		.folder = &w->folder,
 		.n_workers = w->opt.jobs,
@@ -108,6 +117,7 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 {
 	static const struct arg_word dtypes[] = {
 		{"auto", EXPORT_AUTO}, {"bf16", EXPORT_BF16}, {"f32", EXPORT_F32}, {NULL, 0}};
+	static const struct arg_word verify_modes[] = {{"first", 1}, {"off", 0}, {NULL, 0}};
 	const struct arg options[] = {
 		{"model", 'm', ARG_STRING, .string = &o->model, .value = "FILE.gguf", .required = true,
 			.help = "the model; of a split one the first part"},
@@ -120,6 +130,10 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 		{"shard-gb", 0, ARG_SIZE_GB, .u64 = &o->shard_bytes, .min = 0, .max = 1e9,
 			.above_min = true, .value = "G",
 			.help = "most bytes of tensors in a shard, in 10^9 bytes", .fallback = "5"},
+		{"verify", 0, ARG_CHOICE, .i32 = &o->verify, .words = verify_modes,
+			.help = "compare what is read with the check values of the file; what is wrong is read "
+					"again once",
+			.fallback = "first"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
@@ -143,6 +157,7 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
 	o->jobs = workers_cores();
+	o->verify = 1;
 	o->shard_bytes = EXPORT_SHARD_BYTES;
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
@@ -164,6 +179,7 @@ int cmd_export(int argc, char **argv, struct err *e)
 	if (!rc && !w.opt.dry_run)
 		rc = export_model(&w, e);
 	export_folder_close(&w.folder);
+	check_values_free(w.values);
 	export_texts_fini(&w.texts);
 	export_plan_fini(&w.plan);
 	model_headers_close(&w.model);

@@ -8,10 +8,12 @@
 
 #include "src/base/clock.h"
 #include "src/base/half.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "src/quant/dequant.h"
+#include "stream/check/mapped_check.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/progress.h"
 #include "tools/output/workers.h"
@@ -177,6 +179,28 @@ static int write_plain(struct shard_writer *w, const struct export_piece *piece,
 	return code;
 }
 
+/* Compares a slab with its check value, as far as it begins a range: each expert is one, other
+ * tensors are as a whole. The pages are used right after. */
+static int check_piece(
+	const struct export_job *job, const struct export_piece *piece, uint64_t slab, struct err *e)
+{
+	const struct gguf_tensor *from = piece->from;
+	const uint64_t i = (uint64_t)(piece->data - from->data) / slab;
+	const bool experts = check_ranges(from->name, from->n_dims, from->ne) > 1;
+	bool reread = false;
+	if (!job->values || (i && !experts))
+		return 0;
+	mem_read_ahead(piece->data, experts ? slab : from->bytes);
+	if (mapped_check_range(job->values, from, i, &reread, e)) {
+		e->code = ERR_INPUT; /* of the file, and for good */
+		return ERR_INPUT;
+	}
+	if (reread)
+		log_warn("%s: %s was read wrong, and right when it was read again",
+			ERR_PLAIN(job->file->files[from->file].path), from->name);
+	return 0;
+}
+
 /* The pages of a piece count as memory of this process until they are given back; they stay in the
  * page cache. */
 static void release_pages(const struct export_piece *piece, uint64_t bytes)
@@ -193,9 +217,11 @@ static int write_tensor(struct shard_writer *w, struct err *e)
 	int code = t->n_pieces ? 0 : write_filled(w, e);
 	for (uint64_t i = 0; i < t->n_pieces && !code; i++) {
 		const struct export_piece *piece = &t->pieces[i];
-		code = piece->transposed ? write_turned(w, piece, e) : write_plain(w, piece, e);
 		uint64_t slab = 0;
 		dtype_row_bytes(piece->from->type, piece->rows * t->cols, &slab);
+		code = check_piece(w->s->job, piece, slab, e);
+		if (!code)
+			code = piece->transposed ? write_turned(w, piece, e) : write_plain(w, piece, e);
 		release_pages(piece, slab);
 	}
 	return code;

@@ -9,6 +9,7 @@
 #define GLM_TOOLS_EXPORT_RUN_H
 
 #include "src/base/err.h"
+#include "src/format/check_values.h"
 #include "src/format/gguf.h"
 #include "tools/export/export_folder.h"
 #include "tools/export/export_plan.h"
@@ -18,7 +19,8 @@
 #include <stdint.h>
 
 struct export_job {
-	const struct gguf *file; /* NULL with `fill` */
+	const struct gguf *file;           /* NULL with `fill` */
+	const struct check_values *values; /* of `file`, compared with what is read; NULL: none */
 	/* Makes bytes [offset, offset + bytes) of tensor `i` of the plan, where it has no pieces;
 	 * offset is a multiple of 8. dst has room for up to 7 bytes more. Any thread. */
 	void (*fill)(void *user, uint32_t i, uint64_t offset, void *dst, size_t bytes);
@@ -31,7 +33,8 @@ struct export_job {
 };
 
 /* Writes every shard that is not done. Those that are complete are in the journal also when this
- * fails or is cancelled (ERR_INTERRUPTED). ERR_INPUT: a value that is not finite. */
+ * fails or is cancelled (ERR_INTERRUPTED). ERR_INPUT: a value that is not finite, or
+ * bytes that are not what their check values say. */
 int export_run(const struct export_job *job, struct err *e);
 
 /* All of it: opens the folder, writes shards and texts, and says with `progress` how long it took.
