@@ -173,4 +173,25 @@ QUANT_INLINE float quant_block_scale(const struct quant_block *b, float d, uint1
 	return ldexpf(f16_to_f32(*bits), -b->exponent);
 }
 
+/*
+ * What a block's scale is multiplied by against the shrinkage of least squares. With the scale of
+ * least squares <x, y> = <y, y> < <x, x>: the decoded weights y are smaller than the weights x, in
+ * every block of every row by about as much. The rest of the error averages out over columns, rows
+ * and experts; this part adds up, because trained rows are aligned with their inputs. A larger
+ * scale costs little of the block's error: with the factor 1 + g it grows by g^2 <y, y>.
+ *
+ * xy: <x, y>, weighted as the errors are; most: the largest g, chosen for each type by KL. A block
+ * gets at most what makes <x, y> = <x, x>, so one without error stays as it is.
+ */
+QUANT_INLINE float quant_block_growth(const struct quant_block *b, float xy, float most)
+{
+	v8 sum = {0};
+	for (int i = 0; i < BLOCK_BIG / 8; i++)
+		sum += b->x[i] * b->x[i] * b->w[i];
+	float xx = v8_sum(sum);
+	if (!(xx > xy && xy > 0))
+		return 1;
+	return xx < (1 + most) * xy ? xx / xy : 1 + most;
+}
+
 #endif

@@ -19,6 +19,7 @@
  *   2. d: several candidates that put the largest dl near the top of s; for each, the best s near
  *      4 dl / d - 0.5.
  *   3. Least squares for d with rows and s fixed, then s again, until the error stops falling.
+ *   4. Rows and s fixed: d grows (quant_block_growth).
  */
 #include "src/quant/quantize_rows.h"
 
@@ -31,7 +32,8 @@
 #define POINTS     12  /* real scales tried per 32 weights */
 #define CANDIDATES 6   /* values of d tried */
 #define RADIUS     1
-#define ROUNDS_MAX 4 /* of least squares for d */
+#define ROUNDS_MAX 4     /* of least squares for d */
+#define GROWTH     0.08f /* most of quant_block_growth */
 
 /* The codebook as floats, one vector per eight rows and column. */
 struct iq2_grid {
@@ -199,6 +201,19 @@ QUANT_INLINE void iq2_block_search(
 	}
 }
 
+/* Rows and s stay; d grows against the shrinkage of least squares. */
+QUANT_INLINE void iq2_block_grow(
+	const struct quant_block *b, const struct iq2_part *parts, struct iq2_fit *f)
+{
+	float xy = 0, p, q;
+	for (int k = 0; k < 8; k++) {
+		float dl = f->d * (0.5f + (float)f->s[k]) * 0.25f;
+		iq2_group_sums(parts + 4 * k, dl, &p, &q);
+		xy += dl * p;
+	}
+	quant_block_scale(b, f->d * quant_block_growth(b, xy, GROWTH), &f->bits);
+}
+
 /* Sign index of 8 weights for the chosen row: with an odd number of minus signs, the cheapest one
  * is turned over. */
 QUANT_INLINE uint32_t iq2_signs(v8 x, v8 w, uint64_t row)
@@ -231,6 +246,7 @@ QUANT_INLINE void encode_iq2_xxs(const float *src, struct block_iq2_xxs *out,
 	for (int i = 0; i < PARTS; i++)
 		iq2_part_load(&parts[i], grid, b.x[i], b.w[i]);
 	iq2_block_search(&b, parts, &f);
+	iq2_block_grow(&b, parts, &f);
 	out->d = f.bits;
 	for (int k = 0; k < 8; k++) {
 		float dl = f.d * (0.5f + (float)f.s[k]) * 0.25f;

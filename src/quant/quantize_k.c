@@ -14,6 +14,7 @@
  *      the codes that follow. Most of the gain over rounding is here: the error as a function of
  *      (s, m) is jagged.
  *   4. Codes, s and m fixed: least squares for d and dmin over the block, then 3 again.
+ *   5. Q2_K: codes, s and m fixed: d and dmin grow (quant_block_growth).
  * Every error is computed with d and dmin as the halves that will be stored. More starting values
  * of d and dmin, or wider squares, gain 0.3 % of the error at a fraction of the speed.
  */
@@ -29,6 +30,7 @@ struct affine {
 	float top;        /* largest code */
 	int s_top;        /* largest integer scale and minimum */
 	int radius;       /* of the lattice search */
+	float growth;     /* most of quant_block_growth */
 };
 
 struct affine_fit {
@@ -210,6 +212,22 @@ QUANT_INLINE void affine_codes(
 	}
 }
 
+/* Codes and integers stay; d and dmin grow against the shrinkage of least squares. */
+QUANT_INLINE void affine_grow(
+	const struct quant_block *b, const struct affine *p, struct affine_fit *f)
+{
+	v8 xy = {0};
+	for (int j = 0; j < p->n_sub; j++) {
+		float a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j],
+			  inverse = a > 0 ? 1 / a : 0;
+		for (int i = j * p->n_vec; i < (j + 1) * p->n_vec; i++)
+			xy += b->w[i] * b->x[i] * (v8_code((b->x[i] + min) * inverse, 0, p->top) * a - min);
+	}
+	float factor = quant_block_growth(b, v8_sum(xy), p->growth);
+	f->d = quant_block_scale(b, f->d * factor, &f->d_bits);
+	f->dmin = quant_block_scale(b, f->dmin * factor, &f->dmin_bits);
+}
+
 /* A block's fit and the codes q [BLOCK_BIG] in it. False for a block of zeros. */
 QUANT_INLINE int affine_encode(const float *src, const float *importance, enum quant_weighting how,
 	const struct affine *p, struct affine_fit *f, uint8_t *q)
@@ -219,12 +237,14 @@ QUANT_INLINE int affine_encode(const float *src, const float *importance, enum q
 		return 0;
 	affine_block(&b, p, f);
 	affine_codes(&b, p, f, q);
+	if (p->growth > 0)
+		affine_grow(&b, p, f);
 	return 1;
 }
 
 QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const float *importance)
 {
-	const struct affine p = {16, 2, 3, 15, 1};
+	const struct affine p = {16, 2, 3, 15, 1, 0.04f};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
@@ -240,7 +260,7 @@ QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const fl
 
 QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const float *importance)
 {
-	const struct affine p = {8, 4, 15, 63, 2};
+	const struct affine p = {8, 4, 15, 63, 2, 0};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
@@ -255,7 +275,7 @@ QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const fl
 
 QUANT_INLINE void encode_q5_k(const float *src, struct block_q5_k *out, const float *importance)
 {
-	const struct affine p = {8, 4, 31, 63, 2};
+	const struct affine p = {8, 4, 31, 63, 2, 0};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);

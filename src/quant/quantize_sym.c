@@ -16,6 +16,7 @@
  *   - Two levels: the same search gives each sub-block its real scale a; d is fitted so that the
  *     largest |a| takes the last integer. Then, in turns, the best integer s near a / d for each
  *     sub-block, and least squares for d with codes and s fixed, until the error stops falling.
+ *     Q3_K: d grows after that (quant_block_growth).
  * Every error is computed with d as the half that will be stored.
  */
 #include "src/quant/quantize_rows.h"
@@ -30,6 +31,7 @@ struct sym {
 		spread; /* the candidates use the codes up to high + first .. high + first + spread */
 	int s_low, s_high; /* range of the integer scales */
 	int radius;        /* of the search for s */
+	float growth;      /* most of quant_block_growth */
 };
 
 #define ROUNDS_MAX 4
@@ -102,6 +104,20 @@ QUANT_INLINE void sym_codes(const v8 *x, int n_vec, float a, const struct sym *p
 	}
 }
 
+/* Codes and integer scales stay; d grows against the shrinkage of least squares. Its bits. */
+QUANT_INLINE uint16_t sym_grow(
+	const struct quant_block *b, const struct sym *p, const int8_t *s, float d)
+{
+	v8 xy = {0};
+	for (int i = 0; i < BLOCK_BIG / 8; i++) {
+		float a = d * (float)s[i / 2], inverse = a != 0 ? 1 / a : 0;
+		xy += b->w[i] * b->x[i] * v8_code(b->x[i] * inverse, p->low, p->high) * a;
+	}
+	uint16_t bits;
+	quant_block_scale(b, d * quant_block_growth(b, v8_sum(xy), p->growth), &bits);
+	return bits;
+}
+
 /* Two levels: fills s[16] and the codes q[256]; returns the bits of d. */
 QUANT_INLINE uint16_t sym_block(
 	const struct quant_block *b, const struct sym *p, int8_t *best_s, int8_t *q)
@@ -154,7 +170,7 @@ QUANT_INLINE uint16_t sym_block(
 	}
 	for (int j = 0; j < 16; j++)
 		sym_codes(b->x + 2 * j, 2, best_d * (float)best_s[j], p, q + 16 * j);
-	return best_bits;
+	return p->growth > 0 ? sym_grow(b, p, best_s, best_d) : best_bits;
 }
 
 QUANT_INLINE void encode_q8_0(const float *src, struct block_q8_0 *out, const float *importance)
@@ -191,7 +207,8 @@ QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const fl
 		.spread = 3,
 		.s_low = -32,
 		.s_high = 31,
-		.radius = 2};
+		.radius = 2,
+		.growth = 0.015f};
 	struct quant_block b;
 	int8_t q[BLOCK_BIG] = {0}, s[16] = {0};
 	memset(out, 0, sizeof *out);
