@@ -14,7 +14,8 @@ cannot() {
 	exit 77
 }
 
-[ -f "$to/libpeer.so" ] && [ "$(cat "$to/release" 2>/dev/null)" = "$release" ] && exit 0
+[ -f "$to/libpeer.so" ] && [ "$(cat "$to/release" 2>/dev/null)" = "$release" ] &&
+	cmp -s tests/e2e/logits/peer_shim.c "$to/peer_shim.c" && exit 0
 rm -rf "$to" && mkdir -p "$to/fetched" || exit 1
 command -v g++ >/dev/null || cannot "no g++ on this machine"
 python3 -m venv "$to/venv" >/dev/null 2>&1 || cannot "no python3 with venv on this machine"
@@ -58,4 +59,5 @@ sed -n 's/^ *{ "\([A-Z0-9_]*\)", *\(LLAMA_FTYPE_[A-Za-z0-9_]*\),.*/\1 \2/p' \
 	"$to/tools/quantize/quantize.cpp" | while read -r name constant; do
 	echo "$name $(sed -n "s/^ *$constant *= *\([0-9]*\),.*/\1/p" "$to/include/llama.h")"
 done >"$to/presets"
+cp tests/e2e/logits/peer_shim.c "$to/"
 echo $release >"$to/release"

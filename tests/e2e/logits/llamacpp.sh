@@ -98,6 +98,52 @@ END
 }
 check "a larger file is nearer to its source" ordered
 
+# ---- the same experts, quantised by both with the same importance --------------------------------
+# Equal bytes; KL to bf16 on tokens that the importance has not seen, without the twentieth of the
+# rows that has the largest: there a router chose other experts, and a few such rows are half of the
+# mean.
+usual_kl() { # file of logits
+	logits "$1" "$work/q.f32" --all
+	"$GLMSTREAM" compare "$work/heldout.f32" "$work/q.f32" --vocab 8192 --json | python3 -c '
+import json, sys
+rows = sorted(row["kl"] for row in json.load(sys.stdin)["per_row"])
+rows = rows[:len(rows) * 19 // 20]
+print(sum(rows) / len(rows))'
+}
+
+beside_llama_quantize() { # type, ggml's number of it, most of llama-quantize's KL
+	local ours theirs
+	run convert "$checkpoint" -o "$work/ours.gguf" --recipe bf16 --imatrix "$work/imatrix.dat" \
+		--types "blk.4.ffn_*_exps.weight=$1" --force -q
+	exits 0
+	said="llama-quantize of experts to $1"
+	check "llama-quantize takes the importance" peer experts "$source" "$work/theirs.gguf" \
+		"$work/imatrix.dat" 'blk\.4\.ffn_(gate|up|down)_exps\.weight' "$2"
+	ours=$(usual_kl "$work/ours.gguf")
+	theirs=$(usual_kl "$work/theirs.gguf")
+	echo "experts as $1: KL $ours, llama-quantize's $theirs"
+	check "$1 is as good as llama-quantize's" python3 -c '
+import sys
+ours, theirs, most = map(float, sys.argv[1:])
+sys.exit(not 0 < ours <= most * theirs)' "$ours" "$theirs" "$3"
+	rm -f "$work/ours.gguf" "$work/theirs.gguf"
+}
+
+if [ "$source" != "$POCKET" ]; then
+	tr '\n' ' ' <tests/data/pocket_ids.txt | cut -d' ' -f1-1024 >"$work/ids.calibration"
+	tr '\n' ' ' <tests/data/pocket_ids.txt | cut -d' ' -f1025-2048 >"$work/ids.heldout"
+	python3 tests/e2e/lib/detokenize.py "$checkpoint/tokenizer.json" <"$work/ids.calibration" \
+		>"$work/calibration"
+	run imatrix -m "$source" -f "$work/calibration" --special -c 512 -o "$work/imatrix.dat" -q
+	exits 0
+	ids=$work/ids.heldout
+	logits "$source" "$work/heldout.f32" --all
+	beside_llama_quantize IQ2_XXS 16 1.05
+	ids=$work/ids.96
+else
+	skip_part "experts beside llama-quantize: no checkpoint"
+fi
+
 # Tensors at multiples of 32 stream past the page cache like those at multiples of 4096.
 logits "$work/q4_k_m.gguf" "$work/a.f32"
 for io in uring threads; do

@@ -5,6 +5,9 @@
 peer.py logits MODEL IDS OUT.f32 N_VOCAB   logits of the last of the token ids, as
                                            `dump-logits --kv-f32` writes them
 peer.py quantize FROM TO PRESET            what llama-quantize does; PRESET: its number
+peer.py experts FROM TO IMPORTANCE.dat PATTERN TYPE
+                                           llama-quantize of the tensors that match a regular
+                                           expression, to TYPE (ggml's number); others as BF16
 """
 import ctypes
 import os
@@ -29,6 +32,9 @@ def main():
         if not code:
             Path(out).write_bytes(bytes(row))
         return code
+    if sys.argv[1] == "experts":
+        *texts, number = sys.argv[2:]
+        return peer.peer_quantize_experts(*[t.encode() for t in texts], int(number), threads)
     model, to, preset = sys.argv[2:]
     return peer.peer_quantize(model.encode(), to.encode(), int(preset), threads)
 

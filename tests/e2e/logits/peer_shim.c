@@ -6,10 +6,13 @@
 #include <gguf.h>
 #include <llama.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 
 int peer_logits(const char *path, const int32_t *ids, int n, int threads, float *out, int n_vocab);
 int peer_quantize(const char *from, const char *to, int preset, int threads);
+int peer_quantize_experts(const char *from, const char *to, const char *importance,
+	const char *pattern, int type, int threads);
 
 static void log_nothing(enum ggml_log_level level, const char *text, void *user)
 {
@@ -78,5 +81,69 @@ int peer_quantize(const char *from, const char *to, int preset, int threads)
 	free(all);
 	gguf_free(file);
 	ggml_free(tensors);
+	return code;
+}
+
+/* An importance matrix in the .dat container, with names and values of its own. */
+#define ENTRIES_MAX 512
+
+struct importance {
+	int n;
+	struct llama_model_imatrix_data entries[ENTRIES_MAX + 1]; /* ends with a name of NULL */
+};
+
+/* Nonzero if it could not be read. */
+static int importance_read(const char *path, struct importance *all)
+{
+	FILE *f = fopen(path, "rb");
+	int32_t n = 0, length, after[2]; /* calls, values */
+	if (!f)
+		return 1;
+	int failed = fread(&n, sizeof n, 1, f) != 1 || n > ENTRIES_MAX;
+	while (!failed && all->n < n) {
+		struct llama_model_imatrix_data *entry = &all->entries[all->n];
+		failed = fread(&length, sizeof length, 1, f) != 1 || length < 1 || length > 1000;
+		char *name = failed ? NULL : calloc((size_t)length + 1, 1);
+		failed = failed || fread(name, 1, (size_t)length, f) != (size_t)length ||
+				 fread(after, sizeof after, 1, f) != 1 || after[1] < 1;
+		entry->name = name;
+		entry->size = failed ? 0 : (size_t)after[1];
+		float *values = calloc(entry->size + 1, sizeof *values);
+		entry->data = values;
+		all->n++;
+		failed = failed || fread(values, sizeof *values, entry->size, f) != entry->size;
+	}
+	fclose(f);
+	return failed;
+}
+
+static void importance_free(struct importance *all)
+{
+	for (int i = 0; i < all->n; i++) {
+		free((void *)all->entries[i].name);
+		free((void *)all->entries[i].data);
+	}
+}
+
+/* What `llama-quantize --imatrix IMPORTANCE --tensor-type PATTERN=TYPE` does, with all other
+ * tensors as BF16. */
+int peer_quantize_experts(const char *from, const char *to, const char *importance,
+	const char *pattern, int type, int threads)
+{
+	llama_log_set(log_nothing, NULL);
+	struct importance all = {0};
+	int code = importance_read(importance, &all) ? 100 : 0;
+	const struct llama_model_tensor_override types[] = {
+		{pattern, (enum ggml_type)type}, {".*", GGML_TYPE_BF16}, {NULL, GGML_TYPE_COUNT}};
+	struct llama_model_quantize_params p = llama_model_quantize_default_params();
+	p.nthread = threads;
+	p.ftype = LLAMA_FTYPE_MOSTLY_Q2_K; /* no tensor takes its type from it */
+	p.imatrix = all.entries;
+	p.tt_overrides = types;
+	p.output_tensor_type = p.token_embedding_type = GGML_TYPE_BF16;
+	p.allow_requantize = true;
+	if (!code)
+		code = (int)llama_model_quantize(from, to, &p);
+	importance_free(&all);
 	return code;
 }
