@@ -100,8 +100,7 @@ check "a larger file is nearer to its source" ordered
 
 # ---- the same experts, quantised by both with the same importance --------------------------------
 # Equal bytes; KL to bf16 on tokens that the importance has not seen, without the twentieth of the
-# rows that has the largest: there a router chose other experts, and a few such rows are half of the
-# mean.
+# rows that has the largest: most of the mean of all rows comes from those, and roundings move it.
 usual_kl() { # file of logits
 	logits "$1" "$work/q.f32" --all
 	"$GLMSTREAM" compare "$work/heldout.f32" "$work/q.f32" --vocab 8192 --json | python3 -c '
