@@ -148,6 +148,16 @@ static int write_turned(struct shard_writer *w, const struct export_piece *piece
 	return write_block(w, piece, piece->row0, rows, e);
 }
 
+/* Mapped pages count as memory of this process until they are given back; they stay in the
+ * page cache. */
+static void release_pages(const uint8_t *data, uint64_t bytes)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)data;
+	uint64_t from = num_align_up(at, page), to = num_align_down(at + bytes, page);
+	if (from < to)
+		madvise((void *)(uintptr_t)from, to - from, MADV_DONTNEED);
+}
+
 static uint64_t block_rows(uint64_t cols)
 {
 	return MAX(1, BLOCK_VALUES / cols);
@@ -175,6 +185,7 @@ static int write_plain(struct shard_writer *w, const struct export_piece *piece,
 			store_values(to, w->b->values, n * cols, w->b->stored);
 		}
 		code = write_block(w, piece, piece->row0 + row, n, e);
+		release_pages(src, n * row_bytes);
 	}
 	return code;
 }
@@ -201,16 +212,6 @@ static int check_piece(
 	return 0;
 }
 
-/* The pages of a piece count as memory of this process until they are given back; they stay in the
- * page cache. */
-static void release_pages(const struct export_piece *piece, uint64_t bytes)
-{
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)piece->data;
-	uint64_t from = num_align_up(at, page), to = num_align_down(at + bytes, page);
-	if (from < to)
-		madvise((void *)(uintptr_t)from, to - from, MADV_DONTNEED);
-}
-
 static int write_tensor(struct shard_writer *w, struct err *e)
 {
 	const struct export_tensor *t = w->tensor;
@@ -222,7 +223,7 @@ static int write_tensor(struct shard_writer *w, struct err *e)
 		code = check_piece(w->s->job, piece, slab, e);
 		if (!code)
 			code = piece->transposed ? write_turned(w, piece, e) : write_plain(w, piece, e);
-		release_pages(piece, slab);
+		release_pages(piece->data, slab);
 	}
 	return code;
 }

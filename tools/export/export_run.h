@@ -2,8 +2,9 @@
 /*
  * Carrying out an export plan: each worker writes one shard at a time, block by block. What a
  * worker holds does not depend on the model's size: a block of rows (about 4 MiB as float, or a
- * head of attn_k_b) and its form in the shard. The bytes written do not depend on the number of
- * workers, nor on how often the work was interrupted.
+ * head of attn_k_b) and its form in the shard; and while a tensor is compared with its
+ * check value, its pages of the mapped file, which the kernel may take back. The bytes written do
+ * not depend on the number of workers, nor on how often the work was interrupted.
  */
 #ifndef GLM_TOOLS_EXPORT_RUN_H
 #define GLM_TOOLS_EXPORT_RUN_H
