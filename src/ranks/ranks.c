@@ -73,7 +73,7 @@ static void sleep_ns(uint64_t ns)
  * took is slept through, the rest is looked at often. A long wait is for a person. */
 static uint64_t next_sleep(const struct peer *p, uint64_t waited)
 {
-	const uint64_t likely = MIN(MIN(p->waited_ns[0], p->waited_ns[1]) / 8 * 7, 20000000u);
+	const uint64_t likely = MIN(MIN(p->waited_ns[0], p->waited_ns[1]) / 4 * 3, 20000000u);
 	if (waited < likely)
 		return MIN(likely - waited, 5000000u);
 	const uint64_t over = waited - likely;
