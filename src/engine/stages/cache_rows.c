@@ -49,9 +49,11 @@ static int remote_rows(
 	int rc = 0;
 	for (uint32_t done = 0; done < n && !rc; done += which.n, which.row += which.n) {
 		which.n = MIN(n - done, most);
-		rc = out ? engine_ranks_read_rows(g->ranks, &which, bytes, (uint8_t *)out + done * bytes, e)
-				 : engine_ranks_write_rows(
-					   g->ranks, &which, bytes, (const uint8_t *)data + done * bytes, e);
+		if (out)
+			rc = engine_ranks_read_rows(g->ranks, &which, bytes, (uint8_t *)out + done * bytes, e);
+		else if (data)
+			rc = engine_ranks_write_rows(
+				g->ranks, &which, bytes, (const uint8_t *)data + done * bytes, e);
 	}
 	return rc;
 }

@@ -4,6 +4,7 @@
 # sessions and a server's answers are those of one process. What cannot be is refused in a sentence.
 # Ranks that are killed or stopped at random moments: every rank ends, the sentence names the one,
 # sessions stay whole. ROUNDS=20 does that 20 times.
+# shellcheck disable=SC2317 # called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
 need_pocket
