@@ -3,8 +3,9 @@
  * glmstream imatrix: runs a text through a model and writes how strongly each column of each matrix
  * was driven, for `convert --imatrix`; or adds up such files.
  *
- * The file is replaced by a larger one every few chunks. It names model, text and position, so the
- * same command goes on where it stands; a file of anything else is not replaced without --force.
+ * The file is replaced by a larger one every few chunks. It names model, type of the cache, text
+ * and position, so the same command goes on where it stands; a file of anything else is not
+ * replaced without --force.
  */
 #include "src/base/args.h"
 #include "src/base/hash.h"
@@ -12,6 +13,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/session.h"
+#include "src/engine/session_file.h"
 #include "tools/commands/commands.h"
 #include "tools/imatrix/imatrix_collect.h"
 #include "tools/imatrix/imatrix_file.h"
@@ -55,10 +57,16 @@ struct imatrix_run {
 	struct progress progress;
 };
 
+/* What the sums of a text depend on: the model with its weights, and the type of the cache. */
+static uint64_t model_hash(const struct imatrix_run *r, bool kv_f32)
+{
+	return hash_u64(session_fingerprint(r->g), kv_f32);
+}
+
 static struct imatrix_origin origin_at(const struct imatrix_run *r, uint64_t chunks)
 {
 	const uint64_t tokens = chunks * r->chunk;
-	return (struct imatrix_origin){.model = engine_fingerprint(r->g),
+	return (struct imatrix_origin){.model = model_hash(r, r->o->common.kv_f32),
 		.text = hash_bytes(HASH_START, r->ids.data, tokens * sizeof *r->ids.data),
 		.tokens = tokens};
 }
@@ -86,14 +94,16 @@ static int write_sums(struct imatrix_run *r, struct err *e)
 	return rc;
 }
 
-/* The sums go on from those of a file that an earlier run wrote. */
+/* The sums go on from those of a file that an earlier run wrote. ERR_INPUT: it is of another. */
 static int take_up(struct imatrix_run *r, const struct imatrix_set *old, struct err *e)
 {
 	const char *path = r->o->out;
 	const uint64_t chunks = old->origin.tokens / r->chunk, all = r->ids.n / r->chunk;
 	const struct imatrix_origin now = origin_at(r, MIN(chunks, all));
-	const char *other = old->origin.model != now.model ? "model"
-						: old->chunk_size != r->chunk  ? "size of chunks"
+	const bool other_cache = old->origin.model == model_hash(r, !r->o->common.kv_f32);
+	const char *other = other_cache                      ? "type of the cache (--kv-f32)"
+						: old->origin.model != now.model ? "model"
+						: old->chunk_size != r->chunk    ? "size of chunks"
 						: old->origin.tokens != now.tokens || old->origin.text != now.text ||
 								old->chunk_count != chunks
 							? "text"
@@ -104,25 +114,32 @@ static int take_up(struct imatrix_run *r, const struct imatrix_set *old, struct 
 		err_hint(e, "--force starts over and replaces it");
 		return ERR_INPUT;
 	}
-	r->done = r->written = chunks;
-	return imatrix_collect_restore(r->sums, old, path, e);
+	int rc = imatrix_collect_restore(r->sums, old, path, e);
+	if (!rc)
+		r->done = r->written = chunks;
+	return rc;
 }
 
 /* Looks at what stands at -o. A file that no run of this command wrote is left to
- * imatrix_check_output. */
+ * imatrix_check_output. With --force what was interrupted goes on too, and any other file is
+ * replaced. */
 static int resume(struct imatrix_run *r, struct err *e)
 {
 	const char *path = r->o->out;
 	struct imatrix_set old = {0};
 	struct err why = {0};
-	if (r->o->common.force || imatrix_is_dat(path) || access(path, F_OK))
+	if (imatrix_is_dat(path) || access(path, F_OK))
 		return 0;
 	int rc = imatrix_set_load(&old, path, NULL, &why);
-	if (rc == ERR_MEMORY)
-		*e = why;
-	else
-		rc = !rc && old.has_origin ? take_up(r, &old, e) : 0;
+	if (!rc && old.has_origin)
+		rc = take_up(r, &old, &why);
+	else if (rc != ERR_MEMORY)
+		rc = 0;
 	imatrix_set_fini(&old);
+	if (rc == ERR_INPUT && r->o->common.force)
+		return 0;
+	if (rc && e)
+		*e = why;
 	return rc;
 }
 

@@ -193,15 +193,21 @@ struct restoring {
 	struct err *e;
 };
 
-static int restore_tensor(void *user, const char *name, struct input_sums *s)
+static int check_restored(void *user, const char *name, struct input_sums *s)
 {
 	struct restoring *r = user;
 	const struct imatrix_tensor *t = imatrix_set_find(r->from, name);
-	const uint64_t n = (uint64_t)s->n_matrices * s->n_in;
-	if (!t || t->n_values != n || t->n_counts != s->n_counts)
+	if (!t || t->n_values != (uint64_t)s->n_matrices * s->n_in || t->n_counts != s->n_counts)
 		return err_set(
 			r->e, ERR_INPUT, "%.400s: %s is missing or has another shape", r->path, name);
-	memcpy(s->sum2, t->sum2, n * sizeof *s->sum2);
+	return 0;
+}
+
+static int restore_tensor(void *user, const char *name, struct input_sums *s)
+{
+	const struct restoring *r = user;
+	const struct imatrix_tensor *t = imatrix_set_find(r->from, name);
+	memcpy(s->sum2, t->sum2, (size_t)s->n_matrices * s->n_in * sizeof *s->sum2);
 	memcpy(s->counts, t->counts, s->n_counts * sizeof *s->counts);
 	return 0;
 }
@@ -209,5 +215,7 @@ static int restore_tensor(void *user, const char *name, struct input_sums *s)
 int imatrix_collect_restore(
 	struct imatrix_collect *c, const struct imatrix_set *from, const char *path, struct err *e)
 {
-	return walk_tensors(c, restore_tensor, &(struct restoring){from, path, e});
+	struct restoring r = {from, path, e};
+	int rc = walk_tensors(c, check_restored, &r);
+	return rc ? rc : walk_tensors(c, restore_tensor, &r);
 }

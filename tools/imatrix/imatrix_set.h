@@ -20,7 +20,7 @@
 /* What of a model and a text has been collected. Only files of this program have it, and merged
  * ones have not: a run can go on only where it is known. */
 struct imatrix_origin {
-	uint64_t model;  /* engine_fingerprint */
+	uint64_t model;  /* hash over session_fingerprint and the type of the cache */
 	uint64_t text;   /* hash over the first `tokens` ids of the text */
 	uint64_t tokens; /* collected so far: chunk_count * chunk_size */
 };

@@ -86,6 +86,13 @@ echo 'Another text.' >"$work/tiny"
 sed 's/software/hardware/' $text >"$work/other"
 refused 3 'was collected with another text' -m "$POCKET" -f "$work/other" -c 160 -o "$work/parts.gguf"
 refused 3 'was collected with another size of chunks' -m "$POCKET" -f "$text" -c 80 -o "$work/parts.gguf"
+refused 3 'was collected with another type of the cache' -m "$POCKET" -f "$text" -c 160 -o "$work/parts.gguf" --kv-f32
+run inspect "$POCKET" --tensors # one weight in the middle of a norm becomes another
+cp "$POCKET" "$work/tuned.gguf"
+at=$(sed -n 's/^blk.0.attn_norm.weight .* 1024 *\([0-9]*\) .*/\1/p' "$work/out")
+printf '\77' | dd of="$work/tuned.gguf" bs=1 seek=$((at + 514)) conv=notrunc status=none
+check "another weight" [ "$(cmp -s "$POCKET" "$work/tuned.gguf"; echo $?)" = 1 ]
+refused 3 'was collected with another model' -m "$work/tuned.gguf" -f "$text" -c 160 -o "$work/parts.gguf" --verify off
 cp "$work/twice.gguf" "$work/merged.gguf"
 refused 3 'merged.gguf: exists already' -m "$POCKET" -f "$text" -c 160 -o "$work/merged.gguf"
 refused 3 'parts.gguf: exists already' --merge "$work/twice.gguf" -o "$work/parts.gguf"
@@ -101,4 +108,12 @@ check "nothing was begun" [ ! -e "$work/new.gguf" ]
 collect "$work/merged.gguf" -q --force
 exits 0
 check "--force replaces" cmp -s "$work/whole.gguf" "$work/merged.gguf"
+collect "$work/forced.gguf" -q --chunks 2
+collect "$work/forced.gguf" --force
+exits 0
+check "and goes on with what was interrupted" grep -q 'going on behind chunk 2 of 4' "$work/err"
+check "to the same bytes" cmp -s "$work/whole.gguf" "$work/forced.gguf"
+collect "$work/forced.gguf" --force --kv-f32
+exits 0
+check "other sums are replaced" cmp -s "$work/f32.gguf" "$work/forced.gguf"
 finish
