@@ -105,6 +105,7 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 		code = err_set(e, ERR_INPUT, "%s: is not a regular file", j->path);
 		goto fail;
 	}
+	j->is_new = !st.st_size;
 	if (st.st_size > 0 && (uint64_t)st.st_size <= MAX_BYTES) {
 		char *text = mem_new((size_t)st.st_size + 1, 1);
 		ssize_t got = pread(j->fd, text, (size_t)st.st_size, 0);

@@ -19,7 +19,8 @@
 
 struct convert_journal {
 	char *path;
-	int fd; /* -1: closed */
+	int fd;      /* -1: closed */
+	bool is_new; /* there was none, or an empty one, before it was opened */
 	uint64_t fingerprint;
 };
 

@@ -189,8 +189,8 @@ int export_folder_open(struct export_folder *f, const char *path, const struct e
 	if (!code && f->n_done)
 		buf_printf(notes, "going on with an earlier run: %u of %u shards are done\n", f->n_done,
 			plan->n_shards);
-	if (code && !f->n_done) { /* as it was, but for what --force has removed */
-		convert_journal_close(&f->journal, true);
+	if (code && !f->n_done) { /* a journal that was there may be another export's */
+		convert_journal_close(&f->journal, f->journal.is_new);
 		if (f->made)
 			rmdir(f->path);
 	}

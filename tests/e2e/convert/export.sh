@@ -110,6 +110,14 @@ case $GLMSTREAM in
 	[ $full = 0 ] || check "a full drive is said" \
 		grep -qE '^glmstream: .*full: 1506667[0-9]+ bytes are needed, [0-9]+ are free there' "$work/err"
 	check "a drive without room is left as it was" [ ! -e "$work/full" ]
+	if [ $full != 0 ]; then # shards of another export are there
+		mkdir "$work/full"
+		printf 'glmstream-convert 2 %016x\n' 1 >"$work/full/export.journal"
+		cp "$work/full/export.journal" "$work/journal"
+		run export -m "$work/real.gguf" -o "$work/full" -q
+		exits 4
+		check "another export's journal stays" cmp -s "$work/journal" "$work/full/export.journal"
+	fi
 	rm "$work/real.gguf"
 	;;
 esac
