@@ -140,7 +140,8 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 			.help = "worker threads, each of which writes a shard", .fallback = "all cores"},
 		{"force", 0, ARG_FLAG, .flag = &o->force,
 			.help = "write into a folder that holds other files: those with the names of a "
-					"checkpoint's are replaced, all others stay"},
+					"checkpoint's are replaced, or removed where this one lacks them; all others "
+					"stay"},
 		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};

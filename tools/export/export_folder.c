@@ -199,7 +199,9 @@ int export_folder_open(struct export_folder *f, const char *path, const struct e
 
 int export_folder_add(struct export_folder *f, uint32_t shard, struct err *e)
 {
-	return convert_journal_add(&f->journal, &shard, 1, e);
+	int code = convert_journal_add(&f->journal, &shard, 1, e);
+	f->n_done += !code;
+	return code;
 }
 
 static void unlink_own(const struct export_folder *f, const char *name)
@@ -234,10 +236,34 @@ static int remove_stale(const struct export_folder *f, const char *name, void *u
 	return 0;
 }
 
+static bool is_text_of(const struct export_texts *texts, const char *name)
+{
+	for (size_t i = 0; i < texts->n; i++)
+		if (!strcmp(texts->file[i].name, name))
+			return true;
+	return false;
+}
+
+/* Texts of an earlier checkpoint that this one has not: its tokenizer is not this model's. */
+static int remove_other_texts(
+	const struct export_folder *f, const struct export_texts *texts, struct err *e)
+{
+	int code = 0;
+	for (size_t i = 0; export_text_names[i] && !code; i++) {
+		char *path = export_folder_file(f, export_text_names[i]);
+		if (!is_text_of(texts, export_text_names[i]) && unlink(path) && errno != ENOENT)
+			code = err_errno(e, errno, "%s", path);
+		free(path);
+	}
+	return code;
+}
+
 int export_folder_finish(struct export_folder *f, const struct export_plan *plan,
 	const struct export_texts *texts, struct err *e)
 {
 	int code = each_name(f, remove_stale, (void *)plan, e);
+	if (!code)
+		code = remove_other_texts(f, texts, e);
 	for (size_t i = 0; i < texts->n && !code; i++) {
 		const struct buf *text = &texts->file[i].text;
 		char *path = export_folder_file(f, texts->file[i].name);

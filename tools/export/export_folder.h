@@ -25,9 +25,9 @@
 struct export_folder {
 	const char *path; /* the caller's */
 	struct convert_journal journal;
-	bool *done; /* [n_shards] complete since an earlier run */
-	uint32_t n_done;
-	bool made; /* by this run */
+	bool *done;      /* [n_shards] complete since an earlier run */
+	uint32_t n_done; /* those, and what export_folder_add has added */
+	bool made;       /* by this run */
 };
 
 /* Checks and makes the folder, takes up an earlier run of the same fingerprint. With `force` files
@@ -42,12 +42,13 @@ char *export_folder_file(const struct export_folder *f, const char *name);
 /* The shard has been committed. */
 int export_folder_add(struct export_folder *f, uint32_t shard, struct err *e);
 
-/* Writes the texts, removes shards of an earlier export of another size, then the journal. */
+/* Writes the texts, removes shards of an earlier export of another size and the texts that this
+ * checkpoint lacks, then the journal. */
 int export_folder_finish(struct export_folder *f, const struct export_plan *plan,
 	const struct export_texts *texts, struct err *e);
 
 /* Removes the shards that this program has written there, the journal, and the folder if this run
- * made it: the source is broken, and a mended one is another. */
+ * made it: nothing of it is of use. */
 void export_folder_discard(struct export_folder *f, const struct export_plan *plan);
 
 /* Releases; what is written stays. Safe on a struct of zeros but for journal.fd = -1. */

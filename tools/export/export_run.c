@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Threads: n_workers workers, and the caller, who shows progress. `lock` guards the cursor, the
- * counter and the journal. The GGUF is mapped: before a shard is committed its worker asks whether
- * bytes of the mapping were lost meanwhile.
+ * counter, the journal and `broken`. The GGUF is mapped: before a shard is committed, and before
+ * anything is said against the file, its worker asks whether bytes of the mapping were lost.
  */
 #include "tools/export/export_run.h"
 
@@ -34,7 +34,7 @@ struct export_state {
 	const struct export_job *job;
 	pthread_mutex_t lock; /* guards what follows up to the caller's part */
 	uint32_t next;        /* shard */
-	bool stop;
+	bool stop, broken;
 	uint64_t bytes_done; /* of tensors */
 	/* the caller's */
 	uint64_t total;
@@ -53,6 +53,7 @@ struct shard_writer {
 	const struct export_tensor *tensor;
 	struct shard_buffers *b;
 	struct out_file out;
+	bool not_finite; /* a value of the tensor */
 };
 
 /* Values as the shard has them: float, or BF16 rounded to nearest even. */
@@ -125,7 +126,8 @@ static int write_block(struct shard_writer *w, const struct export_piece *piece,
 	const struct export_job *job = w->s->job;
 	uint64_t values = n * t->cols, bad = find_not_finite(t->dtype, w->b->stored, values);
 	size_t bytes = values * st_dtype_bytes(t->dtype);
-	if (bad < values)
+	w->not_finite = bad < values;
+	if (w->not_finite)
 		return err_set(e, ERR_INPUT,
 			"%s: tensor %s: the value for row %" PRIu64 ", column %" PRIu64
 			" of %s is not a finite %s",
@@ -234,6 +236,7 @@ static int write_shard(
 	const struct export_job *job = s->job;
 	const struct export_shard *h = &job->plan->shards[shard];
 	struct shard_writer w = {.s = s, .b = b};
+	struct err why = {0};
 	struct buf header = {0};
 	char *path = export_folder_file(job->folder, h->name);
 	/* `force`: what stood in the folder was looked at before it was locked */
@@ -246,17 +249,22 @@ static int write_shard(
 		w.tensor = &job->plan->tensors[h->tensors[i]];
 		code = write_tensor(&w, e);
 	}
-	if (!code && job->file)
-		code = gguf_check_lost(job->file, e);
+	const bool lost =
+		job->file && gguf_check_lost(job->file, &why); /* then the rest means nothing */
+	if (lost) {
+		code = why.code;
+		if (e)
+			*e = why;
+	}
 	if (!code)
 		code = out_file_commit(&w.out, e);
 	else
 		out_file_abort(&w.out);
-	if (!code) {
-		pthread_mutex_lock(&s->lock);
+	pthread_mutex_lock(&s->lock);
+	s->broken = s->broken || (w.not_finite && !lost);
+	if (!code)
 		code = export_folder_add(job->folder, shard, e);
-		pthread_mutex_unlock(&s->lock);
-	}
+	pthread_mutex_unlock(&s->lock);
 out:
 	buf_free(&header);
 	free(path);
@@ -331,7 +339,7 @@ static int show_export(void *user, bool over, struct err *e)
 	return 0;
 }
 
-int export_run(const struct export_job *job, struct err *e)
+int export_run(struct export_job *job, struct err *e)
 {
 	struct export_state s = {
 		.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .total = job->plan->tensor_bytes};
@@ -344,6 +352,7 @@ int export_run(const struct export_job *job, struct err *e)
 		export_worker, show_export, stop_export, &s, MIN(job->n_workers, job->plan->n_shards)};
 	int code = workers_run(&work, e);
 	progress_end(&s.progress);
+	job->broken = s.broken;
 	return code;
 }
 
@@ -362,9 +371,9 @@ int export_write(struct export_job *job, const char *out, uint64_t fingerprint,
 	job->cancel = interrupt_flag();
 	if ((code = export_run(job, e)) ||
 		(code = export_folder_finish(job->folder, job->plan, texts, e))) {
-		if (code == ERR_INPUT)
+		if (job->broken || (code == ERR_INPUT && !job->folder->n_done))
 			export_folder_discard(job->folder, job->plan);
-		else
+		else if (!e->hint[0])
 			err_hint(e, "the same command goes on from here");
 		return code;
 	}

@@ -31,16 +31,19 @@ struct export_job {
 	uint32_t n_workers;
 	bool progress;             /* say how far it is on stderr */
 	const atomic_bool *cancel; /* looked at between blocks; may be NULL */
+	bool broken;               /* set by export_run: a value of the file is not finite */
 };
 
 /* Writes every shard that is not done. Those that are complete are in the journal also when this
- * fails or is cancelled (ERR_INTERRUPTED). ERR_INPUT: a value that is not finite, or
- * bytes that are not what their check values say. */
-int export_run(const struct export_job *job, struct err *e);
+ * fails or is cancelled (ERR_INTERRUPTED). ERR_INPUT: a value that is not finite, bytes that are
+ * not what their check values say, or a shard that cannot be created. ERR_RUN: bytes of the mapped
+ * file were lost. */
+int export_run(struct export_job *job, struct err *e);
 
 /* All of it: opens the folder, writes shards and texts, and says with `progress` how long it took.
- * A signal cancels. After an error other than ERR_INPUT the same command goes on from here, which
- * the hint says. The caller closes job->folder. */
+ * A signal cancels. What is complete is kept after an error, and the same command goes on from
+ * there, which the hint says. Nothing is kept when the file is broken for good, or bad input shows
+ * before the first shard is complete. The caller closes job->folder. */
 int export_write(struct export_job *job, const char *out, uint64_t fingerprint,
 	const struct export_texts *texts, bool force, struct err *e);
 

@@ -210,6 +210,20 @@ open(sys.argv[3], "wb").write(data)
 END
 refused 3 'blk.2.ffn_up_exps.weight, expert 2' -m "$work/bad.gguf" -o "$work/new" -q
 
+# what is complete is kept: behind bytes that are wrong, and where a text cannot be written
+damaged=(export -m "$work/bad.gguf" -o "$work/kept" --shard-gb 0.0003 -q -j 1)
+run "${damaged[@]}"
+error_is_one_sentence 3 'blk.2.ffn_up_exps.weight, expert 2'
+mkdir "$work/kept/tokenizer.json"
+run "${damaged[@]}" --verify off --force
+exits 3
+check "finished shards are gone on with" grep -qE 'going on with an earlier run: [1-9]' "$work/err"
+check "a folder is in the way" grep -q '^glmstream: .*tokenizer.json: is a directory' "$work/err"
+rmdir "$work/kept/tokenizer.json"
+run "${damaged[@]}" --verify off
+exits 0
+check "all shards are kept" grep -qE 'earlier run: ([0-9]+) of \1 shards' "$work/err"
+
 # --force: files of a checkpoint's names are replaced, others stay; shards of an earlier export with
 # another number of them go, and only this program's
 mkdir "$work/force"
@@ -225,5 +239,9 @@ mine" ]
 rm "$work/force/model-00001-of-00099.safetensors" "$work/force/README.md"
 check "the rest is one export" looked_at same "$work/tiny" "$work/force"
 check "in one shard" [ "$(find "$work/force" -name '*.safetensors' | wc -l)" = 1 ]
+run export -m "$work/ragged.gguf" -o "$work/force" --force -q
+exits 0
+check "a model without tokenizer does not keep another's" [ ! -e "$work/force/tokenizer.json" ]
+check "only its own files are there" looked_at same "$work/ragged" "$work/force"
 
 finish
