@@ -9,6 +9,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -42,8 +43,9 @@ static const char *write_set(const char *name)
 	struct err e = {0};
 	make_set(&s);
 	const char *path = temp_dir_path(name);
-	assert_int_equal(imatrix_check_output(path, false, &e), 0);
-	assert_int_equal(imatrix_write(&s, path, &e), 0);
+	struct imatrix_output out = {.path = path};
+	assert_int_equal(imatrix_check_output(&out, &e), 0);
+	assert_int_equal(imatrix_write(&s, &out, &e), 0);
 	imatrix_set_fini(&s);
 	return path;
 }
@@ -108,8 +110,9 @@ static void test_files(void **state)
 	struct imatrix_set a = {0}, b = {0}, all = {0};
 	bool estimated;
 	const char *path = write_set("a.gguf");
-	assert_int_equal(imatrix_check_output(path, false, &e), ERR_INPUT);
-	assert_int_equal(imatrix_check_output(path, true, &e), 0);
+	assert_int_equal(imatrix_check_output(&(struct imatrix_output){.path = path}, &e), ERR_INPUT);
+	assert_int_equal(
+		imatrix_check_output(&(struct imatrix_output){.path = path, .force = true}, &e), 0);
 	assert_int_equal(imatrix_set_load(&a, path, &estimated, &e), 0);
 	assert_true(!estimated && a.n == 3 && a.chunk_count == 2 && a.chunk_size == 512);
 	assert_true(a.has_origin && a.origin.model == 7 && a.origin.text == UINT64_MAX);
@@ -146,8 +149,59 @@ static void test_files(void **state)
 	imatrix_set_fini(&all);
 }
 
+static void put_foreign(const char *path)
+{
+	FILE *f = fopen(path, "w");
+	assert_non_null(f);
+	fputs("mine", f);
+	fclose(f);
+}
+
+static void assert_foreign(const char *path)
+{
+	char text[8] = {0};
+	FILE *f = fopen(path, "r");
+	assert_non_null(f);
+	assert_int_equal(fread(text, 1, sizeof text, f), 4);
+	assert_string_equal(text, "mine");
+	fclose(f);
+}
+
+/* A run replaces what it wrote itself, and nothing that appears there meanwhile. */
+static void test_foreign_files(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct imatrix_set s, kept = {0};
+	make_set(&s);
+	for (int dat = 0; dat < 2; dat++) {
+		struct imatrix_output out = {.path = temp_dir_path(dat ? "run.dat" : "run.gguf")};
+		assert_int_equal(imatrix_write(&s, &out, &e), 0);
+		assert_int_equal(imatrix_write(&s, &out, &e), 0);
+		remove(out.path);
+		put_foreign(out.path);
+		assert_int_equal(imatrix_write(&s, &out, &e), ERR_INPUT);
+		assert_foreign(out.path);
+		if (dat)
+			continue;
+		assert_non_null(strstr(e.hint, "run.gguf.partial"));
+		assert_int_equal(imatrix_set_load(&kept, temp_dir_path("run.gguf.partial"), NULL, &e), 0);
+		assert_int_equal(kept.n, s.n);
+		imatrix_set_fini(&kept);
+	}
+	struct imatrix_output out = {.path = temp_dir_path("next.gguf")};
+	put_foreign(temp_dir_path("next.gguf.partial"));
+	assert_int_equal(imatrix_check_output(&out, &e), ERR_INPUT);
+	assert_int_equal(imatrix_write(&s, &out, &e), ERR_INPUT);
+	assert_foreign(temp_dir_path("next.gguf.partial"));
+	out.force = true;
+	assert_int_equal(imatrix_write(&s, &out, &e), 0);
+	imatrix_set_fini(&s);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_prior), cmocka_unit_test(test_files)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_prior), cmocka_unit_test(test_files),
+		cmocka_unit_test(test_foreign_files)};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

@@ -33,7 +33,7 @@
 
 #define DEFAULT_CHUNK 2048
 #define DEFAULT_SAVE  10
-#define MERGE_MOST    16 /* files */
+#define MERGE_MOST    16 /* files; the help says so */
 
 struct imatrix_options {
 	struct common_opts common;
@@ -47,6 +47,7 @@ struct imatrix_options {
 
 struct imatrix_run {
 	const struct imatrix_options *o;
+	struct imatrix_output out;
 	struct engine *g;
 	struct session *s;
 	struct imatrix_collect *sums;
@@ -87,7 +88,7 @@ static int write_sums(struct imatrix_run *r, struct err *e)
 {
 	struct imatrix_set s;
 	make_set(r, &s);
-	int rc = imatrix_write(&s, r->o->out, e);
+	int rc = imatrix_write(&s, &r->out, e);
 	imatrix_set_fini(&s);
 	if (!rc)
 		r->written = r->done;
@@ -130,12 +131,15 @@ static int resume(struct imatrix_run *r, struct err *e)
 	struct err why = {0};
 	if (imatrix_is_dat(path) || access(path, F_OK))
 		return 0;
+	imatrix_output_own(&r->out); /* before it is read */
 	int rc = imatrix_set_load(&old, path, NULL, &why);
 	if (!rc && old.has_origin)
 		rc = take_up(r, &old, &why);
 	else if (rc != ERR_MEMORY)
 		rc = 0;
 	imatrix_set_fini(&old);
+	if (!r->done)
+		r->out.has_own = false;
 	if (rc == ERR_INPUT && r->o->common.force)
 		return 0;
 	if (rc && e)
@@ -230,7 +234,7 @@ static int run_text(struct imatrix_run *r, struct err *e)
 		err_prefix(e, "%.400s", o->text);
 	free(text);
 	if (rc || (rc = plan_chunks(r, e)) || (rc = imatrix_collect_open(r->g, &r->sums, e)) ||
-		(rc = resume(r, e)) || (rc = imatrix_check_output(o->out, o->common.force || r->done, e)))
+		(rc = resume(r, e)) || (rc = imatrix_check_output(&r->out, e)))
 		return rc;
 	if (r->done && !o->common.quiet)
 		log_info("%s: going on behind chunk %" PRIu64 " of %" PRIu64, o->out, r->done,
@@ -251,7 +255,7 @@ static int run_text(struct imatrix_run *r, struct err *e)
 
 static int collect_text(const struct imatrix_options *o, struct err *e)
 {
-	struct imatrix_run r = {.o = o};
+	struct imatrix_run r = {.o = o, .out = {.path = o->out, .force = o->common.force}};
 	int rc = run_text(&r, e);
 	session_free(r.s);
 	imatrix_collect_close(r.sums);
@@ -265,7 +269,8 @@ static int collect_text(const struct imatrix_options *o, struct err *e)
 static int merge_files(const struct imatrix_options *o, struct err *e)
 {
 	struct imatrix_set all = {0};
-	int rc = imatrix_check_output(o->out, o->common.force, e);
+	struct imatrix_output out = {.path = o->out, .force = o->common.force};
+	int rc = imatrix_check_output(&out, e);
 	for (int i = 0; i < MERGE_MOST && o->files[i] && !rc; i++) {
 		struct imatrix_set one = {0};
 		bool estimated = false;
@@ -277,13 +282,44 @@ static int merge_files(const struct imatrix_options *o, struct err *e)
 			rc = imatrix_set_merge(&all, &one, o->files[i], e);
 		imatrix_set_fini(&one);
 	}
-	if (!rc && !(rc = imatrix_write(&all, o->out, e)))
+	if (!rc && !(rc = imatrix_write(&all, &out, e)))
 		imatrix_report_print(&all, o->out, o->rare, o->json);
 	imatrix_set_fini(&all);
 	return rc;
 }
 
 /* ---- options ---- */
+
+/* What an addition has a use for. */
+static bool is_for_merging(const char *name)
+{
+	static const char *const names[] = {
+		"output", "merge", "rare", "json", "force", "quiet", "verbose"};
+	for (size_t i = 0; i < ARRAY_LEN(names); i++)
+		if (!strcmp(name, names[i]))
+			return true;
+	return false;
+}
+
+/* Lets the parser note which of the options of a run over text are given. given [n] */
+static void note_given(struct arg *args, size_t n, bool *given)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!args[i].given)
+			args[i].given = &given[i];
+}
+
+static int refuse_given(const struct arg *args, size_t n, struct err *e)
+{
+	for (size_t i = 0; i < n; i++) {
+		const char letter[] = {args[i].letter, 0};
+		if (*args[i].given && !is_for_merging(args[i].name))
+			return err_set(e, ERR_USAGE,
+				"--merge adds files up and reads no text: %s%s has no place",
+				letter[0] ? "-" : "--", letter[0] ? letter : args[i].name);
+	}
+	return 0;
+}
 
 static int check_options(const struct imatrix_options *o, struct err *e)
 {
@@ -292,8 +328,6 @@ static int check_options(const struct imatrix_options *o, struct err *e)
 		err_set(e, ERR_USAGE, "unexpected argument \"%.60s\"", o->files[0]);
 		return err_hint(e, "-f TEXT collects; --merge FILE... adds files up");
 	}
-	if (o->merge && text)
-		return err_set(e, ERR_USAGE, "--merge adds files up and reads no text: -f has no place");
 	if (o->merge && !o->files[0])
 		return err_set(e, ERR_USAGE, "--merge: no file to read");
 	if (!o->merge && !text)
@@ -310,7 +344,7 @@ static int check_options(const struct imatrix_options *o, struct err *e)
 int cmd_imatrix(int argc, char **argv, struct err *e)
 {
 	struct imatrix_options o = {.save_every = DEFAULT_SAVE, .rare = IMATRIX_PRIOR_TOKENS};
-	const struct arg own[] = {
+	struct arg own[] = {
 		{"file", 'f', ARG_STRING, .string = &o.text, .value = "TEXT",
 			.help = "UTF-8 text to run through the model (- is stdin)"},
 		{"output", 'o', ARG_STRING, .string = &o.out, .value = "FILE", .required = true,
@@ -321,7 +355,8 @@ int cmd_imatrix(int argc, char **argv, struct err *e)
 		{"save-every", 0, ARG_UINT, .u32 = &o.save_every, .min = 1, .max = INT32_MAX, .value = "N",
 			.help = "write the file after every N chunks", .fallback = "10"},
 		{"merge", 0, ARG_FLAG, .flag = &o.merge,
-			.help = "add up the files that follow, of either format, instead of reading a text"},
+			.help = "add up the files that follow, 16 at most and of either format, instead of "
+					"reading a text"},
 		{"rare", 0, ARG_UINT, .u32 = &o.rare, .min = 0, .max = INT32_MAX, .value = "N",
 			.help = "name the experts that fewer than N tokens went to", .fallback = "64"},
 		{"special", 0, ARG_FLAG, .flag = &o.special,
@@ -333,7 +368,11 @@ int cmd_imatrix(int argc, char **argv, struct err *e)
 	struct arg positional[MERGE_MOST];
 	for (int i = 0; i < MERGE_MOST; i++)
 		positional[i] = (struct arg){.kind = ARG_STRING, .string = &o.files[i], .value = "FILE"};
-	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&o.common)};
+	const struct arg_group common = common_opts_group(&o.common);
+	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common};
+	bool given[ARRAY_LEN(own) + COMMON_OPTS_MAX] = {0};
+	note_given(own, ARRAY_LEN(own), given);
+	note_given(o.common.args, common.n, given + ARRAY_LEN(own));
 	const struct args args = {.command = "glmstream imatrix",
 		.usage = "-m MODEL -f TEXT -o FILE [options], or --merge FILE... -o FILE",
 		.about = "Runs a text through a model and writes how strongly each column of each matrix "
@@ -352,6 +391,9 @@ int cmd_imatrix(int argc, char **argv, struct err *e)
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
+	if (o.merge && ((rc = refuse_given(own, ARRAY_LEN(own), e)) ||
+					   (rc = refuse_given(o.common.args, common.n, e))))
+		return rc;
 	if ((rc = check_options(&o, e)))
 		return rc;
 	if (!o.merge)

@@ -16,15 +16,37 @@ bool imatrix_is_dat(const char *path)
 	return n > 4 && !strcmp(path + n - 4, ".dat");
 }
 
-int imatrix_check_output(const char *path, bool force, struct err *e)
+void imatrix_output_own(struct imatrix_output *o)
 {
-	int rc = out_file_may_replace(path, &out_data, force, e);
-	if (rc || imatrix_is_dat(path))
-		return rc;
-	char *partial = mem_printf("%s.partial", path);
-	rc = out_file_may_replace(partial, &out_unfinished_model, force, e);
+	o->has_own = !stat(o->path, &o->own);
+}
+
+static bool is_own(const struct imatrix_output *o)
+{
+	struct stat now;
+	return o->has_own && !stat(o->path, &now) && now.st_dev == o->own.st_dev &&
+		   now.st_ino == o->own.st_ino && now.st_size == o->own.st_size &&
+		   now.st_mtim.tv_sec == o->own.st_mtim.tv_sec &&
+		   now.st_mtim.tv_nsec == o->own.st_mtim.tv_nsec;
+}
+
+static int check_target(const struct imatrix_output *o, struct err *e)
+{
+	return out_file_may_replace(o->path, &out_data, o->force || is_own(o), e);
+}
+
+static int check_partial(const struct imatrix_output *o, struct err *e)
+{
+	char *partial = mem_printf("%s.partial", o->path);
+	int rc = out_file_may_replace(partial, &out_unfinished_model, o->force, e);
 	free(partial);
 	return rc;
+}
+
+int imatrix_check_output(const struct imatrix_output *o, struct err *e)
+{
+	int rc = check_target(o, e);
+	return rc || imatrix_is_dat(o->path) ? rc : check_partial(o, e);
 }
 
 /* ---- GGUF ---- */
@@ -55,7 +77,8 @@ static int add_tensor(struct gguf_writer *w, const char *name, const char *suffi
 	return rc;
 }
 
-static int write_gguf(const struct imatrix_set *s, const char *path, struct err *e)
+/* The writer is not asked what it may replace: it would refuse this run's own file too. */
+static int write_gguf(const struct imatrix_set *s, struct imatrix_output *o, struct err *e)
 {
 	int rc = 0;
 	struct gguf_writer *w =
@@ -66,18 +89,24 @@ static int write_gguf(const struct imatrix_set *s, const char *path, struct err 
 		if (!(rc = add_tensor(w, t->name, "in_sum2", t->n_values / t->n_counts, t->n_counts, e)))
 			rc = add_tensor(w, t->name, "counts", 1, t->n_counts, e);
 	}
-	if (rc || (rc = gguf_writer_plan(w, e)))
+	if (rc || (rc = gguf_writer_plan(w, e)) || (rc = check_partial(o, e)))
 		goto out;
-	rc = gguf_writer_create(w, path, false, e);
+	rc = gguf_writer_create(w, o->path, false, e);
 	for (size_t i = 0; i < s->n && !rc; i++) {
 		const struct imatrix_tensor *t = &s->tensors[i];
 		if (!(rc = gguf_writer_write(w, 2 * i, 0, t->sum2, t->n_values * sizeof(float), e)))
 			rc = gguf_writer_write(w, 2 * i + 1, 0, t->counts, t->n_counts * sizeof(float), e);
 	}
+	if (!rc && (rc = check_target(o, e))) { /* after hours: the sums are worth keeping */
+		err_hint(e, "what was collected stands in %.400s.partial", o->path);
+		goto out;
+	}
 	if (!rc)
 		rc = gguf_writer_commit(w, e);
 	if (rc)
 		gguf_writer_discard(w);
+	else
+		imatrix_output_own(o);
 out:
 	gguf_writer_free(w);
 	return rc;
@@ -115,9 +144,10 @@ static void put_entry(FILE *f, const struct imatrix_tensor *t, uint32_t chunk_si
 	}
 }
 
-static int write_dat(const struct imatrix_set *s, const char *path, struct err *e)
+static int write_dat(const struct imatrix_set *s, struct imatrix_output *to, struct err *e)
 {
 	struct out_file o;
+	const char *path = to->path;
 	const char *dataset = s->n_datasets ? s->datasets[s->n_datasets - 1] : "";
 	size_t n = 0;
 	for (size_t i = 0; i < s->n; i++) {
@@ -126,7 +156,7 @@ static int write_dat(const struct imatrix_set *s, const char *path, struct err *
 				s->tensors[i].name);
 		n += most_tokens(&s->tensors[i]) > 0;
 	}
-	int rc = out_file_open(&o, path, &out_data, true, e);
+	int rc = out_file_open(&o, path, &out_data, to->force || is_own(to), e);
 	if (rc)
 		return rc;
 	put_i32(o.f, n);
@@ -136,10 +166,12 @@ static int write_dat(const struct imatrix_set *s, const char *path, struct err *
 	put_i32(o.f, s->chunk_count);
 	put_i32(o.f, strlen(dataset));
 	fputs(dataset, o.f);
-	return out_file_commit(&o, e);
+	if (!(rc = out_file_commit(&o, e)))
+		imatrix_output_own(to);
+	return rc;
 }
 
-int imatrix_write(const struct imatrix_set *s, const char *path, struct err *e)
+int imatrix_write(const struct imatrix_set *s, struct imatrix_output *o, struct err *e)
 {
-	return imatrix_is_dat(path) ? write_dat(s, path, e) : write_gguf(s, path, e);
+	return imatrix_is_dat(o->path) ? write_dat(s, o, e) : write_gguf(s, o, e);
 }

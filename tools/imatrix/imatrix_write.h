@@ -10,13 +10,27 @@
 
 #include "tools/imatrix/imatrix_set.h"
 
+#include <sys/stat.h>
+
+/* Where to write. Zero-initialise but for path and force. */
+struct imatrix_output {
+	const char *path;
+	bool force;      /* any file is replaced */
+	bool has_own;    /* private: */
+	struct stat own; /* the file that imatrix_output_own has seen */
+};
+
 bool imatrix_is_dat(const char *path);
 
-/* Whether imatrix_write may write here. With `force` always; else ERR_INPUT when a file stands
- * there. */
-int imatrix_check_output(const char *path, bool force, struct err *e);
+/* What stands at the path is of this run, which may replace it as long as nobody changes it. */
+void imatrix_output_own(struct imatrix_output *o);
 
-/* Replaces the file at `path` in one step. The caller has asked imatrix_check_output. */
-int imatrix_write(const struct imatrix_set *s, const char *path, struct err *e);
+/* Whether imatrix_write may write here: ERR_INPUT when another's file stands there, or beside it
+ * under the name that ends in .partial, and `force` is not set. */
+int imatrix_check_output(const struct imatrix_output *o, struct err *e);
+
+/* Replaces the file in one step; it is this run's then. ERR_INPUT: another's file is there by now.
+ * A GGUF is then whole under its name with .partial, which the hint says. */
+int imatrix_write(const struct imatrix_set *s, struct imatrix_output *o, struct err *e);
 
 #endif

@@ -83,6 +83,10 @@ refused() { # exit status, pattern, arguments: parts.gguf stays
 	check "the file stays" cmp -s "$work/whole.gguf" "$work/parts.gguf"
 }
 echo 'Another text.' >"$work/tiny"
+cp "$work/whole.gguf" "$work/begun.gguf"
+echo mine >"$work/begun.gguf.partial"
+refused 3 'begun.gguf.partial: exists and is not an unfinished model' -m "$POCKET" -f "$text" -c 160 -o "$work/begun.gguf"
+check "another's file stays" [ "$(cat "$work/begun.gguf.partial")" = mine ]
 sed 's/software/hardware/' $text >"$work/other"
 refused 3 'was collected with another text' -m "$POCKET" -f "$work/other" -c 160 -o "$work/parts.gguf"
 refused 3 'was collected with another size of chunks' -m "$POCKET" -f "$text" -c 80 -o "$work/parts.gguf"
@@ -104,6 +108,10 @@ refused 2 'option -f TEXT is missing' -m "$POCKET" -o "$work/new.gguf"
 refused 2 'unexpected argument' -f "$text" -o "$work/new.gguf" "$work/whole.gguf"
 refused 2 'no file to read' --merge -o "$work/new.gguf"
 refused 2 '-f has no place' --merge "$work/whole.gguf" -f "$text" -o "$work/new.gguf"
+for option in "-m $POCKET" "-c 160" "--chunks 3" "--save-every 2" --special --kv-f32 "--cache-gb 1" "--backend cpu"; do
+	# shellcheck disable=SC2086 # two words
+	refused 2 "reads no text: ${option%% *} has no place" --merge "$work/whole.gguf" -o "$work/new.gguf" $option
+done
 check "nothing was begun" [ ! -e "$work/new.gguf" ]
 collect "$work/merged.gguf" -q --force
 exits 0
