@@ -242,9 +242,11 @@ int engine_close(struct engine *g, struct err *e)
 	if (!g)
 		return 0;
 	int rc = 0;
+	if (g->ranks)
+		engine_ranks_stop(g->ranks); /* first: all ranks close their caches at once */
 	stages_stop(g->stages, g->n_stages);
 	if (g->ranks)
-		engine_ranks_stop(g);
+		engine_ranks_take_counts(g);
 	if (g->trace)
 		rc = trace_writer_close(g->trace, e);
 	int failed = engine_profile_close(g, true, rc ? NULL : e);

@@ -17,8 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define END_NS       10000000000u /* for the others to end in order */
-#define START_S      30           /* for MPI to start: programs may come over a network */
+#define LEAVE_NS     2000000000u /* for the error of this rank to be delivered */
+#define START_S      30          /* for MPI to start: programs may come over a network */
 #define FINALIZE_S   8
 #define AFTER_END_NS 500000000u /* a message may still be under way from a rank that is done */
 
@@ -285,12 +285,14 @@ int ranks_open(struct ranks **out, struct err *e)
 	return exchange_names(r, e);
 }
 
-/* Until the others have delivered what this rank says, and are done too if that is waited for. */
-static bool wait_until_delivered(struct ranks *r, bool all_done, uint64_t limit_ns)
+/* Waits until the others have received the state of this rank; all_done: and are done themselves.
+ * A rank that closes a large model takes minutes, so there is no limit for that: one that hangs is
+ * noticed by its silence. */
+static bool wait_until_delivered(struct ranks *r, bool all_done)
 {
 	const uint64_t begin = clock_ns();
 	while (!rank_beats_delivered(r, all_done)) {
-		if (atomic_load(&r->lost) || clock_ns() - begin > limit_ns)
+		if (atomic_load(&r->lost) || (!all_done && clock_ns() - begin > LEAVE_NS))
 			return false;
 		sleep_ns(5000000);
 	}
@@ -320,7 +322,7 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 	const bool in_order = !rc || r->settled;
 	if (!atomic_load(&r->lost)) {
 		rank_beats_say(r, in_order ? BEAT_DONE : BEAT_LEFT, in_order ? NULL : e->text);
-		*abrupt = !wait_until_delivered(r, in_order, END_NS) || !in_order;
+		*abrupt = !wait_until_delivered(r, in_order) || !in_order;
 	}
 	if (atomic_load(&r->lost))
 		return close_lost(r, rc, e);

@@ -17,7 +17,7 @@
  *     lost      another rank is lost: which one, and why
  *
  * How they end
- * - In order: each rank says "done" and waits until all have; then MPI ends.
+ * - In order: each rank says "done" and waits until all have, as long as that takes; then MPI ends.
  * - A rank is lost when it has sent no beat for 5 s (it hangs, its host cannot be reached), or has
  *   left. Then every call fails with the sentence that names it, and a process that has not ended
  *   by itself 1.5 s later is ended with status 1, after the sentence was written.

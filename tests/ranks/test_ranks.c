@@ -122,6 +122,15 @@ static int end_early(struct ranks *r, struct err *e)
 	return ranks_me(r) == 1 ? 0 : ranks_receive(r, 1, &byte, 1, NULL, e);
 }
 
+/* Closing takes longer than silence may: rank 0 is done all that time. */
+static int end_late(struct ranks *r, struct err *e)
+{
+	(void)e;
+	if (ranks_me(r) == 1)
+		sleep_ms(11000);
+	return 0;
+}
+
 static int long_message(struct ranks *r, struct err *e)
 {
 	char bytes[8] = "1234567";
@@ -151,7 +160,7 @@ static const struct role {
 	const char *name;
 	int (*run)(struct ranks *r, struct err *e);
 } roles[] = {{"talk", talk}, {"disagree", disagree}, {"leave", leave}, {"end_early", end_early},
-	{"long_message", long_message}, {"hang", hang}, {"die", die}};
+	{"end_late", end_late}, {"long_message", long_message}, {"hang", hang}, {"die", die}};
 
 static int run_role(const char *name)
 {
@@ -236,6 +245,14 @@ static void test_rank_that_leaves_is_named(void **state)
 	expect_said("from 0: rank 1 (");
 }
 
+static void test_rank_that_ends_late_is_waited_for(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	if (run_ranks("end_late", 2))
+		fail_msg("%s", said);
+}
+
 static void test_rank_that_hangs_is_named(void **state)
 {
 	(void)state;
@@ -279,6 +296,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_messages),
 		cmocka_unit_test(test_disagreement_names_the_lowest_rank),
 		cmocka_unit_test(test_rank_that_leaves_is_named),
+		cmocka_unit_test(test_rank_that_ends_late_is_waited_for),
 		cmocka_unit_test(test_rank_that_hangs_is_named),
 		cmocka_unit_test(test_rank_that_is_killed_is_named),
 	};

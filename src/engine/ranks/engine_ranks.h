@@ -4,8 +4,9 @@
  * commands that rank 0 gives. What the other ranks do with them: rank_follow.h.
  *
  * Order of use (engine.c): engine_ranks_meet, engine_ranks_cut, engine_ranks_limits,
- * engine_ranks_ready; then rank 0 gives commands; engine_ranks_stop, engine_ranks_free. Functions
- * return ERR_RUN with the sentence of a lost rank, besides what they name.
+ * engine_ranks_ready; then rank 0 gives commands; engine_ranks_stop, engine_ranks_take_counts,
+ * engine_ranks_free. Functions return ERR_RUN with the sentence of a lost rank, besides what they
+ * name.
  */
 #ifndef GLM_ENGINE_ENGINE_RANKS_H
 #define GLM_ENGINE_ENGINE_RANKS_H
@@ -75,8 +76,10 @@ void engine_ranks_stats(
 /* Any thread: adds the latest known statistics and places of the other ranks. */
 void engine_ranks_snapshot(const struct engine *g, struct expert_stats *experts, uint8_t *places);
 
-/* The end: the others stop, and their counts are added to g->profile. */
-void engine_ranks_stop(struct engine *g);
+/* The end: the others stop and close their stages. No command may follow. */
+void engine_ranks_stop(struct engine_ranks *k);
+/* Adds their counts to g->profile. After the stages here were stopped: they count until then. */
+void engine_ranks_take_counts(struct engine *g);
 void engine_ranks_free(struct engine_ranks *k); /* NULL is fine */
 
 /* ---- for rank_follow.c ---- */

@@ -187,13 +187,17 @@ void engine_ranks_snapshot(const struct engine *g, struct expert_stats *experts,
 
 /* ---- the end ---- */
 
-void engine_ranks_stop(struct engine *g)
+void engine_ranks_stop(struct engine_ranks *k)
+{
+	engine_ranks_command(k, &(struct rank_command){.code = RANK_STOP});
+}
+
+void engine_ranks_take_counts(struct engine *g)
 {
 	struct engine_ranks *k = g->ranks;
 	struct err ignored;
 	if (!k->ready)
 		return;
-	engine_ranks_command(k, &(struct rank_command){.code = RANK_STOP});
 	const size_t n = (size_t)g->cache.n_layers * g->cache.n_experts;
 	double *counts = k->counts ? mem_try_new(n, sizeof *counts) : NULL;
 	for (uint32_t i = 1; counts && i < ranks_count(k->ranks); i++) {
