@@ -93,6 +93,11 @@ int ranks_check(const struct ranks *r, struct err *e)
 	return ERR_RUN;
 }
 
+bool ranks_error_is_known(const struct ranks *r, const struct err *e)
+{
+	return atomic_load(&r->lost) && r->words.rank < r->me && strstr(r->loss.text, e->text);
+}
+
 /* Waits for a message to or from a rank. */
 static int wait_for_message(
 	struct ranks *r, struct mpi_transfer *t, uint32_t rank, size_t *bytes, struct err *e)
@@ -327,7 +332,8 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 	if (atomic_load(&r->lost))
 		return close_lost(r, rc, e);
 	if (*abrupt) {
-		sleep_ns(AFTER_END_NS); /* mpirun ends the others as soon as this one has */
+		/* mpirun ends the others as soon as this one has; a lower one may fail alike */
+		sleep_ns(AFTER_END_NS);
 		return rc;
 	}
 	rank_beats_stop(r);

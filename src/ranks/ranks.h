@@ -83,6 +83,9 @@ bool ranks_settled(const struct ranks *r);
 /* Fails with the sentence when a rank is lost. Any thread. */
 int ranks_check(const struct ranks *r, struct err *e);
 
+/* Has a lower rank left with this very error? Then that one prints it. After ranks_close. */
+bool ranks_error_is_known(const struct ranks *r, const struct err *e);
+
 /* ---- a status for rank 0 ---- */
 
 /* Every beat to rank 0 carries what `fill` writes to out [bytes <= RANKS_STATUS_BYTES]. fill is

@@ -86,8 +86,11 @@ int report_end(int rc, struct err *e)
 	}
 	rc = ranks_close(r, rc, &abrupt, e);
 	struct err loss = {0};
-	/* what failed on another rank than 0 is said by that one; it may be the one that is lost */
-	const bool says = !follows || (abrupt && ranks_check(r, &loss) && !strcmp(loss.text, e->text));
+	/* An error that the ranks agreed on is printed by rank 0. One that ends this rank alone is
+	 * printed here: rank 0 may be loading, and mpirun ends it before it could print anything. */
+	const bool is_loss = abrupt && ranks_check(r, &loss) && !strcmp(loss.text, e->text);
+	const bool says =
+		!follows || is_loss || (abrupt && !ranks_settled(r) && !ranks_error_is_known(r, e));
 	if (follows && says)
 		err_prefix(e, "%s", ranks_name(r, ranks_me(r)));
 	if (rc && says)

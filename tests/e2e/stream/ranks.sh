@@ -137,6 +137,14 @@ rc=$? said='ranks with two files'
 exits 1
 check "a rank with another file is named" grep -q '^glmstream: rank 1 (.*): the model file is not that of rank 0' "$work/err"
 
+# a rank that fails alone while rank 0 waits for its input, or loads
+mkfifo "$work/never"
+timeout -k 5 60 "${mpi[@]}" -np 1 "$GLMSTREAM" dump-logits -m "$POCKET" --ids "$work/never" -o "$work/x" : \
+	-np 1 "$GLMSTREAM" dump-logits --no-such-option >"$work/out" 2>"$work/err" </dev/null
+rc=$? said='ranks of which one has a wrong option'
+exits 2
+check "it names itself" grep -q '^glmstream: rank 1 (.*): .*no-such-option' "$work/err"
+
 # ---- a step that fails on another rank ----
 # a fifth of the way into the file: experts of layer 1
 python3 - "$POCKET" "$work/damaged.gguf" <<'END'
