@@ -242,14 +242,15 @@ int engine_close(struct engine *g, struct err *e)
 	if (!g)
 		return 0;
 	int rc = 0;
+	bool counted = true;
 	if (g->ranks)
 		engine_ranks_stop(g->ranks); /* first: all ranks close their caches at once */
 	stages_stop(g->stages, g->n_stages);
 	if (g->ranks)
-		engine_ranks_take_counts(g);
+		counted = engine_ranks_take_counts(g);
 	if (g->trace)
 		rc = trace_writer_close(g->trace, e);
-	int failed = engine_profile_close(g, true, rc ? NULL : e);
+	int failed = engine_profile_close(g, counted, rc ? NULL : e);
 	rc = rc ? rc : failed;
 	engine_ranks_free(g->ranks);
 	stages_free(g->stages, g->n_stages);

@@ -166,13 +166,33 @@ int ranks_receive(
 
 /* ---- calls that every rank makes ---- */
 
-/* A message of a length that both sides know. */
+/* A message of a length that both sides know. It passes through memory that stays when a rank is
+ * lost, so callers may give what lies on their stack. */
 static int receive_exactly(struct ranks *r, uint32_t from, void *data, size_t bytes, struct err *e)
 {
+	uint8_t *buffer = NEW_ARRAY(uint8_t, bytes);
 	size_t got = 0;
-	int rc = ranks_receive(r, from, data, bytes, &got, e);
+	int rc = ranks_receive(r, from, buffer, bytes, &got, e);
 	if (!rc && got != bytes)
-		rc = rank_lose(r, from, "runs another program: a message has another length", e);
+		return rank_lose(r, from, "runs another program: a message has another length", e);
+	if (rc)
+		return rc;
+	memcpy(data, buffer, bytes);
+	free(buffer);
+	return 0;
+}
+
+/* ... sent to the ranks from first to end - 1. */
+static int send_copy(
+	struct ranks *r, uint32_t first, uint32_t end, const void *data, size_t bytes, struct err *e)
+{
+	uint8_t *buffer = NEW_ARRAY(uint8_t, bytes);
+	int rc = 0;
+	memcpy(buffer, data, bytes);
+	for (uint32_t i = first; i < end && !rc; i++)
+		rc = ranks_send(r, i, buffer, bytes, e);
+	if (!rc)
+		free(buffer);
 	return rc;
 }
 
@@ -180,7 +200,7 @@ int ranks_gather(struct ranks *r, const void *mine, size_t bytes, void *all, str
 {
 	int rc = 0;
 	if (r->me)
-		return ranks_send(r, 0, mine, bytes, e);
+		return send_copy(r, 0, 1, mine, bytes, e);
 	memcpy(all, mine, bytes);
 	for (uint32_t i = 1; i < r->count && !rc; i++)
 		rc = receive_exactly(r, i, (uint8_t *)all + i * bytes, bytes, e);
@@ -189,12 +209,19 @@ int ranks_gather(struct ranks *r, const void *mine, size_t bytes, void *all, str
 
 int ranks_broadcast(struct ranks *r, void *data, size_t bytes, struct err *e)
 {
-	int rc = 0;
-	if (r->me)
-		return receive_exactly(r, 0, data, bytes, e);
-	for (uint32_t i = 1; i < r->count && !rc; i++)
-		rc = ranks_send(r, i, data, bytes, e);
-	return rc;
+	return r->me ? receive_exactly(r, 0, data, bytes, e)
+				 : send_copy(r, 1, r->count, data, bytes, e);
+}
+
+struct err ranks_received_error(const void *bytes)
+{
+	struct err e;
+	memcpy(&e, bytes, sizeof e);
+	e.text[sizeof e.text - 1] = 0;
+	e.hint[sizeof e.hint - 1] = 0;
+	err_plain(e.text);
+	err_plain(e.hint);
+	return e;
 }
 
 int ranks_agree(struct ranks *r, int rc, struct err *e)
@@ -206,13 +233,14 @@ int ranks_agree(struct ranks *r, int rc, struct err *e)
 	int failed = ranks_gather(r, &mine, sizeof mine, all, e);
 	for (uint32_t i = 0; i < r->count && !r->me && !verdict.code; i++)
 		if (all[i].code) {
-			verdict = all[i];
+			verdict = ranks_received_error(&all[i]);
 			err_prefix(&verdict, "%s", r->peers[i].name);
 		}
 	free(all);
 	if (failed || (failed = ranks_broadcast(r, &verdict, sizeof verdict, e)))
 		return failed;
 	if (verdict.code) {
+		verdict = ranks_received_error(&verdict);
 		ranks_settle(r);
 		if (e)
 			*e = verdict;

@@ -59,12 +59,16 @@ uint32_t ranks_count(const struct ranks *r);
 uint32_t ranks_beside(const struct ranks *r); /* ranks on this host, this one included */
 const char *ranks_name(const struct ranks *r, uint32_t rank); /* "rank 1 (host)" */
 
-/* Sends bytes (at most INT32_MAX) and returns when they may be changed. ERR_RUN: a rank is lost. */
+/* Sends bytes (at most INT32_MAX) and returns when they may be changed. ERR_RUN: a rank is lost;
+ * then MPI may still read and write what this and ranks_receive were given: it is never freed. */
 int ranks_send(struct ranks *r, uint32_t to, const void *data, size_t bytes, struct err *e);
 /* The next message of `from`; *bytes (may be NULL): its length. Waits as long as all ranks are
  * there. ERR_RUN: a rank is lost, or the message is longer than `capacity`. */
 int ranks_receive(
 	struct ranks *r, uint32_t from, void *data, size_t capacity, size_t *bytes, struct err *e);
+
+/* A struct err that another rank sent: ended, and with nothing in it that acts on a terminal. */
+struct err ranks_received_error(const void *bytes);
 
 /* ---- calls that every rank makes at the same point ---- */
 

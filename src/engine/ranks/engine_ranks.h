@@ -78,8 +78,9 @@ void engine_ranks_snapshot(const struct engine *g, struct expert_stats *experts,
 
 /* The end: the others stop and close their stages. No command may follow. */
 void engine_ranks_stop(struct engine_ranks *k);
-/* Adds their counts to g->profile. After the stages here were stopped: they count until then. */
-void engine_ranks_take_counts(struct engine *g);
+/* Adds their counts to g->profile. False: those of a rank are missing, so the profile must not be
+ * kept. After the stages here were stopped: they count until then. */
+bool engine_ranks_take_counts(struct engine *g);
 void engine_ranks_free(struct engine_ranks *k); /* NULL is fine */
 
 /* ---- for rank_follow.c ---- */

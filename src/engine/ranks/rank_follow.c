@@ -15,14 +15,20 @@ static int unexpected(const struct rank_command *c, struct err *e)
 		e, ERR_RUN, "rank 0 sent command %u of %u rows, which makes no sense here", c->code, c->n);
 }
 
+/* Are there cache rows from first to first + n - 1? */
+static bool rows_exist(const struct engine *g, uint32_t first, uint32_t n)
+{
+	return (uint64_t)first + n <= g->stages->kv.capacity;
+}
+
 /* data: `bytes` behind the command, and so in all of these. */
 static int follow_step(struct engine *g, const struct rank_command *c, const uint8_t *data,
 	size_t bytes, struct err *e)
 {
 	const size_t numbers = c->n * sizeof(int32_t);
-	bool draft[MAX(c->n, 1u)];
 	if (!c->n || c->n > g->chunk || bytes != 3 * numbers + (c->draft ? c->n : 0))
 		return unexpected(c, e);
+	bool draft[c->n];
 	for (uint32_t i = 0; i < c->n && c->draft; i++)
 		draft[i] = data[3 * numbers + i];
 	const struct forward_rows rows = {.n = c->n,
@@ -31,10 +37,15 @@ static int follow_step(struct engine *g, const struct rank_command *c, const uin
 		.base = (const int32_t *)(const void *)(data + 2 * numbers),
 		.draft = c->draft ? draft : NULL,
 		.long_prompt = c->long_prompt};
+	for (uint32_t i = 0; i < rows.n; i++)
+		if (rows.tokens[i] < 0 || (uint32_t)rows.tokens[i] >= g->config.n_vocab ||
+			rows.pos[i] < 0 || rows.base[i] < 0 ||
+			!rows_exist(g, (uint32_t)rows.base[i], (uint32_t)rows.pos[i] + 1))
+			return unexpected(c, e);
 	struct err why = {0};
 	g->n_steps++;
 	if (engine_forward(g, &rows, rows.n, &why) && !ranks_check(g->ranks->ranks, e))
-		return rank_link_send_error(g->ranks->out, &why, e);
+		return rank_link_send_error(g->ranks->out, &why, rank_link_received_error(g->ranks->in), e);
 	return ranks_check(g->ranks->ranks, e);
 }
 
@@ -61,8 +72,7 @@ static int follow_rows(struct engine *g, const struct rank_command *c, const uin
 	const size_t all = c->n * row;
 	struct err why = {0};
 	int rc = 0;
-	if (!row || (uint64_t)c->row + c->n > first->kv.capacity ||
-		bytes != (c->code == RANK_WRITE_ROWS ? all : 0))
+	if (!row || !rows_exist(g, c->row, c->n) || bytes != (c->code == RANK_WRITE_ROWS ? all : 0))
 		return unexpected(c, e);
 	if (c->code == RANK_WRITE_ROWS)
 		return engine_write_rows(g, c->layer, c->is_index_key, c->row, c->n, data, e);
@@ -93,8 +103,12 @@ static int follow_one(struct engine *g, const struct rank_command *c, const uint
 	case RANK_WRITE_ROWS:
 		return follow_rows(g, c, data, bytes, e);
 	case RANK_COPY_ROWS:
+		if (!rows_exist(g, c->row, c->n) || !rows_exist(g, c->from, c->n))
+			return unexpected(c, e);
 		return engine_copy_rows(g, c->row, c->from, c->n, 0, e);
 	case RANK_KEEP_ROWS:
+		if ((uint64_t)c->row + c->n > g->chunk)
+			return unexpected(c, e);
 		engine_keep_rows(g, c->row, c->n);
 		return 0;
 	case RANK_STATS:
@@ -171,6 +185,7 @@ int engine_follow(struct engine *g, struct err *e)
 		rc = send_counts(g, e);
 	if (!rc)
 		ranks_settle(k->ranks);
-	free(message);
+	if (!ranks_check(k->ranks, NULL)) /* else MPI may still write to it */
+		free(message);
 	return rc;
 }

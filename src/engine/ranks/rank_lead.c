@@ -41,6 +41,8 @@ int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, s
 		.long_prompt = rows->long_prompt};
 	if (rows->taps)
 		bug("taps of layers of other ranks");
+	if (ranks_check(k->ranks, e))
+		return ERR_RUN;
 	uint8_t *data = begin_message(k, &c, 3 * numbers + draft_bytes);
 	memcpy(data, rows->tokens, numbers);
 	memcpy(data + numbers, rows->pos, numbers);
@@ -72,14 +74,15 @@ static int receive_answer(
 {
 	struct rank_answer head;
 	size_t got;
+	if (ranks_check(k->ranks, e)) /* MPI may still use the message */
+		return ERR_RUN;
 	engine_ranks_reserve(k, sizeof head + MAX(bytes, sizeof(struct err)));
 	int rc = ranks_receive(k->ranks, rank, k->message, k->capacity, &got, e);
 	if (rc)
 		return rc;
 	memcpy(&head, k->message, sizeof head);
 	if (got == sizeof head + sizeof(struct err) && head.code) {
-		struct err why;
-		memcpy(&why, k->message + sizeof head, sizeof why);
+		struct err why = ranks_received_error(k->message + sizeof head);
 		err_prefix(&why, "%s", ranks_name(k->ranks, rank));
 		if (e)
 			*e = why;
@@ -98,6 +101,8 @@ int engine_ranks_read_rows(struct engine_ranks *k, const struct rank_command *wh
 	const uint32_t rank = rank_of_layer(k, which->layer);
 	struct rank_command c = *which;
 	c.code = RANK_READ_ROWS;
+	if (ranks_check(k->ranks, e))
+		return ERR_RUN;
 	begin_message(k, &c, 0);
 	int rc = ranks_send(k->ranks, rank, k->message, sizeof c, e);
 	return rc ? rc : receive_answer(k, rank, data, which->n * row_bytes, e);
@@ -109,6 +114,8 @@ int engine_ranks_write_rows(struct engine_ranks *k, const struct rank_command *w
 	struct rank_command c = *which;
 	const size_t bytes = which->n * row_bytes;
 	c.code = RANK_WRITE_ROWS;
+	if (ranks_check(k->ranks, e))
+		return ERR_RUN;
 	memcpy(begin_message(k, &c, bytes), data, bytes);
 	return ranks_send(k->ranks, rank_of_layer(k, which->layer), k->message, sizeof c + bytes, e);
 }
@@ -118,7 +125,7 @@ int engine_ranks_write_rows(struct engine_ranks *k, const struct rank_command *w
 void engine_ranks_command(struct engine_ranks *k, const struct rank_command *c)
 {
 	struct err ignored;
-	if (!k->ready)
+	if (!k->ready || ranks_check(k->ranks, NULL))
 		return;
 	begin_message(k, c, 0);
 	send_to_all(k, 0, &ignored);
@@ -135,6 +142,8 @@ void engine_ranks_warm(struct engine_ranks *k, const struct profile_key *keys, s
 		k->n_warm = n;
 		return;
 	}
+	if (ranks_check(k->ranks, NULL))
+		return;
 	const struct rank_command c = {.code = RANK_WARM, .n = (uint32_t)n};
 	memcpy(begin_message(k, &c, n * sizeof *keys), keys, n * sizeof *keys);
 	send_to_all(k, n * sizeof *keys, &ignored);
@@ -148,7 +157,7 @@ void engine_ranks_stats(
 	engine_ranks_command(k, &(struct rank_command){.code = RANK_STATS});
 	for (uint32_t i = 1; k->ready && i < ranks_count(k->ranks); i++) {
 		if (receive_answer(k, i, &s, sizeof s, &ignored))
-			return;
+			continue; /* the answers of the others must not stay in the queue */
 		if (experts)
 			engine_add_expert_stats(experts, &s.experts);
 		if (usage)
@@ -192,17 +201,20 @@ void engine_ranks_stop(struct engine_ranks *k)
 	engine_ranks_command(k, &(struct rank_command){.code = RANK_STOP});
 }
 
-void engine_ranks_take_counts(struct engine *g)
+bool engine_ranks_take_counts(struct engine *g)
 {
 	struct engine_ranks *k = g->ranks;
 	struct err ignored;
+	bool all = true;
 	if (!k->ready)
-		return;
+		return true;
 	const size_t n = (size_t)g->cache.n_layers * g->cache.n_experts;
-	double *counts = k->counts ? mem_try_new(n, sizeof *counts) : NULL;
+	double *counts = k->counts ? NEW_ARRAY(double, n) : NULL;
 	for (uint32_t i = 1; counts && i < ranks_count(k->ranks); i++) {
-		if (receive_answer(k, i, counts, n * sizeof *counts, &ignored))
-			break;
+		if (receive_answer(k, i, counts, n * sizeof *counts, &ignored)) {
+			all = false;
+			continue;
+		}
 		for (size_t j = 0; g->profile.count && j < n; j++)
 			g->profile.count[j] += counts[j];
 	}
@@ -210,4 +222,5 @@ void engine_ranks_take_counts(struct engine *g)
 	k->ready = false;
 	if (!ranks_check(k->ranks, NULL))
 		ranks_settle(k->ranks);
+	return all;
 }

@@ -13,7 +13,8 @@ struct rank_link {
 	struct stage_link base; /* first: the pointers are exchanged */
 	struct ranks *ranks;
 	uint32_t other;
-	bool shared; /* the later stage takes the selection of a layer before it */
+	bool shared;         /* the later stage takes the selection of a layer before it */
+	bool received_error; /* in the last step, in place of its rows */
 	uint8_t *message;
 	size_t capacity;
 };
@@ -44,7 +45,9 @@ static int rank_link_send(
 	const struct rank_answer head = {.n = n};
 	const struct workspace *ws = &from->ws;
 	struct backend *b = from->backend;
-	int rc;
+	int rc = ranks_check(l->ranks, e);
+	if (rc)
+		return rc;
 	memcpy(l->message, &head, sizeof head);
 	if ((rc = b->ops->download(b, l->message + m.x, ws->x, m.x_bytes, e)) ||
 		(l->shared &&
@@ -62,15 +65,15 @@ static int rank_link_receive(struct stage_link *base, struct model *to, uint32_t
 	struct backend *b = to->backend;
 	struct rank_answer head;
 	size_t got = 0;
+	l->received_error = false;
 	int rc = ranks_receive(l->ranks, l->other, l->message, l->capacity, &got, e);
 	if (rc)
 		return rc;
 	memcpy(&head, l->message, sizeof head);
 	if (got == sizeof head + sizeof(struct err) && head.code) {
-		struct err why;
-		memcpy(&why, l->message + sizeof head, sizeof why);
+		l->received_error = true;
 		if (e)
-			*e = why;
+			*e = ranks_received_error(l->message + sizeof head);
 		return head.code;
 	}
 	if (got != m.all || head.n != n)
@@ -84,12 +87,18 @@ static int rank_link_receive(struct stage_link *base, struct model *to, uint32_t
 	return 0;
 }
 
-int rank_link_send_error(struct stage_link *base, const struct err *why, struct err *e)
+bool rank_link_received_error(const struct stage_link *base)
+{
+	return base && ((const struct rank_link *)base)->received_error;
+}
+
+int rank_link_send_error(
+	struct stage_link *base, const struct err *why, bool is_named, struct err *e)
 {
 	struct rank_link *l = (struct rank_link *)base;
 	const struct rank_answer head = {.code = why->code};
 	struct err named = *why;
-	if (strncmp(named.text, "rank ", 5) != 0) /* not passed on */
+	if (!is_named)
 		err_prefix(&named, "%s", ranks_name(l->ranks, ranks_me(l->ranks)));
 	memcpy(l->message, &head, sizeof head);
 	memcpy(l->message + sizeof head, &named, sizeof named);

@@ -12,7 +12,11 @@
 int rank_link_open(struct ranks *r, uint32_t other, const struct model_config *c, uint32_t layer,
 	uint32_t max_rows, struct stage_link **out, struct err *e);
 
-/* Sends an error in place of the rows of a step. */
-int rank_link_send_error(struct stage_link *l, const struct err *why, struct err *e);
+/* Did an error come in place of the rows of the last step? NULL: no. */
+bool rank_link_received_error(const struct stage_link *l);
+
+/* Sends an error in place of the rows of a step. is_named: it begins with the name of its rank;
+ * else that of this one is put before it. */
+int rank_link_send_error(struct stage_link *l, const struct err *why, bool is_named, struct err *e);
 
 #endif

@@ -89,6 +89,9 @@ static int cut_all(struct engine *g, const struct rank_room *rooms, bool mtp,
 	uint32_t n = 0;
 	for (uint32_t place = 0; place < count; place++) {
 		const struct rank_room *room = &rooms[rank_at(k->ranks, place)];
+		if (!room->n_stages || room->n_stages > STAGES_MAX)
+			return err_set(e, ERR_RUN, "%s has %u stages, expected 1 to %d",
+				ranks_name(k->ranks, rank_at(k->ranks, place)), room->n_stages, STAGES_MAX);
 		k->cuts.first_stage[place] = n;
 		for (uint32_t i = 0; i < room->n_stages; i++, n++)
 			if (n < STAGES_MAX)
@@ -199,7 +202,7 @@ int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc
 
 void engine_ranks_free(struct engine_ranks *k)
 {
-	if (!k)
+	if (!k || ranks_check(k->ranks, NULL)) /* MPI may still use the messages of a lost rank */
 		return;
 	if (k->in)
 		k->in->ops->close(k->in);
