@@ -19,8 +19,8 @@
 #define TICK_NS   100000000u  /* between two looks */
 #define END_TICK  5000000u    /* ... while this rank ends and the others wait */
 #define PERIOD_NS 400000000u  /* between two beats */
-#define LOST_NS   5000000000u /* of silence: lost */
-#define GRACE_NS  1500000000u /* in which the process may end by itself */
+#define LOST_NS   8000000000u /* of silence: lost. Every rank has ended 10 s after the last beat */
+#define GRACE_NS  1200000000u /* in which the process may end by itself */
 
 int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
 {
@@ -114,11 +114,11 @@ static void speak_to(struct ranks *r, uint32_t rank, bool due)
 	struct peer *p = &r->peers[rank];
 	struct err e = {0};
 	pthread_mutex_lock(&r->mpi);
-	int rc = p->out.request ? mpi_test(&p->out, NULL, &e) : 1;
+	int rc = p->out.request || p->out.failed ? mpi_test(&p->out, NULL, &e) : 1;
 	pthread_mutex_unlock(&r->mpi);
 	if (rc < 0 && !atomic_load(&p->done))
 		rank_lose(r, rank, e.text, NULL);
-	if (rc <= 0)
+	if (rc <= 0 && !(rc < 0 && atomic_load(&p->done))) /* one that is done needs no more */
 		return;
 	pthread_mutex_lock(&r->lock);
 	p->said = p->saying;

@@ -8,6 +8,7 @@
 #include "src/base/num.h"
 #include "src/ranks/ranks_internal.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,8 +19,8 @@
 #include <unistd.h>
 
 #define LEAVE_NS     2000000000u /* for the error of this rank to be delivered */
-#define START_S      30          /* for MPI to start: programs may come over a network */
-#define FINALIZE_S   8
+#define START_S      120         /* for MPI to start: programs may come over a network */
+#define FINALIZE_S   9
 #define AFTER_END_NS 500000000u /* a message may still be under way from a rank that is done */
 
 static struct ranks *here; /* set by ranks_open */
@@ -105,8 +106,8 @@ static int wait_for_message(
 	static _Thread_local bool precise;
 	struct peer *p = &r->peers[rank];
 	const uint64_t begin = clock_ns();
-	uint64_t done_at = 0;
-	if (!precise) /* sleeps end when they should, not 50 us later */
+	uint64_t last = begin, done_ns = 0; /* waited for a rank that is done, by own running */
+	if (!precise)                       /* sleeps end when they should, not 50 us later */
 		prctl(PR_SET_TIMERSLACK, 1000);
 	precise = true;
 	for (;;) {
@@ -128,10 +129,11 @@ static int wait_for_message(
 		if (rc < 0)
 			return rank_lose(r, rank, why.text, e);
 		if (atomic_load(&p->done)) {
-			done_at = done_at ? done_at : now;
-			if (now - done_at > AFTER_END_NS)
+			done_ns += MIN(now - last, 50000000u);
+			if (done_ns > AFTER_END_NS)
 				return rank_lose(r, rank, "has ended before this rank", e);
 		}
+		last = now;
 		sleep_ns(bytes ? next_sleep(p, waited) : waited < 1000000 ? 10000 : 100000);
 	}
 }
@@ -278,30 +280,72 @@ static int exchange_names(struct ranks *r, struct err *e)
 	return rc;
 }
 
-static void on_mpi_alarm(int sig)
+/* A time limit for a call of MPI. A thread, since SIGALRM belongs to the program. */
+struct watchdog {
+	pthread_t thread;
+	pthread_mutex_t lock;
+	pthread_cond_t wake;
+	struct timespec until;
+	bool stop;
+};
+
+static void *watchdog_run(void *user)
 {
-	static const char text[] = "glmstream: MPI does not start or end: a rank hangs, or its host "
-							   "cannot be reached\n";
-	(void)sig;
-	(void)!write(STDERR_FILENO, text, sizeof text - 1);
-	_exit(1);
+	struct watchdog *w = user;
+	int rc = 0;
+	pthread_mutex_lock(&w->lock);
+	while (!w->stop && rc != ETIMEDOUT)
+		rc = pthread_cond_timedwait(&w->wake, &w->lock, &w->until);
+	if (!w->stop) {
+		fprintf(stderr, "glmstream: MPI does not start or end: a rank hangs, or its host cannot be "
+						"reached\n");
+		_exit(1);
+	}
+	pthread_mutex_unlock(&w->lock);
+	return NULL;
 }
 
-/* MPI starts and ends together on all ranks, and there are no beats yet, or none any more. 0: it
- * has. */
-static void limit_mpi(unsigned seconds)
+/* MPI starts and ends together on all ranks, and there are no beats yet, or none any more: the
+ * process ends unless watchdog_stop is called in time. */
+static void watchdog_start(struct watchdog *w, time_t seconds)
 {
-	signal(SIGALRM, seconds ? on_mpi_alarm : SIG_DFL);
-	alarm(seconds);
+	*w = (struct watchdog){0};
+	pthread_condattr_t a;
+	pthread_condattr_init(&a);
+	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+	pthread_cond_init(&w->wake, &a);
+	pthread_condattr_destroy(&a);
+	pthread_mutex_init(&w->lock, NULL);
+	clock_gettime(CLOCK_MONOTONIC, &w->until);
+	w->until.tv_sec += seconds;
+	sigset_t all, old;
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &old);
+	w->stop = pthread_create(&w->thread, NULL, watchdog_run, w) != 0; /* then there is no limit */
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+}
+
+static void watchdog_stop(struct watchdog *w)
+{
+	pthread_mutex_lock(&w->lock);
+	const bool runs = !w->stop;
+	w->stop = true;
+	pthread_cond_signal(&w->wake);
+	pthread_mutex_unlock(&w->lock);
+	if (runs)
+		pthread_join(w->thread, NULL);
+	pthread_cond_destroy(&w->wake);
+	pthread_mutex_destroy(&w->lock);
 }
 
 int ranks_open(struct ranks **out, struct err *e)
 {
 	struct ranks *r = NEW(struct ranks);
 	*out = NULL;
-	limit_mpi(START_S);
+	struct watchdog watchdog;
+	watchdog_start(&watchdog, START_S);
 	int rc = mpi_start(&r->me, &r->count, e);
-	limit_mpi(0);
+	watchdog_stop(&watchdog);
 	if (!rc && r->count > RANKS_MAX)
 		rc = err_set(e, ERR_USAGE, "%u ranks, at most %d are possible", r->count, RANKS_MAX);
 	if (rc) {
@@ -365,9 +409,10 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 		return rc;
 	}
 	rank_beats_stop(r);
-	limit_mpi(FINALIZE_S);
+	struct watchdog watchdog;
+	watchdog_start(&watchdog, FINALIZE_S);
 	mpi_stop();
-	limit_mpi(0);
+	watchdog_stop(&watchdog);
 	for (uint32_t i = 0; i < r->count; i++) {
 		free(r->peers[i].in_data);
 		free(r->peers[i].out_data);

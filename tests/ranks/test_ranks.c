@@ -260,7 +260,7 @@ static void test_rank_that_hangs_is_named(void **state)
 	assert_int_equal(run_ranks("hang", 3), 1);
 	expect_said("glmstream: rank ");
 	expect_said(": rank 2 (");
-	expect_said("has not answered for 5 s");
+	expect_said("has not answered for 8 s");
 }
 
 static void test_rank_that_is_killed_is_named(void **state)

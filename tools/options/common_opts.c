@@ -18,12 +18,12 @@
 
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define PROGRESS_BYTES 500000000u
-#define FOLLOWER_END_S 5 /* after SIGTERM */
 
 /* by enum common_backend */
 static const struct arg_word backends[] = {
@@ -198,28 +198,27 @@ static void warn_of_one_core(void)
 			ranks_name(r, ranks_me(r)), cores);
 }
 
-static void on_follower_end(int sig)
+static char worker_end_text[192]; /* written before the handler is installed: ranks may be gone */
+
+static void on_worker_end(int sig)
 {
-	static const char text[] = ": mpirun ends all ranks: one has ended, or it was to end\n";
-	static atomic_bool said;
-	const char *name = ranks_name(ranks_here(), ranks_me(ranks_here()));
-	if (sig == SIGALRM)
-		_exit(1);
-	if (atomic_exchange(&said, true))
-		return;
-	(void)!write(STDERR_FILENO, name, strlen(name));
-	(void)!write(STDERR_FILENO, text, sizeof text - 1);
-	alarm(FOLLOWER_END_S);
+	static atomic_bool printed;
+	(void)sig;
+	if (!atomic_exchange(&printed, true))
+		(void)!write(STDERR_FILENO, worker_end_text, strlen(worker_end_text));
 }
 
-/* The rest of a process that is another rank than 0: it has nothing to do but to obey. Signals to
- * all ranks are for rank 0, which stops the others; if it does not, they end. */
-static void end_follower(struct engine *g, int rc, struct err *e)
+/* The rest of a process that is another rank than 0: it carries out commands until rank 0 stops it.
+ * Signals to all ranks are for rank 0, which may need any time to end in order. A rank 0 that has
+ * ended or hangs is noticed as lost, so no signal ends a worker. */
+static void end_worker(struct engine *g, int rc, struct err *e)
 {
-	struct sigaction a = {.sa_handler = on_follower_end, .sa_flags = SA_RESTART};
+	struct sigaction a = {.sa_handler = on_worker_end, .sa_flags = SA_RESTART};
 	sigemptyset(&a.sa_mask);
+	snprintf(worker_end_text, sizeof worker_end_text,
+		"%s: mpirun ends all ranks: one has ended, or it was to end\n",
+		ranks_name(ranks_here(), ranks_me(ranks_here())));
 	sigaction(SIGTERM, &a, NULL);
-	sigaction(SIGALRM, &a, NULL);
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	if (!rc)
@@ -286,7 +285,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		rc = engine_open(&options, out, e); /* which says what it decided */
 	progress_end(&watch.progress);
 	if (follows)
-		end_follower(*out, rc, e);
+		end_worker(*out, rc, e);
 	free(replicas.text);
 	if (!rc && !c->no_summary) {
 		char summary[512];
