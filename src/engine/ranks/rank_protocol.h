@@ -11,8 +11,10 @@
  *   agree       it is
  *   gather      struct rank_room: what each could hold
  *   broadcast   struct rank_cuts: which layers each gets
- *   gather      struct rank_limits of each one's memory plan
+ *   agree       each has a memory plan
+ *   gather      struct rank_limits of it
  *   broadcast   struct rank_limits: the least of them, with which each plans again
+ *   agree       each has; nobody allocates before
  *   agree       the layers are loaded
  *   gather      struct rank_figures
  *

@@ -177,12 +177,14 @@ int stages_plan(struct engine *g, const struct engine_options *o, struct err *e)
 	log_set_level(LOG_QUIET); /* the second time prints */
 	int rc = plan_here(g, o, e);
 	log_set_level(level);
+	struct ranks *ranks = g->ranks->ranks;
 	struct rank_limits limits = {g->stages->plan.context, g->stages->plan.chunk};
-	if (rc || (rc = engine_ranks_limits(g->ranks, &limits, e)))
+	if ((rc = ranks_agree(ranks, rc, e)) || (rc = engine_ranks_limits(g->ranks, &limits, e)))
 		return rc;
 	agreed.context = limits.context;
 	agreed.chunk = limits.chunk;
-	return plan_here(g, &agreed, e);
+	/* planning measures free memory: no rank of this host may allocate before all have planned */
+	return ranks_agree(ranks, plan_here(g, &agreed, e), e);
 }
 
 /* ---- opening and closing ---- */
