@@ -141,6 +141,11 @@ static const struct {
 	{CLASS_EXPERTS, NULL, {"experts", DTYPE_IQ2_XXS, 53.9, "experts IQ2_XXS", NULL}},
 };
 
+static bool same_part(const char *a, const char *b)
+{
+	return a == b || (a && b && !strcmp(a, b));
+}
+
 const struct card_op_rate *card_op_rate_of(
 	const struct model_config *c, const struct gguf_tensor *t)
 {
@@ -150,7 +155,7 @@ const struct card_op_rate *card_op_rate_of(
 	for (size_t i = 0; i < ARRAY_LEN(op_rates); i++) {
 		if (op_rates[i].class != class || (op_rates[i].part && !strstr(t->name, op_rates[i].part)))
 			continue;
-		if (last && op_rates[i].part != part)
+		if (last && !same_part(op_rates[i].part, part))
 			break;
 		last = &op_rates[i].rate;
 		part = op_rates[i].part;
