@@ -386,6 +386,22 @@ void export_plan_print(const struct export_plan *p, FILE *f)
 
 /* ---- all of it ---- */
 
+/* The checkpoint gets one tensor for both. The GGUF may have them in different types. */
+static void note_other_head(struct export_plan *p, const struct gguf *file)
+{
+	const struct gguf_tensor *embedding = gguf_find_tensor(file, "token_embd.weight"),
+							 *head = gguf_find_tensor(file, "output.weight");
+	if (!embedding || !head)
+		return;
+	const bool same = embedding->type == head->type && embedding->bytes == head->bytes &&
+					  !memcmp(embedding->data, head->data, head->bytes);
+	if (!same)
+		buf_printf(&p->notes,
+			"output.weight (%s) is left out: the checkpoint's head is its embedding, which is "
+			"made of token_embd.weight (%s) and has other values\n",
+			dtype_name(head->type), dtype_name(embedding->type));
+}
+
 static int make_table(struct export_plan *p, struct convert_config *cfg, struct err *e)
 {
 	struct convert_recipe recipe;
@@ -418,6 +434,8 @@ int export_plan_make(struct export_plan *p, const struct gguf *file, struct conv
 		goto out;
 	p->dtype = dtype == EXPORT_AUTO ? choose_dtype(p, file) : dtype;
 	add_tensors(p, cfg->tied);
+	if (cfg->tied)
+		note_other_head(p, file);
 	cut_shards(p, shard_bytes);
 	code = gguf_check_lost(file, e); /* the values of small tensors have been looked at */
 out:

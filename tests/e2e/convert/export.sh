@@ -51,8 +51,14 @@ for which in tied twice; do
 	exits 0
 done
 check "a tied head is the embedding" looked_at tensors "$work/tied.gguf" "$work/twice.gguf"
-run export -m "$work/tied.gguf" -o "$work/tied.back" -q
+run export -m "$work/tied.gguf" -o "$work/tied.back"
 exits 0
+check "both are the same, so there is nothing to say" [ "$(grep -c 'output.weight' "$work/err")" = 0 ]
+run convert "$work/tied" -o "$work/tied.q8.gguf" --recipe bf16 --types output.weight=q8_0 -q
+exits 0
+run export -m "$work/tied.q8.gguf" --dry-run
+exits 0
+check "a head of other values is said" grep -q '^output.weight (Q8_0) is left out' "$work/err"
 check "the head is no tensor, as before" looked_at same "$work/tied" "$work/tied.back"
 
 # ---- types -------------------------------------------------------------------------------------
