@@ -176,10 +176,13 @@ static int convert_unit(
 	int code = 0;
 	if (t->transposed)
 		return convert_turned(s, u, b, e);
-	if (s->job->has_importance[u->tensor] &&
-		imatrix_file_get(s->job->imatrix, t->name, u->slab, t->src_cols, b->importance))
-		importance = b->importance;
-	else if (t->type == DTYPE_IQ2_XXS) {
+	if (s->job->has_importance[u->tensor]) {
+		if (imatrix_file_get(s->job->imatrix, t->name, u->slab, t->src_cols, b->importance))
+			importance = b->importance;
+		if ((code = imatrix_file_check_lost(s->job->imatrix, e)))
+			return code;
+	}
+	if (!importance && t->type == DTYPE_IQ2_XXS) {
 		/* the imatrix never saw this expert (then every unit of it comes here), or there is no
 		 * imatrix */
 		if ((code = column_energy(s, t, u->slab, b, e)))

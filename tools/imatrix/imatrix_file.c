@@ -184,11 +184,22 @@ int imatrix_file_open(const char *path, struct imatrix_file **out, struct err *e
 				code =
 					err_set(e, ERR_INPUT, "%s: has two entries for %s", path, m->entries[i].e.name);
 	}
+	struct err lost = {0};
+	if (imatrix_file_check_lost(m, &lost)) { /* whatever was found says nothing */
+		code = lost.code;
+		if (e)
+			*e = lost;
+	}
 	if (!code)
 		*out = m;
 	else
 		imatrix_file_close(m);
 	return code;
+}
+
+int imatrix_file_check_lost(const struct imatrix_file *m, struct err *e)
+{
+	return m->gguf ? gguf_check_lost(m->gguf, e) : file_map_check(&m->map, m->path, e);
 }
 
 void imatrix_file_close(struct imatrix_file *m)

@@ -69,6 +69,10 @@ int imatrix_file_check(const struct imatrix_file *m, const char *name, uint64_t 
 bool imatrix_file_get(
 	const struct imatrix_file *m, const char *name, uint64_t slab, uint64_t cols, float *out);
 
+/* ERR_RUN when bytes of the file were lost since it was opened (file_map.h): what was read means
+ * nothing then. Thread-safe. */
+int imatrix_file_check_lost(const struct imatrix_file *m, struct err *e);
+
 /* Of a tensor of routed experts with counts: how many experts it has, and how many of them saw
  * fewer than `rare` tokens. False: another tensor. */
 bool imatrix_file_rare(const struct imatrix_file *m, const char *name, float rare,

@@ -132,6 +132,12 @@ int imatrix_set_load(struct imatrix_set *s, const char *path, bool *estimated, s
 		if (!x->counts)
 			s->chunk_count = MAX(s->chunk_count, x->calls);
 	}
+	struct err lost = {0};
+	if (f && imatrix_file_check_lost(f, &lost)) {
+		rc = lost.code;
+		if (e)
+			*e = lost;
+	}
 	if (estimated)
 		*estimated = f && !imatrix_file_gguf(f);
 	imatrix_file_close(f);

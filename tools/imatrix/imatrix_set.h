@@ -60,7 +60,8 @@ void imatrix_set_fini(struct imatrix_set *s);
 
 /* Reads a file of either format into memory; *s is zeroed, and to be released after an error too.
  * *estimated (may be NULL): the file has no counts; each tensor then counts as its calls times
- * IMATRIX_DAT_CHUNK tokens, as in llama.cpp. ERR_INPUT, ERR_MEMORY. */
+ * IMATRIX_DAT_CHUNK tokens, as in llama.cpp. ERR_INPUT, ERR_MEMORY; ERR_RUN: bytes of the file were
+ * lost. */
 int imatrix_set_load(struct imatrix_set *s, const char *path, bool *estimated, struct err *e);
 
 /* Adds the sums of `from`, whose name is `path`, to *s. Tensors that one of them lacks are taken
