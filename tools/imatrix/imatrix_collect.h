@@ -18,7 +18,8 @@
 
 struct imatrix_collect;
 
-/* ERR_MEMORY: 12 bytes for each column of each matrix are not to be had. */
+/* ERR_MEMORY: 12 bytes for each column of each matrix are not to be had. ERR_INPUT: layers share
+ * their data (GGUF_SHARED_DATA_KEY). */
 int imatrix_collect_open(const struct engine *g, struct imatrix_collect **out, struct err *e);
 void imatrix_collect_close(struct imatrix_collect *c); /* accepts NULL */
 
