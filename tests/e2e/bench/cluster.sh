@@ -43,8 +43,9 @@ import json, re, sys
 o, results = json.load(open(sys.argv[1])), open(sys.argv[2]).read()
 wrong = 0
 def number(value, text):
-    forms = {f"{value:.1f}", f"{value:.2f}", f"{value:,.0f}"}
-    return any(re.search(rf"(?<![\d.,]){re.escape(f)}(?![\d])", text) for f in forms)
+    form = f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+    return re.search(rf"(?<![\d.,]){re.escape(form)}(?![.,]?\d)", text)
+where = {"iq2": "computing alone {}[, ]", "q2": "Q2_K \\|.*; {} ms a token", "iq2-s": "{} ms a token of iq2-s"}
 measured = [x for x in o["assumptions"] if "results_row" in x]
 for x in measured:
     lines = [l for l in results.splitlines() if l.removeprefix("| ").startswith(x["results_row"])]
@@ -52,9 +53,8 @@ for x in measured:
         print("not in RESULTS.md:", x)
         wrong += 1
 for s in o["measured_steps"]:
-    rows = [l for l in results.splitlines() if f"{s['measured_ms']:.2f}" in l]
-    if s["layers"] == 11:
-        rows = [l for l in rows if re.match(rf"\| {s['rows']} \|", l)]
+    row = where[s["recipe"]] if s["layers"] == 78 else rf"^\| {s['rows']} \|.*\| {{}} \|"
+    rows = re.findall(row.format(re.escape(f"{s['measured_ms']:.2f}")), results, re.M)
     if not rows:
         print("not in RESULTS.md:", s)
         wrong += 1
