@@ -14,6 +14,7 @@
 #include "tools/output/interrupt.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -250,10 +251,17 @@ static void remember(struct line_edit *l, const char *text)
 	if (!l->history_file || out_file_open_private(&out, l->history_file, &out_history, false, NULL))
 		return;
 	out.no_sync = 1;
-	if (history(l->history, &l->event, H_SAVE_FP, out.f) < 0)
-		out_file_abort(&out);
-	else
+	const int fd = fcntl(out.fd, F_DUPFD_CLOEXEC, 0);
+	FILE *f = fd < 0 ? NULL : fdopen(fd, "w"); /* libedit asks a stream for its descriptor */
+	bool saved = f && history(l->history, &l->event, H_SAVE_FP, f) >= 0;
+	if (f)
+		saved &= !fclose(f);
+	else if (fd >= 0)
+		close(fd);
+	if (saved)
 		out_file_commit(&out, NULL);
+	else
+		out_file_abort(&out);
 }
 #endif
 

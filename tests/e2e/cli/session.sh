@@ -125,6 +125,10 @@ for ((k = 0; k < ${GLM_E2E_KILLS:-4}; k++)); do
 	[ "$turns" -lt 60 ] || { rm -f "$file" && turns=0; }
 	"$GLMSTREAM" -t 1 --temp 0 --think off -q -n 2 --session "$file" <"$work/many" >/dev/null 2>&1 &
 	pid=$!
+	for ((i = 0; i < 1200 && turns == 0; i++)); do # behind the first answer at least
+		[ ! -f "$file" ] || break
+		sleep 0.05
+	done
 	sleep "0.$((RANDOM % 4 + 1))$((RANDOM % 10))"
 	kill -KILL $pid
 	wait $pid 2>/dev/null
