@@ -56,7 +56,7 @@ int imatrix_collect_open(const struct engine *g, struct imatrix_collect **out, s
 	*out = NULL;
 	if (gguf_find(engine_gguf(g), GGUF_SHARED_DATA_KEY)) /* a product is known by its weight */
 		return err_set(e, ERR_INPUT,
-			"%s: layers share their data (synth --alias), so inputs cannot be told apart",
+			"%s: layers share their data (synth --alias), so their inputs cannot be kept apart",
 			engine_gguf(g)->files[0].path);
 	struct imatrix_collect *c = NEW(struct imatrix_collect);
 	int rc = 0;
