@@ -276,8 +276,10 @@ static int merge_files(const struct imatrix_options *o, struct err *e)
 		bool estimated = false;
 		rc = imatrix_set_load(&one, o->files[i], &estimated, e);
 		if (!rc && estimated && !o->common.quiet)
-			log_warn("%s: has no counts; each of its calls is taken for %d tokens", o->files[i],
-				IMATRIX_DAT_CHUNK);
+			log_warn(
+				"%s: has no counts; each of its calls is taken for %d tokens, whatever -c was, "
+				"and its rare experts count as the others",
+				o->files[i], IMATRIX_DAT_CHUNK);
 		if (!rc)
 			rc = imatrix_set_merge(&all, &one, o->files[i], e);
 		imatrix_set_fini(&one);

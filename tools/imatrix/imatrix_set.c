@@ -155,14 +155,24 @@ static bool is_dataset(const struct imatrix_set *s, const char *name)
 	return false;
 }
 
-/* A single count, of a .dat, stands for every expert. */
+/* A single count, of a .dat, stands for every expert but those that no token went to, which have a
+ * mean square of exactly 1 in each column. */
 static void expand_counts(struct imatrix_tensor *t, uint64_t n)
 {
-	if (t->n_counts == n || t->n_counts != 1)
+	if (t->n_counts == n || t->n_counts != 1 || t->n_values % n)
 		return;
+	const uint64_t cols = t->n_values / n;
+	const float all = t->counts[0];
 	t->counts = mem_grow(t->counts, n, sizeof *t->counts);
-	for (uint64_t i = 1; i < n; i++)
-		t->counts[i] = t->counts[0];
+	for (uint64_t i = 0; i < n; i++) {
+		float *sum2 = t->sum2 + i * cols;
+		uint64_t c = 0;
+		while (c < cols && !(sum2[c] < all) && !(sum2[c] > all))
+			c++;
+		t->counts[i] = c < cols ? all : 0;
+		if (c == cols)
+			memset(sum2, 0, cols * sizeof *sum2);
+	}
 	t->n_counts = n;
 }
 

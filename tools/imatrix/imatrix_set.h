@@ -60,12 +60,14 @@ void imatrix_set_fini(struct imatrix_set *s);
 
 /* Reads a file of either format into memory; *s is zeroed, and to be released after an error too.
  * *estimated (may be NULL): the file has no counts; each tensor then counts as its calls times
- * IMATRIX_DAT_CHUNK tokens, as in llama.cpp. ERR_INPUT, ERR_MEMORY; ERR_RUN: bytes of the file were
- * lost. */
+ * IMATRIX_DAT_CHUNK tokens, as in llama.cpp, and so does each of its experts, however rare.
+ * ERR_INPUT, ERR_MEMORY; ERR_RUN: bytes of the file were lost. */
 int imatrix_set_load(struct imatrix_set *s, const char *path, bool *estimated, struct err *e);
 
 /* Adds the sums of `from`, whose name is `path`, to *s. Tensors that one of them lacks are taken
- * from the other. The result has no origin. ERR_INPUT: a tensor has another shape there; *s is then
+ * from the other. Where one has counts by expert and the other, of a .dat, has not, each expert of
+ * the latter counts for all tokens, or for none where its columns are what a .dat has of an expert
+ * without tokens. The result has no origin. ERR_INPUT: a tensor has another shape there; *s is then
  * undefined. */
 int imatrix_set_merge(
 	struct imatrix_set *s, struct imatrix_set *from, const char *path, struct err *e);
