@@ -50,12 +50,6 @@ struct convert_work {
 	bool *done;
 };
 
-static void print_notes(struct buf *notes)
-{
-	fputs(buf_str(notes), stderr);
-	buf_clear(notes);
-}
-
 /* Source, types, parts: exact bytes, one line each. */
 static void print_plan(const struct convert_work *w, FILE *f)
 {
@@ -193,8 +187,8 @@ static int make_plan(struct convert_work *w, struct err *e)
 		code = model_headers_check(w->writer, e);
 out:
 	if (!code) {
-		print_notes(&w->plan.notes);
-		print_notes(&notes);
+		report_notes(&w->plan.notes);
+		report_notes(&notes);
 	}
 	buf_free(&notes);
 	return code;
@@ -254,7 +248,7 @@ static int open_output(struct convert_work *w, struct err *e)
 		convert_journal_close(&w->journal, true);
 	}
 out:
-	print_notes(&notes);
+	report_notes(&notes);
 	buf_free(&notes);
 	return code;
 }

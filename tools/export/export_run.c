@@ -16,6 +16,7 @@
 #include "stream/check/mapped_check.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/progress.h"
+#include "tools/output/report.h"
 #include "tools/output/workers.h"
 
 #include <errno.h>
@@ -363,7 +364,7 @@ int export_write(struct export_job *job, const char *out, uint64_t fingerprint,
 	struct buf notes = {0};
 	uint64_t start = clock_ns();
 	int code = export_folder_open(job->folder, out, job->plan, fingerprint, force, &notes, e);
-	fputs(buf_str(&notes), stderr);
+	report_notes(&notes);
 	buf_free(&notes);
 	if (code)
 		return code;

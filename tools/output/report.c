@@ -20,6 +20,18 @@ void report_error(const struct err *e)
 		fprintf(stderr, "hint: %s\n", e->hint);
 }
 
+void report_notes(struct buf *notes)
+{
+	for (char *at = notes->data; notes->len && *at;) {
+		char *end = strchrnul(at, '\n'), *next = end + (*end != 0);
+		*end = 0;
+		err_plain(at);
+		fprintf(stderr, "%s\n", at);
+		at = next;
+	}
+	buf_clear(notes);
+}
+
 static void (*describe)(void *user, const struct args *a); /* the main thread's */
 static void *describe_user;
 

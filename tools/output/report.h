@@ -5,11 +5,15 @@
 #define GLM_TOOLS_REPORT_H
 
 #include "src/base/args.h"
+#include "src/base/buf.h"
 #include "src/base/err.h"
 
 /* "glmstream: SENTENCE" and, if there is one, "hint: ..." on stderr. Nothing for an empty sentence.
  */
 void report_error(const struct err *e);
+
+/* Lines for people, on stderr; the buffer is empty then. Names of files in them move no cursor. */
+void report_notes(struct buf *notes);
 
 /* args_parse; on ARGS_HELP the help has been printed on stdout. Returns 0 (go on), ARGS_HELP (done)
  * or a code. */

@@ -11,6 +11,7 @@
 #include "src/base/version.h"
 #include "tools/convert/convert_map.h"
 #include "tools/export/export_run.h"
+#include "tools/output/report.h"
 #include "tools/synth/synth_model.h"
 
 #include <inttypes.h>
@@ -99,7 +100,7 @@ int synth_hf(struct convert_config *cfg, const struct synth_hf_options *o, struc
 	if (code || (code = gguf_open(o->tokenizer, &tokenizer, e)) ||
 		(code = export_texts_make(&w.texts, tokenizer, cfg, &w.plan, &notes, e)))
 		goto out;
-	fputs(buf_str(&notes), stderr);
+	report_notes(&notes);
 	if (o->dry_run || !o->quiet) {
 		FILE *f = o->dry_run ? stdout : stderr;
 		fprintf(f,

@@ -31,6 +31,13 @@ check "without its escapes" no_escapes "$work/out"
 run -m "$odd.none" -p river
 exits 3
 check "an error's name has no escapes" no_escapes "$work/err"
+mkdir "$odd.folder"
+printf 'glmstream-convert 2 %016x\n' 1 >"$odd.folder/export.journal"
+run export -m "$POCKET" -o "$odd.folder" -q
+exits 0
+check "a note names the folder" grep -q 'name.*export.journal belongs to another' "$work/err"
+check "without its escapes" no_escapes "$work/err"
+rm -r "$odd.folder"
 
 # ---- limits: the end of a file is a write error with a sentence ----
 limited() { # blocks of 1 kB, arguments
