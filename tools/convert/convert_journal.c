@@ -80,6 +80,25 @@ static int drop_torn_line(const struct convert_journal *j, const char *text, str
 	return 0;
 }
 
+/* Opens and locks the file that has the name: the holder of the lock may just have removed the one
+ * that was opened. */
+static int open_locked(struct convert_journal *j, const char *out, struct stat *st, struct err *e)
+{
+	for (;;) {
+		struct stat named;
+		j->fd = TEMP_FAILURE_RETRY(open(j->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+		if (j->fd < 0)
+			return err_errno(e, errno, "%s", j->path);
+		if (flock(j->fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
+			return err_set(e, ERR_RUN, "%s: another conversion is writing this output", out);
+		if (fstat(j->fd, st) < 0 || !S_ISREG(st->st_mode))
+			return err_set(e, ERR_INPUT, "%s: is not a regular file", j->path);
+		if (!stat(j->path, &named) && named.st_dev == st->st_dev && named.st_ino == st->st_ino)
+			return 0;
+		close(j->fd);
+	}
+}
+
 int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	uint64_t fingerprint, bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e)
 {
@@ -92,19 +111,8 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	j->fingerprint = fingerprint;
 	if ((code = out_file_may_replace(j->path, &out_journal, force, e)))
 		goto fail;
-	j->fd = TEMP_FAILURE_RETRY(open(j->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-	if (j->fd < 0) {
-		code = err_errno(e, errno, "%s", j->path);
+	if ((code = open_locked(j, out, &st, e)))
 		goto fail;
-	}
-	if (flock(j->fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
-		code = err_set(e, ERR_RUN, "%s: another conversion is writing this output", out);
-		goto fail;
-	}
-	if (fstat(j->fd, &st) < 0 || !S_ISREG(st.st_mode)) {
-		code = err_set(e, ERR_INPUT, "%s: is not a regular file", j->path);
-		goto fail;
-	}
 	j->is_new = !st.st_size;
 	if (st.st_size > 0 && (uint64_t)st.st_size <= MAX_BYTES) {
 		char *text = mem_new((size_t)st.st_size + 1, 1);
