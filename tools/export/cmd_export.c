@@ -40,12 +40,6 @@ struct export_work {
 	struct check_values *values;
 };
 
-static void print_notes(struct buf *notes)
-{
-	fputs(buf_str(notes), stderr);
-	buf_clear(notes);
-}
-
 static void print_plan(const struct export_work *w, FILE *f)
 {
 	fprintf(f, "source   %zu tensors in %u file%s, %" PRIu64 " bytes\n", w->model.file->n_tensors,
@@ -68,8 +62,8 @@ static int make_plan(struct export_work *w, struct err *e)
 	if (!code)
 		code = export_texts_make(&w->texts, w->model.file, &w->cfg, &w->plan, &notes, e);
 	if (!code) {
-		print_notes(&w->plan.notes);
-		print_notes(&notes);
+		report_notes(&w->plan.notes);
+		report_notes(&notes);
 	}
 	buf_free(&notes);
 	return code;
@@ -151,8 +145,9 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 				 "generation_config.json, tokenizer, chat template, index and shards, the MTP "
 				 "layer included. BF16 and F32 tensors keep every bit; quantised ones are "
 				 "dequantised. Memory use does not grow with the model. An export that was "
-				 "interrupted goes on with the shard where it stood when the same command is given "
-				 "again; config.json and the index appear only when all shards are complete.",
+				 "interrupted goes on when the same command is given again; shards that were begun "
+				 "are started anew. config.json and the index appear only "
+				 "when all shards are complete.",
 		.example = "glmstream export -m glm52-q2.gguf -o GLM-5.2-q2-bf16\n"
 				   "glmstream export -m tuned.gguf --dry-run",
 		.groups = groups,

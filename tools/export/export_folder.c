@@ -117,7 +117,7 @@ static void check_done(struct export_folder *f, const struct export_plan *plan)
 	}
 }
 
-/* Before hours of work. What is replaced makes room for what replaces it. */
+/* Before hours of work. What remove_old removes makes room. */
 static int check_space(const struct export_folder *f, const struct export_plan *plan, struct err *e)
 {
 	struct statvfs fs;
@@ -128,7 +128,8 @@ static int check_space(const struct export_folder *f, const struct export_plan *
 	for (uint32_t i = 0; i < plan->n_shards; i++) {
 		char *path = export_folder_file(f, plan->shards[i].name);
 		need += f->done[i] ? 0 : plan->shards[i].file_bytes;
-		old += f->done[i] || stat(path, &st) ? 0 : (uint64_t)st.st_size;
+		if (!f->done[i] && !lstat(path, &st) && S_ISREG(st.st_mode) && st.st_nlink == 1)
+			old += (uint64_t)st.st_size;
 		free(path);
 	}
 	uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
@@ -166,6 +167,20 @@ static int remove_marks(const struct export_folder *f, struct err *e)
 	return code;
 }
 
+/* Shards that are written anew: each appears beside its old file, so the drive would have to hold
+ * both at a time. What a link names stays. */
+static int remove_old(const struct export_folder *f, const struct export_plan *plan, struct err *e)
+{
+	int code = 0;
+	for (uint32_t i = 0; i < plan->n_shards && !code; i++) {
+		char *path = export_folder_file(f, plan->shards[i].name);
+		if (!f->done[i] && unlink(path) && errno != ENOENT)
+			code = err_errno(e, errno, "%s", path);
+		free(path);
+	}
+	return code;
+}
+
 int export_folder_open(struct export_folder *f, const char *path, const struct export_plan *plan,
 	uint64_t fingerprint, bool force, struct buf *notes, struct err *e)
 {
@@ -184,7 +199,7 @@ int export_folder_open(struct export_folder *f, const char *path, const struct e
 	check_done(f, plan);
 	if (!(code = check_space(f, plan, e)) &&
 		!(code = f->n_done ? 0 : convert_journal_restart(&f->journal, e)) &&
-		!(code = remove_marks(f, e)))
+		!(code = remove_marks(f, e)) && !(code = remove_old(f, plan, e)))
 		code = each_name(f, remove_temporary, NULL, e);
 	if (!code && f->n_done)
 		buf_printf(notes, "going on with an earlier run: %u of %u shards are done\n", f->n_done,

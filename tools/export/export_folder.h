@@ -5,7 +5,7 @@
  * says. The journal lists the shards that are complete; it is locked, so that one export at a time
  * writes the folder.
  *
- * Until the last file is written the folder has neither config.json nor an index, so that nothing
+ * Until all shards are complete the folder has neither config.json nor an index, so that nothing
  * takes it for a checkpoint. Order of use: open, write shards and export_folder_add each, then
  * export_folder_finish, then close.
  */
@@ -31,8 +31,9 @@ struct export_folder {
 };
 
 /* Checks and makes the folder, takes up an earlier run of the same fingerprint. With `force` files
- * of an export's names are replaced and all others stay. Lines for people go to `notes`.
- * ERR_INPUT: the folder may not be written. ERR_MEMORY: the drive has no room for the rest. */
+ * of an export's names are replaced, old shards removed at once, and all others stay. Lines for
+ * people go to `notes`. ERR_INPUT: the folder may not be written. ERR_MEMORY: the drive has no room
+ * for the rest. */
 int export_folder_open(struct export_folder *f, const char *path, const struct export_plan *plan,
 	uint64_t fingerprint, bool force, struct buf *notes, struct err *e);
 
