@@ -29,7 +29,7 @@ struct card {
 const struct card *card_find(const char *text);
 /* The same; ERR_USAGE with the names of all cards for none or several. */
 int card_find_named(const char *text, const struct card **out, struct err *e);
-/* The first card of this size, NULL: none. */
+/* The first card of this size in the table (of 16 GB an RTX 4080); NULL: none. */
 const struct card *card_of_size(double sold_gb);
 /* ERR_USAGE when its bandwidths are not known. sold_gb: for the sentence. */
 int card_check_rates(const struct card *k, double sold_gb, struct err *e);
