@@ -185,7 +185,7 @@ uint64_t client_rank(struct client *c)
 	if (!c)
 		return 0;
 	pthread_mutex_lock(&c->shares->lock);
-	uint64_t rank = (uint64_t)c->running << 48 | c->turn;
+	uint64_t rank = (uint64_t)c->running << CLIENT_TURN_BITS | c->turn;
 	pthread_mutex_unlock(&c->shares->lock);
 	return rank;
 }

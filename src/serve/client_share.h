@@ -57,7 +57,9 @@ size_t client_held(struct client *c, enum client_holding what);
 
 /* The order in which clients get sessions: the lowest rank is next. Fewer running answers rank
  * lower; among equals the client whose latest answer began earlier. turn: a number that grows with
- * each answer of any client, below 2^48. */
+ * each answer of any client, below 2^CLIENT_TURN_BITS; the rank's bits above it are the running
+ * answers. */
+#define CLIENT_TURN_BITS 48
 void client_begin_answer(struct client *c, uint64_t turn);
 void client_end_answer(struct client *c);
 uint64_t client_rank(struct client *c); /* of NULL and of a client that is new: 0 */

@@ -312,6 +312,11 @@ void metrics_text(struct metrics *m, const struct metrics_gauges *g, struct buf 
 	put_gauge(out, "sessions", "Timelines that exist", g->sessions);
 	put_gauge(out, "sessions_active", "Timelines that compute", g->active);
 	put_gauge(out, "queue_depth", "Answers that wait for a session", g->waiting);
+	put_gauge(out, "preempted_answers", "Answers paused for another client; in queue_depth too",
+		g->preempted);
+	put_gauge(out, "preempted_bytes", "Memory of paused answers", (double)g->preempted_bytes);
+	put_gauge(out, "preempted_bytes_limit", "The most that they take; 0: answers are not paused",
+		(double)g->preempted_bytes_limit);
 	put_gauge(out, "connections", "Open connections", g->connections);
 	put_gauge(out, "resident_bytes", "Weights that every token needs", (double)g->resident_bytes);
 	put_gauge(out, "kv_bytes", "Caches of all sessions", (double)g->kv_bytes);

@@ -63,7 +63,8 @@ struct metrics_rates metrics_rates(struct metrics *m);
 
 /* Values that others keep, for metrics_text. */
 struct metrics_gauges {
-	uint32_t sessions, active, waiting, connections;
+	uint32_t sessions, active, waiting, connections, preempted;
+	uint64_t preempted_bytes, preempted_bytes_limit; /* scheduler_preempt.c */
 	uint64_t hit_vram, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted, wait_ns;
 	uint64_t checked, reread, wrong;                     /* experts, see struct expert_stats */
 	uint64_t store_bytes, store_tokens;                  /* of the session folder */

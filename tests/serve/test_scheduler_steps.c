@@ -7,6 +7,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/engine/engine_internal.h"
+#include "src/engine/session_image.h"
 #include "src/serve/compute/scheduler_internal.h"
 #include "tests/support/engine_help.h"
 
@@ -22,10 +23,28 @@ static struct engine *g;
 static struct metrics *metrics;
 static uint64_t ns_step, ns_row; /* what a step costs by the clock */
 
+/* Rows that are copied from the device while jobs get sessions. */
+static struct {
+	const struct backend_ops *real;
+	struct backend_ops ops;
+	bool counts, fails;
+	uint32_t n;
+	uint64_t ns; /* what one costs by the clock */
+} copies;
+
+static int counted_download(
+	struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
+{
+	copies.n += copies.counts;
+	if (copies.counts && copies.fails)
+		return err_set(e, ERR_RUN, "the device has failed");
+	return copies.real->download(b, dst, src, bytes, e);
+}
+
 static uint64_t counted_clock(void)
 {
 	return ns_step * metrics_get(metrics, METRICS_STEPS) +
-		   ns_row * metrics_get(metrics, METRICS_ROWS);
+		   ns_row * metrics_get(metrics, METRICS_ROWS) + copies.ns * copies.n;
 }
 
 struct fixture {
@@ -36,6 +55,8 @@ struct fixture {
 	struct client *client; /* of the jobs to come */
 };
 
+static bool kv_f32; /* of the engines to come */
+
 static struct fixture fixture_open(
 	uint32_t sessions, uint32_t chunk, uint32_t context, uint64_t step, uint64_t row)
 {
@@ -44,6 +65,7 @@ static struct fixture fixture_open(
 		.context = context,
 		.chunk = chunk,
 		.sessions = sessions,
+		.kv_f32 = kv_f32,
 		.no_mtp = true};
 	struct fixture f = {.s = NEW(struct scheduler), .mail = mailbox_new()};
 	g = engine_of(&o);
@@ -54,6 +76,7 @@ static struct fixture fixture_open(
 	f.s->metrics = metrics;
 	f.s->clock = counted_clock;
 	f.s->queue_limit = JOBS_MAX;
+	scheduler_init_preemption(f.s);
 	f.s->slots = NEW_ARRAY(struct slot, sessions);
 	f.s->last = &f.s->first;
 	f.s->finished = true; /* there is no thread */
@@ -100,7 +123,9 @@ static uint32_t step(struct fixture *f, bool *reads)
 	uint64_t rows = metrics_get(metrics, METRICS_ROWS),
 			 read = metrics_get(metrics, METRICS_PREFILL_TOKENS);
 	slots_drop_cancelled(f->s);
+	copies.counts = true;
 	slots_fill(f->s);
+	copies.counts = false;
 	scheduler_step(f->s);
 	for (uint32_t i = 0; i < f->s->n_slots; i++)
 		f->s->slots[i].rest_ns = 0;
@@ -279,6 +304,7 @@ static void answer_two_clients(
 		for (size_t k = 0; k < f.jobs[i]->generated.n; k++)
 			assert_int_equal(token_ids_push(&ids[i], f.jobs[i]->generated.data[k]), 0);
 	*preempted = metrics_get(metrics, METRICS_PREEMPTED);
+	assert_int_equal(f.s->images_bytes, 0);
 	fixture_close(&f);
 	client_drop(clients[0]);
 	client_drop(clients[1]);
@@ -296,6 +322,7 @@ static void test_preemption(void **state)
 		for (int drafts = 0; drafts < 2; drafts++) {
 			struct token_ids alone[3] = {0}, got[3] = {0};
 			uint64_t preempted;
+			kv_f32 = i != (uint32_t)drafts;
 			answer_two_clients(lengths[i], false, drafts, alone, &preempted);
 			assert_int_equal(preempted, 0);
 			answer_two_clients(lengths[i], true, drafts, got, &preempted);
@@ -306,6 +333,7 @@ static void test_preemption(void **state)
 				token_ids_free(&alone[k]);
 				token_ids_free(&got[k]);
 			}
+			kv_f32 = false;
 		}
 }
 
@@ -333,6 +361,8 @@ static void test_preempted_leaves(void **state)
 	step(&f, &reads);
 	assert_int_equal(f.s->waiting, 0);
 	assert_int_equal(metrics_get(metrics, METRICS_CANCELLED), 1);
+	assert_int_equal(f.s->images_bytes, 0); /* although its connection holds the job */
+	assert_null(gone->swapped);
 	bool ended = false;
 	for (struct job_event *v; (v = mailbox_take(f.mail, 0)); job_event_free(v))
 		ended =
@@ -345,6 +375,221 @@ static void test_preempted_leaves(void **state)
 	client_shares_free(shares);
 }
 
+/* Clients a, b, c of a server on which a has an answer in each session. */
+struct crowd {
+	struct fixture f;
+	struct client_shares *shares;
+	struct client *clients[3];
+};
+
+static struct crowd crowd_open(uint32_t sessions)
+{
+	struct crowd c = {
+		.f = fixture_open(sessions, 64, 1600, MS, 0), .shares = client_shares_new(75)};
+	for (size_t i = 0; i < 3; i++)
+		c.clients[i] = client_find(c.shares, &"abc"[i], 1);
+	copies.n = 0;
+	copies.ns = 0;
+	copies.fails = false;
+	copies.real = engine_last(g)->backend->ops;
+	copies.ops = *copies.real;
+	copies.ops.download = counted_download;
+	engine_last(g)->backend->ops = &copies.ops;
+	bool reads;
+	c.f.client = c.clients[0];
+	for (uint32_t i = 0; i < sessions; i++)
+		submit(&c.f, 10 + 20 * i, 1500);
+	for (uint32_t n = 0; n < sessions;) {
+		step(&c.f, &reads);
+		n = 0;
+		for (uint32_t i = 0; i < sessions; i++)
+			n += c.f.jobs[i]->generated.n > 0;
+	}
+	return c;
+}
+
+/* Ends all answers; nothing is left of those that wait. */
+static void crowd_close(struct crowd *c)
+{
+	for (uint32_t i = 0; i < c->f.n_jobs; i++)
+		atomic_store(&c->f.jobs[i]->cancel, true);
+	slots_drop_cancelled(c->f.s);
+	slots_fill(c->f.s);
+	assert_null(c->f.s->first);
+	assert_int_equal(c->f.s->waiting + c->f.s->n_swapped, 0);
+	assert_int_equal(c->f.s->images_bytes, 0);
+	for (size_t i = 0; i < 3; i++)
+		assert_int_equal(client_held(c->clients[i], CLIENT_PLACES), 0);
+	engine_last(g)->backend->ops = copies.real;
+	fixture_close(&c->f);
+	copies.n = 0;
+	copies.ns = 0;
+	for (size_t i = 0; i < 3; i++)
+		client_drop(c->clients[i]);
+	assert_int_equal(client_shares_stats(c->shares).clients, 0);
+	client_shares_free(c->shares);
+}
+
+/* An answer of client number i, which has waited for a second. */
+static struct job *submit_late(struct crowd *c, uint32_t i, uint32_t max_new)
+{
+	c->f.client = c->clients[i];
+	struct job *j = submit(&c->f, 10, max_new);
+	j->submitted_ns -= MIN(j->submitted_ns, 1000 * MS);
+	return j;
+}
+
+static uint32_t n_preempted(void)
+{
+	return (uint32_t)metrics_get(metrics, METRICS_PREEMPTED);
+}
+
+/* Steps until so many answers have been preempted; returns how many it took, `most` if that did not
+ * happen. */
+static uint32_t steps_until(struct crowd *c, uint32_t preempted, uint32_t most)
+{
+	bool reads;
+	uint32_t n = 0;
+	for (; n < most && n_preempted() < preempted; n++)
+		step(&c->f, &reads);
+	return n;
+}
+
+/* Until the answer has ended and the one that it preempted has been in a step again. */
+static void finish(struct crowd *c, const struct job *j)
+{
+	bool reads;
+	while (!has_ended(j))
+		step(&c->f, &reads);
+	step(&c->f, &reads);
+	assert_null(c->f.s->first);
+}
+
+/* An answer that has resumed is computed in 64 steps before it is preempted again; until then it is
+ * the turn of others. */
+static void test_resumed_is_safe(void **state)
+{
+	(void)state;
+	struct crowd c = crowd_open(2);
+	struct job *small = c.f.jobs[0], *large = c.f.jobs[1];
+	struct job *j = submit_late(&c, 1, 3);
+	assert_int_equal(steps_until(&c, 1, 10), 1);
+	assert_ptr_equal(c.f.s->first, small);
+	finish(&c, j);
+	const size_t resumed = small->generated.n - 1;
+	j = submit_late(&c, 1, 3);
+	assert_true(steps_until(&c, 2, 60) < 60);
+	assert_ptr_equal(c.f.s->first, large);
+	finish(&c, j);
+	j = submit_late(&c, 1, 3);
+	assert_true(steps_until(&c, 3, 100) < 100);
+	assert_ptr_equal(c.f.s->first, small);
+	assert_in_range(small->generated.n - resumed, 64, 66);
+	finish(&c, j);
+	crowd_close(&c);
+}
+
+/* An image has a limit, all images together have one, and none are taken where the limit is 0. */
+static void test_image_limits(void **state)
+{
+	(void)state;
+	struct crowd c = crowd_open(3);
+	struct scheduler *s = c.f.s;
+	bool reads;
+	submit_late(&c, 1, 1000);
+	s->image_limit = session_image_bytes(s->slots[0].session) / 2;
+	assert_int_equal(steps_until(&c, 1, 10), 10);
+	s->image_limit = 0;
+	assert_int_equal(steps_until(&c, 1, 10), 10);
+	scheduler_init_preemption(s);
+	assert_int_equal(steps_until(&c, 1, 10), 1);
+	const struct job *gone = s->first;
+	assert_int_equal(gone->swapped_bytes, s->images_bytes);
+	assert_true(s->images_bytes > 0);
+	s->images_limit = s->images_bytes * 3 / 2;
+	submit_late(&c, 2, 1000);
+	assert_int_equal(steps_until(&c, 2, 10), 10);
+	atomic_store(&c.f.jobs[gone->index]->cancel, true);
+	step(&c.f, &reads);
+	assert_null(gone->swapped);
+	s->images_limit *= 2; /* the others have got longer */
+	assert_true(steps_until(&c, 2, 10) < 10);
+	crowd_close(&c);
+}
+
+/* A device that fails is not asked at each step, and preemption works again when it does. */
+static void test_failure_pauses(void **state)
+{
+	(void)state;
+	struct crowd c = crowd_open(2);
+	copies.fails = true;
+	submit_late(&c, 1, 1000);
+	assert_int_equal(steps_until(&c, 1, 300), 300);
+	assert_int_equal(copies.n, 3); /* at once, after 64 steps and after 128 more */
+	assert_null(c.f.s->first->swapped);
+	copies.fails = false;
+	assert_true(steps_until(&c, 1, 300) < 300);
+	assert_int_equal(c.f.s->preempt_pause, 0);
+	crowd_close(&c);
+}
+
+/* The client that is let in pays for copying, there and back, in both kinds of work; until it has,
+ * it is let in no more. */
+static void test_swap_is_charged(void **state)
+{
+	(void)state;
+	struct crowd c = crowd_open(3);
+	struct scheduler *s = c.f.s;
+	const struct job *j = submit_late(&c, 1, 1);
+	copies.ns = 100 * MS;
+	copies.counts = true;
+	slots_fill(s);
+	copies.counts = false;
+	assert_int_equal(n_preempted(), 1);
+	assert_true(copies.n > 5);
+	const uint64_t cost = 2 * copies.ns * copies.n;
+	const struct client_time *b = client_time_find(&s->times, c.clients[1]);
+	assert_non_null(b);
+	for (int w = 0; w < CLIENT_N_WORKS; w++)
+		assert_true(b->used_ns[w] >= s->times.least_ns[w] + cost);
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		assert_int_equal(s->slots[i].swap_ns, 0);
+	finish(&c, j);
+	submit_late(&c, 1, 1);
+	assert_int_equal(steps_until(&c, 2, 5), 5);
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		client_time_charge(s->slots[i].time, CLIENT_WRITES, cost / 2);
+	assert_in_range(steps_until(&c, 2, 5), 1, 4);
+	crowd_close(&c);
+}
+
+/* A preempted job takes no place in the queue, neither of all nor of its client; and it is next
+ * when its client has no session left. */
+static void test_preempted_keeps_none_out(void **state)
+{
+	(void)state;
+	struct crowd c = crowd_open(2);
+	struct scheduler *s = c.f.s;
+	bool reads;
+	unsigned retry;
+	submit_late(&c, 1, 1000);
+	assert_int_equal(steps_until(&c, 1, 10), 1);
+	struct job *gone = s->first;
+	assert_int_equal(s->waiting, 1);
+	assert_int_equal(client_held(c.clients[0], CLIENT_PLACES), 0);
+	s->queue_limit = 1;
+	s->snapshot.active = 2;
+	assert_int_equal(scheduler_ask(s, c.clients[0], &retry), SCHEDULER_TAKEN);
+	c.f.client = c.clients[2];
+	const struct job *new = submit(&c.f, 10, 1000);
+	assert_int_equal(scheduler_ask(s, c.clients[2], &retry), SCHEDULER_FULL);
+	atomic_store(&c.f.jobs[gone == c.f.jobs[0]]->cancel, true); /* the other one of its client */
+	step(&c.f, &reads);
+	assert_null(gone->swapped);
+	assert_ptr_equal(s->first, new);
+	crowd_close(&c);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -354,6 +599,11 @@ int main(void)
 		cmocka_unit_test(test_short_beside_long),
 		cmocka_unit_test(test_preemption),
 		cmocka_unit_test(test_preempted_leaves),
+		cmocka_unit_test(test_resumed_is_safe),
+		cmocka_unit_test(test_image_limits),
+		cmocka_unit_test(test_failure_pauses),
+		cmocka_unit_test(test_swap_is_charged),
+		cmocka_unit_test(test_preempted_keeps_none_out),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

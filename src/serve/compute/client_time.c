@@ -83,6 +83,15 @@ void client_time_leave(struct client_times *t, struct client_time *c, enum clien
 		entries_forget(t);
 }
 
+const struct client_time *client_time_find(
+	const struct client_times *t, const struct client *client)
+{
+	for (uint32_t i = 0; client && i < CLIENT_TIMES_MAX; i++)
+		if (t->of[i].client == client)
+			return &t->of[i];
+	return NULL;
+}
+
 void client_times_fini(struct client_times *t)
 {
 	entries_forget(t);

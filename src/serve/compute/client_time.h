@@ -50,6 +50,9 @@ void client_times_fini(struct client_times *t);
 struct client_time *client_time_join(
 	struct client_times *t, struct client *client, enum client_work work);
 void client_time_leave(struct client_times *t, struct client_time *c, enum client_work work);
+/* The client's entry, of answers that run or because it is remembered; NULL: there is none. */
+const struct client_time *client_time_find(
+	const struct client_times *t, const struct client *client);
 
 /* Sets the virtual time that client_time_may compares with: the least of these n clients, which are
  * all that could be computed. of: entries, in which a client may occur several times, or NULL. */

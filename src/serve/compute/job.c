@@ -5,7 +5,6 @@
 #include "src/base/clock.h"
 #include "src/base/cond.h"
 #include "src/base/mem.h"
-#include "src/engine/session_image.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -174,7 +173,6 @@ void job_drop(struct job *j)
 	if (!j || atomic_fetch_sub(&j->holders, 1) != 1)
 		return;
 	job_event_free(j->last);
-	session_image_free(j->swapped);
 	output_free(j->output);
 	sampler_fini(&j->sampler);
 	if (!j->shared) {

@@ -102,8 +102,11 @@ struct job {
 	/* set by the connection when nobody waits for the answer any more */
 	atomic_bool cancel;
 	/* compute */
-	struct job *next;              /* in the scheduler's queue, guarded by its lock */
-	struct session_image *swapped; /* of a preempted job: its timeline; NULL: not preempted */
+	struct job *next; /* in the scheduler's queue, guarded by its lock */
+	/* Of a preempted job, while it is in the queue: its timeline and what that takes; NULL: it is
+	 * not preempted. The scheduler frees it. */
+	struct session_image *swapped;
+	size_t swapped_bytes;
 	struct job_event *last; /* made with the job, so that it can always end; NULL: given out */
 	struct output *output;
 	struct sampler sampler;

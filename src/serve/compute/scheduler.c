@@ -11,12 +11,19 @@
 
 #include <stdlib.h>
 
+/* One that was preempted comes before answers of other clients that have as many sessions. */
+static uint64_t queue_rank(const struct job *j)
+{
+	uint64_t rank = client_rank(j->client);
+	return j->swapped ? rank >> CLIENT_TURN_BITS << CLIENT_TURN_BITS : rank;
+}
+
 struct job *queue_pop(struct scheduler *s, bool cancelled_only)
 {
 	struct job **best = NULL;
 	uint64_t lowest = UINT64_MAX;
 	for (struct job **at = &s->first; *at && lowest; at = &(*at)->next) {
-		uint64_t rank = cancelled_only ? 0 : client_rank((*at)->client);
+		uint64_t rank = cancelled_only ? 0 : queue_rank(*at);
 		if (rank >= lowest || (cancelled_only && !atomic_load(&(*at)->cancel)))
 			continue;
 		best = at;
@@ -30,7 +37,10 @@ struct job *queue_pop(struct scheduler *s, bool cancelled_only)
 		s->last = best;
 	j->next = NULL;
 	s->waiting--;
-	client_give(j->client, CLIENT_PLACES, 1);
+	if (j->swapped) /* it took no place */
+		s->n_swapped--;
+	else
+		client_give(j->client, CLIENT_PLACES, 1);
 	return j;
 }
 
@@ -50,6 +60,7 @@ static void snapshot_publish(struct scheduler *s)
 	}
 	if (s->drafter)
 		snapshot.drafts = drafter_stats(s->drafter);
+	snapshot.preempted_bytes = s->images_bytes;
 	pthread_mutex_lock(&s->lock);
 	snapshot.healthy = s->snapshot.healthy;
 	if (s->store)
@@ -104,6 +115,7 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	s->metrics = metrics;
 	s->clock = engine_only_computes(g) ? clock_thread_ns : clock_ns;
 	s->queue_limit = o->queue_limit;
+	scheduler_init_preemption(s);
 	s->slots = NEW_ARRAY(struct slot, n_sessions);
 	s->last = &s->first;
 	s->snapshot.healthy = true;
@@ -147,14 +159,15 @@ static enum scheduler_answer queue_answer(
 	if (s->stopping)
 		return SCHEDULER_ENDING;
 	uint32_t idle = s->n_slots - MIN(s->snapshot.active, s->n_slots), limit = s->queue_limit + idle;
+	const uint32_t taken = s->waiting - s->n_swapped; /* what is preempted was accepted before */
 	enum scheduler_answer answer = SCHEDULER_FULL;
 	if (s->waiting + n <= idle) { /* it does not really wait */
 		if (take)
 			client_count(client, CLIENT_PLACES, n);
 		return SCHEDULER_TAKEN;
 	}
-	if (s->waiting + n <= limit) {
-		if ((take ? client_take : client_may_take)(client, CLIENT_PLACES, n, s->waiting, limit))
+	if (taken + n <= limit) {
+		if ((take ? client_take : client_may_take)(client, CLIENT_PLACES, n, taken, limit))
 			return SCHEDULER_TAKEN;
 		answer = SCHEDULER_SHARE;
 	}
@@ -242,5 +255,7 @@ void scheduler_snapshot(struct scheduler *s, struct scheduler_snapshot *snapshot
 	snapshot->n_sessions = s->n_slots;
 	snapshot->waiting = s->waiting;
 	snapshot->queue_limit = s->queue_limit;
+	snapshot->preempted = s->n_swapped;
+	snapshot->preempted_bytes_limit = s->image_limit ? s->images_limit : 0;
 	pthread_mutex_unlock(&s->lock);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The one thread that computes. Jobs wait in a bounded queue until a session is free: clients get
- * them in turn (client_rank), the jobs of one client in their order. When a
- * client waits for its first session, an answer of one that has several is preempted, and resumes
- * later (scheduler_preempt.c).
+ * them in turn (client_rank), the jobs of one client in their order. When a client waits for its
+ * first session, an answer of one that has several may be preempted, and resumes later: the rules
+ * are in scheduler_preempt.c.
  *
  * The jobs that have a session take turns: a step either reads prompts (rows shared by all sessions
  * that still read) or writes (the next token, and drafts, of up to SCHEDULER_ROWS sessions).
@@ -88,10 +88,12 @@ struct scheduler_session {
 	uint32_t new_tokens;
 };
 struct scheduler_snapshot {
-	uint32_t n_sessions, active, waiting, queue_limit;
-	bool healthy;                    /* the last step did not fail */
-	struct prefix_store_stats store; /* zeros without a folder */
-	struct draft_stats drafts;       /* zeros without drafts */
+	uint32_t n_sessions, active, waiting, queue_limit; /* waiting: with the preempted */
+	uint32_t preempted;                                /* answers that are paused */
+	uint64_t preempted_bytes, preempted_bytes_limit;   /* of them; limit 0: there is none */
+	bool healthy;                                      /* the last step did not fail */
+	struct prefix_store_stats store;                   /* zeros without a folder */
+	struct draft_stats drafts;                         /* zeros without drafts */
 	struct scheduler_session sessions[SCHEDULER_SESSIONS_MAX];
 };
 void scheduler_snapshot(struct scheduler *s, struct scheduler_snapshot *snapshot);

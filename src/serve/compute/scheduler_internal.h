@@ -34,6 +34,8 @@ struct slot {
 	uint64_t leader_serial; /* of the leader's job when this one began to wait */
 	uint64_t last_used;     /* jobs that had ended when it became idle; 0: never used */
 	int64_t rest_ns;        /* steps take so long before the job goes on: scheduler_steps.c */
+	uint32_t safe_steps;    /* of the job, before it may be preempted: scheduler_preempt.c */
+	uint64_t swap_ns;       /* what freeing the session cost; not charged to anybody yet */
 };
 
 struct scheduler {
@@ -61,10 +63,17 @@ struct scheduler {
 	uint64_t cpu_ns;           /* compute: processor time of the thread that metrics have */
 	uint64_t step_ns;          /* compute: of what they do not have, in steps */
 	atomic_bool abandon;       /* ends the step of several jobs in hand: nobody waits for it */
+	/* of preemption: scheduler_preempt.c */
+	uint64_t image_limit;   /* constant: bytes of one image at most; 0: nothing is preempted */
+	uint64_t images_limit;  /* constant: of all */
+	uint64_t images_bytes;  /* compute: of the preempted jobs in the queue */
+	uint64_t preempt_from;  /* compute: METRICS_STEPS when it is tried again */
+	uint32_t preempt_pause; /* compute: the latest pause, in steps; 0: it did not fail */
 	pthread_mutex_t lock;
 	pthread_cond_t wake, ended;
 	struct job *first, **last;         /* lock: the queue */
 	uint32_t waiting;                  /* lock */
+	uint32_t n_swapped;                /* lock: of these, preempted */
 	bool stopping, stop_now, finished; /* lock */
 	struct job *alone;  /* lock: the only job of the step in hand; NULL: none or several */
 	double job_seconds; /* lock: of an answer, smoothed */
@@ -99,8 +108,14 @@ void slot_fail_memory(struct scheduler *s, struct slot *slot);
 
 /* ---- scheduler_preempt.c ---- */
 
+/* Sets the limits; nothing is preempted before. */
+void scheduler_init_preemption(struct scheduler *s);
 /* No session is idle: preempts an answer if another client has waited for long. Whether it did. */
 bool slots_preempt(struct scheduler *s);
+/* Charges what freeing the session cost to the client of its new job, which has joined. */
+void slot_charge_swap(struct scheduler *s, struct slot *slot);
+/* A preempted job has left the queue and needs its image no more. */
+void scheduler_free_image(struct scheduler *s, struct job *j);
 /* A job that was preempted resumes in this idle slot. */
 void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
 

@@ -205,7 +205,9 @@ static void slot_begin_job(struct scheduler *s, struct job *j)
 	slot->serial = ++s->n_jobs;
 	slot->rest_ns = 0;
 	client_begin_answer(j->client, slot->serial);
+	slot->safe_steps = 0;
 	slot->time = client_time_join(&s->times, j->client, CLIENT_READS);
+	slot_charge_swap(s, slot);
 	slot->state = SCHEDULER_READING;
 	slot->prompt = (uint32_t)j->prompt.n;
 	j->cached = start;
@@ -265,6 +267,7 @@ void slots_fill(struct scheduler *s)
 			slot_begin_job(s, j);
 			continue;
 		}
+		scheduler_free_image(s, j);
 		job_drop(j);
 	}
 }

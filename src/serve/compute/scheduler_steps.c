@@ -110,8 +110,10 @@ static bool parts_compute(
 	s->snapshot.healthy = !rc || rc == ERR_INTERRUPTED;
 	pthread_mutex_unlock(&s->lock);
 	uint64_t rows = 0;
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		rows += parts[i].n;
+		at[i]->safe_steps -= MIN(at[i]->safe_steps, 1);
+	}
 	metrics_add(s->metrics, METRICS_STEPS, 1);
 	metrics_add(s->metrics, METRICS_ROWS, rows);
 	for (uint32_t i = 0; i < n && !rc; i++)

@@ -4,10 +4,11 @@ machine (127.0.0.2, ...), addresses that a trusted proxy passes on, or keys."""
 import http.client
 import json
 import select
+import signal
 import threading
 import time
 
-from serve_lib import Server, check, finish, user
+from serve_lib import Server, check, finish, gauge, user
 
 CHAT, EVENTS = "/v1/chat/completions", "/v1/glmstream/events?map=0"
 SHORT = {"messages": user("Define river."), "max_tokens": 1, "enable_thinking": False}
@@ -148,19 +149,31 @@ def test_queue():
 
 
 def test_sessions():
-    """Two endless answers in two sessions: one is paused for the other client, and both go on."""
-    with Server("--sessions", "2", "--client-share", "75", "-c", "2048", "-q") as s:
+    """Two long answers in two sessions: one is paused for the other client, and both go on. A client must have waited for half
+    a second: the server is stopped for so long, and computes nothing meanwhile, however fast it is."""
+    with Server("--sessions", "2", "--client-share", "75", "-c", "4096", "-q") as s:
         held = []
         for _ in range(2):
             c = connect(s, "127.0.0.2")
-            c.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 2000}))
+            c.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 4000}))
             held.append((c, c.getresponse()))
         check(s.wait_state("two answers", lambda active, waiting: active == 2), "both are computed")
-        status, _, body = ask(s, "127.0.0.3", "POST", CHAT, {**SHORT, "max_tokens": 3})
+        answers = []
+        other = threading.Thread(target=lambda: answers.append(ask(s, "127.0.0.3", "POST", CHAT, {**SHORT, "max_tokens": 3})))
+        other.start()
+        while other.is_alive() and not s.get("/health")[1]["waiting"]:
+            pass
+        s.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.6)
+        s.process.send_signal(signal.SIGCONT)
+        other.join()
+        status, _, body = answers[0]
         check(status == 200, "the other client has its answer", status, body)
         text = s.get("/metrics")[1]
         check("glmstream_answers_preempted_total 1\n" in text and "glmstream_answers_total 1\n" in text, "before the others end", text)
+        check(gauge(s, "preempted_bytes_limit") > 0, "paused answers have a limit", text)
         check(s.wait_state("two again", lambda active, waiting: active == 2 and not waiting), "the paused answer goes on")
+        check(gauge(s, "preempted_answers") == 0 and gauge(s, "preempted_bytes") == 0, "nothing is left of it")
         close(held)
 
 

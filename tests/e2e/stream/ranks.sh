@@ -100,6 +100,7 @@ print(urllib.request.urlopen(sys.argv[1] + "/metrics").read().decode())' "$url" 
 serve 1 clients.1
 serve 2 clients.2
 check "8 clients of 2 ranks" cmp -s "$work/clients.1" "$work/clients.2"
+check "no answer of 2 ranks is paused" grep -qx 'glmstream_preempted_bytes_limit 0' "$work/metrics"
 
 # ---- what cannot be ----
 ranks 2 inspect "$POCKET"
