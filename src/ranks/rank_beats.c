@@ -19,8 +19,8 @@
 #define TICK_NS   100000000u  /* between two looks */
 #define END_TICK  5000000u    /* ... while this rank ends and the others wait */
 #define PERIOD_NS 400000000u  /* between two beats */
-#define LOST_NS   8000000000u /* of silence: lost. Every rank has ended 10 s after the last beat */
-#define GRACE_NS  1200000000u /* in which the process may end by itself */
+#define LOST_NS   7000000000u /* of silence: lost. mpirun takes 2 s to end the rest: 10 s in all */
+#define GRACE_NS  1000000000u /* in which the process may end by itself */
 
 int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
 {
@@ -162,7 +162,7 @@ static void end_process(struct ranks *r)
 		fprintf(stderr, "glmstream: %s: %s\n", r->peers[r->me].name, r->loss.text);
 		_exit(1);
 	}
-	sleep(2); /* the one who writes the sentence is about to end it */
+	sleep(1); /* the one who writes the sentence is about to end it */
 	_exit(1);
 }
 

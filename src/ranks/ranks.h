@@ -18,9 +18,9 @@
  *
  * How they end
  * - In order: each rank says "done" and waits until all have, as long as that takes; then MPI ends.
- * - A rank is lost when it has sent no beat for 8 s (it hangs, its host cannot be reached), or has
+ * - A rank is lost when it has sent no beat for 7 s (it hangs, its host cannot be reached), or has
  *   left. Then every call fails with the sentence that names it, and a process that has not ended
- *   by itself 1.2 s later is ended with status 1, after the sentence was written.
+ *   by itself 1 s later is ended with status 1, after the sentence was written.
  * - While MPI itself starts nothing is known of the others: after 120 s all ranks end, and none can
  *   be named.
  * - A rank that dies by a signal: mpirun notices first, names it and ends all others.
