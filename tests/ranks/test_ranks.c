@@ -236,6 +236,7 @@ static void test_rank_that_leaves_is_named(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
+	/* 3 or 1: that of the rank which mpirun sees end first */
 	assert_int_not_equal(run_ranks("leave", 2), 0);
 	expect_said("from 0: rank 1 (");
 	expect_said("has ended: it had to go");
@@ -243,6 +244,7 @@ static void test_rank_that_leaves_is_named(void **state)
 	expect_said("has ended before this rank");
 	assert_int_equal(run_ranks("long_message", 2), 1);
 	expect_said("from 0: rank 1 (");
+	expect_said(") MPI: MPI_ERR_TRUNCATE");
 }
 
 static void test_rank_that_ends_late_is_waited_for(void **state)
@@ -260,7 +262,7 @@ static void test_rank_that_hangs_is_named(void **state)
 	assert_int_equal(run_ranks("hang", 3), 1);
 	expect_said("glmstream: rank ");
 	expect_said(": rank 2 (");
-	expect_said("has not answered for 8 s");
+	expect_said("has not answered for 7 s");
 }
 
 static void test_rank_that_is_killed_is_named(void **state)
@@ -268,7 +270,7 @@ static void test_rank_that_is_killed_is_named(void **state)
 	(void)state;
 	NEED_MPIRUN();
 	assert_int_not_equal(run_ranks("die", 3), 0);
-	expect_said("mpirun noticed that process rank 1 ");
+	expect_said(" noticed that process rank 1 "); /* mpirun, or prterun of Open MPI 5 */
 }
 
 static void test_without_mpirun(void **state)
