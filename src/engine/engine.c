@@ -152,8 +152,8 @@ static int open_stages(struct engine *g, const struct engine_options *o, struct 
 		rc = stage_open(s, &setup, e);
 		loading.before += s->resident_bytes;
 	}
-	const bool follows = g->ranks && ranks_me(o->ranks);
-	if (!rc && !follows)
+	const bool is_worker = g->ranks && ranks_me(o->ranks);
+	if (!rc && !is_worker)
 		rc = engine_profile_open(g, o, &g->config, e);
 	else if (!rc && g->ranks->counts)
 		rc = engine_profile_count(g, &g->config, e);
@@ -199,7 +199,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	size_t bytes;
 	int rc = open_file(g, o, &whole, &bytes, e);
 	if (o->ranks)
-		rc = engine_ranks_meet(g, o, rc, e);
+		rc = engine_ranks_handshake(g, o, rc, e);
 	if (rc)
 		goto out;
 	if (o->verify != CHECK_OFF && (rc = check_values_open(g->gguf, &g->check_values, e)))

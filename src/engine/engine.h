@@ -47,7 +47,7 @@ struct engine_options {
 	const uint32_t *cuts;
 	/* The processes that compute together (ranks.h), each with some of the layers: all open the
 	 * same model at the same time. Rank 0 then works as an engine of one process does, the others
-	 * call engine_follow (rank_follow.h). NULL: this process has all layers. */
+	 * call engine_run_worker (rank_worker.h). NULL: this process has all layers. */
 	struct ranks *ranks;
 	bool no_graphs;    /* see struct backend_options */
 	uint32_t context;  /* positions of one session; 0: as memory and model allow */

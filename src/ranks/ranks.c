@@ -36,7 +36,7 @@ struct ranks *ranks_here(void)
 	return here;
 }
 
-bool ranks_follows(void)
+bool ranks_is_worker(void)
 {
 	return here && here->me;
 }
@@ -51,9 +51,9 @@ uint32_t ranks_count(const struct ranks *r)
 	return r->count;
 }
 
-uint32_t ranks_beside(const struct ranks *r)
+uint32_t ranks_on_host(const struct ranks *r)
 {
-	return r->beside;
+	return r->on_host;
 }
 
 const char *ranks_name(const struct ranks *r, uint32_t rank)
@@ -70,8 +70,8 @@ static void sleep_ns(uint64_t ns)
 		NULL);
 }
 
-/* How long to sleep before the next look. Steps are alike: most of the time that the last messages
- * took is slept through, the rest is looked at often. A long wait is for a person. */
+/* How long to sleep before the next poll. Steps are alike: most of the time that the last messages
+ * took is slept through, the rest is polled often. A long wait is for a person. */
 static uint64_t next_sleep(const struct peer *p, uint64_t waited)
 {
 	const uint64_t likely = MIN(MIN(p->waited_ns[0], p->waited_ns[1]) / 4 * 3, 20000000u);
@@ -96,7 +96,7 @@ int ranks_check(const struct ranks *r, struct err *e)
 
 bool ranks_error_is_known(const struct ranks *r, const struct err *e)
 {
-	return atomic_load(&r->lost) && r->words.rank < r->me && strstr(r->loss.text, e->text);
+	return atomic_load(&r->lost) && r->heartbeat.rank < r->me && strstr(r->loss.text, e->text);
 }
 
 /* Waits for a message to or from a rank. */
@@ -120,7 +120,7 @@ static int wait_for_message(
 		pthread_mutex_unlock(&r->mpi);
 		const uint64_t now = clock_ns(), waited = now - begin;
 		if (rc > 0) {
-			if (bytes) { /* only what is received has a rhythm */
+			if (bytes) { /* only messages that are received come at regular intervals */
 				p->waited_ns[1] = p->waited_ns[0];
 				p->waited_ns[0] = waited;
 			}
@@ -243,21 +243,21 @@ int ranks_agree(struct ranks *r, int rc, struct err *e)
 		return failed;
 	if (verdict.code) {
 		verdict = ranks_received_error(&verdict);
-		ranks_settle(r);
+		ranks_set_orderly(r);
 		if (e)
 			*e = verdict;
 	}
 	return verdict.code;
 }
 
-void ranks_settle(struct ranks *r)
+void ranks_set_orderly(struct ranks *r)
 {
-	r->settled = true;
+	r->orderly = true;
 }
 
-bool ranks_settled(const struct ranks *r)
+bool ranks_is_orderly(const struct ranks *r)
 {
-	return r->settled;
+	return r->orderly;
 }
 
 /* ---- start and end ---- */
@@ -274,7 +274,7 @@ static int exchange_names(struct ranks *r, struct err *e)
 	for (uint32_t i = 0; i < r->count && !rc; i++) {
 		const char *name = all + i * sizeof host;
 		snprintf(r->peers[i].name, sizeof r->peers->name, "rank %u (%.60s)", i, name);
-		r->beside += !strcmp(name, host);
+		r->on_host += !strcmp(name, host);
 	}
 	free(all);
 	return rc;
@@ -305,7 +305,7 @@ static void *watchdog_run(void *user)
 	return NULL;
 }
 
-/* MPI starts and ends together on all ranks, and there are no beats yet, or none any more: the
+/* MPI starts and ends together on all ranks, and there are no heartbeats yet, or none any more: the
  * process ends unless watchdog_stop is called in time. */
 static void watchdog_start(struct watchdog *w, time_t seconds)
 {
@@ -356,7 +356,7 @@ int ranks_open(struct ranks **out, struct err *e)
 	r->peers = NEW_ARRAY(struct peer, r->count);
 	for (uint32_t i = 0; i < r->count; i++)
 		snprintf(r->peers[i].name, sizeof r->peers->name, "rank %u", i);
-	if ((rc = rank_beats_start(r, e)))
+	if ((rc = heartbeats_start(r, e)))
 		return rc; /* the process ends; what MPI may still write to stays */
 	*out = here = r;
 	return exchange_names(r, e);
@@ -368,7 +368,7 @@ int ranks_open(struct ranks **out, struct err *e)
 static bool wait_until_delivered(struct ranks *r, bool all_done)
 {
 	const uint64_t begin = clock_ns();
-	while (!rank_beats_delivered(r, all_done)) {
+	while (!heartbeats_delivered(r, all_done)) {
 		if (atomic_load(&r->lost) || (!all_done && clock_ns() - begin > LEAVE_NS))
 			return false;
 		sleep_ns(5000000);
@@ -396,9 +396,10 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 	if (!r)
 		return rc;
 	*abrupt = true;
-	const bool in_order = !rc || r->settled;
+	const bool in_order = !rc || r->orderly;
 	if (!atomic_load(&r->lost)) {
-		rank_beats_say(r, in_order ? BEAT_DONE : BEAT_LEFT, in_order ? NULL : e->text);
+		heartbeats_set_state(
+			r, in_order ? HEARTBEAT_DONE : HEARTBEAT_LEFT, in_order ? NULL : e->text);
 		*abrupt = !wait_until_delivered(r, in_order) || !in_order;
 	}
 	if (atomic_load(&r->lost))
@@ -408,7 +409,7 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 		sleep_ns(AFTER_END_NS);
 		return rc;
 	}
-	rank_beats_stop(r);
+	heartbeats_stop(r);
 	struct watchdog watchdog;
 	watchdog_start(&watchdog, FINALIZE_S);
 	mpi_stop();

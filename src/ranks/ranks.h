@@ -7,20 +7,22 @@
  * Order of use: ranks_open; ranks_send, ranks_receive, ranks_agree, ranks_gather, ranks_broadcast;
  * ranks_close.
  *
- * What the ranks say to each other
+ * What the ranks send each other
  * - Messages. Between two ranks they arrive in the order in which they were sent. Whoever waits
  *   polls and sleeps, so that ranks of one host leave each other the cores.
- * - Beats. A thread of each rank sends every other rank a beat twice a second. A beat says one of:
+ * - Heartbeats. A thread of each rank sends every other rank one twice a second, with a state:
  *     alive     and, to rank 0, the latest status (ranks_publish)
  *     done      this rank has ended in order and waits for the others
  *     left      this rank has ended with an error: its sentence
  *     lost      another rank is lost: which one, and why
  *
  * How they end
- * - In order: each rank says "done" and waits until all have, as long as that takes; then MPI ends.
- * - A rank is lost when it has sent no beat for 7 s (it hangs, its host cannot be reached), or has
- *   left. Then every call fails with the sentence that names it, and a process that has not ended
+ * - In order: each rank sends "done" and waits until all have, as long as that takes. Then MPI
+ *   ends.
+ * - A rank is lost when it has sent no heartbeat for 7 s (it hangs, its host cannot be reached), or
+ *   has left. Then every call fails with the sentence that names it. A process that has not ended
  *   by itself 1 s later is ended with status 1, after the sentence was written.
+ * - A rank that leaves prints its own error, unless a lower rank has left with the same one.
  * - While MPI itself starts nothing is known of the others: after 120 s all ranks end, and none can
  *   be named.
  * - A rank that dies by a signal: mpirun notices first, names it and ends all others.
@@ -44,19 +46,20 @@ struct ranks;
 /* Has mpirun started several processes? Looks at the environment only. */
 bool ranks_wanted(void);
 
-/* Starts MPI and the beats; once in a process. ERR_RUN, or ERR_USAGE in a build without MPI. */
+/* Starts MPI and the heartbeats; once in a process. ERR_RUN, or ERR_USAGE in a build without MPI.
+ */
 int ranks_open(struct ranks **out, struct err *e);
 
 /* The ranks of this process; NULL: it is one of one. */
 struct ranks *ranks_here(void);
 
-/* Is this process one of several, and another than rank 0? It has no input, no output but messages,
- * and no files of its own but those of the model. */
-bool ranks_follows(void);
+/* Is this process a worker: one of several, and another than rank 0? It has no input, no output but
+ * messages, and no files of its own but those of the model. */
+bool ranks_is_worker(void);
 
 uint32_t ranks_me(const struct ranks *r);
 uint32_t ranks_count(const struct ranks *r);
-uint32_t ranks_beside(const struct ranks *r); /* ranks on this host, this one included */
+uint32_t ranks_on_host(const struct ranks *r); /* ranks on this host, this one included */
 const char *ranks_name(const struct ranks *r, uint32_t rank); /* "rank 1 (host)" */
 
 /* Sends bytes (at most INT32_MAX) and returns when they may be changed. ERR_RUN: a rank is lost;
@@ -77,12 +80,12 @@ int ranks_gather(struct ranks *r, const void *mine, size_t bytes, void *all, str
 /* data: of rank 0, then of all. */
 int ranks_broadcast(struct ranks *r, void *data, size_t bytes, struct err *e);
 /* rc, *e: how something went here. 0 when it went well on all ranks; else the same error on all:
- * that of the lowest rank, whose name stands before it. They end then; the error is settled. */
+ * that of the lowest rank, whose name stands before it. They end then, in order. */
 int ranks_agree(struct ranks *r, int rc, struct err *e);
 
 /* All ranks know that this one ends now: whatever the status, it has ended in order. */
-void ranks_settle(struct ranks *r);
-bool ranks_settled(const struct ranks *r);
+void ranks_set_orderly(struct ranks *r);
+bool ranks_is_orderly(const struct ranks *r);
 
 /* Fails with the sentence when a rank is lost. Any thread. */
 int ranks_check(const struct ranks *r, struct err *e);
@@ -92,8 +95,8 @@ bool ranks_error_is_known(const struct ranks *r, const struct err *e);
 
 /* ---- a status for rank 0 ---- */
 
-/* Every beat to rank 0 carries what `fill` writes to out [bytes <= RANKS_STATUS_BYTES]. fill is
- * called by a thread of its own, and not any more after a call with NULL has returned. */
+/* Every heartbeat to rank 0 carries what `fill` writes to out [bytes <= RANKS_STATUS_BYTES]. fill
+ * is called by a thread of its own, and not any more after a call with NULL has returned. */
 void ranks_publish(struct ranks *r, size_t bytes, void (*fill)(void *user, void *out), void *user);
 /* Rank 0: the latest status of a rank. False: none of so many bytes has come yet. */
 bool ranks_status(struct ranks *r, uint32_t rank, void *out, size_t bytes);

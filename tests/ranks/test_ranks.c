@@ -73,7 +73,7 @@ static int talk(struct ranks *r, struct err *e)
 	uint32_t all[RANKS_MAX] = {0}, mine = me * me + 5, sent_by_0 = me ? 0 : 4711;
 	char status[12] = "of rank ", got[12] = "";
 	int rc = talk_in_pairs(r, e);
-	if (ranks_beside(r) != n || strncmp(ranks_name(r, n - 1), "rank ", 5) != 0)
+	if (ranks_on_host(r) != n || strncmp(ranks_name(r, n - 1), "rank ", 5) != 0)
 		return FAIL("names and hosts");
 	if (rc || (rc = ranks_gather(r, &mine, sizeof mine, all, e)) ||
 		(rc = ranks_broadcast(r, &sent_by_0, sizeof sent_by_0, e)))
@@ -104,7 +104,7 @@ static int disagree(struct ranks *r, struct err *e)
 	int rc = ranks_me(r) ? err_set(&mine, ERR_INPUT, "no file of rank %u", ranks_me(r)) : 0;
 	rc = ranks_agree(r, rc, &mine);
 	*e = mine;
-	if (!ranks_settled(r))
+	if (!ranks_is_orderly(r))
 		return FAIL("not settled");
 	return rc;
 }

@@ -39,7 +39,7 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 	a->talk.raw = opts->raw;
 	conversation_set_think(&a->talk, opts->think);
 	chat_view_init(&a->view, !opts->common.quiet);
-	if ((opts->json_schema && !ranks_follows() &&
+	if ((opts->json_schema && !ranks_is_worker() &&
 			(rc = read_schema(opts->json_schema, &a->schema, e))) ||
 		(rc = conversation_set_system(&a->talk, opts->system, e)) ||
 		(rc = common_opts_open(&opts->common, &a->engine, e)) ||

@@ -99,7 +99,7 @@ int cmd_run(int argc, char **argv, struct err *e)
 	bool one = opts.prompt || opts.file, chat = !one && isatty(STDIN_FILENO);
 	struct given_prompt prompt = {0};
 	opts.common.no_summary = chat; /* which greets in its own words */
-	if (one && !ranks_follows() && (rc = read_prompt(&opts, &prompt, e)))
+	if (one && !ranks_is_worker() && (rc = read_prompt(&opts, &prompt, e)))
 		goto out;
 	profile_opts_apply(&opts.profile, &opts.common);
 	if (!chat) /* whose commands open any file */

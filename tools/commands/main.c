@@ -149,7 +149,7 @@ int main(int argc, char **argv)
 	struct err e = {0};
 	struct ranks *ranks;
 	int rc = ranks_wanted() ? ranks_open(&ranks, &e) : 0;
-	if (ranks_follows())
+	if (ranks_is_worker())
 		(void)!freopen("/dev/null", "w", stdout);
 	return report_end(rc ? rc : dispatch(argc, argv, &e), &e);
 }

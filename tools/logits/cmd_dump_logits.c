@@ -217,7 +217,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	bool to_stdout = !strcmp(out_path, "-");
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};
-	if ((!ranks_follows() && (rc = token_ids_read(ids_path, &ids, e))) ||
+	if ((!ranks_is_worker() && (rc = token_ids_read(ids_path, &ids, e))) ||
 		(rc = common_opts_open(&common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);

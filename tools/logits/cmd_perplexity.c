@@ -95,7 +95,8 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	struct token_ids ids = {0};
 	size_t len = 0;
 	char *text = NULL;
-	if (!ranks_follows() && (rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &len, e)))
+	if (!ranks_is_worker() &&
+		(rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &len, e)))
 		return rc;
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};

@@ -10,7 +10,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/engine/ranks/rank_follow.h"
+#include "src/engine/ranks/rank_worker.h"
 #include "src/ranks/ranks.h"
 #include "tools/options/pocket.h"
 #include "tools/output/progress.h"
@@ -222,7 +222,7 @@ static void end_worker(struct engine *g, int rc, struct err *e)
 	signal(SIGINT, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 	if (!rc)
-		rc = engine_follow(g, e);
+		rc = engine_run_worker(g, e);
 	rc = common_opts_close(g, rc, e);
 	exit(report_end(rc, e));
 }
@@ -230,8 +230,8 @@ static void end_worker(struct engine *g, int rc, struct err *e)
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
 {
 	*out = NULL;
-	const bool follows = ranks_follows();
-	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet || follows ? LOG_WARN : LOG_INFO);
+	const bool is_worker = ranks_is_worker();
+	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet || is_worker ? LOG_WARN : LOG_INFO);
 	const char *model = pocket_or(c->model, e);
 	if (!model)
 		return e->code;
@@ -269,7 +269,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
 	struct watch watch = {.loading = c->loading, .quiet = c->quiet};
-	if ((!c->quiet && !follows) || c->loading) {
+	if ((!c->quiet && !is_worker) || c->loading) {
 		options.loading = on_loading;
 		options.loading_user = &watch;
 	}
@@ -284,7 +284,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	if (!rc)
 		rc = engine_open(&options, out, e); /* which says what it decided */
 	progress_end(&watch.progress);
-	if (follows)
+	if (is_worker)
 		end_worker(*out, rc, e);
 	free(replicas.text);
 	if (!rc && !c->no_summary) {

@@ -89,7 +89,7 @@ int report_end(int rc, struct err *e)
 {
 	struct err lost = {0};
 	struct ranks *r = ranks_here();
-	const bool follows = ranks_follows();
+	const bool is_worker = ranks_is_worker();
 	bool abrupt = false;
 	int out = report_stdout(&lost);
 	if (!rc && out) {
@@ -101,11 +101,11 @@ int report_end(int rc, struct err *e)
 	/* An error that the ranks agreed on is printed by rank 0. One that ends this rank alone is
 	 * printed here: rank 0 may be loading, and mpirun ends it before it could print anything. */
 	const bool is_loss = abrupt && ranks_check(r, &loss) && !strcmp(loss.text, e->text);
-	const bool says =
-		!follows || is_loss || (abrupt && !ranks_settled(r) && !ranks_error_is_known(r, e));
-	if (follows && says)
+	const bool prints =
+		!is_worker || is_loss || (abrupt && !ranks_is_orderly(r) && !ranks_error_is_known(r, e));
+	if (is_worker && prints)
 		err_prefix(e, "%s", ranks_name(r, ranks_me(r)));
-	if (rc && says)
+	if (rc && prints)
 		report_error(e);
 	if (abrupt) {
 		fflush(NULL);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * An engine that is one of several ranks (rank_protocol.h): how they open together, and the
- * commands that rank 0 gives. What the other ranks do with them: rank_follow.h.
+ * commands that rank 0 gives. What the other ranks do with them: rank_worker.h.
  *
- * Order of use (engine.c): engine_ranks_meet, engine_ranks_cut, engine_ranks_limits,
+ * Order of use (engine.c): engine_ranks_handshake, engine_ranks_cut, engine_ranks_limits,
  * engine_ranks_ready; then rank 0 gives commands; engine_ranks_stop, engine_ranks_take_counts,
  * engine_ranks_free. Functions return ERR_RUN with the sentence of a lost rank, besides what they
  * name.
@@ -20,7 +20,7 @@ struct engine_ranks {
 	struct stage_link *in, *out;  /* from the rank before, to the next; NULL: none */
 	struct rank_figures *figures; /* rank 0: [count] */
 	bool counts;                  /* rank 0 keeps a profile */
-	bool ready;                   /* rank 0: the others obey commands */
+	bool ready;                   /* rank 0: the workers take commands */
 	struct profile_key *warm;     /* [n_warm] given before that */
 	size_t n_warm;
 	uint8_t *message; /* [capacity] of a command or an answer */
@@ -39,7 +39,7 @@ static inline uint32_t rank_at(const struct ranks *r, uint32_t place)
 
 /* rc, *e: how opening the file went. Compares what must be the same. ERR_USAGE: an option that
  * takes one rank; ERR_RUN: ranks that differ. Sets g->ranks. */
-int engine_ranks_meet(struct engine *g, const struct engine_options *o, int rc, struct err *e);
+int engine_ranks_handshake(struct engine *g, const struct engine_options *o, int rc, struct err *e);
 /* Shares the layers out: sets cuts. whole: all weights, bound, with the MTP layer's if mtp.
  * ERR_USAGE: more stages than layers. */
 int engine_ranks_cut(struct engine *g, const struct rank_room *mine, bool mtp,
@@ -83,7 +83,7 @@ void engine_ranks_stop(struct engine_ranks *k);
 bool engine_ranks_take_counts(struct engine *g);
 void engine_ranks_free(struct engine_ranks *k); /* NULL is fine */
 
-/* ---- for rank_follow.c ---- */
+/* ---- for rank_worker.c ---- */
 
 /* Makes the message at least so long. */
 void engine_ranks_reserve(struct engine_ranks *k, size_t bytes);

@@ -59,7 +59,7 @@ static int check_options(const struct engine_options *o, struct err *e)
 	return 0;
 }
 
-int engine_ranks_meet(struct engine *g, const struct engine_options *o, int rc, struct err *e)
+int engine_ranks_handshake(struct engine *g, const struct engine_options *o, int rc, struct err *e)
 {
 	struct engine_ranks *k = g->ranks = NEW(struct engine_ranks);
 	k->ranks = o->ranks;

@@ -18,8 +18,8 @@
  *   agree       the layers are loaded
  *   gather      struct rank_figures
  *
- * Then rank 0 sends commands, each one message: a struct rank_command, then its data. The others
- * obey one after the other (rank_follow.h).
+ * Then rank 0 sends commands, each one message: a struct rank_command, then its data. The workers
+ * execute them in order (rank_worker.h).
  *   STEP        n rows: tokens [n], pos [n], base [n] (int32), with `draft` also draft [n] (bytes).
  *               Each rank takes the rows of the one before, computes, sends them on (rank_link.h)
  *   READ_ROWS   n rows of a cache of `layer`, from `row` on: answered with their bytes
@@ -34,7 +34,7 @@
  * READ_ROWS and WRITE_ROWS go to the rank of the layer, all others to every rank. An answer is a
  * struct rank_answer, then its data or, if the code is not 0, a struct err.
  *
- * Beats carry the places of the experts (struct rank_status), for whoever draws a map.
+ * Heartbeats carry the places of the experts (struct rank_status), for whoever draws a map.
  */
 #ifndef GLM_ENGINE_RANK_PROTOCOL_H
 #define GLM_ENGINE_RANK_PROTOCOL_H

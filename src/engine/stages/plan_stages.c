@@ -90,7 +90,7 @@ static int share_budgets(const struct plan_stage *stages, uint32_t n,
 	struct err *e)
 {
 	int rc = measure_experts(stages, n, o, file, shares, e);
-	const uint32_t processes = o->ranks ? ranks_beside(o->ranks) : 1;
+	const uint32_t processes = o->ranks ? ranks_on_host(o->ranks) : 1;
 	size_t host = mem_available_bytes() / processes;
 	size_t reserve = o->ram_bytes == ENGINE_CACHE_AUTO ? MIN(plan_host_reserve(host), host) : 0;
 	uint64_t all = 0;
@@ -138,7 +138,7 @@ int plan_stages(const struct plan_stage *stages, uint32_t n, const struct engine
 	const struct gguf *file, struct plan *plans, struct err *e)
 {
 	if (n == 1 && o->ranks) {
-		const uint32_t processes = ranks_beside(o->ranks);
+		const uint32_t processes = ranks_on_host(o->ranks);
 		const struct plan_machine machine = {.card_bytes = plan_stage_room(stages, 1, 0, processes),
 			.host_bytes = mem_available_bytes() / processes};
 		return plan_on_machine(

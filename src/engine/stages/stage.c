@@ -99,7 +99,7 @@ static int balance_stages(struct engine *g, const struct engine_options *o, bool
 	struct rank_room room = {.n_stages = n};
 	stages_describe(g->stages, n, parts);
 	for (uint32_t i = 0; i < n; i++)
-		room.bytes[i] = plan_stage_room(parts, n, i, o->ranks ? ranks_beside(o->ranks) : 1);
+		room.bytes[i] = plan_stage_room(parts, n, i, o->ranks ? ranks_on_host(o->ranks) : 1);
 	if (!g->ranks) {
 		stages_balance(&g->config, mtp, whole, room.bytes, n, first);
 		first[n] = g->config.n_layers;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* A rank other than 0: it obeys the commands of rank 0 until that stops it. */
-#ifndef GLM_ENGINE_RANK_FOLLOW_H
-#define GLM_ENGINE_RANK_FOLLOW_H
+/* A worker: a rank other than 0. It executes the commands of rank 0 until STOP. */
+#ifndef GLM_ENGINE_RANK_WORKER_H
+#define GLM_ENGINE_RANK_WORKER_H
 
 #include "src/engine/engine.h"
 
 /* Opened with options.ranks on another rank than 0; engine_close follows, whatever this returns.
  * What fails in a command goes to rank 0 as its answer. ERR_RUN: a rank is lost. */
-int engine_follow(struct engine *g, struct err *e);
+int engine_run_worker(struct engine *g, struct err *e);
 
 #endif

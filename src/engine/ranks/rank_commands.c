@@ -221,6 +221,6 @@ bool engine_ranks_take_counts(struct engine *g)
 	free(counts);
 	k->ready = false;
 	if (!ranks_check(k->ranks, NULL))
-		ranks_settle(k->ranks);
+		ranks_set_orderly(k->ranks);
 	return all;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "src/engine/ranks/rank_follow.h"
+#include "src/engine/ranks/rank_worker.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -22,7 +22,7 @@ static bool rows_exist(const struct engine *g, uint32_t first, uint32_t n)
 }
 
 /* data: `bytes` behind the command, and so in all of these. */
-static int follow_step(struct engine *g, const struct rank_command *c, const uint8_t *data,
+static int worker_step(struct engine *g, const struct rank_command *c, const uint8_t *data,
 	size_t bytes, struct err *e)
 {
 	const size_t numbers = c->n * sizeof(int32_t);
@@ -62,7 +62,7 @@ static int send_answer(struct engine_ranks *k, int rc, const struct err *why, co
 	return ranks_send(k->ranks, 0, k->message, sizeof head + n, e);
 }
 
-static int follow_rows(struct engine *g, const struct rank_command *c, const uint8_t *data,
+static int worker_rows(struct engine *g, const struct rank_command *c, const uint8_t *data,
 	size_t bytes, struct err *e)
 {
 	const struct stage *first = g->stages;
@@ -86,22 +86,22 @@ static int follow_rows(struct engine *g, const struct rank_command *c, const uin
 	return rc;
 }
 
-static int follow_stats(struct engine *g, struct err *e)
+static int worker_stats(struct engine *g, struct err *e)
 {
 	struct rank_stats s = {.experts = engine_expert_stats(g)};
 	engine_usage(g, &s.usage);
 	return send_answer(g->ranks, 0, NULL, &s, sizeof s, e);
 }
 
-static int follow_one(struct engine *g, const struct rank_command *c, const uint8_t *data,
+static int worker_execute(struct engine *g, const struct rank_command *c, const uint8_t *data,
 	size_t bytes, struct err *e)
 {
 	switch (c->code) {
 	case RANK_STEP:
-		return follow_step(g, c, data, bytes, e);
+		return worker_step(g, c, data, bytes, e);
 	case RANK_READ_ROWS:
 	case RANK_WRITE_ROWS:
-		return follow_rows(g, c, data, bytes, e);
+		return worker_rows(g, c, data, bytes, e);
 	case RANK_COPY_ROWS:
 		if (!rows_exist(g, c->row, c->n) || !rows_exist(g, c->from, c->n))
 			return unexpected(c, e);
@@ -112,7 +112,7 @@ static int follow_one(struct engine *g, const struct rank_command *c, const uint
 		engine_keep_rows(g, c->row, c->n);
 		return 0;
 	case RANK_STATS:
-		return follow_stats(g, e);
+		return worker_stats(g, e);
 	case RANK_MEASURE:
 		engine_measure(g, c->on);
 		return 0;
@@ -137,7 +137,7 @@ static size_t longest_command(const struct engine *g)
 	return sizeof(struct rank_command) + MAX(MAX(step, keys), engine_most_row_bytes(g));
 }
 
-/* For the thread of the beats. */
+/* For the thread of the heartbeats. */
 static void fill_status(void *user, void *out)
 {
 	const struct engine *g = user;
@@ -157,7 +157,7 @@ static int send_counts(struct engine *g, struct err *e)
 			   : 0;
 }
 
-int engine_follow(struct engine *g, struct err *e)
+int engine_run_worker(struct engine *g, struct err *e)
 {
 	struct engine_ranks *k = g->ranks;
 	const size_t capacity = longest_command(g);
@@ -178,13 +178,13 @@ int engine_follow(struct engine *g, struct err *e)
 		}
 		memcpy(&c, message, sizeof c);
 		if (c.code != RANK_STOP)
-			rc = follow_one(g, &c, message + sizeof c, got - sizeof c, e);
+			rc = worker_execute(g, &c, message + sizeof c, got - sizeof c, e);
 	}
 	ranks_publish(k->ranks, 0, NULL, NULL);
 	if (!rc)
 		rc = send_counts(g, e);
 	if (!rc)
-		ranks_settle(k->ranks);
+		ranks_set_orderly(k->ranks);
 	if (!ranks_check(k->ranks, NULL)) /* else MPI may still write to it */
 		free(message);
 	return rc;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The thread that sends beats and counts how long each other rank has been silent. Silence is
+ * The thread that sends heartbeats and counts how long each other rank has been silent. Silence is
  * counted in this process's own running: one that was stopped itself, and goes on, blames nobody.
  */
 #include "src/base/clock.h"
@@ -16,9 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TICK_NS   100000000u  /* between two looks */
+#define TICK_NS   100000000u  /* between two polls */
 #define END_TICK  5000000u    /* ... while this rank ends and the others wait */
-#define PERIOD_NS 400000000u  /* between two beats */
+#define PERIOD_NS 400000000u  /* between two heartbeats */
 #define LOST_NS   7000000000u /* of silence: lost. mpirun takes 2 s to end the rest: 10 s in all */
 #define GRACE_NS  1000000000u /* in which the process may end by itself */
 
@@ -27,9 +27,9 @@ int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
 	pthread_mutex_lock(&r->lock);
 	if (!atomic_load(&r->lost)) {
 		err_set(&r->loss, ERR_RUN, "%s %s", r->peers[rank].name, why);
-		r->kind = BEAT_LOST;
-		r->words.rank = rank;
-		snprintf(r->words.text, sizeof r->words.text, "%s", r->loss.text);
+		r->state = HEARTBEAT_LOST;
+		r->heartbeat.rank = rank;
+		snprintf(r->heartbeat.text, sizeof r->heartbeat.text, "%s", r->loss.text);
 		atomic_store(&r->lost, true);
 	}
 	if (e)
@@ -39,14 +39,14 @@ int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
 	return ERR_RUN;
 }
 
-/* Another rank says that one is lost: its words go on unchanged. */
-static void lose_by_hearsay(struct ranks *r, const struct beat *b)
+/* Another rank reports that one is lost: the report is passed on unchanged. */
+static void lose_as_reported(struct ranks *r, const struct heartbeat *b)
 {
 	pthread_mutex_lock(&r->lock);
 	if (!atomic_load(&r->lost)) {
 		err_set(&r->loss, ERR_RUN, "%s", b->text);
-		r->kind = BEAT_LOST;
-		r->words = *b;
+		r->state = HEARTBEAT_LOST;
+		r->heartbeat = *b;
 		atomic_store(&r->lost, true);
 	}
 	pthread_mutex_unlock(&r->lock);
@@ -61,14 +61,14 @@ static void keep_status(struct ranks *r, struct peer *p, size_t bytes)
 		p->status_bytes = p->status ? bytes : 0;
 	}
 	if (p->status_bytes)
-		memcpy(p->status, p->in_data + sizeof(struct beat), bytes);
+		memcpy(p->status, p->in_data + sizeof(struct heartbeat), bytes);
 	pthread_mutex_unlock(&r->lock);
 }
 
-static void on_beat(struct ranks *r, uint32_t rank, size_t bytes)
+static void take_heartbeat(struct ranks *r, uint32_t rank, size_t bytes)
 {
 	struct peer *p = &r->peers[rank];
-	struct beat b;
+	struct heartbeat b;
 	if (bytes < sizeof b)
 		return;
 	memcpy(&b, p->in_data, sizeof b);
@@ -76,18 +76,18 @@ static void on_beat(struct ranks *r, uint32_t rank, size_t bytes)
 	p->silent_ns = 0;
 	if (bytes > sizeof b)
 		keep_status(r, p, bytes - sizeof b);
-	if (b.kind == BEAT_DONE)
+	if (b.state == HEARTBEAT_DONE)
 		atomic_store(&p->done, true);
-	if (b.kind == BEAT_LEFT) {
+	if (b.state == HEARTBEAT_LEFT) {
 		char why[sizeof b.text + 16];
 		snprintf(why, sizeof why, "has ended: %s", b.text);
 		rank_lose(r, rank, why, NULL);
 	}
-	if (b.kind == BEAT_LOST)
-		lose_by_hearsay(r, &b);
+	if (b.state == HEARTBEAT_LOST)
+		lose_as_reported(r, &b);
 }
 
-static void listen_to(struct ranks *r, uint32_t rank)
+static void receive_heartbeats(struct ranks *r, uint32_t rank)
 {
 	struct peer *p = &r->peers[rank];
 	struct err e = {0};
@@ -96,20 +96,20 @@ static void listen_to(struct ranks *r, uint32_t rank)
 	for (;;) {
 		pthread_mutex_lock(&r->mpi);
 		if (!p->in.request && !p->in.failed)
-			mpi_receive(
-				&p->in, p->in_data, sizeof(struct beat) + RANKS_STATUS_BYTES, rank, TAG_BEAT);
+			mpi_receive(&p->in, p->in_data, sizeof(struct heartbeat) + RANKS_STATUS_BYTES, rank,
+				TAG_HEARTBEAT);
 		rc = mpi_test(&p->in, &bytes, &e);
 		pthread_mutex_unlock(&r->mpi);
 		if (rc <= 0)
 			break;
-		on_beat(r, rank, bytes);
+		take_heartbeat(r, rank, bytes);
 	}
 	if (rc < 0 && !atomic_load(&p->done))
 		rank_lose(r, rank, e.text, NULL);
 }
 
-/* Sends a beat unless the one before is still under way. */
-static void speak_to(struct ranks *r, uint32_t rank, bool due)
+/* Sends a heartbeat unless the one before is still under way. */
+static void send_heartbeat(struct ranks *r, uint32_t rank, bool due)
 {
 	struct peer *p = &r->peers[rank];
 	struct err e = {0};
@@ -121,25 +121,25 @@ static void speak_to(struct ranks *r, uint32_t rank, bool due)
 	if (rc <= 0 && !(rc < 0 && atomic_load(&p->done))) /* one that is done needs no more */
 		return;
 	pthread_mutex_lock(&r->lock);
-	p->said = p->saying;
-	if (!due && r->kind == p->said) {
+	p->delivered_state = p->sent_state;
+	if (!due && r->state == p->delivered_state) {
 		pthread_mutex_unlock(&r->lock);
 		return;
 	}
 	const size_t status = rank == 0 && r->publish ? r->publish_bytes : 0;
-	const size_t bytes = sizeof(struct beat) + status;
+	const size_t bytes = sizeof(struct heartbeat) + status;
 	if (bytes > p->out_capacity) {
 		p->out_data = mem_grow(p->out_data, bytes, 1);
 		p->out_capacity = bytes;
 	}
-	struct beat b = r->words;
-	b.kind = p->saying = r->kind;
+	struct heartbeat b = r->heartbeat;
+	b.state = p->sent_state = r->state;
 	memcpy(p->out_data, &b, sizeof b);
 	if (status)
 		r->publish(r->publish_user, p->out_data + sizeof b);
 	pthread_mutex_unlock(&r->lock);
 	pthread_mutex_lock(&r->mpi);
-	mpi_send(&p->out, p->out_data, bytes, rank, TAG_BEAT);
+	mpi_send(&p->out, p->out_data, bytes, rank, TAG_HEARTBEAT);
 	pthread_mutex_unlock(&r->mpi);
 }
 
@@ -162,11 +162,11 @@ static void end_process(struct ranks *r)
 		fprintf(stderr, "glmstream: %s: %s\n", r->peers[r->me].name, r->loss.text);
 		_exit(1);
 	}
-	sleep(1); /* the one who writes the sentence is about to end it */
+	sleep(1); /* the thread that prints the loss is about to end it */
 	_exit(1);
 }
 
-static void *beats_run(void *user)
+static void *heartbeats_run(void *user)
 {
 	struct ranks *r = user;
 	uint64_t last = clock_ns(), sent = 0, lost_at = 0;
@@ -179,8 +179,8 @@ static void *beats_run(void *user)
 		for (uint32_t i = 0; i < r->count; i++) {
 			if (i == r->me)
 				continue;
-			listen_to(r, i);
-			speak_to(r, i, due);
+			receive_heartbeats(r, i);
+			send_heartbeat(r, i, due);
 			if (!atomic_load(&r->lost))
 				count_silence(r, i, passed);
 		}
@@ -192,7 +192,7 @@ static void *beats_run(void *user)
 		struct timespec until;
 		clock_gettime(CLOCK_MONOTONIC, &until);
 		pthread_mutex_lock(&r->lock);
-		until.tv_nsec += r->kind == BEAT_ALIVE ? TICK_NS : END_TICK;
+		until.tv_nsec += r->state == HEARTBEAT_ALIVE ? TICK_NS : END_TICK;
 		until.tv_sec += until.tv_nsec / 1000000000;
 		until.tv_nsec %= 1000000000;
 		if (!r->stop)
@@ -204,7 +204,7 @@ static void *beats_run(void *user)
 	}
 }
 
-int rank_beats_start(struct ranks *r, struct err *e)
+int heartbeats_start(struct ranks *r, struct err *e)
 {
 	pthread_condattr_t a;
 	pthread_condattr_init(&a);
@@ -214,43 +214,43 @@ int rank_beats_start(struct ranks *r, struct err *e)
 	pthread_mutex_init(&r->lock, NULL);
 	for (uint32_t i = 0; i < r->count; i++)
 		if (i != r->me &&
-			!(r->peers[i].in_data = mem_try_new(sizeof(struct beat) + RANKS_STATUS_BYTES, 1)))
-			return err_set(e, ERR_MEMORY, "no memory for what other ranks say");
+			!(r->peers[i].in_data = mem_try_new(sizeof(struct heartbeat) + RANKS_STATUS_BYTES, 1)))
+			return err_set(e, ERR_MEMORY, "no memory for the status of other ranks");
 	sigset_t all, old;
 	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &old);
-	int rc = pthread_create(&r->thread, NULL, beats_run, r);
+	int rc = pthread_create(&r->thread, NULL, heartbeats_run, r);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	return rc ? err_errno(e, rc, "no thread for the beats of the ranks") : 0;
+	return rc ? err_errno(e, rc, "no thread for the heartbeats of the ranks") : 0;
 }
 
-void rank_beats_say(struct ranks *r, enum beat_kind kind, const char *text)
+void heartbeats_set_state(struct ranks *r, enum heartbeat_state state, const char *text)
 {
 	pthread_mutex_lock(&r->lock);
 	if (!atomic_load(&r->lost)) { /* nothing is more important */
-		r->kind = kind;
-		r->words.rank = r->me;
-		snprintf(r->words.text, sizeof r->words.text, "%s", text ? text : "");
+		r->state = state;
+		r->heartbeat.rank = r->me;
+		snprintf(r->heartbeat.text, sizeof r->heartbeat.text, "%s", text ? text : "");
 	}
 	pthread_cond_signal(&r->wake);
 	pthread_mutex_unlock(&r->lock);
 }
 
-bool rank_beats_delivered(struct ranks *r, bool all_done)
+bool heartbeats_delivered(struct ranks *r, bool all_done)
 {
 	bool delivered = true;
 	pthread_mutex_lock(&r->lock);
 	for (uint32_t i = 0; i < r->count; i++)
 		if (i != r->me)
-			delivered &=
-				r->peers[i].said == r->kind && (!all_done || atomic_load(&r->peers[i].done));
+			delivered &= r->peers[i].delivered_state == r->state &&
+						 (!all_done || atomic_load(&r->peers[i].done));
 	if (!delivered)
 		pthread_cond_signal(&r->wake);
 	pthread_mutex_unlock(&r->lock);
 	return delivered;
 }
 
-void rank_beats_stop(struct ranks *r)
+void heartbeats_stop(struct ranks *r)
 {
 	pthread_mutex_lock(&r->lock);
 	r->stop = true;
