@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { COLS = 4, EXPERTS = 3, K = IMATRIX_PRIOR_TOKENS };
+enum { COLS = 4, EXPERTS = 3, K = 64 };
 
 static const char experts[] = "blk.2.ffn_down_exps.weight", dense[] = "blk.0.ffn_down.weight",
 				  heads[] = "blk.2.attn_v_b.weight";
@@ -170,6 +170,46 @@ static void test_lost(void **state)
 	}
 }
 
+/* A file of one tensor, written whatever is in it. */
+static void assert_refused(
+	const char *name, struct imatrix_tensor t, int times, const char *sentence)
+{
+	struct imatrix_set s = {.chunk_size = 512};
+	struct imatrix_file *f;
+	struct err e = {0};
+	for (int i = 0; i < times; i++)
+		imatrix_set_add_tensor(&s, t.name, t.n_values, t.n_counts, t.sum2, t.counts, false);
+	struct imatrix_output out = {.path = temp_dir_path(name)};
+	assert_int_equal(imatrix_write(&s, &out, &e), 0);
+	assert_int_equal(imatrix_file_open(out.path, &f, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, sentence));
+	imatrix_set_fini(&s);
+}
+
+static void test_refused(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct imatrix_file *f;
+	float half[1] = {0.5f}, none[1] = {NAN};
+	bool found;
+	struct imatrix_tensor t = {
+		.name = (char *)(uintptr_t)dense, COLS, 1, dense_sums, one_count, false};
+	assert_refused("twice.dat", t, 2, "has two entries for blk.0.ffn_down.weight");
+	t.counts = half;
+	assert_refused("half.gguf", t, 1, "count 0 of blk.0.ffn_down.weight is 0.5");
+	t.counts = none;
+	assert_refused("nan.gguf", t, 1, "count 0 of blk.0.ffn_down.weight is");
+
+	/* as many values, but of another number of matrices */
+	assert_int_equal(imatrix_file_open(write_set("slabs.gguf"), &f, &e), 0);
+	assert_int_equal(imatrix_file_check(f, experts, 2 * COLS, EXPERTS, &found, &e), ERR_INPUT);
+	assert_int_equal(imatrix_file_check(f, experts, 2 * EXPERTS, 2, &found, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "has 3 counts, but the tensor has 2 matrices"));
+	assert_int_equal(imatrix_file_check(f, heads, 2 * EXPERTS, 2, &found, &e), 0);
+	imatrix_file_close(f);
+}
+
 static void put_foreign(const char *path)
 {
 	FILE *f = fopen(path, "w");
@@ -224,6 +264,7 @@ int main(void)
 {
 	/* the first test that maps a file: its handler of SIGBUS takes the place of cmocka's */
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_lost), cmocka_unit_test(test_prior),
-		cmocka_unit_test(test_files), cmocka_unit_test(test_foreign_files)};
+		cmocka_unit_test(test_files), cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_foreign_files)};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

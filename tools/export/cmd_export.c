@@ -61,6 +61,12 @@ static int make_plan(struct export_work *w, struct err *e)
 	}
 	if (!code)
 		code = export_texts_make(&w->texts, w->model.file, &w->cfg, &w->plan, &notes, e);
+	struct err lost = {0};
+	if (w->model.file && gguf_check_lost(w->model.file, &lost)) { /* zeros were read */
+		code = lost.code;
+		if (e)
+			*e = lost;
+	}
 	if (!code) {
 		report_notes(&w->plan.notes);
 		report_notes(&notes);
