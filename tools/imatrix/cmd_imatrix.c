@@ -135,7 +135,7 @@ static int resume(struct imatrix_run *r, struct err *e)
 	int rc = imatrix_set_load(&old, path, NULL, &why);
 	if (!rc && old.has_origin)
 		rc = take_up(r, &old, &why);
-	else if (rc != ERR_MEMORY)
+	else if (rc == ERR_INPUT)
 		rc = 0;
 	imatrix_set_fini(&old);
 	if (!r->done)
