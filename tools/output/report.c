@@ -96,6 +96,11 @@ int report_end(int rc, struct err *e)
 		*e = lost;
 		rc = out;
 	}
+	/* Before the ranks end: when the first one has exited, mpirun may end rank 0. A loss is printed
+	 * below, since the thread of the heartbeats may be about to print it. */
+	const bool printed = r && rc && rc != ERR_INTERRUPTED && !is_worker && !ranks_check(r, NULL);
+	if (printed)
+		report_error(e);
 	rc = ranks_close(r, rc, &abrupt, e);
 	struct err loss = {0};
 	/* An error that the ranks agreed on is printed by rank 0. One that ends this rank alone is
@@ -105,7 +110,7 @@ int report_end(int rc, struct err *e)
 		!is_worker || is_loss || (abrupt && !ranks_is_orderly(r) && !ranks_error_is_known(r, e));
 	if (is_worker && prints)
 		err_prefix(e, "%s", ranks_name(r, ranks_me(r)));
-	if (rc && prints)
+	if (rc && prints && !printed)
 		report_error(e);
 	if (abrupt) {
 		fflush(NULL);
