@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #define LEAVE_NS     2000000000u /* for the error of this rank to be delivered */
+#define LOG_END_NS   9000000000u /* of waiting for others to end: a person is told */
 #define START_S      120         /* for MPI to start: programs may come over a network */
 #define FINALIZE_S   9
 #define AFTER_END_NS 500000000u /* a message may still be under way from a rank that is done */
@@ -362,15 +363,28 @@ int ranks_open(struct ranks **out, struct err *e)
 	return exchange_names(r, e);
 }
 
+static void log_waiting(const struct ranks *r)
+{
+	for (uint32_t i = 0; i < r->count; i++)
+		if (i != r->me && !atomic_load(&r->peers[i].done))
+			log_info("waiting for %s to end", r->peers[i].name);
+}
+
 /* Waits until the others have received the state of this rank; all_done: and are done themselves.
  * A rank that closes a large model takes minutes, so there is no limit for that: one that hangs is
  * noticed by its silence. */
 static bool wait_until_delivered(struct ranks *r, bool all_done)
 {
 	const uint64_t begin = clock_ns();
+	bool logged = false;
 	while (!heartbeats_delivered(r, all_done)) {
-		if (atomic_load(&r->lost) || (!all_done && clock_ns() - begin > LEAVE_NS))
+		const uint64_t waited = clock_ns() - begin;
+		if (atomic_load(&r->lost) || (!all_done && waited > LEAVE_NS))
 			return false;
+		if (all_done && !logged && waited > LOG_END_NS) {
+			log_waiting(r);
+			logged = true;
+		}
 		sleep_ns(5000000);
 	}
 	return true;

@@ -253,6 +253,7 @@ static void test_rank_that_ends_late_is_waited_for(void **state)
 	NEED_MPIRUN();
 	if (run_ranks("end_late", 2))
 		fail_msg("%s", said);
+	expect_said("waiting for rank 1 (");
 }
 
 static void test_rank_that_hangs_is_named(void **state)
