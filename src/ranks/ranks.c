@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define LEAVE_NS     2000000000u /* for the error of this rank to be delivered */
-#define LOG_END_NS   9000000000u /* of waiting for others to end: a person is told */
+#define LOG_END_NS   9000000000u /* of waiting for others to end, until it is logged */
 #define START_S      120         /* for MPI to start: programs may come over a network */
 #define FINALIZE_S   9
 #define AFTER_END_NS 500000000u /* a message may still be under way from a rank that is done */
