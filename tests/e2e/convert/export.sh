@@ -237,7 +237,7 @@ lost() { # its exit status; a fast run may be done before
 	cp -p "$work/tiny.gguf" "$work/lost.gguf"
 	"$GLMSTREAM" export -m "$work/lost.gguf" -o "$work/lost" --shard-gb 0.0003 -q -j 1 >"$work/out" 2>"$work/err" &
 	pid=$!
-	while [ "$(cat "$work/lost/export.journal" 2>/dev/null | wc -l)" -lt 3 ] && kill -0 $pid 2>/dev/null; do
+	until [ -n "$(sed -n 3p "$work/lost/export.journal" 2>/dev/null)" ] || ! kill -0 $pid 2>/dev/null; do
 		sleep 0.01
 	done
 	truncate -s 4096 "$work/lost.gguf"
