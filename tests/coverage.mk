@@ -9,8 +9,8 @@ COVERED = $(if $(COVERAGE),$(if $(filter $(addsuffix /%,src/format src/text src/
 COVERAGE_DEF = $(if $(COVERAGE),-DCOVERAGE_FOLDER='"$(abspath $(BUILD))"')
 
 # not those of kernels; of the scripts those that reach most for their time
-COVERAGE_E2E   := cli expert_walk overwrite replicas sandbox serve serve_framing serve_shares \
-                  session trace
+COVERAGE_E2E   := cli drafts expert_walk fault_requests figures overwrite profile ranks repl \
+                  replicas sandbox serve serve_framing serve_shares session stages trace
 COVERAGE_TESTS  = $(notdir $(basename $(filter-out tests/kernels/% tests/quant/%,$(TEST_SRC)))) \
                   $(FUZZERS:%=replay_%) $(COVERAGE_E2E:%=e2e_%)
 
