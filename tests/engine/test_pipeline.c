@@ -27,7 +27,7 @@
 #define N_LAYERS 16
 #define N_IDS    64
 #ifdef __SANITIZE_THREAD__ /* which computes with one thread, and slowly */
-#define ROUNDS 4
+#define ROUNDS 8
 #else
 #define ROUNDS 14
 #endif
