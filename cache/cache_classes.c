@@ -161,7 +161,7 @@ int cache_choose_prefill_slots(const struct cache_config *cfg, int top_k)
 	uint64_t (*needed)(const struct cache_config *, int) =
 		cache_working_set_bytes(&c, top_k) <= c.tier_bytes[0] ? cache_working_set_bytes
 															  : cache_floor_bytes;
-	/* bisection: `least` is what is taken if nothing more fits */
+	/* bisection: `least` slots are taken when no larger number fits */
 	int least = CACHE_PREFILL_SLOTS_MIN;
 	while (least < most) {
 		c.n_prefill_slots = least + (most - least + 1) / 2;

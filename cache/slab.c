@@ -14,8 +14,8 @@
  * other class can use. */
 #define SLAB_LEAST_PER_ARENA 16
 
-/* A slot size smaller than this part of the largest is searched in steps of that part: it loses
- * less than that by a slab that is no multiple of it. A damaged trace may name any sizes. */
+/* The search takes no step below the largest slot size divided by this. A finer step could save
+ * less than that part of a slab. It bounds the search for any sizes that a damaged trace names. */
 #define SLAB_FINEST_STEP 256
 
 /* The part of an arena that is free slots of one class while another class needs memory. */
