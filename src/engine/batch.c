@@ -8,7 +8,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/engine/session_internal.h"
+#include "src/engine/session/session_internal.h"
 #include "src/forward/mtp.h"
 
 #include <stdlib.h>

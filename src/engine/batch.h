@@ -9,7 +9,7 @@
 #define GLM_ENGINE_BATCH_H
 
 #include "src/draw/draw.h"
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 /* Tokens to append to one session. */
 struct batch_part {

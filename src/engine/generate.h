@@ -18,7 +18,7 @@
 
 #include "src/engine/draft/draft.h"
 #include "src/engine/sampler.h"
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 enum generate_stop {
 	GENERATE_STOP_TOKEN,   /* the model ended its turn */

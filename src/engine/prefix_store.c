@@ -14,8 +14,8 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/engine/session_file.h"
-#include "src/engine/session_internal.h"
+#include "src/engine/session/session_file.h"
+#include "src/engine/session/session_internal.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -24,7 +24,7 @@
 #ifndef GLM_ENGINE_PREFIX_STORE_H
 #define GLM_ENGINE_PREFIX_STORE_H
 
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 #define PREFIX_BLOCK              512u
 #define PREFIX_STORE_DEFAULT_SIZE 32000000000u /* bytes */

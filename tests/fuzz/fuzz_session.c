@@ -8,8 +8,8 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/engine/session_blocks.h"
-#include "src/engine/session_file.h"
+#include "src/engine/session/session_blocks.h"
+#include "src/engine/session/session_file.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,8 +10,8 @@
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/num.h"
-#include "src/engine/session_blocks.h"
-#include "src/engine/session_file.h"
+#include "src/engine/session/session_blocks.h"
+#include "src/engine/session/session_file.h"
 #include "tests/fuzz/fixture.h"
 
 #include <stdint.h>

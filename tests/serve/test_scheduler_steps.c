@@ -7,7 +7,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/engine/engine_internal.h"
-#include "src/engine/session_image.h"
+#include "src/engine/session/session_image.h"
 #include "src/serve/compute/scheduler_internal.h"
 #include "tests/support/engine_help.h"
 

@@ -4,7 +4,7 @@
 #define GLM_TESTS_ENGINE_HELP_H
 
 #include "src/engine/engine.h"
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 struct engine *engine_of(const struct engine_options *o);
 struct session *session_of(struct engine *g, bool mtp);

@@ -8,7 +8,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
-#include "src/engine/session_file.h"
+#include "src/engine/session/session_file.h"
 #include "src/text/chat_json.h"
 #include "src/text/json_text.h"
 #include "tools/output/report.h"

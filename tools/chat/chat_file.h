@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A chat in a session file: its timeline (src/engine/session_file.h) and, as the file's note, what
- * the chat knows besides: the messages with the place where each turn begins, how much the model is
- * to reason, how many answers there were and with which seed. So /undo, the next prompt and the
- * next answer are those of a chat that never stopped.
+ * A chat in a session file: its timeline (src/engine/session/session_file.h) and, as the file's
+ * note, what the chat knows besides: the messages with the place where each turn begins, how much
+ * the model is to reason, how many answers there were and with which seed. So /undo, the next
+ * prompt and the next answer are those of a chat that never stopped.
  *
  *   {"glmstream_chat": 1, "raw": false, "think": "max", "turns": 2, "seed": 7,
  *    "messages": [{"role", "content", "reasoning_content", "tool_calls"}],

@@ -4,7 +4,7 @@
 #ifndef GLM_TOOLS_TOKEN_ROWS_H
 #define GLM_TOOLS_TOKEN_ROWS_H
 
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 /* Appends whitespace-separated decimal ids from a file, "-" is stdin. At least one, or ERR_INPUT.
  */

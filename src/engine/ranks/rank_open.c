@@ -6,7 +6,7 @@
 #include "src/base/version.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"
-#include "src/engine/session_file.h"
+#include "src/engine/session/session_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #include "src/base/num.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/ranks/engine_ranks.h"
-#include "src/engine/session_blocks.h"
+#include "src/engine/session/session_blocks.h"
 
 static bool is_remote(const struct engine *g, uint32_t layer)
 {

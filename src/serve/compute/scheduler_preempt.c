@@ -27,7 +27,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/engine/session_image.h"
+#include "src/engine/session/session_image.h"
 #include "src/serve/compute/scheduler_internal.h"
 
 #define PATIENCE_NS  500000000ull

@@ -5,15 +5,15 @@
  * known before a block is read. A session that has something to lose reads the file twice: the
  * first time only checks.
  */
-#include "src/engine/session_file.h"
+#include "src/engine/session/session_file.h"
 
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
-#include "src/engine/session_blocks.h"
-#include "src/engine/session_internal.h"
+#include "src/engine/session/session_blocks.h"
+#include "src/engine/session/session_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

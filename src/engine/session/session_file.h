@@ -21,7 +21,7 @@
 #define GLM_ENGINE_SESSION_FILE_H
 
 #include "src/base/buf.h"
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 #include <stdio.h>
 

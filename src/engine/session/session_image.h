@@ -11,7 +11,7 @@
 #ifndef GLM_ENGINE_SESSION_IMAGE_H
 #define GLM_ENGINE_SESSION_IMAGE_H
 
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 struct session_image;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-#include "src/engine/session_image.h"
+#include "src/engine/session/session_image.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/engine/session_internal.h"
+#include "src/engine/session/session_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * there), everywhere else lz4 finds nothing, with and without sorting bytes or bits into planes
  * first (`glmstream bench session` shows it); texts and tokens shrink well.
  */
-#include "src/engine/session_blocks.h"
+#include "src/engine/session/session_blocks.h"
 
 #include "src/base/hash.h"
 #include "src/base/log.h"

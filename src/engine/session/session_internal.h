@@ -4,7 +4,7 @@
 #define GLM_ENGINE_SESSION_INTERNAL_H
 
 #include "src/engine/engine_internal.h"
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 struct session {
 	struct engine *g;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* One timeline: tokens on the host, caches in the engine's pool, logits of the last step. */
-#include "src/engine/session.h"
+#include "src/engine/session/session.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/sampler.h"
-#include "src/engine/session_internal.h"
+#include "src/engine/session/session_internal.h"
 #include "src/forward/forward.h"
 #include "src/forward/mtp.h"
 
