@@ -87,13 +87,7 @@ static uint64_t fingerprint(const struct export_work *w)
 		h = hash_u64(h, (uint64_t)st.st_mtim.tv_sec);
 		h = hash_u64(h, (uint64_t)st.st_mtim.tv_nsec);
 	}
-	for (uint32_t i = 0; i < w->plan.n_shards; i++) {
-		struct buf header = {0};
-		export_plan_header(&w->plan, i, &header);
-		h = hash_bytes(h, header.data, header.len);
-		buf_free(&header);
-	}
-	return h;
+	return export_plan_hash(&w->plan, h);
 }
 
 static int export_model(struct export_work *w, struct err *e)

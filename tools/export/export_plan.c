@@ -6,6 +6,7 @@
 #include "tools/export/export_plan.h"
 
 #include "src/base/half.h"
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/version.h"
@@ -354,6 +355,17 @@ void export_plan_header(const struct export_plan *p, uint32_t shard, struct buf 
 	buf_append(out, length, sizeof length);
 	buf_append(out, json.data, json.len);
 	buf_free(&json);
+}
+
+uint64_t export_plan_hash(const struct export_plan *p, uint64_t h)
+{
+	for (uint32_t i = 0; i < p->n_shards; i++) {
+		struct buf header = {0};
+		export_plan_header(p, i, &header);
+		h = hash_bytes(h, header.data, header.len);
+		buf_free(&header);
+	}
+	return h;
 }
 
 void export_plan_index(const struct export_plan *p, struct buf *out)

@@ -95,6 +95,10 @@ void export_plan_fini(struct export_plan *p);
 /* Appends the header of a shard: length and JSON. */
 void export_plan_header(const struct export_plan *p, uint32_t shard, struct buf *out);
 
+/* The hash h (hash.h) carried on over the headers of all shards: equal for plans that write the
+ * same tensors to the same places. */
+uint64_t export_plan_hash(const struct export_plan *p, uint64_t h);
+
 /* Dtypes, tensors, shards: exact bytes, one line each. */
 void export_plan_print(const struct export_plan *p, FILE *f);
 

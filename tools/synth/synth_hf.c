@@ -81,14 +81,7 @@ static void fill_bytes(void *user, uint32_t i, uint64_t offset, void *dst, size_
 static uint64_t fingerprint(const struct synth_hf_work *w, uint64_t seed)
 {
 	uint64_t h = hash_bytes(HASH_START, "synth " GLM_VERSION, sizeof "synth " GLM_VERSION);
-	h = hash_u64(h, seed);
-	for (uint32_t i = 0; i < w->plan.n_shards; i++) {
-		struct buf header = {0};
-		export_plan_header(&w->plan, i, &header);
-		h = hash_bytes(h, header.data, header.len);
-		buf_free(&header);
-	}
-	return h;
+	return export_plan_hash(&w->plan, hash_u64(h, seed));
 }
 
 int synth_hf(struct convert_config *cfg, const struct synth_hf_options *o, struct err *e)
