@@ -492,9 +492,6 @@ struct backend_options {
 	int threads;      /* CPU threads; 0: all of this process's affinity mask */
 	bool no_graphs;   /* SEGMENT_EAGER always; numbers are the same */
 	uint32_t card;    /* number of the card; the CPU has 0 only */
-	/* NULL, or an open backend of the same kind that computes at other times and is closed later:
-	 * on the CPU both use its threads. */
-	struct backend *beside;
 };
 
 /* Opens a backend. "auto" takes CUDA when a device answers, else the CPU, and says which and why

@@ -124,8 +124,7 @@ static void cpu_close(struct backend *b)
 {
 	if (!b)
 		return;
-	if (!cpu_of(b)->pool_is_lent)
-		cpu_pool_free(cpu_of(b)->pool);
+	cpu_pool_free(cpu_of(b)->pool);
 	mem_unmap(cpu_of(b)->scratch, cpu_of(b)->scratch_bytes);
 	free(b);
 }
@@ -264,9 +263,7 @@ int cpu_backend_open_level(
 	b->limbs = limb_isa_available(level);
 	if (!b->limbs) /* they have fewer levels */
 		b->limbs = limb_isa_c;
-	b->pool_is_lent = options->beside != NULL;
-	b->pool = b->pool_is_lent ? cpu_of(options->beside)->pool
-							  : cpu_pool_new(options->threads ? options->threads : cores_allowed());
+	b->pool = cpu_pool_new(options->threads ? options->threads : cores_allowed());
 	if (!b->pool) {
 		free(b);
 		return err_set(e, ERR_MEMORY, "backend cpu: no memory for the thread pool");

@@ -23,7 +23,6 @@ struct cpu_backend {
 	const struct limb_isa *limbs; /* constant */
 	int threads;                  /* constant, >= 1 */
 	struct cpu_pool *pool;        /* of so many threads */
-	bool pool_is_lent;            /* by the backend beside this one */
 	char text[64];                /* backend_describe */
 	/* Scratch of the running op. It grows to the largest request and never shrinks, so steady-state
 	 * decoding allocates nothing. Only cpu_scratch touches these. */

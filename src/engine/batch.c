@@ -9,10 +9,14 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/session/session_internal.h"
+#include "src/engine/stages/micro_batches.h"
+#include "src/engine/stages/pipeline.h"
 #include "src/forward/mtp.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#define BATCH_FLIGHT_ROWS 64 /* of a step that is cut into micro-batches, at most */
 
 uint32_t batch_max_rows(const struct engine *g)
 {
@@ -88,8 +92,8 @@ static int batch_take_logits(const struct batch_part *parts, uint32_t first, uin
 	return rc;
 }
 
-/* Logits of all parts that want them. */
-static int batch_logits(const struct batch_part *parts, uint32_t n_parts, struct err *e)
+/* Logits of all parts that want them; stay: those of parts that draw may stay on the device. */
+static int batch_logits(const struct batch_part *parts, uint32_t n_parts, bool stay, struct err *e)
 {
 	struct model *m = &engine_last(parts[0].session->g)->model;
 	struct backend *b = m->backend;
@@ -117,7 +121,7 @@ static int batch_logits(const struct batch_part *parts, uint32_t n_parts, struct
 			m->ws.hidden + (row - n) * n_embd, (int)n);
 		rows += n;
 	}
-	return rows ? batch_take_logits(parts, taken, n_parts, rows, true, e) : 0;
+	return rows ? batch_take_logits(parts, taken, n_parts, rows, stay, e) : 0;
 }
 
 /* The step is computed: the timelines grow. */
@@ -146,44 +150,65 @@ static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
 	}
 }
 
-int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
-	struct err *e)
+/* ---- a step, and its parts ---- */
+
+struct batch_run {
+	struct batch_part *parts; /* [n_parts] */
+	uint32_t n_parts;
+	struct forward_rows rows;
+	int32_t *numbers, *states; /* of the rows; states: where their pairs stand (mtp.h) */
+	uint32_t first_hidden;
+	struct micro_batch *flight; /* NULL: computed as a whole */
+};
+
+static void run_fini(struct batch_run *r)
 {
-	if (!n_parts)
-		return 0;
-	struct engine *g = parts[0].session->g;
-	uint32_t rows = 0, r = 0, first_hidden;
+	free(r->numbers);
+	free(r->parts);
+}
+
+/* Lays the rows out. Afterwards the sessions have no logits. */
+static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_t n_parts,
+	const struct batch_watch *watch, struct err *e)
+{
+	uint32_t rows = 0;
 	int rc = check_parts(parts, n_parts, &rows, e);
 	if (rc)
 		return rc;
 	/* four numbers and a flag a row */
 	int32_t *ids = mem_try_new(5 * (size_t)rows, sizeof *ids);
-	if (!ids)
+	*r = (struct batch_run){.parts = mem_try_new(n_parts, sizeof *parts),
+		.n_parts = n_parts,
+		.numbers = ids,
+		.first_hidden = rows};
+	if (!ids || !r->parts) {
+		run_fini(r);
 		return err_set(e, ERR_MEMORY, "no memory for the token ids of %u rows", rows);
-	int32_t *pos = ids + rows, *base = pos + rows, *states = base + rows;
+	}
+	memcpy(r->parts, parts, n_parts * sizeof *parts);
+	int32_t *pos = ids + rows, *base = pos + rows, *states = r->states = base + rows;
 	bool *draft = (bool *)(states + rows), any_draft = false, long_prompt = false;
-	first_hidden = rows;
-	for (uint32_t i = 0; i < n_parts; i++) {
+	for (uint32_t i = 0, at = 0; i < n_parts; i++) {
 		struct session *s = parts[i].session;
 		const struct batch_part *p = &parts[i];
 		session_fill_mtp_rows(s);
 		session_expect_token(s, p->tokens[0]);
-		if (session_mtp_states(s, p->n, r, states + r))
-			first_hidden = MIN(first_hidden, r);
+		if (session_mtp_states(s, p->n, at, states + at))
+			r->first_hidden = MIN(r->first_hidden, at);
 		else if (part_rows(p))
-			first_hidden = MIN(first_hidden, r + p->n - part_rows(p));
-		for (uint32_t k = 0; k < p->n; k++, r++) {
-			ids[r] = p->tokens[k];
-			pos[r] = (int32_t)(s->length + k);
-			base[r] = s->base;
-			draft[r] = p->verify && k;
-			any_draft |= draft[r];
+			r->first_hidden = MIN(r->first_hidden, at + p->n - part_rows(p));
+		for (uint32_t k = 0; k < p->n; k++, at++) {
+			ids[at] = p->tokens[k];
+			pos[at] = (int32_t)(s->length + k);
+			base[at] = s->base;
+			draft[at] = p->verify && k;
+			any_draft |= draft[at];
 		}
 		long_prompt |= p->prompt >= LONG_PROMPT;
 		session_drop_logits(s);
 	}
-	g->n_steps++;
-	struct forward_rows f = {.n = rows,
+	parts->session->g->n_steps++;
+	r->rows = (struct forward_rows){.n = rows,
 		.tokens = ids,
 		.pos = pos,
 		.base = base,
@@ -192,11 +217,141 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
 		.cancel = watch ? watch->cancel : NULL,
 		.on_layer = watch ? watch->on_layer : NULL,
 		.user = watch ? watch->user : NULL};
-	if (!(rc = engine_forward(g, &f, first_hidden, e)) && !(rc = batch_logits(parts, n_parts, e)) &&
-		!(rc = gguf_check_lost(g->gguf, e)))
-		batch_advance(parts, n_parts, &f, states);
-	free(ids);
+	return 0;
+}
+
+/* The hidden states are there. */
+static int run_finish(struct batch_run *r, bool stay, struct err *e)
+{
+	struct engine *g = r->parts->session->g;
+	int rc = batch_logits(r->parts, r->n_parts, stay, e);
+	if (rc || (rc = gguf_check_lost(g->gguf, e)))
+		return rc;
+	batch_advance(r->parts, r->n_parts, &r->rows, r->states);
+	for (uint32_t i = 0; i < r->n_parts && r->flight; i++)
+		r->parts[i].session->step_number = 0; /* later steps were begun: nothing to be reported */
+	return 0;
+}
+
+static int step_as_a_whole(const struct batch_part *parts, uint32_t n_parts,
+	const struct batch_watch *watch, struct err *e)
+{
+	struct batch_run r;
+	int rc = run_init(&r, parts, n_parts, watch, e);
+	if (rc)
+		return rc;
+	if (!(rc = engine_forward(parts->session->g, &r.rows, r.first_hidden, e)))
+		rc = run_finish(&r, true, e);
+	run_fini(&r);
 	return rc;
+}
+
+/* ---- in flight ---- */
+
+uint32_t batch_flights(const struct engine *g, uint32_t answers, uint32_t rows)
+{
+	const uint32_t depth = pipeline_depth(g);
+	return depth > 1 ? micro_batches_count(answers, rows, depth, batch_decode_rows(g)) : 1;
+}
+
+uint32_t batch_flight_size(
+	const struct engine *g, const uint32_t *rows, uint32_t n, uint32_t all_rows, uint32_t count)
+{
+	return micro_batches_take(rows, n, all_rows, count, batch_decode_rows(g));
+}
+
+int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
+	struct batch_run **out, struct err *e)
+{
+	struct batch_run *r = NEW(struct batch_run);
+	*out = NULL;
+	int rc = run_init(r, parts, n_parts, watch, e);
+	if (rc) {
+		free(r);
+		return rc;
+	}
+	/* a source knows the rows of one step only, so it is not told which are kept (keep_rows) */
+	r->rows.draft = NULL;
+	r->rows.on_layer = NULL;
+	rc = pipeline_begin(parts->session->g->pipeline, &r->rows, &r->flight, e);
+	if (rc) {
+		run_fini(r);
+		free(r);
+		return rc;
+	}
+	*out = r;
+	return 0;
+}
+
+static int end_run(struct batch_run *r, bool stay, struct err *e)
+{
+	struct pipeline *p = r->parts->session->g->pipeline;
+	int rc = pipeline_end(p, r->flight, r->first_hidden, e);
+	if (!rc)
+		rc = run_finish(r, stay, e);
+	pipeline_idle(p);
+	run_fini(r);
+	free(r);
+	return rc;
+}
+
+int batch_end(struct batch_run *run, struct err *e)
+{
+	return end_run(run, true, e);
+}
+
+/* In how many micro-batches a step is computed. */
+static uint32_t count_flights(
+	const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch)
+{
+	const struct engine *g = parts->session->g;
+	uint32_t rows = 0;
+	if ((watch && watch->on_layer) || pipeline_in_flight(g->pipeline))
+		return 1;
+	for (uint32_t i = 0; i < n_parts; rows += parts[i++].n)
+		if (parts[i].prompt || parts[i].n > MIN(SESSION_ROWS_MAX, batch_decode_rows(g)))
+			return 1;
+	return rows <= BATCH_FLIGHT_ROWS ? batch_flights(g, n_parts, rows) : 1;
+}
+
+/* An error takes back what has grown. */
+static int step_in_flight(const struct batch_part *parts, uint32_t n_parts, uint32_t count,
+	const struct batch_watch *watch, struct err *e)
+{
+	struct batch_run *runs[BATCH_FLIGHT_ROWS];
+	uint32_t rows[BATCH_FLIGHT_ROWS], lengths[BATCH_FLIGHT_ROWS], all_rows = 0, n_runs = 0, n;
+	int rc = check_parts(parts, n_parts, &all_rows, e);
+	if (rc)
+		return rc;
+	for (uint32_t i = 0; i < n_parts; i++) {
+		rows[i] = parts[i].n;
+		lengths[i] = session_length(parts[i].session);
+	}
+	for (uint32_t i = 0; i < n_parts && !rc; i += n, n_runs += !rc) {
+		n = batch_flight_size(parts->session->g, rows + i, n_parts - i, all_rows, count);
+		rc = batch_begin(parts + i, n, watch, &runs[n_runs], e);
+	}
+	for (uint32_t i = 0; i < n_runs; i++) {
+		/* the logits of the last one alone stay on the device */
+		int failed = end_run(runs[i], i + 1 == n_runs, rc ? NULL : e);
+		rc = rc ? rc : failed;
+	}
+	for (uint32_t i = 0; i < n_parts && rc; i++) {
+		struct session *s = parts[i].session;
+		session_rewind(s, MIN(lengths[i], s->length));
+		session_drop_logits(s);
+	}
+	return rc;
+}
+
+int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
+	struct err *e)
+{
+	if (!n_parts)
+		return 0;
+	const uint32_t count = count_flights(parts, n_parts, watch);
+	return count > 1 ? step_in_flight(parts, n_parts, count, watch, e)
+					 : step_as_a_whole(parts, n_parts, watch, e);
 }
 
 int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e)

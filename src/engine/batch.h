@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One step for several sessions of one engine. Rows of all of them go through the model together,
- * so an expert read for one serves all. A row's numbers do not depend on what its neighbours are,
+ * so an expert read for one serves all; through several stages in micro-batches, so that all stages
+ * compute. A row's numbers do not depend on what its neighbours are,
  * but on CUDA on whether the step has more than batch_decode_rows rows (kernels/backend.h:
  * Numbers).
  */
@@ -51,6 +52,36 @@ uint32_t batch_decode_rows(const struct engine *g);
  * - After any other error no timeline has grown, and the logits of all parts are gone. */
 int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
 	struct err *e);
+
+/* ---- steps in flight: pipeline.h ----
+ *
+ * While the last stage computes some answers, the stages before compute others:
+ *
+ *      count = batch_flights(...)            if 1: batch_step
+ *      batch_begin for the first answers, ..., count times
+ *      for ever: batch_end of the oldest; draw; batch_begin for these answers and their new tokens
+ *
+ * Between the calls of one thread everything is allowed, also batch_step, but for the sessions that
+ * are in flight. The numbers are those of batch_step. */
+
+/* How many of these steps are in flight at best, of so many answers with `rows` rows in all. */
+uint32_t batch_flights(const struct engine *g, uint32_t answers, uint32_t rows);
+/* How many of n >= 1 answers with rows [n] make the next of `count` steps; all_rows: also of those
+ * in flight. */
+uint32_t batch_flight_size(
+	const struct engine *g, const uint32_t *rows, uint32_t n, uint32_t all_rows, uint32_t count);
+
+struct batch_run;
+/* Parts as of batch_step, each of SESSION_ROWS_MAX tokens at most and no prompt; with
+ * batch_decode_rows tokens at most in all. Their tokens, draws and drawn are borrowed until
+ * batch_end, and watch->cancel too; on_layer is not called. Errors as of batch_step. */
+int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
+	struct batch_run **out, struct err *e);
+/* Of the one that was begun first. Returns as batch_step; the run is over in any case. Each must be
+ * ended. Logits that stay on the device do so until the next end. */
+int batch_end(struct batch_run *run, struct err *e);
+
+/* ---- drafts and copies ---- */
 
 /* Drafts for one session; see session_mtp_draft. */
 struct batch_draft {

@@ -8,6 +8,7 @@
 #include "src/base/num.h"
 #include "src/engine/plan.h"
 #include "src/engine/ranks/engine_ranks.h"
+#include "src/engine/stages/pipeline.h"
 #include "stream/loader/loader.h"
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
@@ -228,6 +229,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	if (rc)
 		goto out;
 	weights_free(&whole, NULL);
+	g->pipeline = pipeline_new(g);
 	*out = g;
 	return 0;
 out:
@@ -243,6 +245,8 @@ int engine_close(struct engine *g, struct err *e)
 		return 0;
 	int rc = 0;
 	bool counted = true;
+	pipeline_free(g->pipeline);
+	g->pipeline = NULL;
 	if (g->ranks)
 		engine_ranks_stop(g->ranks); /* first: all ranks close their caches at once */
 	stages_stop(g->stages, g->n_stages);
@@ -367,6 +371,7 @@ void engine_add_usage(struct backend_usage *sum, const struct backend_usage *par
 void engine_usage(struct engine *g, struct backend_usage *out)
 {
 	*out = (struct backend_usage){0};
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages; i++) {
 		struct backend *b = g->stages[i].backend;
 		struct backend_usage part = {0};
@@ -379,6 +384,7 @@ void engine_usage(struct engine *g, struct backend_usage *out)
 
 void engine_measure(struct engine *g, bool on)
 {
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		g->stages[i].backend->ops->measure(g->stages[i].backend, on);
 	if (g->ranks)
@@ -405,9 +411,18 @@ void engine_add_expert_stats(struct expert_stats *sum, const struct expert_stats
 	sum->io_slice_bytes = MAX(sum->io_slice_bytes, part->io_slice_bytes);
 }
 
+void engine_overlap(struct engine *g, struct engine_overlap *out)
+{
+	*out = (struct engine_overlap){.n_stages = pipeline_depth(g)};
+	pipeline_overlap(g->pipeline, out);
+	if (g->ranks)
+		out->computing_ns += engine_ranks_computing_ns(g->ranks);
+}
+
 struct expert_stats engine_expert_stats(const struct engine *g)
 {
 	struct expert_stats sum = {0};
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		engine_add_expert_stats(&sum, &g->stages[i].experts->stats);
 	if (g->ranks)
@@ -422,6 +437,7 @@ _Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK 
 
 void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t n)
 {
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		if (g->stages[i].streaming)
 			loader_warm(g->stages[i].experts, keys, n);
@@ -456,6 +472,7 @@ void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8
 
 void engine_populate(struct engine *g)
 {
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages; i++) {
 		const struct stage *s = &g->stages[i];
 		const struct workspace *ws = &s->model.ws;

@@ -189,4 +189,17 @@ struct engine_sizes {
 };
 struct engine_sizes engine_sizes(const struct engine *g);
 
+#define STAGES_MAX 64 /* stages of an engine, all ranks together, at most */
+
+/* How the stages worked while micro-batches were in flight (batch_begin), since the start. */
+struct engine_overlap {
+	uint32_t n_stages;      /* that may compute at the same time; 1: nothing is ever in flight */
+	uint64_t micro_batches; /* ended */
+	uint64_t flight_ns;     /* with at least one in flight */
+	uint64_t computing_ns;  /* of all stages together: over flight_ns, how many computed, mean */
+	/* of flight_ns: k stages computed at once. With ranks [0] and [1] are of this rank alone */
+	uint64_t at_once_ns[STAGES_MAX + 1];
+};
+void engine_overlap(struct engine *g, struct engine_overlap *out);
+
 #endif

@@ -16,6 +16,7 @@ struct engine {
 	struct stage *stages;       /* [n_stages] of the layers here, in order; at least one */
 	uint32_t n_stages;
 	struct engine_ranks *ranks; /* other layers lie on other ranks; NULL: all are here */
+	struct pipeline *pipeline;  /* NULL while opening and closing */
 	bool streaming;             /* some stage streams its experts */
 	struct engine_cache cache;  /* what of it does not change */
 	uint64_t fingerprint;

@@ -32,6 +32,24 @@ struct stage_link {
 	const struct stage_link_ops *ops;
 };
 
+/* Host memory for what is handed over of one step. Zeroed: none. */
+struct stage_rows {
+	uint32_t max_rows;
+	float *x;             /* [max_rows][n_embd] */
+	int32_t *n_sel, *sel; /* [max_rows], [max_rows][index_top_k] */
+};
+
+/* For at least max_rows rows; what was there before is undefined afterwards. c: of any stage;
+ * selection: with room for one. ERR_MEMORY: empty. */
+int stage_rows_reserve(struct stage_rows *r, const struct model_config *c, bool selection,
+	uint32_t max_rows, struct err *e);
+void stage_rows_free(struct stage_rows *r);
+/* Is a selection handed over to the stage that begins with this layer? */
+bool stage_rows_have_selection(const struct model_config *c, uint32_t first_layer);
+/* From the workspace of `from`, as send; into that of `to`, as receive. */
+int stage_rows_take(struct stage_rows *r, const struct model *from, uint32_t n, struct err *e);
+void stage_rows_give(const struct stage_rows *r, struct model *to, uint32_t n);
+
 /* A link within this process: the rows wait in host memory. c: the configuration of the earlier
  * stage; max_rows: of a step. Release with ops->close. ERR_MEMORY. */
 int stage_link_host(

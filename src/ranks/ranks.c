@@ -139,18 +139,49 @@ static int wait_for_message(
 	}
 }
 
-int ranks_send(struct ranks *r, uint32_t to, const void *data, size_t bytes, struct err *e)
+static int begin_send(struct ranks *r, struct mpi_transfer *t, uint32_t to, const void *data,
+	size_t bytes, struct err *e)
 {
-	struct mpi_transfer t;
 	if (bytes > INT_MAX)
 		bug("a message of %zu bytes", bytes);
 	int rc = ranks_check(r, e);
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&r->mpi);
-	mpi_send(&t, data, bytes, to, TAG_MESSAGE);
+	mpi_send(t, data, bytes, to, TAG_MESSAGE);
 	pthread_mutex_unlock(&r->mpi);
-	return wait_for_message(r, &t, to, NULL, e);
+	return 0;
+}
+
+int ranks_send(struct ranks *r, uint32_t to, const void *data, size_t bytes, struct err *e)
+{
+	struct mpi_transfer t;
+	int rc = begin_send(r, &t, to, data, bytes, e);
+	return rc ? rc : wait_for_message(r, &t, to, NULL, e);
+}
+
+struct ranks_posted {
+	struct mpi_transfer transfer;
+	uint32_t to;
+};
+
+int ranks_post(struct ranks *r, uint32_t to, const void *data, size_t bytes,
+	struct ranks_posted **out, struct err *e)
+{
+	struct ranks_posted *posted = NEW(struct ranks_posted);
+	posted->to = to;
+	int rc = begin_send(r, &posted->transfer, to, data, bytes, e);
+	*out = rc ? NULL : posted;
+	if (rc)
+		free(posted);
+	return rc;
+}
+
+int ranks_posted_wait(struct ranks *r, struct ranks_posted *posted, struct err *e)
+{
+	int rc = wait_for_message(r, &posted->transfer, posted->to, NULL, e);
+	free(posted);
+	return rc;
 }
 
 int ranks_receive(

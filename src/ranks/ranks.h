@@ -65,6 +65,12 @@ const char *ranks_name(const struct ranks *r, uint32_t rank); /* "rank 1 (host)"
 /* Sends bytes (at most INT32_MAX) and returns when they may be changed. ERR_RUN: a rank is lost;
  * then MPI may still read and write what this and ranks_receive were given: it is never freed. */
 int ranks_send(struct ranks *r, uint32_t to, const void *data, size_t bytes, struct err *e);
+/* ranks_send in two parts: the bytes are MPI's until ranks_posted_wait has returned 0. Whoever is
+ * to receive them may be about to send something itself. *out is freed by ranks_posted_wait. */
+struct ranks_posted;
+int ranks_post(struct ranks *r, uint32_t to, const void *data, size_t bytes,
+	struct ranks_posted **out, struct err *e);
+int ranks_posted_wait(struct ranks *r, struct ranks_posted *posted, struct err *e);
 /* The next message of `from`; *bytes (may be NULL): its length. Waits as long as all ranks are
  * there. ERR_RUN: a rank is lost, or the message is longer than `capacity`. */
 int ranks_receive(

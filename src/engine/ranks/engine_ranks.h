@@ -25,6 +25,8 @@ struct engine_ranks {
 	size_t n_warm;
 	uint8_t *message; /* [capacity] of a command or an answer */
 	size_t capacity;
+	bool counts_time;      /* worker: the step in hand is of a micro-batch */
+	uint64_t computing_ns; /* worker: these, without waiting for rows */
 };
 
 /* Places of ranks in the order of the layers: 1, ..., count - 1, 0. */
@@ -54,6 +56,18 @@ int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc
 
 /* Lets the others begin a step. */
 int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, struct err *e);
+
+/* The same without waiting for the messages; *sent (may be NULL at first) keeps the command until
+ * engine_ranks_posted_end, which is called once the rows have come back, and is then used again. */
+struct rank_posted;
+int engine_ranks_post_step(struct engine_ranks *k, const struct forward_rows *rows,
+	struct rank_posted **sent, struct err *e);
+int engine_ranks_posted_end(struct engine_ranks *k, struct rank_posted *sent, struct err *e);
+/* Nothing is freed when a rank is lost. Both pointers may be NULL. */
+void engine_ranks_posted_free(struct engine_ranks *k, struct rank_posted *sent);
+
+/* Time that the workers have computed rows of micro-batches. */
+uint64_t engine_ranks_computing_ns(struct engine_ranks *k);
 
 /* Does another rank have this layer? */
 bool engine_ranks_has(const struct engine_ranks *k, uint32_t layer);

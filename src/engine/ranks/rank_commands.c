@@ -32,24 +32,88 @@ static int send_to_all(struct engine_ranks *k, size_t bytes, struct err *e)
 	return rc;
 }
 
-int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, struct err *e)
+static size_t step_bytes(const struct forward_rows *rows)
 {
-	const size_t numbers = rows->n * sizeof(int32_t), draft_bytes = rows->draft ? rows->n : 0;
-	const struct rank_command c = {.code = RANK_STEP,
-		.n = rows->n,
-		.draft = rows->draft != NULL,
-		.long_prompt = rows->long_prompt};
-	if (rows->taps)
-		bug("taps of layers of other ranks");
-	if (ranks_check(k->ranks, e))
-		return ERR_RUN;
-	uint8_t *data = begin_message(k, &c, 3 * numbers + draft_bytes);
+	return rows->n * (3 * sizeof(int32_t) + (rows->draft != NULL));
+}
+
+/* What follows the command. */
+static void write_step(const struct forward_rows *rows, uint8_t *data)
+{
+	const size_t numbers = rows->n * sizeof(int32_t);
 	memcpy(data, rows->tokens, numbers);
 	memcpy(data + numbers, rows->pos, numbers);
 	memcpy(data + 2 * numbers, rows->base, numbers);
-	for (size_t i = 0; i < draft_bytes; i++)
+	for (size_t i = 0; rows->draft && i < rows->n; i++)
 		data[3 * numbers + i] = rows->draft[i];
-	return send_to_all(k, 3 * numbers + draft_bytes, e);
+}
+
+static struct rank_command step_command(const struct forward_rows *rows)
+{
+	if (rows->taps)
+		bug("taps of layers of other ranks");
+	return (struct rank_command){.code = RANK_STEP,
+		.n = rows->n,
+		.draft = rows->draft != NULL,
+		.long_prompt = rows->long_prompt};
+}
+
+int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, struct err *e)
+{
+	const struct rank_command c = step_command(rows);
+	if (ranks_check(k->ranks, e))
+		return ERR_RUN;
+	write_step(rows, begin_message(k, &c, step_bytes(rows)));
+	return send_to_all(k, step_bytes(rows), e);
+}
+
+/* ---- steps in flight ---- */
+
+struct rank_posted {
+	uint8_t *message;
+	size_t capacity;
+	struct ranks_posted *to[RANKS_MAX]; /* under way; NULL: not */
+};
+
+int engine_ranks_post_step(struct engine_ranks *k, const struct forward_rows *rows,
+	struct rank_posted **sent, struct err *e)
+{
+	struct rank_command c = step_command(rows);
+	const size_t bytes = sizeof c + step_bytes(rows);
+	struct rank_posted *p = *sent;
+	int rc = ranks_check(k->ranks, e);
+	if (rc)
+		return rc;
+	if (!p)
+		p = *sent = NEW(struct rank_posted);
+	if (bytes > p->capacity)
+		p->message = mem_grow(p->message, p->capacity = bytes, 1);
+	c.in_flight = true;
+	memcpy(p->message, &c, sizeof c);
+	write_step(rows, p->message + sizeof c);
+	for (uint32_t i = 1; i < ranks_count(k->ranks) && !rc; i++)
+		rc = ranks_post(k->ranks, i, p->message, bytes, &p->to[i], e);
+	return rc;
+}
+
+int engine_ranks_posted_end(struct engine_ranks *k, struct rank_posted *sent, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t i = 1; i < ranks_count(k->ranks) && !rc; i++) {
+		if (!sent->to[i])
+			continue;
+		rc = ranks_posted_wait(k->ranks, sent->to[i], e);
+		sent->to[i] = NULL;
+	}
+	return rc;
+}
+
+void engine_ranks_posted_free(struct engine_ranks *k, struct rank_posted *sent)
+{
+	if (!k || !sent || ranks_check(k->ranks, NULL))
+		return;
+	free(sent->message);
+	free(sent);
 }
 
 /* ---- rows of caches ---- */
@@ -149,11 +213,12 @@ void engine_ranks_warm(struct engine_ranks *k, const struct profile_key *keys, s
 	send_to_all(k, n * sizeof *keys, &ignored);
 }
 
-void engine_ranks_stats(
+static uint64_t add_stats(
 	struct engine_ranks *k, struct expert_stats *experts, struct backend_usage *usage)
 {
 	struct rank_stats s;
 	struct err ignored;
+	uint64_t computing_ns = 0;
 	engine_ranks_command(k, &(struct rank_command){.code = RANK_STATS});
 	for (uint32_t i = 1; k->ready && i < ranks_count(k->ranks); i++) {
 		if (receive_answer(k, i, &s, sizeof s, &ignored))
@@ -162,7 +227,20 @@ void engine_ranks_stats(
 			engine_add_expert_stats(experts, &s.experts);
 		if (usage)
 			engine_add_usage(usage, &s.usage);
+		computing_ns += s.computing_ns;
 	}
+	return computing_ns;
+}
+
+void engine_ranks_stats(
+	struct engine_ranks *k, struct expert_stats *experts, struct backend_usage *usage)
+{
+	add_stats(k, experts, usage);
+}
+
+uint64_t engine_ranks_computing_ns(struct engine_ranks *k)
+{
+	return add_stats(k, NULL, NULL);
 }
 
 /* Places of a layer whose rank has not sent a status yet. */

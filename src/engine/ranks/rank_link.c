@@ -57,12 +57,10 @@ static int rank_link_send(
 	return ranks_send(l->ranks, l->other, l->message, m.all, e);
 }
 
-static int rank_link_receive(struct stage_link *base, struct model *to, uint32_t n, struct err *e)
+/* The rows of a step lie in l->message then. */
+static int receive_message(
+	struct rank_link *l, const struct rank_message *m, uint32_t n, struct err *e)
 {
-	struct rank_link *l = (struct rank_link *)base;
-	const struct rank_message m = message_layout(l, &to->config, n);
-	const struct workspace *ws = &to->ws;
-	struct backend *b = to->backend;
 	struct rank_answer head;
 	size_t got = 0;
 	l->received_error = false;
@@ -76,9 +74,37 @@ static int rank_link_receive(struct stage_link *base, struct model *to, uint32_t
 			*e = ranks_received_error(l->message + sizeof head);
 		return head.code;
 	}
-	if (got != m.all || head.n != n)
+	if (got != m->all || head.n != n)
 		return err_set(e, ERR_RUN, "%s sent %u rows in %zu bytes, expected %u in %zu",
-			ranks_name(l->ranks, l->other), head.n, got, n, m.all);
+			ranks_name(l->ranks, l->other), head.n, got, n, m->all);
+	return 0;
+}
+
+int rank_link_receive_rows(struct stage_link *base, const struct model_config *c, uint32_t n,
+	struct stage_rows *out, struct err *e)
+{
+	struct rank_link *l = (struct rank_link *)base;
+	const struct rank_message m = message_layout(l, c, n);
+	int rc = receive_message(l, &m, n, e);
+	if (rc)
+		return rc;
+	memcpy(out->x, l->message + m.x, m.x_bytes);
+	if (l->shared) {
+		memcpy(out->n_sel, l->message + m.n_sel, m.n_sel_bytes);
+		memcpy(out->sel, l->message + m.sel, m.sel_bytes);
+	}
+	return 0;
+}
+
+static int rank_link_receive(struct stage_link *base, struct model *to, uint32_t n, struct err *e)
+{
+	struct rank_link *l = (struct rank_link *)base;
+	const struct rank_message m = message_layout(l, &to->config, n);
+	const struct workspace *ws = &to->ws;
+	struct backend *b = to->backend;
+	int rc = receive_message(l, &m, n, e);
+	if (rc)
+		return rc;
 	b->ops->upload(b, ws->x, l->message + m.x, m.x_bytes);
 	if (l->shared) {
 		b->ops->upload(b, ws->n_sel, l->message + m.n_sel, m.n_sel_bytes);

@@ -21,7 +21,8 @@
  * Then rank 0 sends commands, each one message: a struct rank_command, then its data. The workers
  * execute them in order (rank_worker.h).
  *   STEP        n rows: tokens [n], pos [n], base [n] (int32), with `draft` also draft [n] (bytes).
- *               Each rank takes the rows of the one before, computes, sends them on (rank_link.h)
+ *               Each rank takes the rows of the one before, computes, sends them on (rank_link.h).
+ *               Several may be in flight: the rows come back in the order of the commands
  *   READ_ROWS   n rows of a cache of `layer`, from `row` on: answered with their bytes
  *   WRITE_ROWS  the same rows; their bytes follow
  *   COPY_ROWS   n rows of each cache, from `from` to `row`
@@ -95,6 +96,7 @@ struct rank_command {
 	uint32_t row, from, layer;
 	uint8_t is_index_key;       /* READ_ROWS, WRITE_ROWS: else it is the cache of latents */
 	uint8_t draft, long_prompt; /* STEP */
+	uint8_t in_flight;          /* STEP: others may be in flight with it (pipeline.h) */
 	uint8_t on;                 /* MEASURE */
 };
 
@@ -106,6 +108,7 @@ struct rank_answer {
 struct rank_stats {
 	struct expert_stats experts;
 	struct backend_usage usage;
+	uint64_t computing_ns; /* rows of steps that may be in flight with others */
 };
 
 struct rank_status {

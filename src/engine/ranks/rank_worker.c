@@ -44,6 +44,7 @@ static int worker_step(struct engine *g, const struct rank_command *c, const uin
 			return unexpected(c, e);
 	struct err why = {0};
 	g->n_steps++;
+	g->ranks->counts_time = c->in_flight;
 	if (engine_forward(g, &rows, rows.n, &why) && !ranks_check(g->ranks->ranks, e))
 		return rank_link_send_error(g->ranks->out, &why, rank_link_received_error(g->ranks->in), e);
 	return ranks_check(g->ranks->ranks, e);
@@ -88,7 +89,8 @@ static int worker_rows(struct engine *g, const struct rank_command *c, const uin
 
 static int worker_stats(struct engine *g, struct err *e)
 {
-	struct rank_stats s = {.experts = engine_expert_stats(g)};
+	struct rank_stats s = {
+		.experts = engine_expert_stats(g), .computing_ns = g->ranks->computing_ns};
 	engine_usage(g, &s.usage);
 	return send_answer(g->ranks, 0, NULL, &s, sizeof s, e);
 }

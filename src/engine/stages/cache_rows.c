@@ -4,6 +4,7 @@
 #include "src/engine/engine_internal.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/session/session_blocks.h"
+#include "src/engine/stages/pipeline.h"
 
 static bool is_remote(const struct engine *g, uint32_t layer)
 {
@@ -63,6 +64,7 @@ int engine_read_rows(struct engine *g, uint32_t layer, bool index_key, uint32_t 
 {
 	const struct rank_command which = {
 		.layer = layer, .is_index_key = index_key, .row = row, .n = n};
+	pipeline_settle(g->pipeline);
 	if (is_remote(g, layer))
 		return remote_rows(g, which, out, NULL, e);
 	struct stage *s = engine_stage_of(g, layer);
@@ -75,6 +77,7 @@ int engine_write_rows(struct engine *g, uint32_t layer, bool index_key, uint32_t
 {
 	const struct rank_command which = {
 		.layer = layer, .is_index_key = index_key, .row = row, .n = n};
+	pipeline_settle(g->pipeline);
 	if (is_remote(g, layer))
 		return remote_rows(g, which, NULL, data, e);
 	struct stage *s = engine_stage_of(g, layer);
@@ -87,6 +90,7 @@ int engine_copy_rows(
 	struct engine *g, uint32_t to, uint32_t from, uint32_t n, uint32_t n_mtp, struct err *e)
 {
 	const uint32_t trunk = g->config.n_layers;
+	pipeline_settle(g->pipeline);
 	if (g->ranks && n)
 		engine_ranks_command(g->ranks,
 			&(struct rank_command){.code = RANK_COPY_ROWS, .row = to, .from = from, .n = n});

@@ -2,11 +2,13 @@
 /* Stages of an engine: which there are, how each opens, and a step through all of them. */
 #include "src/engine/stages/stage.h"
 
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/ranks/engine_ranks.h"
+#include "src/engine/stages/pipeline.h"
 #include "src/engine/stages/plan_stages.h"
 #include "src/engine/stages/stage_cuts.h"
 #include "src/forward/observe.h"
@@ -53,8 +55,7 @@ int stages_new(const struct engine_options *o, const struct model_config *c, str
 														  : "auto",
 			.threads = o->threads,
 			.no_graphs = o->no_graphs,
-			.card = s->card,
-			.beside = (*stages)[0].backend};
+			.card = s->card};
 		rc = backend_open(&bo, &s->backend, e);
 	}
 	return rc;
@@ -251,7 +252,7 @@ void stages_stop(struct stage *stages, uint32_t n)
 void stages_free(struct stage *stages, uint32_t n)
 {
 	stages_stop(stages, n);
-	for (uint32_t i = n; i--;) { /* the first lends its threads to the others */
+	for (uint32_t i = 0; i < n; i++) {
 		struct stage *s = &stages[i];
 		if (s->link)
 			s->link->ops->close(s->link);
@@ -288,30 +289,43 @@ static int receive_rows(struct engine *g, struct forward_rows *rows, struct err 
 	return rc || !in ? rc : in->ops->receive(in, &g->stages->model, rows->n, e);
 }
 
+int stages_forward(
+	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
+{
+	struct forward_rows mine = *rows;
+	for (; s->link; s++) {
+		int rc;
+		if ((rc = model_forward(&s->model, &s->kv, &mine, rows->n, e)) ||
+			(rc = s->link->ops->send(s->link, &s->model, rows->n, e)) ||
+			(rc = s->link->ops->receive(s->link, &s[1].model, rows->n, e)))
+			return rc;
+		mine.on_device_busy = NULL; /* was called */
+	}
+	return model_forward(&s->model, &s->kv, &mine, first_hidden, e);
+}
+
 int engine_forward(
 	struct engine *g, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
 {
 	struct forward_rows mine = *rows;
-	struct stage *s = g->stages;
-	int rc = g->ranks ? receive_rows(g, &mine, e) : 0;
-	for (; !rc && s->link; s++) {
-		if ((rc = model_forward(&s->model, &s->kv, &mine, rows->n, e)) ||
-			(rc = s->link->ops->send(s->link, &s->model, rows->n, e)) ||
-			(rc = s->link->ops->receive(s->link, &s[1].model, rows->n, e)))
-			break;
-		mine.on_device_busy = NULL; /* was called */
-	}
-	if (rc || (rc = model_forward(&s->model, &s->kv, &mine, first_hidden, e)) || !g->ranks ||
-		!g->ranks->out)
+	pipeline_settle(g->pipeline);
+	if (!g->ranks)
+		return stages_forward(g->stages, rows, first_hidden, e);
+	int rc = receive_rows(g, &mine, e);
+	const uint64_t start = clock_ns();
+	if (rc || (rc = stages_forward(g->stages, &mine, first_hidden, e)) || !g->ranks->out)
 		return rc;
+	if (g->ranks->counts_time)
+		g->ranks->computing_ns += clock_ns() - start;
 	struct stage_link *out = g->ranks->out;
 	rc = gguf_check_lost(g->gguf, e);
-	return rc ? rc : out->ops->send(out, &s->model, rows->n, e);
+	return rc ? rc : out->ops->send(out, &engine_last(g)->model, rows->n, e);
 }
 
 int engine_observe(struct engine *g, const struct model_observer *observer, struct err *e)
 {
 	int rc = 0;
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages && !rc; i++)
 		rc = model_observe(&g->stages[i].model, observer, e);
 	return rc;
@@ -320,6 +334,7 @@ int engine_observe(struct engine *g, const struct model_observer *observer, stru
 int engine_wait(const struct engine *g, struct err *e)
 {
 	int rc = 0;
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages && !rc; i++)
 		rc = g->stages[i].backend->ops->wait(g->stages[i].backend, e);
 	return rc;
@@ -328,6 +343,7 @@ int engine_wait(const struct engine *g, struct err *e)
 bool engine_has_failed(const struct engine *g)
 {
 	bool failed = false;
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		failed |= g->stages[i].backend->failure.code != 0;
 	return failed || (g->ranks && ranks_check(g->ranks->ranks, NULL));
@@ -335,6 +351,7 @@ bool engine_has_failed(const struct engine *g)
 
 void engine_keep_rows(struct engine *g, uint32_t first, uint32_t n)
 {
+	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages; i++) {
 		struct expert_source *source = g->stages[i].source;
 		if (source->ops->keep_rows)

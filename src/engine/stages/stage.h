@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A stage: consecutive layers of the model with everything that computes them. An engine has one
- * stage, or several that compute one after the other, on one card or on several.
+ * stage, or several, on one card or on several. They compute one after the other, or at the same
+ * time what is of different answers (pipeline.h).
  *
  * Order of use (engine.c): stages_new, stages_bind, stages_plan, stage_open for each in order,
  * stage_start for each. stages_free releases everything, at any point.
@@ -14,8 +15,6 @@
 #include "src/forward/forward.h"
 #include "src/forward/model.h"
 #include "src/forward/stage_link.h"
-
-#define STAGES_MAX 64 /* stages of an engine, at most */
 
 struct stage {
 	struct model_config config; /* names its layers */
@@ -66,6 +65,10 @@ int stage_open(struct stage *s, const struct stage_setup *setup, struct err *e);
 /* Makes the model, which asks s->source; the caller has set that. is_last: there is no next stage.
  */
 int stage_start(struct stage *s, bool is_last, struct err *e);
+
+/* model_forward through the stages from `s` on. */
+int stages_forward(
+	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e);
 
 /* In two parts: the sources record until they are closed, and what they record is written while
  * the rest still stands. Both accept what was not opened. */

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: MIT */
+#include "src/engine/stages/pipeline.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/engine/engine_internal.h"
+#include "src/engine/ranks/engine_ranks.h"
+#include "src/engine/ranks/rank_link.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+
+struct micro_batch {
+	struct forward_rows rows;
+	struct stage_rows handed; /* what the latest stage left */
+	int rc;                   /* of the stages so far */
+	struct err why;
+	bool arrived;               /* only the last stage is left. Under `lock` */
+	struct rank_posted *sent;   /* its command, with ranks; NULL: none was sent yet */
+	struct micro_batch *queued; /* the next one in the queue. Under `lock` */
+	struct micro_batch *next;   /* in flight, or not used; the caller's */
+};
+
+struct stage_thread {
+	struct pipeline *pipeline;
+	struct stage *stage;
+	pthread_t thread;
+	pthread_cond_t filled;
+	struct micro_batch *first, **last; /* the queue. Under `lock` */
+};
+
+struct pipeline {
+	struct engine *g;
+	struct stage_thread *threads; /* [n_threads] of the stages but the last; started together */
+	uint32_t n_threads;
+	pthread_mutex_t lock;
+	pthread_cond_t arrived;
+	bool stop;
+	/* the caller's */
+	struct micro_batch *unused, *first, **last; /* first, last: in flight, in order */
+	bool ends;                                  /* the last stage computes, for the figures */
+	/* lock: figures */
+	uint32_t computing; /* stages, now */
+	uint64_t since_ns;  /* of the latest change of that; 0: nothing is in flight */
+	struct engine_overlap overlap;
+};
+
+/* ---- figures; under `lock` ---- */
+
+static void note_time(struct pipeline *p)
+{
+	const uint64_t now = clock_ns();
+	if (p->since_ns) {
+		p->overlap.flight_ns += now - p->since_ns;
+		p->overlap.computing_ns += p->computing * (now - p->since_ns);
+		p->overlap.at_once_ns[p->computing] += now - p->since_ns;
+	}
+	p->since_ns = now;
+}
+
+static void note_computing(struct pipeline *p, bool begins)
+{
+	note_time(p);
+	p->computing += begins ? 1u : -1u;
+}
+
+void pipeline_idle(struct pipeline *p)
+{
+	pthread_mutex_lock(&p->lock);
+	if (p->ends)
+		note_computing(p, false);
+	p->ends = false;
+	if (!p->first)
+		p->since_ns = 0;
+	pthread_mutex_unlock(&p->lock);
+}
+
+void pipeline_overlap(struct pipeline *p, struct engine_overlap *sum)
+{
+	const struct engine_overlap *part = &p->overlap;
+	pthread_mutex_lock(&p->lock);
+	sum->micro_batches += part->micro_batches;
+	sum->flight_ns += part->flight_ns;
+	sum->computing_ns += part->computing_ns;
+	for (uint32_t k = 0; k <= STAGES_MAX; k++)
+		sum->at_once_ns[k] += part->at_once_ns[k];
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* ---- the threads of the stages ---- */
+
+static void queue_push(struct stage_thread *t, struct micro_batch *m)
+{
+	m->queued = NULL;
+	*t->last = m;
+	t->last = &m->queued;
+	pthread_cond_signal(&t->filled);
+}
+
+static void compute_stage(const struct stage_thread *t, struct micro_batch *m)
+{
+	struct stage *s = t->stage;
+	if (t != t->pipeline->threads)
+		stage_rows_give(&m->handed, &s->model, m->rows.n);
+	m->rc = model_forward(&s->model, &s->kv, &m->rows, m->rows.n, &m->why);
+	if (!m->rc)
+		m->rc = stage_rows_take(&m->handed, &s->model, m->rows.n, &m->why);
+}
+
+static void *stage_main(void *user)
+{
+	struct stage_thread *t = user;
+	struct pipeline *p = t->pipeline;
+	pthread_mutex_lock(&p->lock);
+	for (;;) {
+		while (!t->first && !p->stop)
+			pthread_cond_wait(&t->filled, &p->lock);
+		struct micro_batch *m = t->first;
+		if (!m)
+			break;
+		t->first = m->queued;
+		if (!t->first)
+			t->last = &t->first;
+		if (!m->rc) {
+			note_computing(p, true);
+			pthread_mutex_unlock(&p->lock);
+			compute_stage(t, m);
+			pthread_mutex_lock(&p->lock);
+			note_computing(p, false);
+		}
+		if (t + 1 < p->threads + p->n_threads) {
+			queue_push(t + 1, m);
+		} else {
+			m->arrived = true;
+			pthread_cond_broadcast(&p->arrived);
+		}
+	}
+	pthread_mutex_unlock(&p->lock);
+	return NULL;
+}
+
+static void stop_threads(struct pipeline *p)
+{
+	pthread_mutex_lock(&p->lock);
+	p->stop = true;
+	for (uint32_t i = 0; i < p->n_threads; i++)
+		pthread_cond_signal(&p->threads[i].filled);
+	pthread_mutex_unlock(&p->lock);
+	for (uint32_t i = 0; i < p->n_threads; i++) {
+		pthread_join(p->threads[i].thread, NULL);
+		pthread_cond_destroy(&p->threads[i].filled);
+	}
+	free(p->threads);
+	p->threads = NULL;
+	p->n_threads = 0;
+	p->stop = false;
+}
+
+/* Signals are the main thread's. */
+static int start_threads(struct pipeline *p, struct err *e)
+{
+	const uint32_t n = p->g->n_stages - 1;
+	struct stage_thread *threads = NEW_ARRAY(struct stage_thread, n);
+	sigset_t all, before;
+	int failed = 0;
+	p->threads = threads;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	while (p->n_threads < n && !failed) {
+		struct stage_thread *t = &threads[p->n_threads];
+		*t = (struct stage_thread){.pipeline = p, .stage = &p->g->stages[p->n_threads]};
+		t->last = &t->first;
+		pthread_cond_init(&t->filled, NULL);
+		failed = pthread_create(&t->thread, NULL, stage_main, t);
+		if (failed)
+			pthread_cond_destroy(&t->filled);
+		else
+			p->n_threads++;
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (!failed)
+		return 0;
+	stop_threads(p);
+	return err_errno(e, failed, "the threads of %u stages", n);
+}
+
+/* ---- the caller ---- */
+
+struct pipeline *pipeline_new(struct engine *g)
+{
+	struct pipeline *p = NEW(struct pipeline);
+	p->g = g;
+	p->last = &p->first;
+	pthread_mutex_init(&p->lock, NULL);
+	pthread_cond_init(&p->arrived, NULL);
+	return p;
+}
+
+void pipeline_free(struct pipeline *p)
+{
+	if (!p)
+		return;
+	if (p->first)
+		bug("micro-batches are in flight at the end");
+	stop_threads(p);
+	for (struct micro_batch *m = p->unused, *next; m; m = next) {
+		next = m->next;
+		stage_rows_free(&m->handed);
+		engine_ranks_posted_free(p->g->ranks, m->sent);
+		free(m);
+	}
+	pthread_cond_destroy(&p->arrived);
+	pthread_mutex_destroy(&p->lock);
+	free(p);
+}
+
+uint32_t pipeline_depth(const struct engine *g)
+{
+	if (g->trace) /* steps and accesses stand in it one after the other */
+		return 1;
+	return g->ranks ? ranks_count(g->ranks->ranks) : g->n_stages;
+}
+
+bool pipeline_in_flight(const struct pipeline *p)
+{
+	return p && p->first;
+}
+
+static struct micro_batch *take_unused(struct pipeline *p)
+{
+	struct micro_batch *m = p->unused;
+	if (!m)
+		return NEW(struct micro_batch);
+	p->unused = m->next;
+	return m;
+}
+
+static void give_unused(struct pipeline *p, struct micro_batch *m)
+{
+	m->next = p->unused;
+	p->unused = m;
+}
+
+/* Into the first stage. Its room for rows is there. */
+static int send_micro_batch(struct pipeline *p, struct micro_batch *m, struct err *e)
+{
+	struct engine *g = p->g;
+	if (g->ranks)
+		return engine_ranks_post_step(g->ranks, &m->rows, &m->sent, e);
+	if (!p->n_threads) {
+		int rc = start_threads(p, e);
+		if (rc)
+			return rc;
+	}
+	pthread_mutex_lock(&p->lock);
+	queue_push(p->threads, m);
+	pthread_mutex_unlock(&p->lock);
+	return 0;
+}
+
+int pipeline_begin(
+	struct pipeline *p, const struct forward_rows *rows, struct micro_batch **out, struct err *e)
+{
+	struct engine *g = p->g;
+	struct micro_batch *m = take_unused(p);
+	m->rows = *rows;
+	m->rc = 0;
+	m->arrived = false;
+	m->next = NULL;
+	*out = NULL;
+	int rc = stage_rows_reserve(&m->handed, &g->config, true, rows->n, e);
+	if (rc || (rc = send_micro_batch(p, m, e))) {
+		give_unused(p, m);
+		return rc;
+	}
+	pthread_mutex_lock(&p->lock);
+	if (!p->first)
+		note_time(p);
+	pthread_mutex_unlock(&p->lock);
+	*p->last = m;
+	p->last = &m->next;
+	*out = m;
+	return 0;
+}
+
+/* Until only the last stage is left: of ranks, this one's. */
+static void wait_arrived(struct pipeline *p, struct micro_batch *m)
+{
+	const struct engine *g = p->g;
+	if (g->ranks) {
+		if (m->arrived)
+			return;
+		m->arrived = true;
+		m->rc = rank_link_receive_rows(
+			g->ranks->in, &g->stages->config, m->rows.n, &m->handed, &m->why);
+		int rc = engine_ranks_posted_end(g->ranks, m->sent, &m->why);
+		m->rc = m->rc ? m->rc : rc;
+		return;
+	}
+	pthread_mutex_lock(&p->lock);
+	while (!m->arrived)
+		pthread_cond_wait(&p->arrived, &p->lock);
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* The stages that the caller computes. */
+static int compute_end(struct pipeline *p, struct micro_batch *m, uint32_t first_hidden)
+{
+	struct engine *g = p->g;
+	struct stage *s = g->ranks ? g->stages : engine_last(g);
+	stage_rows_give(&m->handed, &s->model, m->rows.n);
+	return stages_forward(s, &m->rows, first_hidden, &m->why);
+}
+
+int pipeline_end(struct pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e)
+{
+	if (m != p->first)
+		bug("micro-batches end in the order in which they were begun");
+	wait_arrived(p, m);
+	pthread_mutex_lock(&p->lock);
+	p->ends = !m->rc;
+	if (p->ends)
+		note_computing(p, true);
+	p->overlap.micro_batches += !m->rc;
+	pthread_mutex_unlock(&p->lock);
+	if (!m->rc)
+		m->rc = compute_end(p, m, first_hidden);
+	const int rc = m->rc;
+	if (rc && e)
+		*e = m->why;
+	p->first = m->next;
+	if (!p->first)
+		p->last = &p->first;
+	give_unused(p, m);
+	return rc;
+}
+
+void pipeline_settle(struct pipeline *p)
+{
+	for (struct micro_batch *m = p ? p->first : NULL; m; m = m->next)
+		wait_arrived(p, m);
+}

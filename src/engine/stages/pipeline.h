@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Micro-batches in flight: rows of different answers that follow each other through the stages, so
+ * that all stages compute at the same time.
+ *
+ *      caller             thread of stage 0     thread of stage 1     caller: the last stage
+ *      begin -- queue --> forward -- queue -->  forward -- queue -->  end: forward
+ *
+ * - Each stage but the last has a thread and a queue. The last stage, with logits, draws and
+ *   drafts, is computed by the caller in pipeline_end. A queue has at most the micro-batches in
+ *   flight.
+ * - A micro-batch owns the host memory with its rows between two stages. It belongs to one thread
+ *   at a time: the caller's, that of the stage whose queue it is in, the caller's again.
+ * - A stage that fails gives the micro-batch its error; later stages pass it on. Other
+ *   micro-batches go on.
+ * - With ranks the queues are messages: pipeline_begin sends the command of the step, the workers
+ *   execute commands in order, and pipeline_end receives the rows. The stages of one rank then
+ *   compute one after the other.
+ *
+ * Whatever else uses the devices of the stages calls pipeline_settle first. Micro-batches then wait
+ * in front of the last stage, and the caller's thread may use all devices.
+ *
+ * One thread calls these. Sessions with rows in flight are not touched until pipeline_end.
+ */
+#ifndef GLM_ENGINE_PIPELINE_H
+#define GLM_ENGINE_PIPELINE_H
+
+#include "src/engine/engine.h"
+#include "src/forward/forward.h"
+
+struct pipeline;
+struct micro_batch;
+
+/* For a started engine; threads are started when they are needed. Free it before the stages. */
+struct pipeline *pipeline_new(struct engine *g);
+void pipeline_free(struct pipeline *p); /* nothing may be in flight; NULL is fine */
+
+/* Stages that compute at the same time; 1: a step is computed as a whole. */
+uint32_t pipeline_depth(const struct engine *g);
+
+/* Sends rows into the first stage. What `rows` points to is lent until pipeline_end. It has no
+ * callbacks and no taps. ERR_MEMORY, ERR_RUN: nothing is in flight of them. */
+int pipeline_begin(
+	struct pipeline *p, const struct forward_rows *rows, struct micro_batch **out, struct err *e);
+
+/* The micro-batch that was begun first: waits for its rows and computes the last stage. Returns as
+ * model_forward; *m is over in any case. */
+int pipeline_end(struct pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e);
+
+/* The device of the last stage has done with the micro-batch that was ended last: for the figures.
+ */
+void pipeline_idle(struct pipeline *p);
+
+/* Waits until no stage computes and no message of a micro-batch is under way. NULL is fine. */
+void pipeline_settle(struct pipeline *p);
+
+bool pipeline_in_flight(const struct pipeline *p); /* any; NULL is fine */
+
+/* Adds the figures of this process. */
+void pipeline_overlap(struct pipeline *p, struct engine_overlap *sum);
+
+#endif
