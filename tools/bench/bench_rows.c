@@ -3,6 +3,10 @@
  * Decoding several answers at once: steps of 1 to 64 rows, a session each. The bound of a step is
  * what it must read at the rate of a copy on the card: the resident weights once, and once each
  * distinct expert that its rows use. Answers have different random prompts.
+ *
+ * With several stages or ranks the rows are in flight in micro-batches, and a step is a round of
+ * all of them; experts and resident weights are then those of every micro-batch. The bound stays
+ * that of one card, so more than 100 % is possible.
  */
 #include "tools/bench/bench.h"
 
@@ -28,35 +32,80 @@ struct rows_bench {
 	struct session *sessions[BENCH_ROWS_MAX];
 	uint32_t n_sessions;
 	int32_t *ids; /* [n_prompt + BENCH_ROWS_MAX]; session i has those from i on */
-	uint32_t n_prompt, n_new;
+	uint32_t n_prompt, n_new, n_ranks;
+	struct batch_part parts[BENCH_ROWS_MAX]; /* of the next step of each answer */
+	int32_t next[BENCH_ROWS_MAX];            /* its token */
 };
 
 /* What was measured of steps of n rows. */
 struct rows_figures {
-	uint32_t n;
+	uint32_t n, flights; /* flights: micro-batches */
+	struct engine_overlap overlap;
 	struct bench_spread step_ms;
 	double draw_ms, bytes, experts; /* of a step, mean */
 	struct backend_usage from, to;
 };
 
-static int step_once(struct rows_bench *r, uint32_t n, uint64_t *draw_ns, struct err *e)
+/* The next token of answers [first, first + n). */
+static int draw_answers(
+	struct rows_bench *r, uint32_t first, uint32_t n, uint64_t *draw_ns, struct err *e)
 {
-	struct batch_part parts[BENCH_ROWS_MAX];
-	int32_t next[BENCH_ROWS_MAX];
 	const uint64_t start = clock_ns();
-	for (uint32_t i = 0; i < n; i++) {
+	for (uint32_t i = first; i < first + n; i++) {
 		const float *logits = session_logits(r->sessions[i]);
 		if (!logits)
 			return err_set(e, ERR_RUN, "the logits of answer %u are not finite", i);
 		int32_t best = 0;
 		for (int32_t k = 1; k < engine_n_valid(r->g); k++)
 			best = logits[k] > logits[best] ? k : best;
-		next[i] = best;
-		parts[i] = (struct batch_part){
-			.session = r->sessions[i], .tokens = &next[i], .n = 1, .logits = true};
+		r->next[i] = best;
+		r->parts[i] = (struct batch_part){
+			.session = r->sessions[i], .tokens = &r->next[i], .n = 1, .logits = true};
 	}
 	*draw_ns += clock_ns() - start;
-	return batch_step(parts, n, &(struct batch_watch){.cancel = interrupt_flag()}, e);
+	return 0;
+}
+
+static int steps_as_a_whole(
+	struct rows_bench *r, uint32_t n, uint32_t n_steps, uint64_t *draw_ns, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t i = 0; i < n_steps && !rc; i++)
+		if (!(rc = draw_answers(r, 0, n, draw_ns, e)))
+			rc = batch_step(r->parts, n, &(struct batch_watch){.cancel = interrupt_flag()}, e);
+	return rc;
+}
+
+/* n_steps of each of n answers, in `count` micro-batches. */
+static int steps_in_flight(struct rows_bench *r, uint32_t n, uint32_t count, uint32_t n_steps,
+	uint64_t *draw_ns, struct err *e)
+{
+	const struct batch_watch watch = {.cancel = interrupt_flag()};
+	struct batch_run *runs[BENCH_ROWS_MAX] = {NULL};
+	uint32_t first[BENCH_ROWS_MAX + 1] = {0}, rows[BENCH_ROWS_MAX], n_runs = 0;
+	int rc = 0;
+	for (uint32_t i = 0; i < n; i++)
+		rows[i] = 1;
+	for (; first[n_runs] < n; n_runs++)
+		first[n_runs + 1] =
+			first[n_runs] + batch_flight_size(r->g, rows, n - first[n_runs], n, count);
+	for (uint32_t step = 0; step <= n_steps; step++)
+		for (uint32_t i = 0; i < n_runs; i++) { /* all that were begun are ended */
+			int failed = runs[i] ? batch_end(runs[i], rc ? NULL : e) : 0;
+			rc = rc ? rc : failed;
+			runs[i] = NULL;
+			const uint32_t size = first[i + 1] - first[i];
+			if (!rc && step < n_steps && !(rc = draw_answers(r, first[i], size, draw_ns, e)))
+				rc = batch_begin(&r->parts[first[i]], size, &watch, &runs[i], e);
+		}
+	return rc;
+}
+
+static int take_steps(struct rows_bench *r, const struct rows_figures *f, uint32_t n_steps,
+	uint64_t *draw_ns, struct err *e)
+{
+	return f->flights > 1 ? steps_in_flight(r, f->n, f->flights, n_steps, draw_ns, e)
+						  : steps_as_a_whole(r, f->n, n_steps, draw_ns, e);
 }
 
 /* One sample: n_new steps of n rows behind the prompts. */
@@ -68,8 +117,8 @@ static int sample_steps(
 	int rc = 0;
 	for (uint32_t i = 0; i < f->n && !rc; i++)
 		rc = session_sync(r->sessions[i], r->ids + i, r->n_prompt, &watch, NULL, e);
-	for (int i = 0; i < WARM_STEPS && !rc; i++)
-		rc = step_once(r, f->n, &draw_ns, e);
+	if (!rc)
+		rc = take_steps(r, f, WARM_STEPS, &draw_ns, e);
 	if (rc)
 		return rc;
 	draw_ns = 0;
@@ -78,10 +127,16 @@ static int sample_steps(
 		engine_measure(r->g, true);
 		engine_usage(r->g, &f->from);
 	}
+	struct engine_overlap overlap;
+	engine_overlap(r->g, &overlap);
 	const uint64_t start = clock_ns();
-	for (uint32_t i = 0; i < r->n_new && !rc; i++)
-		rc = step_once(r, f->n, &draw_ns, e);
+	rc = take_steps(r, f, r->n_new, &draw_ns, e);
 	*step_ms = (double)(clock_ns() - start) * 1e-6 / r->n_new;
+	engine_overlap(r->g, &f->overlap);
+	f->overlap.flight_ns -= overlap.flight_ns;
+	f->overlap.computing_ns -= overlap.computing_ns;
+	for (uint32_t k = 0; k <= STAGES_MAX; k++)
+		f->overlap.at_once_ns[k] -= overlap.at_once_ns[k];
 	if (measured) {
 		engine_usage(r->g, &f->to);
 		engine_measure(r->g, false);
@@ -100,6 +155,7 @@ static int measure_rows(struct rows_bench *r, struct rows_figures *f, struct err
 	struct engine_cache cache;
 	double ms[BENCH_MAX_REPEATS], unused;
 	int rc = 0;
+	f->flights = batch_flights(r->g, f->n, f->n);
 	for (int i = 0; i < r->b->repeats && !rc; i++)
 		rc = sample_steps(r, f, &ms[i], false, e);
 	if (rc)
@@ -116,6 +172,21 @@ static int measure_rows(struct rows_bench *r, struct rows_figures *f, struct err
 	return rc;
 }
 
+/* What the last sample had. */
+static void report_overlap(struct bench *b, const struct rows_figures *f, uint32_t n_ranks)
+{
+	const struct engine_overlap *o = &f->overlap;
+	if (f->flights < 2 || !o->flight_ns)
+		return;
+	const double all = (double)o->flight_ns;
+	bench_add_value(b, "rows", "", (double)o->computing_ns / all,
+		"stages computing at a time, mean (%u): %u rows in %u micro-batches", o->n_stages, f->n,
+		f->flights);
+	for (uint32_t k = 0; k <= o->n_stages && n_ranks == 1; k++)
+		bench_add_value(b, "rows", "%", 100 * (double)o->at_once_ns[k] / all,
+			"of the time %u stage%s computed, %u", k, k == 1 ? "" : "s", f->n);
+}
+
 static void report_rows(
 	const struct rows_bench *r, const struct rows_figures *f, double bytes_s, const char *limit)
 {
@@ -126,6 +197,7 @@ static void report_rows(
 	bench_add_value(b, "rows", "ms", f->step_ms.median, "a step of %u", f->n);
 	bench_add_value(b, "rows", "ms", f->draw_ms, "of it drawing, %u", f->n);
 	bench_add_value(b, "rows", "/step", f->experts, "distinct experts of all layers, %u", f->n);
+	report_overlap(b, f, r->n_ranks);
 	if (f->to.launches > f->from.launches)
 		bench_usage(b, "rows", &f->from, &f->to, r->n_new);
 }
@@ -143,6 +215,7 @@ static int open_rows(
 	if (rc || (rc = bench_check_context(r->g, r->n_prompt, r->n_new + WARM_STEPS + 1, e)))
 		return rc;
 	r->ids = bench_random_ids(r->n_prompt + most, (uint32_t)engine_n_valid(r->g));
+	r->n_ranks = engine_n_ranks(r->g);
 	for (; r->n_sessions < most && !rc; r->n_sessions += !rc)
 		rc = session_new(r->g, &r->sessions[r->n_sessions], e);
 	return rc;
