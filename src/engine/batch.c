@@ -248,13 +248,13 @@ static int step_as_a_whole(const struct batch_part *parts, uint32_t n_parts,
 
 /* ---- in flight ---- */
 
-uint32_t batch_flights(const struct engine *g, uint32_t answers, uint32_t rows)
+uint32_t batch_micro_batches(const struct engine *g, uint32_t answers, uint32_t rows)
 {
 	const uint32_t depth = pipeline_depth(g);
 	return depth > 1 ? micro_batches_count(answers, rows, depth, batch_decode_rows(g)) : 1;
 }
 
-uint32_t batch_flight_size(
+uint32_t batch_micro_batch_size(
 	const struct engine *g, const uint32_t *rows, uint32_t n, uint32_t all_rows, uint32_t count)
 {
 	return micro_batches_take(rows, n, all_rows, count, batch_decode_rows(g));
@@ -270,7 +270,8 @@ int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct b
 		free(r);
 		return rc;
 	}
-	/* a source knows the rows of one step only, so it is not told which are kept (keep_rows) */
+	/* a source knows the rows of one step only, so nothing is reported of which are kept
+	 * (keep_rows) */
 	r->rows.draft = NULL;
 	r->rows.on_layer = NULL;
 	rc = pipeline_begin(parts->session->g->pipeline, &r->rows, &r->flight, e);
@@ -285,7 +286,7 @@ int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct b
 
 static int end_run(struct batch_run *r, bool stay, struct err *e)
 {
-	struct pipeline *p = r->parts->session->g->pipeline;
+	struct stage_pipeline *p = r->parts->session->g->pipeline;
 	int rc = pipeline_end(p, r->flight, r->first_hidden, e);
 	if (!rc)
 		rc = run_finish(r, stay, e);
@@ -301,7 +302,7 @@ int batch_end(struct batch_run *run, struct err *e)
 }
 
 /* In how many micro-batches a step is computed. */
-static uint32_t count_flights(
+static uint32_t count_micro_batches(
 	const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch)
 {
 	const struct engine *g = parts->session->g;
@@ -311,7 +312,7 @@ static uint32_t count_flights(
 	for (uint32_t i = 0; i < n_parts; rows += parts[i++].n)
 		if (parts[i].prompt || parts[i].n > MIN(SESSION_ROWS_MAX, batch_decode_rows(g)))
 			return 1;
-	return rows <= BATCH_FLIGHT_ROWS ? batch_flights(g, n_parts, rows) : 1;
+	return rows <= BATCH_FLIGHT_ROWS ? batch_micro_batches(g, n_parts, rows) : 1;
 }
 
 /* An error takes back what has grown. */
@@ -328,7 +329,7 @@ static int step_in_flight(const struct batch_part *parts, uint32_t n_parts, uint
 		lengths[i] = session_length(parts[i].session);
 	}
 	for (uint32_t i = 0; i < n_parts && !rc; i += n, n_runs += !rc) {
-		n = batch_flight_size(parts->session->g, rows + i, n_parts - i, all_rows, count);
+		n = batch_micro_batch_size(parts->session->g, rows + i, n_parts - i, all_rows, count);
 		rc = batch_begin(parts + i, n, watch, &runs[n_runs], e);
 	}
 	for (uint32_t i = 0; i < n_runs; i++) {
@@ -349,7 +350,7 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
 {
 	if (!n_parts)
 		return 0;
-	const uint32_t count = count_flights(parts, n_parts, watch);
+	const uint32_t count = count_micro_batches(parts, n_parts, watch);
 	return count > 1 ? step_in_flight(parts, n_parts, count, watch, e)
 					 : step_as_a_whole(parts, n_parts, watch, e);
 }

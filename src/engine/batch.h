@@ -57,7 +57,7 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
  *
  * While the last stage computes some answers, the stages before compute others:
  *
- *      count = batch_flights(...)            if 1: batch_step
+ *      count = batch_micro_batches(...)            if 1: batch_step
  *      batch_begin for the first answers, ..., count times
  *      for ever: batch_end of the oldest; draw; batch_begin for these answers and their new tokens
  *
@@ -65,10 +65,10 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
  * are in flight. The numbers are those of batch_step. */
 
 /* How many of these steps are in flight at best, of so many answers with `rows` rows in all. */
-uint32_t batch_flights(const struct engine *g, uint32_t answers, uint32_t rows);
+uint32_t batch_micro_batches(const struct engine *g, uint32_t answers, uint32_t rows);
 /* How many of n >= 1 answers with rows [n] make the next of `count` steps; all_rows: also of those
  * in flight. */
-uint32_t batch_flight_size(
+uint32_t batch_micro_batch_size(
 	const struct engine *g, const uint32_t *rows, uint32_t n, uint32_t all_rows, uint32_t count);
 
 struct batch_run;

@@ -15,10 +15,10 @@ struct engine {
 	struct model_config config; /* of the whole model */
 	struct stage *stages;       /* [n_stages] of the layers here, in order; at least one */
 	uint32_t n_stages;
-	struct engine_ranks *ranks; /* other layers lie on other ranks; NULL: all are here */
-	struct pipeline *pipeline;  /* NULL while opening and closing */
-	bool streaming;             /* some stage streams its experts */
-	struct engine_cache cache;  /* what of it does not change */
+	struct engine_ranks *ranks;      /* other layers lie on other ranks; NULL: all are here */
+	struct stage_pipeline *pipeline; /* NULL while opening and closing */
+	bool streaming;                  /* some stage streams its experts */
+	struct engine_cache cache;       /* what of it does not change */
 	uint64_t fingerprint;
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */

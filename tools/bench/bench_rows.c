@@ -39,7 +39,7 @@ struct rows_bench {
 
 /* What was measured of steps of n rows. */
 struct rows_figures {
-	uint32_t n, flights; /* flights: micro-batches */
+	uint32_t n, micro_batches;
 	struct engine_overlap overlap;
 	struct bench_spread step_ms;
 	double draw_ms, bytes, experts; /* of a step, mean */
@@ -88,7 +88,7 @@ static int steps_in_flight(struct rows_bench *r, uint32_t n, uint32_t count, uin
 		rows[i] = 1;
 	for (; first[n_runs] < n; n_runs++)
 		first[n_runs + 1] =
-			first[n_runs] + batch_flight_size(r->g, rows, n - first[n_runs], n, count);
+			first[n_runs] + batch_micro_batch_size(r->g, rows, n - first[n_runs], n, count);
 	for (uint32_t step = 0; step <= n_steps; step++)
 		for (uint32_t i = 0; i < n_runs; i++) { /* all that were begun are ended */
 			int failed = runs[i] ? batch_end(runs[i], rc ? NULL : e) : 0;
@@ -104,8 +104,8 @@ static int steps_in_flight(struct rows_bench *r, uint32_t n, uint32_t count, uin
 static int take_steps(struct rows_bench *r, const struct rows_figures *f, uint32_t n_steps,
 	uint64_t *draw_ns, struct err *e)
 {
-	return f->flights > 1 ? steps_in_flight(r, f->n, f->flights, n_steps, draw_ns, e)
-						  : steps_as_a_whole(r, f->n, n_steps, draw_ns, e);
+	return f->micro_batches > 1 ? steps_in_flight(r, f->n, f->micro_batches, n_steps, draw_ns, e)
+								: steps_as_a_whole(r, f->n, n_steps, draw_ns, e);
 }
 
 /* One sample: n_new steps of n rows behind the prompts. */
@@ -155,7 +155,7 @@ static int measure_rows(struct rows_bench *r, struct rows_figures *f, struct err
 	struct engine_cache cache;
 	double ms[BENCH_MAX_REPEATS], unused;
 	int rc = 0;
-	f->flights = batch_flights(r->g, f->n, f->n);
+	f->micro_batches = batch_micro_batches(r->g, f->n, f->n);
 	for (int i = 0; i < r->b->repeats && !rc; i++)
 		rc = sample_steps(r, f, &ms[i], false, e);
 	if (rc)
@@ -176,12 +176,12 @@ static int measure_rows(struct rows_bench *r, struct rows_figures *f, struct err
 static void report_overlap(struct bench *b, const struct rows_figures *f, uint32_t n_ranks)
 {
 	const struct engine_overlap *o = &f->overlap;
-	if (f->flights < 2 || !o->flight_ns)
+	if (f->micro_batches < 2 || !o->flight_ns)
 		return;
 	const double all = (double)o->flight_ns;
 	bench_add_value(b, "rows", "", (double)o->computing_ns / all,
 		"stages computing at a time, mean (%u): %u rows in %u micro-batches", o->n_stages, f->n,
-		f->flights);
+		f->micro_batches);
 	for (uint32_t k = 0; k <= o->n_stages && n_ranks == 1; k++)
 		bench_add_value(b, "rows", "%", 100 * (double)o->at_once_ns[k] / all,
 			"of the time %u stage%s computed, %u", k, k == 1 ? "" : "s", f->n);

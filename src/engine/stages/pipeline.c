@@ -24,14 +24,14 @@ struct micro_batch {
 };
 
 struct stage_thread {
-	struct pipeline *pipeline;
+	struct stage_pipeline *pipeline;
 	struct stage *stage;
 	pthread_t thread;
 	pthread_cond_t filled;
 	struct micro_batch *first, **last; /* the queue. Under `lock` */
 };
 
-struct pipeline {
+struct stage_pipeline {
 	struct engine *g;
 	struct stage_thread *threads; /* [n_threads] of the stages but the last; started together */
 	uint32_t n_threads;
@@ -49,7 +49,7 @@ struct pipeline {
 
 /* ---- figures; under `lock` ---- */
 
-static void note_time(struct pipeline *p)
+static void note_time(struct stage_pipeline *p)
 {
 	const uint64_t now = clock_ns();
 	if (p->since_ns) {
@@ -60,13 +60,13 @@ static void note_time(struct pipeline *p)
 	p->since_ns = now;
 }
 
-static void note_computing(struct pipeline *p, bool begins)
+static void note_computing(struct stage_pipeline *p, bool begins)
 {
 	note_time(p);
 	p->computing += begins ? 1u : -1u;
 }
 
-void pipeline_idle(struct pipeline *p)
+void pipeline_idle(struct stage_pipeline *p)
 {
 	pthread_mutex_lock(&p->lock);
 	if (p->ends)
@@ -77,7 +77,7 @@ void pipeline_idle(struct pipeline *p)
 	pthread_mutex_unlock(&p->lock);
 }
 
-void pipeline_overlap(struct pipeline *p, struct engine_overlap *sum)
+void pipeline_overlap(struct stage_pipeline *p, struct engine_overlap *sum)
 {
 	const struct engine_overlap *part = &p->overlap;
 	pthread_mutex_lock(&p->lock);
@@ -112,7 +112,7 @@ static void compute_stage(const struct stage_thread *t, struct micro_batch *m)
 static void *stage_main(void *user)
 {
 	struct stage_thread *t = user;
-	struct pipeline *p = t->pipeline;
+	struct stage_pipeline *p = t->pipeline;
 	pthread_mutex_lock(&p->lock);
 	for (;;) {
 		while (!t->first && !p->stop)
@@ -141,7 +141,7 @@ static void *stage_main(void *user)
 	return NULL;
 }
 
-static void stop_threads(struct pipeline *p)
+static void stop_threads(struct stage_pipeline *p)
 {
 	pthread_mutex_lock(&p->lock);
 	p->stop = true;
@@ -159,7 +159,7 @@ static void stop_threads(struct pipeline *p)
 }
 
 /* Signals are the main thread's. */
-static int start_threads(struct pipeline *p, struct err *e)
+static int start_threads(struct stage_pipeline *p, struct err *e)
 {
 	const uint32_t n = p->g->n_stages - 1;
 	struct stage_thread *threads = NEW_ARRAY(struct stage_thread, n);
@@ -188,9 +188,9 @@ static int start_threads(struct pipeline *p, struct err *e)
 
 /* ---- the caller ---- */
 
-struct pipeline *pipeline_new(struct engine *g)
+struct stage_pipeline *pipeline_new(struct engine *g)
 {
-	struct pipeline *p = NEW(struct pipeline);
+	struct stage_pipeline *p = NEW(struct stage_pipeline);
 	p->g = g;
 	p->last = &p->first;
 	pthread_mutex_init(&p->lock, NULL);
@@ -198,7 +198,7 @@ struct pipeline *pipeline_new(struct engine *g)
 	return p;
 }
 
-void pipeline_free(struct pipeline *p)
+void pipeline_free(struct stage_pipeline *p)
 {
 	if (!p)
 		return;
@@ -223,12 +223,12 @@ uint32_t pipeline_depth(const struct engine *g)
 	return g->ranks ? ranks_count(g->ranks->ranks) : g->n_stages;
 }
 
-bool pipeline_in_flight(const struct pipeline *p)
+bool pipeline_in_flight(const struct stage_pipeline *p)
 {
 	return p && p->first;
 }
 
-static struct micro_batch *take_unused(struct pipeline *p)
+static struct micro_batch *take_unused(struct stage_pipeline *p)
 {
 	struct micro_batch *m = p->unused;
 	if (!m)
@@ -237,14 +237,14 @@ static struct micro_batch *take_unused(struct pipeline *p)
 	return m;
 }
 
-static void give_unused(struct pipeline *p, struct micro_batch *m)
+static void give_unused(struct stage_pipeline *p, struct micro_batch *m)
 {
 	m->next = p->unused;
 	p->unused = m;
 }
 
 /* Into the first stage. Its room for rows is there. */
-static int send_micro_batch(struct pipeline *p, struct micro_batch *m, struct err *e)
+static int send_micro_batch(struct stage_pipeline *p, struct micro_batch *m, struct err *e)
 {
 	struct engine *g = p->g;
 	if (g->ranks)
@@ -260,8 +260,8 @@ static int send_micro_batch(struct pipeline *p, struct micro_batch *m, struct er
 	return 0;
 }
 
-int pipeline_begin(
-	struct pipeline *p, const struct forward_rows *rows, struct micro_batch **out, struct err *e)
+int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
+	struct micro_batch **out, struct err *e)
 {
 	struct engine *g = p->g;
 	struct micro_batch *m = take_unused(p);
@@ -286,7 +286,7 @@ int pipeline_begin(
 }
 
 /* Until only the last stage is left: of ranks, this one's. */
-static void wait_arrived(struct pipeline *p, struct micro_batch *m)
+static void wait_arrived(struct stage_pipeline *p, struct micro_batch *m)
 {
 	const struct engine *g = p->g;
 	if (g->ranks) {
@@ -306,7 +306,7 @@ static void wait_arrived(struct pipeline *p, struct micro_batch *m)
 }
 
 /* The stages that the caller computes. */
-static int compute_end(struct pipeline *p, struct micro_batch *m, uint32_t first_hidden)
+static int compute_end(struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden)
 {
 	struct engine *g = p->g;
 	struct stage *s = g->ranks ? g->stages : engine_last(g);
@@ -314,7 +314,8 @@ static int compute_end(struct pipeline *p, struct micro_batch *m, uint32_t first
 	return stages_forward(s, &m->rows, first_hidden, &m->why);
 }
 
-int pipeline_end(struct pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e)
+int pipeline_end(
+	struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e)
 {
 	if (m != p->first)
 		bug("micro-batches end in the order in which they were begun");
@@ -337,7 +338,7 @@ int pipeline_end(struct pipeline *p, struct micro_batch *m, uint32_t first_hidde
 	return rc;
 }
 
-void pipeline_settle(struct pipeline *p)
+void pipeline_settle(struct stage_pipeline *p)
 {
 	for (struct micro_batch *m = p ? p->first : NULL; m; m = m->next)
 		wait_arrived(p, m);

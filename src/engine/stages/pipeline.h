@@ -28,35 +28,36 @@
 #include "src/engine/engine.h"
 #include "src/forward/forward.h"
 
-struct pipeline;
+struct stage_pipeline;
 struct micro_batch;
 
 /* For a started engine; threads are started when they are needed. Free it before the stages. */
-struct pipeline *pipeline_new(struct engine *g);
-void pipeline_free(struct pipeline *p); /* nothing may be in flight; NULL is fine */
+struct stage_pipeline *pipeline_new(struct engine *g);
+void pipeline_free(struct stage_pipeline *p); /* nothing may be in flight; NULL is fine */
 
 /* Stages that compute at the same time; 1: a step is computed as a whole. */
 uint32_t pipeline_depth(const struct engine *g);
 
 /* Sends rows into the first stage. What `rows` points to is lent until pipeline_end. It has no
  * callbacks and no taps. ERR_MEMORY, ERR_RUN: nothing is in flight of them. */
-int pipeline_begin(
-	struct pipeline *p, const struct forward_rows *rows, struct micro_batch **out, struct err *e);
+int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
+	struct micro_batch **out, struct err *e);
 
 /* The micro-batch that was begun first: waits for its rows and computes the last stage. Returns as
  * model_forward; *m is over in any case. */
-int pipeline_end(struct pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e);
+int pipeline_end(
+	struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e);
 
 /* The device of the last stage has done with the micro-batch that was ended last: for the figures.
  */
-void pipeline_idle(struct pipeline *p);
+void pipeline_idle(struct stage_pipeline *p);
 
 /* Waits until no stage computes and no message of a micro-batch is under way. NULL is fine. */
-void pipeline_settle(struct pipeline *p);
+void pipeline_settle(struct stage_pipeline *p);
 
-bool pipeline_in_flight(const struct pipeline *p); /* any; NULL is fine */
+bool pipeline_in_flight(const struct stage_pipeline *p); /* any; NULL is fine */
 
 /* Adds the figures of this process. */
-void pipeline_overlap(struct pipeline *p, struct engine_overlap *sum);
+void pipeline_overlap(struct stage_pipeline *p, struct engine_overlap *sum);
 
 #endif

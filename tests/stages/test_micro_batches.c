@@ -117,7 +117,7 @@ static int micro_setup(void **state)
 			ok(batch_step(&p, 1, NULL, &e), &e);
 			want[i][k] = logits_hash(a->s[i]);
 		}
-	assert_int_equal(batch_flights(a->g, 8, 8), 1); /* one stage */
+	assert_int_equal(batch_micro_batches(a->g, 8, 8), 1); /* one stage */
 	answers_close(a);
 	return rc;
 }
@@ -177,7 +177,7 @@ static void check_steps(struct answers *a, uint32_t n)
 	}
 }
 
-struct flight {
+struct flying {
 	uint32_t answers[ANSWERS], n;
 	struct batch_part parts[ANSWERS];
 	struct batch_run *run;
@@ -188,9 +188,9 @@ struct flight {
  * flight at most. */
 static uint32_t check_in_flight(struct answers *a, uint32_t n)
 {
-	struct flight *flights = NEW_ARRAY(struct flight, ANSWERS);
+	struct flying *flying = NEW_ARRAY(struct flying, ANSWERS);
 	bool flies[ANSWERS] = {false};
-	uint32_t first = 0, n_flights = 0, most = 0, ones[ANSWERS];
+	uint32_t first = 0, n_flying = 0, most = 0, ones[ANSWERS];
 	struct err e = {0};
 	answers_rewind(a);
 	for (;;) {
@@ -204,33 +204,33 @@ static uint32_t check_in_flight(struct answers *a, uint32_t n)
 		}
 		if (!live)
 			break;
-		const uint32_t count = batch_flights(a->g, live, live);
-		struct flight *f = &flights[(first + n_flights) % ANSWERS];
-		if (n_ready && n_flights < count) {
-			f->n = batch_flight_size(a->g, ones, n_ready, live, count);
+		const uint32_t count = batch_micro_batches(a->g, live, live);
+		struct flying *f = &flying[(first + n_flying) % ANSWERS];
+		if (n_ready && n_flying < count) {
+			f->n = batch_micro_batch_size(a->g, ones, n_ready, live, count);
 			for (uint32_t k = 0; k < f->n; k++) {
 				f->answers[k] = ready[k];
 				f->parts[k] = part_of(a, ready[k]);
 				flies[ready[k]] = true;
 			}
 			ok(batch_begin(f->parts, f->n, NULL, &f->run, &e), &e);
-			most = MAX(most, ++n_flights);
+			most = MAX(most, ++n_flying);
 			continue;
 		}
-		f = &flights[first];
+		f = &flying[first];
 		ok(batch_end(f->run, &e), &e);
 		for (uint32_t k = 0; k < f->n; k++) {
 			flies[f->answers[k]] = false;
 			check_answer(a, f->answers[k]);
 		}
 		first = (first + 1) % ANSWERS;
-		n_flights--;
+		n_flying--;
 	}
-	free(flights);
+	free(flying);
 	return most;
 }
 
-static void test_same_bits(void **state)
+static void test_bits_in_flight(void **state)
 {
 	(void)state;
 	struct engine_options o = stage_options(2, two);
@@ -305,7 +305,7 @@ static void test_between(void **state)
 	answers_close(a);
 }
 
-static void test_cancel(void **state)
+static void test_cancel_in_flight(void **state)
 {
 	(void)state;
 	struct engine_options o = stage_options(2, two);
@@ -491,7 +491,7 @@ static struct meeting {
 	pthread_mutex_t lock;
 	pthread_cond_t came;
 	uint32_t calls[2];
-	bool missed; /* one of them waited in vain */
+	bool missed; /* one of them has waited for nothing */
 } meeting = {.lock = PTHREAD_MUTEX_INITIALIZER, .came = PTHREAD_COND_INITIALIZER};
 
 static void meeting_rope_angles(
@@ -544,9 +544,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cut),
 		cmocka_unit_test(test_stages_overlap),
-		cmocka_unit_test(test_same_bits),
+		cmocka_unit_test(test_bits_in_flight),
 		cmocka_unit_test(test_between),
-		cmocka_unit_test(test_cancel),
+		cmocka_unit_test(test_cancel_in_flight),
 		cmocka_unit_test(test_failing_stage),
 		cmocka_unit_test(test_drafts),
 	};
