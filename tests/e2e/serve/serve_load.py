@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: MIT
 """Load on the server: serve_load.py [--seconds 5] [--clients 64] [--sessions 8] [--rude N] [--streamed]
+    [--addresses N] [--usage FILE]
 
-Each client asks again and again, in turn whole and streamed, and compares every answer with the one that was given to the same
-request when nothing else ran. Prints tokens per second (all, and of a client), times to the first token and to the end, and
-how the server's memory grew. With --rude there are N others besides who vanish, stall, reset, send halves of requests, garbage, framing
-that is not allowed, dripped headers, bodies of 64 MB, JSON nested 10,000 deep and prompts that are too long: they must get a refusal
-(or the door), and the clients must not notice. --streamed: experts come through a small cache, prompts are stored in a folder.
+Each client asks again and again, in turn whole and streamed, and compares every answer with the one that another server,
+without drafts, streaming and stored prompts, gave to the same request when nothing else ran. Prints tokens per second (all, and
+of a client), times to the first token and to the end, and how the server's memory grew. With --rude there are N others besides
+who vanish, stall, reset, send halves of requests, garbage, framing that is not allowed, dripped headers, bodies of 64 MB, JSON
+nested 10,000 deep and prompts that are too long: they must get a refusal (or the door), and the clients must not notice.
+
+--streamed: experts come through a small cache, prompts are stored in a folder. --addresses: the clients come from so many
+addresses (one from the first; those with --rude from one more), each a client of its own for --client-share. From 60 s on there
+are long answers, which are preempted for clients with other addresses, and long prompts, which are stored. --usage: the figures
+of the server's process go into a file every 30 s.
 
 Afterwards there are as many descriptors and threads as before. From 10 minutes on also: the memory of the last fifth of the run is
 that of the fifth after the fifth minute, within 2 %. So that this says something about all of the run, the server remembers few
@@ -39,6 +45,15 @@ def requests():
         asks.append({"messages": [{"role": "user", "content": f"What is the weather in {word.title()}?"}],
                      "tools": [WEATHER], "max_tokens": 60, "temperature": 0.7, "seed": i})
     return asks
+
+
+def long_requests():
+    """Answers that hold a session until it is taken from them, and prompts with a block that is stored (512 tokens)."""
+    asks = [{"messages": [{"role": "user", "content": f"Tell me of the {word}."}], "max_tokens": 300, "ignore_eos": True,
+             "temperature": 0.9, "seed": i} for i, word in enumerate(WORDS)]
+    return asks + [{"messages": [{"role": "system", "content": f"You are asked about the {word}. " * 90},
+                                 {"role": "user", "content": f"Define {word}."}],
+                    "max_tokens": 30, "temperature": 0.8, "seed": i} for i, word in enumerate(WORDS[:4])]
 
 
 def summary(message):
@@ -88,16 +103,21 @@ def ask_stream(connection, ask):
 
 
 class Load:
-    def __init__(self, server, asks, expected, seconds):
-        self.server, self.asks, self.expected = server, asks, expected
+    def __init__(self, server, asks, expected, seconds, addresses):
+        self.server, self.asks, self.expected, self.addresses = server, asks, expected, addresses
         self.end = time.monotonic() + seconds
         self.lock = threading.Lock()
         self.firsts, self.wholes, self.per_client, self.problems = [], [], [], []
         self.tokens = self.answers = self.refused = 0
 
+    def connect(self, number):
+        address = 1 + number % (self.addresses - 1) if number and self.addresses > 1 else 0
+        source = (f"127.0.0.{2 + address}", 0) if self.addresses else None
+        return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=600, source_address=source)
+
     def client(self, number):
         rng = random.Random(number)
-        connection, tokens, start = self.server.connect(600), 0, time.monotonic()
+        connection, tokens, start = self.connect(number), 0, time.monotonic()
         while time.monotonic() < self.end:
             i = rng.randrange(len(self.asks))
             began = time.monotonic()
@@ -106,7 +126,7 @@ class Load:
             except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException) as e:
                 self.problems.append(f"client {number}: {type(e).__name__} {e}")
                 connection.close()
-                connection = self.server.connect(600)
+                connection = self.connect(number)
                 continue
             with self.lock:
                 if got is None:
@@ -235,20 +255,41 @@ class Rude:
             i += 1
 
 
+USAGE_COUNTS = ("answers", "answers_preempted", "draft_steps", "draft_rows", "store_tokens")
+
+
 class Usage:
     """What the server's process holds, seen now and then: seconds, MB, descriptors, threads, per cent of what it may remember."""
 
-    def __init__(self, server):
+    def __init__(self, server, path):
         self.server, self.pid, self.seen = server, server.process.pid, []
-        self.began = time.monotonic()
+        self.began, self.written = time.monotonic(), -30
+        self.file = open(path, "w", encoding="ascii") if path else None
+        if self.file:
+            print("seconds MB descriptors threads remembered_%", *USAGE_COUNTS, file=self.file, flush=True)
+
+    def count_threads(self):
+        """Without those that io_uring starts in the process for a while."""
+        names = []
+        for task in os.listdir(f"/proc/{self.pid}/task"):
+            try:
+                with open(f"/proc/{self.pid}/task/{task}/comm", encoding="ascii", errors="replace") as f:
+                    names.append(f.read())
+            except OSError:
+                pass  # it has ended
+        return len([n for n in names if not n.startswith("iou-")])
 
     def look(self):
         with open(f"/proc/{self.pid}/status", encoding="ascii") as f:
-            fields = dict(line.split(":", 1) for line in f)
+            resident = next(int(line.split()[1]) for line in f if line.startswith("VmRSS:"))
         fds = len(os.listdir(f"/proc/{self.pid}/fd"))
         remembered = gauge(self.server, "remembered_answer_bytes") / gauge(self.server, "remembered_answer_bytes_limit")
-        self.seen.append((time.monotonic() - self.began, int(fields["VmRSS"].split()[0]) * 1024 / 1e6, fds, int(fields["Threads"]),
+        self.seen.append((time.monotonic() - self.began, resident * 1024 / 1e6, fds, self.count_threads(),
                           100 * remembered))
+        if self.file and self.seen[-1][0] >= self.written + 30:
+            self.written = self.seen[-1][0]
+            counts = [gauge(self.server, name + "_total") for name in USAGE_COUNTS]
+            print(*(f"{x:.1f}" for x in self.seen[-1]), *(f"{x:.0f}" for x in counts), file=self.file, flush=True)
         return self.seen[-1]
 
     def median(self, what, begin, end):
@@ -259,7 +300,8 @@ class Usage:
         begin = min(300, seconds / 2)
         for what, name in ((1, "MB"), (2, "descriptors"), (3, "threads"), (4, "per cent of the remembered answers' limit")):
             first, last = self.median(what, begin, begin + seconds / 5), self.median(what, seconds * 0.8, seconds)
-            print(f"{name}: median {first:.1f} in the fifth from {begin:.0f} s on, {last:.1f} in the last, {(last / first - 1) * 100:+.2f} %")
+            more = f", {(last / first - 1) * 100:+.2f} %" if first else ""
+            print(f"{name}: median {first:.1f} in the fifth from {begin:.0f} s on, {last:.1f} in the last{more}")
             if seconds >= 600:
                 check(what > 1 or last <= first * 1.02, name, "are not flat:", first, last)
                 check(what < 4 or first > 90, "so few answers were remembered in the beginning:", first, "%")
@@ -278,21 +320,26 @@ def percentiles(values):
     return " / ".join(f"{values[min(len(values) - 1, int(len(values) * p))] * 1000:.0f}" for p in (0.5, 0.95, 0.99, 1))
 
 
-def run(o, more):
-    asks = requests()
-    with Server("--sessions", str(o.sessions), "-c", "1024", "-q", "--queue", "1000", "--remember-gb", "0.0003",
-                *more) as s:
+def answer_alone(asks):
+    """The right answers, and tokens per second."""
+    with Server("--sessions", "1", "-c", "1024", "-q", "--draft", "off", "--remember-gb", "0", "--no-profile") as s:
         c = s.connect()
         began = time.monotonic()
-        expected = [ask_whole(c, a) for a in asks]
-        tokens_alone = sum(e[1] for e in expected)
-        alone_s = time.monotonic() - began
-        expected = [e[0] for e in expected]
+        answers = [ask_whole(c, a) for a in asks]
+        seconds = time.monotonic() - began
         c.close()
-        usage = Usage(s)
+    return [a[0] for a in answers], sum(a[1] for a in answers) / seconds
+
+
+def run(o, more):
+    asks = requests() + (long_requests() if o.seconds >= 60 else [])
+    expected, tok_s_alone = answer_alone(asks)
+    with Server("--sessions", str(o.sessions), "-c", "1024", "-q", "--queue", "1000", "--remember-gb", "0.0002",
+                *(("--client-share", "75") if o.addresses else ()), *more) as s:
+        usage = Usage(s, o.usage)
         time.sleep(0.5)
         before = usage.look()
-        load = Load(s, asks, expected, o.seconds)
+        load = Load(s, asks, expected, o.seconds, o.addresses)
         threads = [threading.Thread(target=load.client, args=(i,)) for i in range(o.clients)]
         statuses = {}
         rude = Rude(s, load.end, statuses)
@@ -311,7 +358,7 @@ def run(o, more):
         state = s.wait_idle(30)
         check(state["totals"]["failed"] == 0 and state["healthy"], "nothing failed", state["totals"])
         print(f"{o.clients} clients, {o.sessions} sessions, {o.seconds:g} s: {load.answers} answers, {load.refused} refused, "
-              f"{len(load.problems)} wrong, {load.tokens / o.seconds:.1f} tok/s in all (alone, one after the other: {tokens_alone / alone_s:.1f})")
+              f"{len(load.problems)} wrong, {load.tokens / o.seconds:.1f} tok/s in all (alone, one after the other: {tok_s_alone:.1f})")
         print(f"tok/s of a client: least {min(load.per_client):.2f}, most {max(load.per_client):.2f}")
         print(f"ms to the first token, 50/95/99/100 %: {percentiles(load.firsts)}")
         print(f"ms to the end of an answer:            {percentiles(load.wholes)}")
@@ -330,10 +377,13 @@ def main():
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--rude", type=int, default=0)
     parser.add_argument("--streamed", action="store_true")
+    parser.add_argument("--addresses", type=int, default=0)
+    parser.add_argument("--usage")
     o = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
     with tempfile.TemporaryDirectory() as folder:
-        run(o, ["--cache-gb", "0.006", "--ram-gb", "0.003", "--session-dir", folder, "--session-dir-gb", "0.05"] if o.streamed else [])
+        run(o, ["--cache-gb", "0.006", "--ram-gb", "0.003", "--session-dir", folder, "--session-dir-gb", "0.05",
+                "--draft", "auto"] if o.streamed else [])
     finish()
 
 
