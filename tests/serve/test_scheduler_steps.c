@@ -3,6 +3,7 @@
  * What the steps of the scheduler consist of, one by one: no thread runs, and steps are measured
  * with a clock that counts their rows.
  */
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -55,13 +56,17 @@ struct fixture {
 	struct client *client; /* of the jobs to come */
 };
 
-static bool kv_f32; /* of the engines to come */
+static bool kv_f32;           /* of the engines to come */
+static uint32_t n_stages = 1; /* ... all on card 0 */
 
 static struct fixture fixture_open(
 	uint32_t sessions, uint32_t chunk, uint32_t context, uint64_t step, uint64_t row)
 {
+	static const uint32_t cards[4];
 	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
 		.backend = "cpu",
+		.cards = cards,
+		.n_cards = n_stages,
 		.context = context,
 		.chunk = chunk,
 		.sessions = sessions,
@@ -590,6 +595,104 @@ static void test_preempted_keeps_none_out(void **state)
 	crowd_close(&c);
 }
 
+/* ---- several stages ---- */
+
+static bool is_busy(const struct scheduler *s)
+{
+	bool busy = s->first != NULL;
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		busy |= s->slots[i].job != NULL;
+	return busy;
+}
+
+static uint32_t slots_in_flight(const struct scheduler *s)
+{
+	uint32_t n = 0;
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		n += s->slots[i].in_flight;
+	return n;
+}
+
+enum { STAGED = 9, CANCELLED = 1 };
+
+/* Answers that end at different times, one that is cancelled while its step is in flight, and
+ * prompts that come later: a hash of what each has written. Returns how many answers were in flight
+ * behind a step at most. */
+static uint32_t answers_of_stages(uint32_t stages, uint64_t *hashes)
+{
+	n_stages = stages;
+	struct fixture f = fixture_open(6, 64, 200, MS, MS);
+	uint32_t most = 0;
+	bool reads;
+	for (uint32_t i = 0; i < STAGED - 2; i++)
+		submit(&f, 5 + 3 * i, i == CANCELLED ? 150 : 4 + 5 * (i % 4));
+	for (uint32_t k = 0; is_busy(f.s); k++) {
+		assert_true(k < 2000);
+		step(&f, &reads);
+		most = MAX(most, slots_in_flight(f.s));
+		if (f.jobs[CANCELLED]->generated.n == 9)
+			atomic_store(&f.jobs[CANCELLED]->cancel, true);
+		if (k == 10)
+			while (f.n_jobs < STAGED)
+				submit(&f, 40, 12);
+	}
+	assert_null(f.s->steps);
+	for (uint32_t i = 0; i < STAGED; i++) {
+		const struct job *j = f.jobs[i];
+		assert_true(i == CANCELLED ? j->generated.n < 20 : j->generated.n == j->max_new);
+		hashes[i] = hash_bytes(
+			HASH_START, j->generated.data, (i == CANCELLED ? 9 : j->max_new) * sizeof(int32_t));
+	}
+	fixture_close(&f);
+	n_stages = 1;
+	return most;
+}
+
+/* With several stages several steps are in flight, and every answer is that of one stage. */
+static void test_answers_of_stages(void **state)
+{
+	(void)state;
+	uint64_t one[STAGED], more[STAGED];
+	assert_int_equal(answers_of_stages(1, one), 0);
+	for (uint32_t n = 2; n < 4; n++) {
+		assert_in_range(answers_of_stages(n, more), 2, 5);
+		assert_memory_equal(one, more, sizeof one);
+	}
+}
+
+/* The server stops, or the device of a stage fails, while steps are in flight: every answer ends,
+ * and nothing waits for anything. */
+static void test_stages_end(void **state)
+{
+	(void)state;
+	for (int fails = 0; fails < 2; fails++) {
+		n_stages = 3;
+		struct fixture f = fixture_open(6, 64, 200, MS, MS);
+		bool reads;
+		for (uint32_t i = 0; i < 6; i++)
+			submit(&f, 5, 100);
+		for (uint32_t k = 0; slots_in_flight(f.s) < 4; k++) {
+			assert_true(k < 100);
+			step(&f, &reads);
+		}
+		struct backend *b = g->stages[1].backend;
+		assert_false(engine_has_failed(g)); /* waits: no stage computes */
+		if (fails)
+			err_set(&b->failure, ERR_RUN, "failed on purpose");
+		else
+			scheduler_stop(f.s, 0);
+		for (uint32_t k = 0; is_busy(f.s); k++) {
+			assert_true(k < 20);
+			step(&f, &reads);
+		}
+		assert_null(f.s->steps);
+		assert_int_equal(metrics_get(metrics, METRICS_FAILED), 6);
+		b->failure = (struct err){0};
+		fixture_close(&f);
+	}
+	n_stages = 1;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -604,6 +707,8 @@ int main(void)
 		cmocka_unit_test(test_failure_pauses),
 		cmocka_unit_test(test_swap_is_charged),
 		cmocka_unit_test(test_preempted_keeps_none_out),
+		cmocka_unit_test(test_answers_of_stages),
+		cmocka_unit_test(test_stages_end),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -216,6 +216,7 @@ void scheduler_stop(struct scheduler *s, unsigned grace_ms)
 		rc = pthread_cond_timedwait(&s->ended, &s->lock, &until);
 	s->stop_now = true;
 	atomic_store(&s->abandon, true);
+	atomic_store(&s->ends, true);
 	if (s->alone)
 		atomic_store(&s->alone->cancel, true);
 	while (!s->finished)
@@ -238,6 +239,7 @@ void scheduler_close(struct scheduler *s)
 		draft_timeline_free(s->slots[i].drafts);
 		session_free(s->slots[i].session);
 	}
+	scheduler_free_steps(s);
 	client_times_fini(&s->times);
 	drafter_free(s->drafter);
 	prefix_store_close(s->store);

@@ -36,7 +36,10 @@ struct slot {
 	int64_t rest_ns;        /* steps take so long before the job goes on: scheduler_steps.c */
 	uint32_t safe_steps;    /* of the job, before it may be preempted: scheduler_preempt.c */
 	uint64_t swap_ns;       /* what freeing the session cost; not charged to anybody yet */
+	bool in_flight;         /* in a step of answers that has begun: nobody touches job or session */
 };
+
+struct answer_step; /* scheduler_steps.c */
 
 struct scheduler {
 	struct engine *engine;      /* constant */
@@ -63,6 +66,9 @@ struct scheduler {
 	uint64_t cpu_ns;           /* compute: processor time of the thread that metrics have */
 	uint64_t step_ns;          /* compute: of what they do not have, in steps */
 	atomic_bool abandon;       /* ends the step of several jobs in hand: nobody waits for it */
+	struct answer_step *steps; /* compute: in flight, the first one ends first */
+	struct answer_step *unused_steps; /* compute */
+	atomic_bool ends;                 /* ends the steps in flight */
 	/* of preemption: scheduler_preempt.c */
 	uint64_t image_limit;   /* constant: bytes of one image at most; 0: nothing is preempted */
 	uint64_t images_limit;  /* constant: of all */
@@ -121,7 +127,9 @@ void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
 
 /* ---- scheduler_steps.c ---- */
 
-/* One step of the sessions that read or of those that write; nothing when there are none. */
+/* One step of the sessions that read or of those that write; nothing when there are none. Steps
+ * that write may be in flight afterwards, where the model has several stages (batch.h). */
 void scheduler_step(struct scheduler *s);
+void scheduler_free_steps(struct scheduler *s);
 
 #endif

@@ -8,7 +8,8 @@
  * - Who is let in: a client without a session that has waited for PATIENCE_NS, unless fair queuing
  *   has it ahead of others by more than a step (client_time.h).
  * - What is preempted: of the client with the most sessions, two at least, the answer with the
- *   fewest rows. One that has resumed is computed in SAFE_STEPS steps before that.
+ *   fewest rows; not one whose step is in flight. One that has resumed is computed in SAFE_STEPS
+ *   steps before that.
  * - Copying halts all other answers. So an image has IMAGE_BYTES at most; an answer with more rows
  *   is not preempted, and the other client waits for the end of one.
  * - All images together have IMAGES_BYTES at most, and a new one 1 / MEMORY_PART of the memory that
@@ -78,7 +79,7 @@ static struct slot *slot_find_preempted(struct scheduler *s)
 	uint32_t most = 1;
 	for (uint32_t i = 0; i < s->n_slots; i++) {
 		struct slot *x = &s->slots[i];
-		if (!x->job || !x->job->client || x->safe_steps)
+		if (!x->job || !x->job->client || x->safe_steps || x->in_flight)
 			continue;
 		const uint32_t n = count_sessions(s, x->job->client);
 		if (n > most ||

@@ -281,6 +281,8 @@ void slots_drop_cancelled(struct scheduler *s)
 	err_set(&e, ERR_INTERRUPTED, "the server is shutting down");
 	for (uint32_t i = 0; i < s->n_slots; i++) {
 		struct slot *slot = &s->slots[i];
+		if (slot->in_flight) /* when its step has ended */
+			continue;
 		if (slot->job && now)
 			slot_fail(s, slot, &e);
 		else if (slot->job && atomic_load(&slot->job->cancel))

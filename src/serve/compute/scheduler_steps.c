@@ -5,6 +5,10 @@
  * draft of the next row is this token, the next row is drawn from, else that row and those after it
  * are forgotten. The last token drawn is computed by the next step.
  *
+ * Where the model has several stages, several steps of different answers are in flight, so that all
+ * stages compute (batch.h). A step that reads prompts, and whatever else uses the devices, has them
+ * for itself: those in flight wait in front of the last stage meanwhile.
+ *
  * While answers are written, prompts are read in slices (slices.h). Both get the same time: before
  * the next slice answers are written for as long as the last one took. That goes for answers that
  * rest too (slot_rests): meanwhile prompts are read, but in slices.
@@ -20,6 +24,7 @@
 #include "src/engine/generate.h"
 #include "src/serve/compute/scheduler_internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define PROGRESS_NS 100000000ull /* between two reports of how far a prompt is */
@@ -66,6 +71,26 @@ static void reading_layer(void *user, uint32_t done, uint32_t n_layers)
 		step->reported_ns = now;
 }
 
+/* What a step has taken of this thread's time, in ns of s->clock, of the processor and of the
+ * drafter's clock. What the stages before the last one compute meanwhile is not in it. */
+struct step_times {
+	uint64_t clock, cpu, drafter;
+};
+
+static struct step_times times_now(const struct scheduler *s)
+{
+	return (struct step_times){
+		s->clock(), clock_thread_ns(), s->drafter ? drafter_clock(s->drafter) : 0};
+}
+
+static void times_add(const struct scheduler *s, struct step_times *sum, struct step_times from)
+{
+	const struct step_times now = times_now(s);
+	sum->clock += now.clock - from.clock;
+	sum->cpu += now.cpu - from.cpu;
+	sum->drafter += now.drafter - from.drafter;
+}
+
 /* Divides the time of a step among the clients of its parts. */
 static void parts_charge(
 	const struct batch_part *parts, struct slot *const *at, uint32_t n, uint64_t ns)
@@ -80,8 +105,42 @@ static void parts_charge(
 			client_time_charge(at[i]->time, CLIENT_READS, ns * parts[i].n / weights);
 }
 
-/* Computes the parts of `at`; when that fails their jobs do. A job that failed is gone from its
- * slot. */
+/* The parts of `at` were computed, or that failed with rc: then their jobs do. A job that failed is
+ * gone from its slot. Returns whether all is well. */
+static bool parts_computed(struct scheduler *s, const struct batch_part *parts,
+	struct slot *const *at, uint32_t n, const struct step_times *times, int rc, struct err *e)
+{
+	s->step_ns += times->cpu;
+	parts_charge(parts, at, n, times->clock);
+	if (n && at[0]->state == SCHEDULER_WRITING)
+		s->model_ns = s->model_ns ? (7 * s->model_ns + times->clock) / 8 : times->clock;
+	pthread_mutex_lock(&s->lock);
+	s->alone = NULL;
+	s->snapshot.healthy = !rc || rc == ERR_INTERRUPTED;
+	pthread_mutex_unlock(&s->lock);
+	uint64_t rows = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		rows += parts[i].n;
+		at[i]->safe_steps -= MIN(at[i]->safe_steps, 1);
+	}
+	metrics_add(s->metrics, METRICS_STEPS, 1);
+	metrics_add(s->metrics, METRICS_ROWS, rows);
+	for (uint32_t i = 0; i < n && !rc; i++)
+		if (!session_length(at[i]->session)) /* the step has forgotten it */
+			slot_fail_not_finite(s, at[i]);
+	if (!rc)
+		return true;
+	if (rc == ERR_INTERRUPTED) /* drop_cancelled says what becomes of them */
+		return false;
+	log_warn("a step failed: %s", e->text);
+	/* the sentence may name files of the server: not for clients */
+	err_set(e, rc, "the model could not be computed; the server's log says why");
+	for (uint32_t i = 0; i < n; i++)
+		slot_fail(s, at[i], e);
+	return false;
+}
+
+/* Computes the parts of `at` as a whole. */
 static bool parts_compute(
 	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
 {
@@ -98,37 +157,11 @@ static bool parts_compute(
 	const struct batch_watch watch = {.cancel = alone ? &alone->cancel : &s->abandon,
 		.on_layer = n && at[0]->state == SCHEDULER_READING ? reading_layer : NULL,
 		.user = &step};
-	uint64_t before = clock_thread_ns(), start = s->clock();
+	struct step_times times = {0};
+	const struct step_times from = times_now(s);
 	int rc = batch_step(parts, n, &watch, &e);
-	s->step_ns += clock_thread_ns() - before;
-	uint64_t took = s->clock() - start;
-	parts_charge(parts, at, n, took);
-	if (n && at[0]->state == SCHEDULER_WRITING)
-		s->model_ns = s->model_ns ? (7 * s->model_ns + took) / 8 : took;
-	pthread_mutex_lock(&s->lock);
-	s->alone = NULL;
-	s->snapshot.healthy = !rc || rc == ERR_INTERRUPTED;
-	pthread_mutex_unlock(&s->lock);
-	uint64_t rows = 0;
-	for (uint32_t i = 0; i < n; i++) {
-		rows += parts[i].n;
-		at[i]->safe_steps -= MIN(at[i]->safe_steps, 1);
-	}
-	metrics_add(s->metrics, METRICS_STEPS, 1);
-	metrics_add(s->metrics, METRICS_ROWS, rows);
-	for (uint32_t i = 0; i < n && !rc; i++)
-		if (!session_length(at[i]->session)) /* batch_step has forgotten it */
-			slot_fail_not_finite(s, at[i]);
-	if (!rc)
-		return true;
-	if (rc == ERR_INTERRUPTED) /* drop_cancelled says what becomes of them */
-		return false;
-	log_warn("a step failed: %s", e.text);
-	/* the sentence may name files of the server: not for clients */
-	err_set(&e, rc, "the model could not be computed; the server's log says why");
-	for (uint32_t i = 0; i < n; i++)
-		slot_fail(s, at[i], &e);
-	return false;
+	times_add(s, &times, from);
+	return parts_computed(s, parts, at, n, &times, rc, &e);
 }
 
 #define JOB_ENDS_MAX 128 /* stop tokens of the model and 64 of a request */
@@ -481,50 +514,169 @@ static void slots_drafted(struct scheduler *s, struct slot *const *at, uint32_t 
 	drafts_computed(s->drafter, drafts, n, ns);
 }
 
-/* One step of the answers: the latest token of each, and drafts. At most as many rows in all as the
+/* A step of answers: the latest token of each, and drafts. At most as many rows in all as the
  * device computes with the bits of single rows (batch_decode_rows). */
-static void decode_step(struct scheduler *s)
-{
+struct answer_step {
+	struct answer_step *next;
+	struct batch_run *run; /* NULL: computed as a whole when it ends */
+	uint32_t n;
+	struct slot *at[SCHEDULER_ROWS];
 	struct batch_part parts[SCHEDULER_ROWS];
-	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
 	int32_t tokens[SCHEDULER_ROWS];
 	struct draw_request draws[SCHEDULER_ROWS];
 	struct draw_result drawn[SCHEDULER_ROWS];
-	uint32_t n = 0, rows = 0, most = MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine));
+	struct step_times times;
+};
+
+static uint32_t count_in_flight(const struct scheduler *s, uint32_t *answers)
+{
+	uint32_t n = 0;
+	*answers = 0;
+	for (const struct answer_step *x = s->steps; x; x = x->next, n++)
+		*answers += x->n;
+	return n;
+}
+
+/* The answers of the next step, if one more may be in flight; returns how many. *count: steps that
+ * are in flight at best. */
+static uint32_t choose_answers(struct scheduler *s, struct slot **at, uint32_t *count)
+{
+	uint32_t n = 0, flying, ones[SCHEDULER_SESSIONS_MAX];
+	const uint32_t n_steps = count_in_flight(s, &flying);
 	for (uint32_t k = 0; k < s->n_slots; k++) {
 		struct slot *slot = &s->slots[(s->write_turn + k) % s->n_slots];
-		if (slot->job && slot->state == SCHEDULER_WRITING && !slot_rests(s, slot))
+		if (slot->job && slot->state == SCHEDULER_WRITING && !slot->in_flight &&
+			!slot_rests(s, slot))
 			at[n++] = slot;
+		ones[k] = 1;
 	}
+	if (!n || n_steps >= batch_micro_batches(s->engine, flying + n, flying + n))
+		return 0;
 	n = slots_take_turns(s, at, n, CLIENT_WRITES);
-	if (n > most) {
-		s->write_turn = (uint32_t)(at[most] - s->slots);
-		n = most;
+	if (!n)
+		return 0;
+	*count = batch_micro_batches(s->engine, flying + n, flying + n);
+	if (n_steps >= *count)
+		return 0;
+	const uint32_t taken = batch_micro_batch_size(s->engine, ones, n, flying + n, *count);
+	if (n > taken)
+		s->write_turn = (uint32_t)(at[taken] - s->slots);
+	return taken;
+}
+
+static struct answer_step *take_unused_step(struct scheduler *s)
+{
+	struct answer_step *step = s->unused_steps;
+	if (!step)
+		return NEW(struct answer_step);
+	s->unused_steps = step->next;
+	*step = (struct answer_step){0};
+	return step;
+}
+
+static void give_unused_step(struct scheduler *s, struct answer_step *step)
+{
+	step->next = s->unused_steps;
+	s->unused_steps = step;
+}
+
+void scheduler_free_steps(struct scheduler *s)
+{
+	for (struct answer_step *x = s->unused_steps, *next; x; x = next) {
+		next = x->next;
+		free(x);
 	}
+	s->unused_steps = NULL;
+}
+
+/* The rows of a step, drafts included. */
+static void fill_step(struct scheduler *s, struct answer_step *step)
+{
+	uint32_t rows = 0;
 	if (s->drafter)
-		slots_draft(s, at, n, most);
-	for (uint32_t i = 0; i < n; i++) {
-		const struct draft_timeline *drafts = at[i]->drafts;
+		slots_draft(s, step->at, step->n, MIN(SCHEDULER_ROWS, batch_decode_rows(s->engine)));
+	for (uint32_t i = 0; i < step->n; i++) {
+		struct slot *slot = step->at[i];
+		const struct draft_timeline *drafts = slot->drafts;
 		uint32_t n_drafts = drafts ? drafts->n : 0;
-		tokens[rows] = at[i]->next;
+		step->tokens[rows] = slot->next;
 		if (n_drafts)
-			memcpy(tokens + rows + 1, drafts->ids, n_drafts * sizeof *tokens);
-		parts[i] = (struct batch_part){.session = at[i]->session,
-			.tokens = tokens + rows,
+			memcpy(step->tokens + rows + 1, drafts->ids, n_drafts * sizeof *step->tokens);
+		step->parts[i] = (struct batch_part){.session = slot->session,
+			.tokens = step->tokens + rows,
 			.n = 1 + n_drafts,
 			.verify = n_drafts > 0};
-		part_draws(&parts[i], at[i]->job, &draws[rows], &drawn[rows]);
+		part_draws(&step->parts[i], slot->job, &step->draws[rows], &step->drawn[rows]);
 		rows += 1 + n_drafts;
 	}
-	uint64_t start = s->drafter ? drafter_clock(s->drafter) : 0;
-	if (!parts_compute(s, parts, at, n))
-		return;
-	uint64_t ns = s->drafter ? drafter_clock(s->drafter) - start : 0;
+}
+
+/* Begins a step of answers, if one more may be in flight. Returns whether it did. */
+static bool begin_answers(struct scheduler *s)
+{
+	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
+	struct err e = {0};
+	uint32_t count;
+	const uint32_t n = choose_answers(s, at, &count);
+	if (!n)
+		return false;
+	struct answer_step *step = take_unused_step(s), **last = &s->steps;
+	step->n = n;
+	memcpy(step->at, at, n * sizeof *at);
+	fill_step(s, step);
+	int rc = 0;
+	if (count > 1) {
+		const struct step_times from = times_now(s);
+		rc = batch_begin(step->parts, n, &(struct batch_watch){.cancel = &s->ends}, &step->run, &e);
+		times_add(s, &step->times, from);
+	}
+	if (rc) {
+		parts_computed(s, step->parts, step->at, n, &step->times, rc, &e);
+		give_unused_step(s, step);
+		return false;
+	}
 	for (uint32_t i = 0; i < n; i++)
-		if (at[i]->job)
-			slot_continue(s, at[i], &parts[i]);
-	if (s->drafter)
-		slots_drafted(s, at, n, ns);
+		at[i]->in_flight = true;
+	while (*last)
+		last = &(*last)->next;
+	*last = step;
+	return true;
+}
+
+/* Ends the step that was begun first: its answers go on. */
+static void end_answers(struct scheduler *s)
+{
+	struct answer_step *step = s->steps;
+	struct err e = {0};
+	bool computed;
+	if (!step)
+		return;
+	s->steps = step->next;
+	for (uint32_t i = 0; i < step->n; i++)
+		step->at[i]->in_flight = false;
+	const struct step_times from = times_now(s);
+	if (step->run) {
+		int rc = batch_end(step->run, &e);
+		times_add(s, &step->times, from);
+		computed = parts_computed(s, step->parts, step->at, step->n, &step->times, rc, &e);
+	} else {
+		computed = parts_compute(s, step->parts, step->at, step->n);
+		times_add(s, &step->times, from);
+	}
+	for (uint32_t i = 0; i < step->n && computed; i++)
+		if (step->at[i]->job)
+			slot_continue(s, step->at[i], &step->parts[i]);
+	if (s->drafter && computed)
+		slots_drafted(s, step->at, step->n, step->times.drafter);
+	give_unused_step(s, step);
+}
+
+/* Steps of answers: as many in flight as there are stages to compute them, and the end of one. */
+static void decode_step(struct scheduler *s)
+{
+	while (begin_answers(s))
+		;
+	end_answers(s);
 }
 
 void scheduler_step(struct scheduler *s)
@@ -534,6 +686,7 @@ void scheduler_step(struct scheduler *s)
 	for (uint32_t i = 0; i < s->n_slots; i++)
 		ready = ready || (s->slots[i].job && s->slots[i].state == SCHEDULER_WRITING &&
 							 !slot_rests(s, &s->slots[i]));
+	ready = ready || s->steps;
 	if (!reading && !ready)
 		return;
 	uint64_t start = s->clock(), wall = clock_ns();
