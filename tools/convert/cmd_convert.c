@@ -11,7 +11,7 @@
 #include "src/base/num.h"
 #include "src/quant/quantize.h"
 #include "tools/commands/commands.h"
-#include "tools/convert/convert_keys.h"
+#include "src/checkpoint/convert_keys.h"
 #include "tools/convert/convert_pipeline.h"
 #include "tools/plan/model_headers.h"
 #include "tools/output/interrupt.h"

@@ -12,7 +12,7 @@
 #include "src/format/gguf_write.h"
 #include "tools/imatrix/imatrix_file.h"
 #include "tools/convert/convert_journal.h"
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_map.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -11,8 +11,8 @@
 #include "src/base/num.h"
 #include "src/base/version.h"
 #include "src/quant/dequant.h"
-#include "tools/convert/convert_keys.h"
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_keys.h"
+#include "src/checkpoint/convert_map.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -15,7 +15,7 @@
 #include "src/format/gguf.h"
 #include "src/format/safetensors.h"
 #include "src/model/config.h"
-#include "tools/convert/convert_config.h"
+#include "src/checkpoint/convert_config.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -15,7 +15,7 @@
 #include "src/base/buf.h"
 #include "src/base/err.h"
 #include "src/format/gguf.h"
-#include "tools/convert/convert_config.h"
+#include "src/checkpoint/convert_config.h"
 #include "tools/export/export_plan.h"
 
 #include <stddef.h>

@@ -4,8 +4,8 @@
 
 #include "src/base/mem.h"
 #include "src/format/gguf_write.h"
-#include "tools/convert/convert_keys.h"
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_keys.h"
+#include "src/checkpoint/convert_map.h"
 #include "tools/synth/synth_model.h"
 
 #include <errno.h>

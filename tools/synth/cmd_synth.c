@@ -14,7 +14,7 @@
 #include "src/base/num.h"
 #include "src/model/config.h"
 #include "tools/commands/commands.h"
-#include "tools/convert/convert_keys.h"
+#include "src/checkpoint/convert_keys.h"
 #include "tools/output/interrupt.h"
 #include "tools/options/pocket.h"
 #include "tools/output/progress.h"

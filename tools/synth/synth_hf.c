@@ -9,7 +9,7 @@
 #include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/version.h"
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_map.h"
 #include "tools/export/export_run.h"
 #include "tools/output/report.h"
 #include "tools/synth/synth_model.h"

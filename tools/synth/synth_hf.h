@@ -8,7 +8,7 @@
 #define GLM_TOOLS_SYNTH_HF_H
 
 #include "src/base/err.h"
-#include "tools/convert/convert_config.h"
+#include "src/checkpoint/convert_config.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -10,7 +10,7 @@
 #include "src/format/gguf.h"
 #include "src/model/config.h"
 #include "src/text/hf_tokenizer.h"
-#include "tools/convert/convert_keys.h"
+#include "src/checkpoint/convert_keys.h"
 
 #include <math.h>
 #include <stdio.h>

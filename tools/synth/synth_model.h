@@ -7,8 +7,8 @@
 #include "src/base/buf.h"
 #include "src/base/err.h"
 #include "src/format/gguf_write.h"
-#include "tools/convert/convert_config.h"
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_config.h"
+#include "src/checkpoint/convert_map.h"
 #include "tools/synth/synth_fill.h"
 
 #define SYNTH_SEED_KEY "glmstream.synth.seed"

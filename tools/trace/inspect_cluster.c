@@ -5,7 +5,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_map.h"
 #include "tools/options/pocket.h"
 #include "tools/output/json_out.h"
 #include "tools/plan/machine_plan.h"

@@ -9,7 +9,7 @@
 #include "src/base/args.h"
 #include "src/base/log.h"
 #include "src/base/num.h"
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_map.h"
 #include "tools/options/habits.h"
 #include "tools/options/text_input.h"
 #include "tools/trace/trace_simulate.h"

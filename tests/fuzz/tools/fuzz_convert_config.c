@@ -12,9 +12,9 @@
 #include "src/format/gguf_write.h"
 #include "src/model/config.h"
 #include "tests/fuzz/fixture.h"
-#include "tools/convert/convert_config.h"
-#include "tools/convert/convert_keys.h"
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_config.h"
+#include "src/checkpoint/convert_keys.h"
+#include "src/checkpoint/convert_map.h"
 #include "tools/export/export_plan.h"
 
 #include <jansson.h>

@@ -5,8 +5,8 @@
  * nothing here; rope_theta sits in rope_parameters; class defaults of the library differ from
  * released values, so nothing that matters has a default.
  */
-#ifndef GLM_TOOLS_CONVERT_CONFIG_H
-#define GLM_TOOLS_CONVERT_CONFIG_H
+#ifndef GLM_CHECKPOINT_CONVERT_CONFIG_H
+#define GLM_CHECKPOINT_CONVERT_CONFIG_H
 
 #include "src/base/err.h"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* The metadata of a converted model: shape, indexer schedule, sampling defaults, tokenizer, chat
  * template. */
-#ifndef GLM_TOOLS_CONVERT_KEYS_H
-#define GLM_TOOLS_CONVERT_KEYS_H
+#ifndef GLM_CHECKPOINT_CONVERT_KEYS_H
+#define GLM_CHECKPOINT_CONVERT_KEYS_H
 
 #include "src/base/buf.h"
 #include "src/base/err.h"
 #include "src/format/gguf_write.h"
-#include "tools/convert/convert_config.h"
+#include "src/checkpoint/convert_config.h"
 
 /* True: the checkpoint's head is its embedding; output.weight is a second copy of it. */
 #define CONVERT_TIED_KEY "glmstream.tie_word_embeddings"

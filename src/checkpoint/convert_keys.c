@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /* GGUF keys of architecture glm-dsa from a checkpoint's configuration and tokenizer. */
-#include "tools/convert/convert_keys.h"
+#include "src/checkpoint/convert_keys.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/format/file_map.h"
 #include "src/text/hf_tokenizer.h"
-#include "tools/options/text_input.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -164,12 +165,15 @@ static int set_template(struct gguf_writer *w, const char *dir, struct buf *note
 	char *path = mem_printf("%s/chat_template.jinja", dir);
 	int code = 0;
 	if (access(path, F_OK) == 0) {
-		size_t n;
-		char *text = NULL;
-		code = text_input_read(path, &text, &n, e);
-		if (!code)
-			gguf_writer_set_bytes(w, "tokenizer.chat_template", text, n);
-		free(text);
+		struct file_map m = {0};
+		struct stat s;
+		if (stat(path, &s) == 0 && !s.st_size)
+			gguf_writer_set_bytes(w, "tokenizer.chat_template", "", 0);
+		else if (!(code = file_map_open(&m, path, e)))
+			gguf_writer_set_bytes(w, "tokenizer.chat_template", (const char *)m.data, m.size);
+		if (!code && m.data)
+			code = file_map_check(&m, path, e);
+		file_map_close(&m);
 		free(path);
 		return code;
 	}

@@ -4,7 +4,7 @@
  * model in file order and declares tensor after tensor; its first error sticks and makes all
  * further calls do nothing, so the walk reads as the list that it is.
  */
-#include "tools/convert/convert_map.h"
+#include "src/checkpoint/convert_map.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* config.json and generation_config.json -> struct convert_config, and back. What both directions
  * need stands in tables: numbers, and settings of which only one value is supported. */
-#include "tools/convert/convert_config.h"
+#include "src/checkpoint/convert_config.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

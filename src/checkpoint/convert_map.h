@@ -7,15 +7,15 @@
  * attn_k_b and attn_v_b. Each slab comes from consecutive rows of one source tensor (fused expert
  * tensors hold several slabs each).
  */
-#ifndef GLM_TOOLS_CONVERT_MAP_H
-#define GLM_TOOLS_CONVERT_MAP_H
+#ifndef GLM_CHECKPOINT_CONVERT_MAP_H
+#define GLM_CHECKPOINT_CONVERT_MAP_H
 
 #include "src/base/args.h"
 #include "src/base/buf.h"
 #include "src/base/err.h"
 #include "src/format/safetensors.h"
 #include "src/quant/dtype.h"
-#include "tools/convert/convert_config.h"
+#include "src/checkpoint/convert_config.h"
 
 #include <stdbool.h>
 #include <stddef.h>
