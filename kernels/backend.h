@@ -64,6 +64,9 @@ struct weight {
 	int64_t n_stack;
 	size_t row_bytes;   /* of one row of n_in values */
 	size_t stack_bytes; /* of one matrix: n_out * row_bytes */
+	/* F8_E4M3, n_stack 1: float32 [ceil(n_out / 128)][ceil(n_in / 128)], any alignment; weight
+	 * (r, c) is value (r, c) times scale (r / 128, c / 128), rounded once. NULL: no scales. */
+	const void *scales;
 };
 
 /* The rows of one step. Row r is the token at position pos[r] of its sequence. The sequence's cache
@@ -304,6 +307,7 @@ struct backend_ops {
 	void (*close)(struct backend *b);
 	bool async;      /* ops return before they have run; constant */
 	bool observable; /* backend.observer is called; constant */
+	bool scales;     /* products take weights with block scales; constant */
 	int decode_rows; /* most rows of a step that is computed in the decode way; see Numbers */
 
 	/* Memory

@@ -25,7 +25,8 @@ struct extent_table {
 };
 
 _Static_assert((int)EXTENT_GATE == GGUF_EXPERT_GATE && (int)EXTENT_UP == GGUF_EXPERT_UP &&
-				   (int)EXTENT_DOWN == GGUF_EXPERT_DOWN && (int)EXTENT_PARTS == GGUF_EXPERT_PARTS,
+				   (int)EXTENT_DOWN == GGUF_EXPERT_DOWN &&
+				   (int)EXTENT_MATRICES == GGUF_EXPERT_PARTS,
 	"parts have the same numbers here and in names");
 
 int extent_table_new(struct extent_table **out, uint32_t n_layers, uint32_t n_experts,
@@ -65,6 +66,24 @@ void extent_table_free(struct extent_table *t)
 	free(t);
 }
 
+/* Whether the bytes lie inside one of the table's files. */
+static bool run_is_inside(const struct extent_table *t, const struct gguf_run *r)
+{
+	uint64_t end;
+	return r->file < t->n_files && num_add(r->offset, r->bytes, &end) &&
+		   end <= t->files[r->file].size;
+}
+
+/* The bytes of one expert's part. */
+static struct gguf_run part_run(
+	const struct extent_table *t, const struct extent_tensor *x, uint32_t expert)
+{
+	if (x->runs)
+		return x->runs[expert];
+	const uint64_t bytes = x->bytes / t->n_experts;
+	return (struct gguf_run){x->file, x->offset + expert * bytes, bytes, NULL};
+}
+
 int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part part,
 	const struct extent_tensor *x, struct err *e)
 {
@@ -72,20 +91,27 @@ int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part pa
 		return err_set(e, ERR_INPUT,
 			"experts: layer %u, part %u, file %u: the table has %u, %u, %u", layer, (unsigned)part,
 			x->file, t->n_layers, (unsigned)EXTENT_PARTS, t->n_files);
-	const struct extent_file *f = &t->files[x->file];
-	uint64_t end;
+	const char *name = gguf_expert_part_names[part % EXTENT_MATRICES];
 	if (!x->bytes || x->bytes % t->n_experts)
 		return err_set(e, ERR_INPUT,
-			"blk.%u %s experts: %llu bytes are no whole number for %u experts", layer,
-			gguf_expert_part_names[part], (unsigned long long)x->bytes, t->n_experts);
-	if (!num_add(x->offset, x->bytes, &end) || end > f->size)
-		return err_set(e, ERR_INPUT,
-			"blk.%u %s experts: %llu bytes at offset %llu of a file of %llu bytes", layer,
-			gguf_expert_part_names[part], (unsigned long long)x->bytes,
-			(unsigned long long)x->offset, (unsigned long long)f->size);
+			"blk.%u %s experts: %llu bytes are no whole number for %u experts", layer, name,
+			(unsigned long long)x->bytes, t->n_experts);
+	const uint64_t each = x->bytes / t->n_experts;
+	const struct gguf_run whole = {x->file, x->offset, x->bytes, NULL};
+	for (uint32_t i = 0; i < (x->runs ? t->n_experts : 1); i++) {
+		const struct gguf_run *r = x->runs ? &x->runs[i] : &whole;
+		if (!run_is_inside(t, r))
+			return err_set(e, ERR_INPUT,
+				"blk.%u %s experts: %llu bytes at offset %llu of a file of %llu bytes", layer, name,
+				(unsigned long long)r->bytes, (unsigned long long)r->offset,
+				(unsigned long long)(r->file < t->n_files ? t->files[r->file].size : 0));
+		if (x->runs && r->bytes != each)
+			return err_set(e, ERR_INPUT, "blk.%u %s experts: expert %u has %llu bytes, not %llu",
+				layer, name, i, (unsigned long long)r->bytes, (unsigned long long)each);
+		if ((r->offset | each) & (t->files[r->file].align - 1))
+			t->unaligned = true;
+	}
 	t->tensors[layer][part] = *x;
-	if ((x->offset | x->bytes / t->n_experts) & (f->align - 1))
-		t->unaligned = true;
 	return 0;
 }
 
@@ -118,7 +144,7 @@ static int count_gguf(const struct gguf *g, uint32_t *n_layers, uint32_t *n_expe
 	}
 	if (!*n_layers)
 		return err_set(e, ERR_INPUT, "%s: no expert tensors (blk.N.ffn_gate_exps.weight ...)",
-			g->n_files ? g->files[0].path : "gguf");
+			g->n_files ? gguf_path(g) : "gguf");
 	return 0;
 }
 
@@ -130,11 +156,21 @@ static int set_from_gguf(struct extent_table *t, const struct gguf *g, struct er
 		enum gguf_expert_part part;
 		if (!gguf_expert_name(x->name, &layer, &part))
 			continue;
-		struct extent_tensor y = {x->file, x->offset, x->bytes, x->type, x->ne[0], x->ne[1]};
+		struct extent_tensor y = {
+			x->file, x->offset, x->bytes, x->type, x->ne[0], x->ne[1], x->runs};
 		if (t->tensors[layer][part].bytes)
 			return err_set(e, ERR_INPUT, "%s: %s: a second tensor for this layer",
 				g->files[x->file].path, x->name);
-		int code = extent_table_set(t, layer, (enum extent_part)part, &y, e);
+		int code = 0;
+		if (x->scales) {
+			y.bytes = x->scales->bytes * x->n_runs;
+			y.runs = x->scales;
+			code = extent_table_set(t, layer, (enum extent_part)(part + EXTENT_MATRICES), &y, e);
+			y.bytes = gguf_values_bytes(x);
+			y.runs = x->runs;
+		}
+		if (!code)
+			code = extent_table_set(t, layer, (enum extent_part)part, &y, e);
 		if (code) {
 			err_prefix(e, "%s", g->files[x->file].path);
 			return code;
@@ -143,10 +179,10 @@ static int set_from_gguf(struct extent_table *t, const struct gguf *g, struct er
 	for (uint32_t layer = 0; layer < t->n_layers; layer++) {
 		if (!extent_has_layer(t, layer))
 			continue;
-		for (unsigned p = 0; p < EXTENT_PARTS; p++) {
+		for (unsigned p = 0; p < EXTENT_MATRICES; p++) {
 			if (!t->tensors[layer][p].bytes)
 				return err_set(e, ERR_INPUT, "%s: blk.%u.ffn_%s_exps.weight is missing",
-					g->files[0].path, layer, gguf_expert_part_names[p]);
+					gguf_path(g), layer, gguf_expert_part_names[p]);
 		}
 	}
 	return 0;
@@ -225,20 +261,20 @@ static uint64_t dst_align(const struct extent_file *f)
 
 /* The expert's runs that are present, in order of (file, offset). */
 static unsigned sorted_parts(const struct extent_table *t, uint32_t layer, uint32_t expert,
-	uint64_t begin[EXTENT_PARTS], unsigned order[EXTENT_PARTS])
+	struct gguf_run run[EXTENT_PARTS], unsigned order[EXTENT_PARTS])
 {
 	const struct extent_tensor *x = t->tensors[layer];
 	unsigned n = 0;
 	for (unsigned p = 0; p < EXTENT_PARTS; p++) {
 		if (!x[p].bytes)
 			continue;
-		begin[p] = x[p].offset + expert * (x[p].bytes / t->n_experts);
+		run[p] = part_run(t, &x[p], expert);
 		unsigned k = n++;
 		for (; k; k--) {
-			unsigned q = order[k - 1];
-			if (x[q].file < x[p].file || (x[q].file == x[p].file && begin[q] <= begin[p]))
+			const struct gguf_run *q = &run[order[k - 1]];
+			if (q->file < run[p].file || (q->file == run[p].file && q->offset <= run[p].offset))
 				break;
-			order[k] = q;
+			order[k] = order[k - 1];
 		}
 		order[k] = p;
 	}
@@ -251,13 +287,13 @@ int extent_plan(
 	*out = (struct extent_plan){0};
 	if (layer >= t->n_layers || expert >= t->n_experts)
 		return -EINVAL;
-	uint64_t begins[EXTENT_PARTS];
-	unsigned order[EXTENT_PARTS], n = sorted_parts(t, layer, expert, begins, order);
+	struct gguf_run runs[EXTENT_PARTS];
+	unsigned order[EXTENT_PARTS], n = sorted_parts(t, layer, expert, runs, order);
 	struct extent_read *last = NULL;
 	for (unsigned i = 0; i < n; i++) {
-		const struct extent_tensor *y = &t->tensors[layer][order[i]];
+		const struct gguf_run *y = &runs[order[i]];
 		const struct extent_file *f = &t->files[y->file];
-		uint64_t bytes = y->bytes / t->n_experts, begin = begins[order[i]];
+		uint64_t bytes = y->bytes, begin = y->offset;
 		uint64_t lo = num_align_down(begin, f->align), hi = num_align_up(begin + bytes, f->align);
 		if (last && last->file == y->file && lo <= last->offset + last->bytes) {
 			last->bytes = MAX(last->bytes, hi - last->offset);
@@ -287,11 +323,12 @@ uint64_t extent_slot_bytes(const struct extent_table *t, uint32_t layer)
 		const struct extent_tensor *x = extent_tensor(t, layer, (enum extent_part)p);
 		if (!x)
 			continue;
-		const struct extent_file *f = &t->files[x->file];
-		uint64_t bytes = x->bytes / t->n_experts;
-		if (t->unaligned)
-			bytes = num_align_up(bytes + f->align - 1, f->align);
-		sum += num_align_up(bytes, extent_slot_align(t));
+		uint64_t bytes = x->bytes / t->n_experts, most = bytes;
+		for (uint32_t i = 0; t->unaligned && i < (x->runs ? t->n_files : 1); i++) {
+			const uint64_t align = t->files[x->runs ? i : x->file].align;
+			most = MAX(most, num_align_up(bytes + align - 1, align));
+		}
+		sum += num_align_up(most, extent_slot_align(t));
 	}
 	return sum;
 }

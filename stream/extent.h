@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where experts lie on disk and how they are read: (layer, expert) -> up to three runs of bytes
- * (gate, up, down), each a part of a tensor that holds the matrices of all experts of a layer one
- * after another.
+ * Where experts lie on disk and how they are read: (layer, expert) -> up to six runs of bytes:
+ * gate, up, down, and the block scales of each where its type has such. The matrices of all experts
+ * of a layer lie one after another in a GGUF, and anywhere in a checkpoint's folder.
  *
  * O_DIRECT needs offsets and lengths in units of the file's alignment a. A run that is not aligned
  * is rounded outward, and runs that then touch or overlap are read as one:
@@ -26,8 +26,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The same numbers as enum gguf_expert_part. */
-enum extent_part { EXTENT_GATE, EXTENT_UP, EXTENT_DOWN, EXTENT_PARTS };
+/* The first three have the numbers of enum gguf_expert_part. The scales of part p are part
+ * p + EXTENT_MATRICES. */
+enum extent_part {
+	EXTENT_GATE,
+	EXTENT_UP,
+	EXTENT_DOWN,
+	EXTENT_MATRICES,
+	EXTENT_GATE_SCALES = EXTENT_MATRICES,
+	EXTENT_UP_SCALES,
+	EXTENT_DOWN_SCALES,
+	EXTENT_PARTS
+};
 
 #define EXTENT_LAYERS_MAX  4096u
 #define EXTENT_EXPERTS_MAX 65536u
@@ -41,7 +51,7 @@ struct extent_file {
 	uint32_t memory_align; /* reader_file_memory_align */
 };
 
-/* The matrices of one kind of all experts of one layer. */
+/* One part of all experts of one layer. */
 struct extent_tensor {
 	uint32_t file;
 	uint64_t offset; /* of expert 0 in that file */
@@ -49,6 +59,8 @@ struct extent_tensor {
 	enum dtype type; /* type and shape are carried along for whoever builds views; the table does
 						not use them */
 	uint64_t n_in, n_out;
+	/* [n_experts] of equal size, lent: where each expert's lie. NULL: one after another. */
+	const struct gguf_run *runs;
 };
 
 /* One read; dst_offset counts from the start of the slot. */

@@ -30,8 +30,9 @@ struct source_mmap {
 
 static struct weight slice(const struct gguf_tensor *t, int32_t expert)
 {
-	struct weight w = expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], t->bytes);
-	w.data = t->data + (uint64_t)expert * w.stack_bytes;
+	struct weight w = expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], gguf_values_bytes(t));
+	w.data = t->runs ? t->runs[expert].data : t->data + (uint64_t)expert * w.stack_bytes;
+	w.scales = t->scales ? t->scales[expert].data : NULL;
 	return w;
 }
 
@@ -45,9 +46,13 @@ static int check_mapped_expert(struct source_mmap *m, int layer, int expert, str
 	const uint64_t start = clock_ns();
 	bool any_reread = false;
 	int rc = 0;
-	for (size_t i = 0; i < ARRAY_LEN(parts) && !rc; i++) {
+	for (size_t i = 0; i < 2 * ARRAY_LEN(parts) && !rc; i++) { /* values and scales of each */
+		const struct gguf_tensor *part = parts[i / 2];
 		bool reread;
-		rc = mapped_check_range(m->check.values, parts[i], (uint64_t)expert, &reread, e);
+		if (i % 2 && !part->scales)
+			continue;
+		rc = mapped_check_range(
+			m->check.values, part, (i % 2 ? part->n_runs : 0) + (uint64_t)expert, &reread, e);
 		any_reread |= reread;
 	}
 	stats->check_ns += clock_ns() - start;
@@ -151,20 +156,43 @@ void source_mmap_figures(const struct expert_source *s, struct expert_stats *out
 	out->wrong = atomic_load(&m->wrong);
 }
 
-/* The next tensor's place in the arena; with a NULL arena it only adds up. */
+/* What is copied to the card. */
+struct device_spans {
+	struct tensor_span *spans;
+	size_t n, cap;
+};
+
+static void add_span(struct source_mmap *m, struct device_spans *d, const struct gguf_tensor *t,
+	const struct gguf_run *r, uint64_t range, uint8_t *dst)
+{
+	if (d->n == d->cap) {
+		d->cap = 2 * d->cap + 256;
+		d->spans = mem_grow(d->spans, d->cap, sizeof *d->spans);
+	}
+	d->spans[d->n++] = (struct tensor_span){r->file, r->offset, r->bytes, dst, t, range};
+	if (!tensor_load_serves(m->backend))
+		m->backend->ops->upload(m->backend, dst, r->data, r->bytes);
+}
+
+/* The next tensor's place in the arena, where its matrices lie one after another; with a NULL arena
+ * it only adds up. */
 static const struct gguf_tensor *place(struct source_mmap *m, size_t i,
-	const struct gguf_tensor *from, struct tensor_span *span, size_t *used)
+	const struct gguf_tensor *from, struct device_spans *d, size_t *used)
 {
 	if (!from)
 		return NULL;
 	struct gguf_tensor *to = &m->tensors[i];
 	*to = *from;
+	to->runs = NULL;
 	if (m->arena) {
-		to->data = (uint8_t *)m->arena + *used;
-		span[i] = (struct tensor_span){
-			from->file, from->offset, from->bytes, (uint8_t *)m->arena + *used, from};
-		if (!tensor_load_serves(m->backend))
-			m->backend->ops->upload(m->backend, span[i].dst, from->data, from->bytes);
+		uint8_t *dst = (uint8_t *)m->arena + *used;
+		const struct gguf_run whole = {from->file, from->offset, from->bytes, from->data};
+		to->data = dst;
+		for (uint64_t k = 0; k < (from->runs ? from->n_runs : 1); k++) {
+			const struct gguf_run *r = from->runs ? &from->runs[k] : &whole;
+			add_span(m, d, from, r, k, dst);
+			dst += r->bytes;
+		}
 	}
 	*used = num_align_up(*used + from->bytes, 256);
 	return to;
@@ -225,24 +253,24 @@ int source_device_open(const struct expert_tensors *layers, int n_layers,
 	struct backend *b = lo->backend;
 	struct source_mmap *m = (struct source_mmap *)source_mmap_open(layers, n_layers);
 	size_t n = (size_t)n_layers * 3;
-	struct tensor_span *spans = NEW_ARRAY(struct tensor_span, n);
+	struct device_spans spans = {0};
 	m->backend = b;
 	m->tensors = NEW_ARRAY(struct gguf_tensor, n);
 	int rc = 0;
 	for (int pass = 0; !rc && pass < 2; pass++) {
 		size_t used = 0;
 		for (int l = 0; l < n_layers; l++) {
-			m->layers[l].gate = place(m, (size_t)l * 3, layers[l].gate, spans, &used);
-			m->layers[l].up = place(m, (size_t)l * 3 + 1, layers[l].up, spans, &used);
-			m->layers[l].down = place(m, (size_t)l * 3 + 2, layers[l].down, spans, &used);
+			m->layers[l].gate = place(m, (size_t)l * 3, layers[l].gate, &spans, &used);
+			m->layers[l].up = place(m, (size_t)l * 3 + 1, layers[l].up, &spans, &used);
+			m->layers[l].down = place(m, (size_t)l * 3 + 2, layers[l].down, &spans, &used);
 		}
 		m->arena_bytes = used;
 		if (!pass && used)
 			rc = b->ops->alloc(b, MEM_DEVICE, used, &m->arena, e);
 	}
 	if (!rc && tensor_load_serves(b))
-		rc = load_experts(m, lo, spans, n, e);
-	free(spans);
+		rc = load_experts(m, lo, spans.spans, spans.n, e);
+	free(spans.spans);
 	if (rc)
 		err_prefix(e, "experts on %s", b->ops->name);
 	else

@@ -502,8 +502,8 @@ static struct load_span *spans_to_load(
 		if (!v || !s->tensor)
 			continue;
 		const uint64_t *first = v->map.first + (s->tensor - v->map.file->tensors);
-		to[i].first_range = first[0];
-		to[i].n_ranges = first[1] - first[0];
+		to[i].first_range = first[0] + s->range;
+		to[i].n_ranges = s->tensor->runs ? 1 : first[1] - first[0];
 	}
 	return to;
 }

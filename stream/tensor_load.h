@@ -24,8 +24,10 @@ struct tensor_span {
 	uint32_t file; /* index in gguf.files */
 	uint64_t offset, bytes;
 	void *dst; /* the card's memory */
-	/* Whose bytes these are, all of them, for a check; NULL: they are not compared. */
+	/* Whose bytes these are, for a check: all of them, or where it has runs those of its range
+	 * number `range` (check_values.h). NULL: they are not compared. */
 	const struct gguf_tensor *tensor;
+	uint64_t range;
 };
 
 struct tensor_load_options {

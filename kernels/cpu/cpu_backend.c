@@ -153,6 +153,7 @@ static const struct backend_ops cpu_ops = {
 	.fence_signaled = cpu_fence_signaled,
 	.async = false,
 	.observable = true,
+	.scales = true,
 	.decode_rows = INT_MAX,
 	.segment_begin = cpu_segment_begin,
 	.segment_end = cpu_nothing,

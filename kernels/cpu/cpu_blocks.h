@@ -111,6 +111,17 @@ ALWAYS_INLINE __m128i bytes_at(const void *p)
 	return _mm_loadu_si128((const __m128i *)p);
 }
 
+/* 16 values of F8_E4M3 as halves, which are 1/256 of them: the half's exponent bias is 15, not 7.
+ * NaN stays NaN. */
+ALWAYS_INLINE __m256i f8_halves(__m128i q)
+{
+	__m256i b = _mm256_cvtepu8_epi16(q), most = _mm256_set1_epi16(0x7f);
+	__m256i magnitude = _mm256_and_si256(b, most);
+	__m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(most, b), 8);
+	__m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, most), _mm256_set1_epi16(0x7e00));
+	return _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
+}
+
 /* Bits [shift, shift + width of mask) of every byte; shift 0 .. 7, mask of the low bits */
 ALWAYS_INLINE __m128i bits(__m128i v, int shift, int mask)
 {
@@ -728,14 +739,15 @@ ALWAYS_INLINE void halves4(
 	[DTYPE_##id] = {                                                                               \
 		name##_decode, {name##_sum4, name##_sum4x2, name##_sum4x3, name##_sum4x4}, name##_sum1},
 #define ROW_FNS                                                                                    \
-	static const struct row_fns row_fns[DTYPE_LIMIT] = {PLAIN_FN(F32, f32) PLAIN_FN(F16, f16)      \
-			PLAIN_FN(BF16, bf16) ROW_FN(Q4_0, q4_0) ROW_FN(Q8_0, q8_0) ROW_FN(Q2_K, q2_k)          \
-				ROW_FN(Q3_K, q3_k) ROW_FN(Q4_K, q4_k) ROW_FN(Q5_K, q5_k) ROW_FN(Q6_K, q6_k)        \
-					ROW_FN(IQ2_XXS, iq2_xxs) ROW_FN(IQ2_XS, iq2_xs) ROW_FN(IQ2_S, iq2_s)           \
-						ROW_FN(IQ3_XXS, iq3_xxs) ROW_FN(IQ3_S, iq3_s) ROW_FN(IQ1_S, iq1_s)         \
-							ROW_FN(IQ1_M, iq1_m) ROW_FN(IQ4_NL, iq4_nl) ROW_FN(IQ4_XS, iq4_xs)     \
-								ROW_FN(Q4_1, q4_1) ROW_FN(Q5_0, q5_0) ROW_FN(Q5_1, q5_1) ROW_FN(   \
-									MXFP4, mxfp4) ROW_FN(NVFP4, nvfp4) ROW_FN(Q1_0, q1_0)          \
-									ROW_FN(Q2_0, q2_0) ROW_FN(TQ1_0, tq1_0) ROW_FN(TQ2_0, tq2_0)};
+	static const struct row_fns row_fns[DTYPE_LIMIT] = {                                           \
+		PLAIN_FN(F32, f32) PLAIN_FN(F16, f16) PLAIN_FN(BF16, bf16) PLAIN_FN(F8_E4M3, f8)           \
+			ROW_FN(Q4_0, q4_0) ROW_FN(Q8_0, q8_0) ROW_FN(Q2_K, q2_k) ROW_FN(Q3_K, q3_k)            \
+				ROW_FN(Q4_K, q4_k) ROW_FN(Q5_K, q5_k) ROW_FN(Q6_K, q6_k) ROW_FN(IQ2_XXS, iq2_xxs)  \
+					ROW_FN(IQ2_XS, iq2_xs) ROW_FN(IQ2_S, iq2_s) ROW_FN(IQ3_XXS, iq3_xxs)           \
+						ROW_FN(IQ3_S, iq3_s) ROW_FN(IQ1_S, iq1_s) ROW_FN(IQ1_M, iq1_m)             \
+							ROW_FN(IQ4_NL, iq4_nl) ROW_FN(IQ4_XS, iq4_xs) ROW_FN(Q4_1, q4_1)       \
+								ROW_FN(Q5_0, q5_0) ROW_FN(Q5_1, q5_1) ROW_FN(MXFP4, mxfp4)         \
+									ROW_FN(NVFP4, nvfp4) ROW_FN(Q1_0, q1_0) ROW_FN(Q2_0, q2_0)     \
+										ROW_FN(TQ1_0, tq1_0) ROW_FN(TQ2_0, tq2_0)};
 
 #endif

@@ -3,7 +3,8 @@
  * The arithmetic under the CPU ops, once per instruction set: plain C, AVX2, AVX-512. All give the
  * same bits, because every result is defined down to the order of its roundings.
  *
- * dot(w, x) over n values, w_k being the exact float of src/quant/dequant.h:
+ * dot(w, x) over n values, w_k being the exact float of src/quant/dequant.h, times its scale where
+ * there are scales (cpu_matmul.c):
  *   1. 16 accumulators (SIMD lanes) start at +0.
  *   2. acc[k mod 16] = fmaf(w_k, x_k, acc[k mod 16]) for ascending k. If n is not a multiple of 16,
  *      the last step is padded with zeros on both sides.

@@ -99,6 +99,14 @@ ALWAYS_INLINE v16 bf16_16(const uint8_t *p)
 		_mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
 }
 
+ALWAYS_INLINE v16 f8_16(const uint8_t *p)
+{
+	__m256i h = f8_halves(bytes_at(p));
+	v16 v = {_mm256_cvtph_ps(_mm256_castsi256_si128(h)),
+		_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+	return v16_mul(v, v16_set(256));
+}
+
 /* The last n < 16 values and zeros */
 #define TAIL(type, bytes)                                                                          \
 	ALWAYS_INLINE v16 type##_tail(const uint8_t *p, size_t n)                                      \
@@ -110,6 +118,7 @@ ALWAYS_INLINE v16 bf16_16(const uint8_t *p)
 TAIL(f32, 4)
 TAIL(f16, 2)
 TAIL(bf16, 2)
+TAIL(f8, 1)
 
 #define PLAIN_ROWS(type, bytes)                                                                    \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
@@ -161,6 +170,7 @@ TAIL(bf16, 2)
 PLAIN_ROWS(f32, 4)
 PLAIN_ROWS(f16, 2)
 PLAIN_ROWS(bf16, 2)
+PLAIN_ROWS(f8, 1)
 
 /* ---- packed types ---- */
 

@@ -62,6 +62,12 @@ ALWAYS_INLINE v16 bf16_at(const uint8_t *p, size_t k, size_t n)
 	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
+ALWAYS_INLINE v16 f8_at(const uint8_t *p, size_t k, size_t n)
+{
+	__m256i h = f8_halves(_mm_maskz_loadu_epi8(first_lanes(n - k), p + k));
+	return v16_mul(_mm512_cvtph_ps(h), v16_set(256));
+}
+
 ALWAYS_INLINE v16 x_at(const float *x, size_t k, size_t n)
 {
 	return _mm512_maskz_loadu_ps(first_lanes(n - k), x + k);
@@ -115,6 +121,7 @@ ALWAYS_INLINE v16 x_at(const float *x, size_t k, size_t n)
 PLAIN_ROWS(f32)
 PLAIN_ROWS(f16)
 PLAIN_ROWS(bf16)
+PLAIN_ROWS(f8)
 
 /* ---- packed types by look-up ---- */
 

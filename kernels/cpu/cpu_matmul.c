@@ -7,7 +7,8 @@
  * last n_out % 4 weight rows). gemm: a tile of weight rows is decoded to floats that stay in the L2
  * cache, and register tiles of 4 weight rows by 6 activation rows run over it. Rows longer than a
  * panel are processed panel by panel; the 16 partial sums of every output are kept in `acc`. This
- * does not change the order of additions, so both ways give the same bits.
+ * does not change the order of additions, so both ways give the same bits. Weights with block
+ * scales always take gemm, which multiplies the decoded tile by its scales.
  *
  *                 panel (<= 768 values)
  *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the L1 cache
@@ -16,6 +17,8 @@
 #include "kernels/cpu/cpu_internal.h"
 
 #include "src/base/num.h"
+
+#include <string.h>
 
 #define PANEL      768 /* values, a multiple of every block */
 #define W_ROWS     32  /* weight rows decoded together, a multiple of DOT_TILE_W */
@@ -35,10 +38,29 @@ static int64_t panel_values(int64_t n)
 	return (n + panels * 256 - 1) / (panels * 256) * 256;
 }
 
-/* Pointers to the floats of n_w rows, values [k, k + n): decoded into `buffer`, or the rows
- * themselves. */
+/* values[0 .. n), of weight row `row` from value k on (a multiple of the block), times their
+ * scales.
+ */
+static void scale_values(const struct weight *w, int64_t row, int64_t k, int64_t n, float *values)
+{
+	const int64_t block = DTYPE_SCALE_BLOCK;
+	const uint8_t *scales =
+		(const uint8_t *)w->scales +
+		(size_t)(row / block * ((w->n_in + block - 1) / block) + k / block) * sizeof(float);
+	for (; n > 0; n -= block, values += block, scales += sizeof(float)) {
+		float scale;
+		memcpy(&scale, scales, sizeof scale);
+		const int64_t m = MIN(n, block);
+#pragma omp simd
+		for (int64_t i = 0; i < m; i++)
+			values[i] *= scale;
+	}
+}
+
+/* Pointers to the floats of n_w rows from row `first` on, values [k, k + n): decoded into `buffer`,
+ * or the rows themselves. data: the first row. */
 static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const uint8_t *data,
-	int64_t n_w, int64_t k, int64_t n, float *buffer, const float **row)
+	int64_t first, int64_t n_w, int64_t k, int64_t n, float *buffer, const float **row)
 {
 	const struct dtype_info *info = dtype_info(w->type);
 	for (int64_t i = 0; i < n_w; i++) {
@@ -48,6 +70,8 @@ static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const
 			row[i] = (const float *)src;
 		} else {
 			isa->decode(w->type, src, buffer + i * PANEL, (size_t)n);
+			if (w->scales)
+				scale_values(w, first + i, k, n, buffer + i * PANEL);
 			row[i] = buffer + i * PANEL;
 		}
 	}
@@ -55,15 +79,15 @@ static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const
 
 /* cpu_matmul_block for at most W_ROWS weight rows and X_ROWS activation rows. */
 static void matmul_panels(const struct cpu_backend *b, const struct weight *w, const uint8_t *data,
-	int64_t n_w, const struct row_set *x, const struct row_set *y, int first_x, int n_x, bool add,
-	float *scratch)
+	int64_t first_w, int64_t n_w, const struct row_set *x, const struct row_set *y, int first_x,
+	int n_x, bool add, float *scratch)
 {
 	float *acc = scratch, *decoded = scratch + ACC_VALUES, out[DOT_TILE_X * DOT_TILE_W];
 	const float *row[W_ROWS];
 	int64_t panel = panel_values(w->n_in);
 	for (int64_t k = 0; k < w->n_in; k += panel) {
 		int64_t n = MIN(panel, w->n_in - k);
-		decode_rows(b->isa, w, data, n_w, k, n, decoded, row);
+		decode_rows(b->isa, w, data, first_w, n_w, k, n, decoded, row);
 		struct dot_tile t = {.n = (size_t)n, .first = k == 0, .last = k + n == w->n_in, .out = out};
 		for (int j = 0; j < n_x; j += DOT_TILE_X) {
 			t.n_x = MIN(n_x - j, DOT_TILE_X);
@@ -88,8 +112,11 @@ static void matmul_panels(const struct cpu_backend *b, const struct weight *w, c
 }
 
 /* Most activation rows for which gemv is faster than gemm. */
-static int gemv_rows_max(enum dtype type)
+static int gemv_rows_max(const struct weight *w)
 {
+	const enum dtype type = w->type;
+	if (w->scales)
+		return 0;
 	if (type == DTYPE_F32) /* gemm has nothing to decode */
 		return 1;
 	return type == DTYPE_F16 || type == DTYPE_BF16 ? 3 : GEMV_ROWS_MAX;
@@ -101,7 +128,7 @@ void cpu_matmul_block(const struct cpu_backend *b, const struct weight *w, int64
 {
 	const uint8_t *data =
 		(const uint8_t *)w->data + (size_t)stack * w->stack_bytes + (size_t)first * w->row_bytes;
-	if (n_x <= gemv_rows_max(w->type)) {
+	if (n_x <= gemv_rows_max(w)) {
 		const float *in[GEMV_ROWS_MAX];
 		float *out[GEMV_ROWS_MAX];
 		for (int j = 0; j < n_x; j++) {
@@ -115,8 +142,8 @@ void cpu_matmul_block(const struct cpu_backend *b, const struct weight *w, int64
 		struct row_set part = *y;
 		part.data += i;
 		for (int j = 0; j < n_x; j += X_ROWS)
-			matmul_panels(b, w, data + (size_t)i * w->row_bytes, MIN(n_w - i, W_ROWS), x, &part, j,
-				MIN(n_x - j, X_ROWS), add, scratch);
+			matmul_panels(b, w, data + (size_t)i * w->row_bytes, first + i, MIN(n_w - i, W_ROWS), x,
+				&part, j, MIN(n_x - j, X_ROWS), add, scratch);
 	}
 }
 

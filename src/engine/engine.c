@@ -6,6 +6,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/checkpoint/checkpoint.h"
 #include "src/engine/plan.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/stages/pipeline.h"
@@ -166,6 +167,22 @@ static int open_stages(struct engine *g, const struct engine_options *o, struct 
 	return rc;
 }
 
+/* Whether the backends here can compute with all types of the model. */
+static int check_types(const struct engine *g, struct err *e)
+{
+	const struct backend_ops *ops = g->stages->backend->ops;
+	const struct gguf *f = g->gguf;
+	for (size_t i = 0; i < f->n_tensors && !ops->scales; i++) {
+		if (!f->tensors[i].scales || f->tensors[i].made)
+			continue;
+		err_set(e, ERR_INPUT, "%s: its weights in FP8 are computed by processors only, not by %s",
+			gguf_path(f), ops->name);
+		return err_hint(e, "--backend cpu computes with them; glmstream convert makes a GGUF for "
+						   "the card of them");
+	}
+	return 0;
+}
+
 static int ready_ranks(struct engine *g, struct rank_figures *here, int rc, struct err *e)
 {
 	if (!rc) {
@@ -181,11 +198,11 @@ static int open_file(struct engine *g, const struct engine_options *o, struct mo
 {
 	struct model_config *c = &g->config;
 	int rc;
-	if ((rc = gguf_open(o->model_path, &g->gguf, e)) || (rc = config_read(g->gguf, c, e)) ||
+	if ((rc = model_file_open(o->model_path, &g->gguf, e)) || (rc = config_read(g->gguf, c, e)) ||
 		(rc = tokenizer_from_gguf(g->gguf, &g->tokenizer, e)) ||
 		(rc = count_valid_ids(g, c, o->model_path, e)) ||
 		(rc = weights_bind(g->gguf, c, c->n_mtp && !o->no_mtp, whole, whole_bytes, e)) ||
-		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)))
+		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)) || (rc = check_types(g, e)))
 		return rc;
 	g->fingerprint = engine_fingerprint_of(g->gguf);
 	return 0;
@@ -285,7 +302,7 @@ void engine_summary(const struct engine *g, char *out, size_t size)
 {
 	const struct model_config *c = &g->config;
 	struct backend *b = g->stages->backend;
-	const char *path = g->gguf->files[0].path, *slash = strrchr(path, '/');
+	const char *path = gguf_path(g->gguf), *slash = strrchr(path, '/');
 	const uint64_t *tiers = g->cache.tier_bytes;
 	char experts[96], stages[32] = "";
 	if (g->ranks)

@@ -42,7 +42,9 @@ void check_map_init(struct check_map *m, const struct gguf *g)
 	m->first = NEW_ARRAY(uint64_t, g->n_tensors + 1);
 	for (size_t i = 0; i < g->n_tensors; i++) {
 		const struct gguf_tensor *t = &g->tensors[i];
-		m->first[i + 1] = m->first[i] + check_ranges(t->name, t->n_dims, t->ne);
+		const uint64_t n =
+			t->runs ? t->n_runs * (t->scales ? 2 : 1) : check_ranges(t->name, t->n_dims, t->ne);
+		m->first[i + 1] = m->first[i] + n;
 		m->fingerprint = check_table_add(m->fingerprint, t->name, t->type, t->ne);
 	}
 }
@@ -57,18 +59,26 @@ struct check_range check_map_range(const struct check_map *m, uint64_t i)
 {
 	const size_t k = num_interval_of(m->first, m->file->n_tensors, i);
 	const struct gguf_tensor *t = &m->file->tensors[k];
-	uint64_t expert = i - m->first[k], bytes = t->bytes / (m->first[k + 1] - m->first[k]);
-	return (struct check_range){t, expert, t->offset + expert * bytes, bytes};
+	const uint64_t n = m->first[k + 1] - m->first[k], at = i - m->first[k];
+	if (t->runs) {
+		const bool scales = at >= t->n_runs;
+		const uint64_t expert = at % t->n_runs;
+		return (struct check_range){
+			t, expert, scales, scales ? t->scales[expert] : t->runs[expert]};
+	}
+	const uint64_t bytes = t->bytes / n, from = at * bytes;
+	return (struct check_range){
+		t, at, false, {t->file, t->offset + from, bytes, t->data ? t->data + from : NULL}};
 }
 
 const char *check_range_text(const struct check_map *m, uint64_t i, char *out)
 {
 	const struct check_range r = check_map_range(m, i);
 	char expert[40] = "";
-	if (r.bytes != r.tensor->bytes)
+	if (r.tensor->runs ? r.tensor->n_runs > 1 : r.run.bytes != r.tensor->bytes)
 		snprintf(expert, sizeof expert, ", expert %" PRIu64, r.expert);
-	snprintf(out, CHECK_RANGE_TEXT, "%s%s (%" PRIu64 " bytes at offset %" PRIu64 ")",
-		r.tensor->name, expert, r.bytes, r.offset);
+	snprintf(out, CHECK_RANGE_TEXT, "%s%s%s (%" PRIu64 " bytes at offset %" PRIu64 ")",
+		r.tensor->name, expert, r.scales ? ", scales" : "", r.run.bytes, r.run.offset);
 	return out;
 }
 
@@ -107,7 +117,7 @@ int check_values_err(const struct check_values *v, uint64_t i, uint64_t found, s
 	err_set(e, ERR_RUN,
 		"%s: %s is not what was written, also when it is read again: XXH3 %016" PRIx64
 		", %016" PRIx64 " expected",
-		v->map.file->files[check_map_range(&v->map, i).tensor->file].path,
+		v->map.file->files[check_map_range(&v->map, i).run.file].path,
 		check_range_text(&v->map, i, text), found, v->values[i]);
 	err_hint(e, "glmstream verify -m FILE compares all of it; --verify off uses it as it is");
 	return ERR_RUN;
@@ -150,6 +160,8 @@ int check_values_open_key(const struct gguf *g, struct check_values **out, struc
 
 char *check_values_path(const struct gguf *g)
 {
+	if (g->folder)
+		return mem_printf("%s/model.safetensors" CHECK_VALUES_SUFFIX, g->folder);
 	return mem_printf("%s" CHECK_VALUES_SUFFIX, g->files[0].path);
 }
 

@@ -2,7 +2,8 @@
 /*
  * Check values of the weights in a GGUF: XXH3 (64 bits, seed 0) of each range. A range is one
  * matrix (gate, up or down) of one routed expert, or the whole of any other tensor. Ranges are
- * numbered in the order of the tensor table, those of one tensor in the order of the experts.
+ * numbered in the order of the tensor table, those of one tensor in the order of the experts. A
+ * tensor with runs (gguf.h) has a range for each of these, then one for each of its scales.
  *
  * They detect bytes that a drive, a cable or memory has changed by accident. They are no signature:
  * whoever changes bytes on purpose can change the values too.
@@ -14,8 +15,9 @@
  *    range. A program that changes the tensors and copies all keys leaves a fingerprint that does
  *    not match: such values are not used, with a warning.
  * 2. In a file of their own, MODEL.gguf.xxh3 (of a split model: beside its first part), which
- *    `verify --write` makes for a model without the key. If it exists, the key is not read. All
- *    numbers are little-endian:
+ *    `verify --write` makes for a model without the key. If it exists, the key is not read. For a
+ *    checkpoint's folder it is model.safetensors.xxh3 in that folder. All numbers are
+ *    little-endian:
  *
  *        "GLMXXH3\n"  u32 version (1)  u32 files  u64 ranges  u64 fingerprint of the tensor table
  *        for each file: u64 bytes, u64 XXH3 of its header with the padding
@@ -52,8 +54,9 @@ void check_map_fini(struct check_map *m); /* a zeroed one is fine */
 
 struct check_range {
 	const struct gguf_tensor *tensor;
-	uint64_t expert;        /* 0 where the tensor is one range */
-	uint64_t offset, bytes; /* in the tensor's file */
+	uint64_t expert; /* 0 where the tensor is one range */
+	bool scales;     /* of it, not its values */
+	struct gguf_run run;
 };
 /* Range number i < check_map_n. */
 struct check_range check_map_range(const struct check_map *m, uint64_t i);
@@ -64,7 +67,7 @@ static inline uint64_t check_map_n(const struct check_map *m)
 
 /* "blk.5.ffn_up_exps.weight, expert 12 (98304 bytes at offset 123456)" in a buffer of
  * CHECK_RANGE_TEXT bytes, which is returned. */
-#define CHECK_RANGE_TEXT (GGUF_NAME_MAX + 100)
+#define CHECK_RANGE_TEXT (GGUF_NAME_MAX + 120)
 const char *check_range_text(const struct check_map *m, uint64_t i, char *out);
 
 /* ---- values ---- */

@@ -11,6 +11,10 @@
  *
  * A split set (NAME-00001-of-00005.gguf ...) is opened by naming its first part; the tensors of all
  * parts form one table. Keys are those of the first part.
+ *
+ * A folder with safetensors is presented in the same terms (src/checkpoint/checkpoint.h), so nobody
+ * above needs to know the container. Its tensors may be in several runs, have scales or be made:
+ * see struct gguf_tensor.
  */
 #ifndef GLM_FORMAT_GGUF_H
 #define GLM_FORMAT_GGUF_H
@@ -69,6 +73,14 @@ struct gguf_kv {
 	struct gguf_array value; /* value.n is 1 for a scalar */
 };
 
+/* Bytes of a file. */
+struct gguf_run {
+	uint32_t file;   /* index into gguf.files */
+	uint64_t offset; /* of the first byte, from the start of that file */
+	uint64_t bytes;
+	const uint8_t *data; /* the same place in memory */
+};
+
 struct gguf_tensor {
 	const char *name;
 	enum dtype type;
@@ -76,8 +88,16 @@ struct gguf_tensor {
 	uint64_t ne[4];  /* fastest first; 1 beyond n_dims; never 0 */
 	uint32_t file;   /* index into gguf.files */
 	uint64_t offset; /* of the first byte, from the start of that file */
-	uint64_t bytes;
-	const uint8_t *data; /* the same place in memory */
+	uint64_t bytes;  /* of all runs and scales */
+	/* The same place in memory; NULL if the tensor is in several runs, or made. */
+	const uint8_t *data;
+	/* NULL: the tensor is one run, as above, without scales. It always is in a GGUF. Else its runs:
+	 * one for the whole tensor, or one for each matrix of the stack. */
+	const struct gguf_run *runs;   /* [n_runs] */
+	const struct gguf_run *scales; /* [n_runs] of a type with block scales (dtype.h), or NULL */
+	uint64_t n_runs;
+	/* The tensor is computed from its runs and scales, which are of another tensor: gguf_make. */
+	bool made;
 };
 
 struct gguf_file {
@@ -96,8 +116,17 @@ struct gguf {
 	size_t n_tensors;
 	struct gguf_file *files; /* [n_files], one per part */
 	uint32_t n_files;
-	uint64_t tensor_bytes;    /* sum over tensors */
-	struct gguf_index *index; /* private: names and sorted orders */
+	uint64_t tensor_bytes;                    /* sum over tensors */
+	struct gguf_index *index;                 /* private: names and sorted orders */
+	const char *folder;                       /* of a checkpoint; NULL: a GGUF */
+	const struct gguf_folder_ops *folder_ops; /* NULL: a GGUF */
+	void *folder_data;                        /* private to these */
+};
+
+/* What a checkpoint's folder does otherwise. */
+struct gguf_folder_ops {
+	int (*make)(const struct gguf *g, const struct gguf_tensor *t, void *dst, struct err *e);
+	void (*close)(struct gguf *g); /* frees folder, folder_data, runs and scales */
 };
 
 /* ---- open ---- */
@@ -111,6 +140,23 @@ int gguf_open(const char *path, struct gguf **out, struct err *e);
 int gguf_parse(const void *bytes, size_t n, const char *name, struct gguf **out, struct err *e);
 
 void gguf_close(struct gguf *g); /* accepts NULL */
+
+/* For whoever presents something else as a struct gguf, after gguf_parse of its keys alone:
+ * - gguf_drop_files closes the files and frees `files`;
+ * - gguf_index_tensors makes the tensors, which were replaced, findable. ERR_INPUT: a name twice.
+ */
+void gguf_drop_files(struct gguf *g);
+int gguf_index_tensors(struct gguf *g, struct err *e);
+
+/* What was opened, for people: the file (of a split set the first part), or the folder. */
+static inline const char *gguf_path(const struct gguf *g)
+{
+	return g->folder ? g->folder : g->files[0].path;
+}
+
+/* Writes the t->bytes bytes of a tensor that is made to dst. ERR_MEMORY; other errors are those of
+ * gguf_check_lost. */
+int gguf_make(const struct gguf *g, const struct gguf_tensor *t, void *dst, struct err *e);
 
 /* ERR_RUN when bytes of the mapped files have been lost since they were opened (file_map.h). */
 int gguf_check_lost(const struct gguf *g, struct err *e);
@@ -162,6 +208,12 @@ const struct gguf_tensor *gguf_need_tensor(const struct gguf *g, const char *nam
 enum gguf_expert_part { GGUF_EXPERT_GATE, GGUF_EXPERT_UP, GGUF_EXPERT_DOWN, GGUF_EXPERT_PARTS };
 extern const char *const gguf_expert_part_names[GGUF_EXPERT_PARTS];
 bool gguf_expert_name(const char *name, uint32_t *layer, enum gguf_expert_part *part);
+
+/* Bytes of the values alone, without scales. */
+static inline uint64_t gguf_values_bytes(const struct gguf_tensor *t)
+{
+	return t->scales && !t->made ? t->bytes - t->n_runs * t->scales->bytes : t->bytes;
+}
 
 /* Writes "{6144, 2048, 256}" into a buffer of GGUF_SHAPE_MAX bytes and returns it. */
 #define GGUF_SHAPE_MAX 96

@@ -165,6 +165,12 @@ int gguf_open(const char *path, struct gguf **out, struct err *e)
 	return code;
 }
 
+int gguf_make(const struct gguf *g, const struct gguf_tensor *t, void *dst, struct err *e)
+{
+	int rc = g->folder_ops->make(g, t, dst, e);
+	return rc ? rc : gguf_check_lost(g, e);
+}
+
 int gguf_check_lost(const struct gguf *g, struct err *e)
 {
 	int rc = 0;

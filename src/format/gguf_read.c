@@ -245,7 +245,7 @@ static int parse_tensor(
 	}
 	if (cursor_u32(c, what, &type) || cursor_u64(c, what, &t->offset))
 		return ERR_INPUT;
-	const struct dtype_info *info = dtype_info(type);
+	const struct dtype_info *info = dtype_gguf_info(type);
 	if (!info)
 		return err_set(
 			c->e, ERR_INPUT, "%s: tensor %s: type %u is not supported", c->path, t->name, type);
@@ -544,6 +544,23 @@ int gguf_read_finish(struct gguf *g, struct err *e)
 	return 0;
 }
 
+int gguf_index_tensors(struct gguf *g, struct err *e)
+{
+	free(g->index->tensor_order);
+	return gguf_read_finish(g, e);
+}
+
+void gguf_drop_files(struct gguf *g)
+{
+	for (uint32_t i = 0; i < g->n_files; i++) {
+		free(g->files[i].path);
+		file_map_close(&g->files[i].map);
+	}
+	free(g->files);
+	g->files = NULL;
+	g->n_files = 0;
+}
+
 struct gguf *gguf_read_new(void)
 {
 	struct gguf *g = NEW(struct gguf);
@@ -570,6 +587,8 @@ void gguf_close(struct gguf *g)
 {
 	if (!g)
 		return;
+	if (g->folder_ops)
+		g->folder_ops->close(g);
 	struct gguf_index *x = g->index;
 	for (size_t i = 0; i < x->n_names; i++)
 		free(x->names[i]);
@@ -580,11 +599,7 @@ void gguf_close(struct gguf *g)
 	free(x->kv_order);
 	free(x->tensor_order);
 	free(x);
-	for (uint32_t i = 0; i < g->n_files; i++) {
-		free(g->files[i].path);
-		file_map_close(&g->files[i].map);
-	}
-	free(g->files);
+	gguf_drop_files(g);
 	free(g->kvs);
 	free(g->tensors);
 	free(g);

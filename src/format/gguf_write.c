@@ -260,7 +260,7 @@ int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype t
 	if (!len || len > GGUF_NAME_MAX)
 		return err_set(e, ERR_INPUT, "tensor name \"%.40s...\" has %zu bytes, 1 to %d expected",
 			name, len, GGUF_NAME_MAX);
-	const struct dtype_info *info = dtype_info(type);
+	const struct dtype_info *info = dtype_gguf_info(type);
 	if (!info)
 		return err_set(e, ERR_INPUT, "tensor %s: type %u is not supported", name, type);
 	if (n_dims < 1 || n_dims > 4)

@@ -83,6 +83,9 @@ int safetensors_open(const char *path, struct safetensors **out, struct err *e);
 int safetensors_parse(const void *bytes, size_t n, uint64_t file_bytes, const char *name,
 	struct safetensors **out, struct err *e);
 
+/* Closes the files: headers stay, data cannot be read any more. */
+void safetensors_close_files(struct safetensors *st);
+
 void safetensors_close(struct safetensors *st); /* accepts NULL */
 
 const struct safetensors_tensor *safetensors_find(

@@ -255,15 +255,22 @@ int safetensors_open(const char *path, struct safetensors **out, struct err *e)
 	return code;
 }
 
+void safetensors_close_files(struct safetensors *st)
+{
+	for (uint32_t i = 0; i < st->n_files; i++) {
+		if (st->files[i].fd >= 0)
+			close(st->files[i].fd);
+		st->files[i].fd = -1;
+	}
+}
+
 void safetensors_close(struct safetensors *st)
 {
 	if (!st)
 		return;
-	for (uint32_t i = 0; i < st->n_files; i++) {
-		if (st->files[i].fd >= 0)
-			close(st->files[i].fd);
+	safetensors_close_files(st);
+	for (uint32_t i = 0; i < st->n_files; i++)
 		free(st->files[i].path);
-	}
 	for (size_t i = 0; i < st->n_names; i++)
 		free(st->names[i]);
 	free(st->names);

@@ -70,7 +70,7 @@ static void shared_expert_run(struct model *m, uint32_t layer, const struct batc
 
 static struct weight stack_shape(const struct gguf_tensor *t)
 {
-	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], t->bytes);
+	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], gguf_values_bytes(t));
 }
 
 /* The shape of the layer's experts, without data. */

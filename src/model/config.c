@@ -31,7 +31,7 @@ bool config_index_full(uint32_t layer, uint32_t freq, uint32_t offset)
 static int key_error(
 	const struct gguf *f, struct err *e, const char *key, uint64_t found, const char *expected)
 {
-	return err_set(e, ERR_INPUT, "%s: key %s is %llu, expected %s", f->files[0].path, key,
+	return err_set(e, ERR_INPUT, "%s: key %s is %llu, expected %s", gguf_path(f), key,
 		(unsigned long long)found, expected);
 }
 
@@ -55,13 +55,13 @@ static int check_positive(const struct gguf *f, const char *key, float v, struct
 {
 	if (isfinite(v) && v > 0)
 		return 0;
-	return err_set(e, ERR_INPUT, "%s: key %s is %g, expected a positive number", f->files[0].path,
-		key, (double)v);
+	return err_set(
+		e, ERR_INPUT, "%s: key %s is %g, expected a positive number", gguf_path(f), key, (double)v);
 }
 
 static int read_attention(const struct gguf *f, struct model_config *c, struct err *e)
 {
-	const char *path = f->files[0].path;
+	const char *path = gguf_path(f);
 	uint32_t key_mla, value_mla, key_len, value_len, kv_heads;
 	int rc;
 	if ((rc = read_count(f, KEY("attention.head_count"), 4096, &c->n_heads, e)) ||
@@ -120,7 +120,7 @@ static int read_index_types(const struct gguf *f, struct model_config *c, struct
 			return rc;
 		if (a.n != c->n_layers && a.n != c->n_layers + c->n_mtp)
 			return err_set(e, ERR_INPUT, "%s: key %s has %llu entries, expected %u (one per layer)",
-				f->files[0].path, key, (unsigned long long)a.n, c->n_layers);
+				gguf_path(f), key, (unsigned long long)a.n, c->n_layers);
 		for (uint32_t i = 0; i < c->n_layers; i++)
 			c->index_full[i] = gguf_array_i64(&a, i) != 0;
 		c->index_types_from = "indexer.types of the file";
@@ -144,8 +144,7 @@ static int read_index_types(const struct gguf *f, struct model_config *c, struct
 	}
 	if (!c->index_full[0])
 		return err_set(e, ERR_INPUT,
-			"%s: layer 0 shares an indexer selection, but no layer stands below it",
-			f->files[0].path);
+			"%s: layer 0 shares an indexer selection, but no layer stands below it", gguf_path(f));
 	for (uint32_t i = 0; i < c->n_mtp; i++)
 		c->index_full[c->n_layers + i] = true;
 	return 0;
@@ -153,7 +152,7 @@ static int read_index_types(const struct gguf *f, struct model_config *c, struct
 
 static int read_experts(const struct gguf *f, struct model_config *c, struct err *e)
 {
-	const char *path = f->files[0].path;
+	const char *path = gguf_path(f);
 	uint32_t gating, n_shared;
 	int rc;
 	if ((rc = gguf_get_u32(f, KEY("leading_dense_block_count"), &c->n_dense, e)) ||
@@ -189,7 +188,7 @@ static int read_experts(const struct gguf *f, struct model_config *c, struct err
 
 int config_read(const struct gguf *f, struct model_config *c, struct err *e)
 {
-	const char *path = f->files[0].path;
+	const char *path = gguf_path(f);
 	*c = (struct model_config){0};
 	struct gguf_str s;
 	uint32_t blocks;

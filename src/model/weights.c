@@ -73,26 +73,69 @@ static int check_mapped(struct tensor_walk *k, const struct gguf_tensor *t)
 	return k->values ? mapped_check_tensor(k->values, t, k->e) : 0;
 }
 
-/* Copies the bytes of a tensor unchanged, or lists them for tensor_load. */
-static int copy_bytes(struct tensor_walk *k, const struct gguf_tensor *t, uint8_t *data)
+/* Copies bytes of a tensor unchanged, or lists them for tensor_load. range: tensor_span. */
+static void copy_run(struct tensor_walk *k, const struct gguf_tensor *t, const struct gguf_run *r,
+	uint64_t range, uint8_t *data)
 {
-	if (!k->later) {
-		int rc = check_mapped(k, t);
-		if (rc)
-			return rc;
-		for (uint64_t at = 0; at < t->bytes; at += UPLOAD_STEP) {
-			uint64_t n = MIN(t->bytes - at, UPLOAD_STEP);
-			k->backend->ops->upload(k->backend, data + at, t->data + at, n);
-			report_progress(k, t->bytes - at - n);
-		}
-		return 0;
+	for (uint64_t at = 0; !k->later && at < r->bytes; at += UPLOAD_STEP) {
+		uint64_t n = MIN(r->bytes - at, UPLOAD_STEP);
+		k->backend->ops->upload(k->backend, data + at, r->data + at, n);
+		report_progress(k, r->bytes - at - n);
 	}
+	if (!k->later)
+		return;
 	if (k->n_spans == k->cap_spans) {
 		k->cap_spans = 2 * k->cap_spans + 64;
 		k->spans = mem_grow(k->spans, k->cap_spans, sizeof *k->spans);
 	}
-	k->spans[k->n_spans++] = (struct tensor_span){
-		.file = t->file, .offset = t->offset, .bytes = t->bytes, .dst = data, .tensor = t};
+	k->spans[k->n_spans++] = (struct tensor_span){.file = r->file,
+		.offset = r->offset,
+		.bytes = r->bytes,
+		.dst = data,
+		.tensor = t,
+		.range = range};
+}
+
+/* A tensor that is computed from another one of the file. */
+static int copy_made(struct tensor_walk *k, const struct gguf_tensor *t, uint8_t *data)
+{
+	int rc = check_mapped(k, t);
+	if (rc)
+		return rc;
+	uint8_t *made = mem_try_new(t->bytes, 1);
+	if (!made)
+		return err_set(k->e, ERR_MEMORY, "%s: no memory for its %llu bytes", t->name,
+			(unsigned long long)t->bytes);
+	if (!(rc = gguf_make(k->file, t, made, k->e))) {
+		k->backend->ops->upload(k->backend, data, made, t->bytes);
+		report_progress(k, 0);
+	}
+	free(made);
+	return rc;
+}
+
+/* The values of a tensor to `data`, one matrix after another, its scales to `scales`. */
+static int copy_tensor(
+	struct tensor_walk *k, const struct gguf_tensor *t, uint8_t *data, uint8_t *scales)
+{
+	if (t->made)
+		return copy_made(k, t, data);
+	int rc = k->later ? 0 : check_mapped(k, t);
+	if (rc)
+		return rc;
+	if (!t->runs) {
+		const struct gguf_run whole = {t->file, t->offset, t->bytes, t->data};
+		copy_run(k, t, &whole, 0, data);
+		return 0;
+	}
+	for (uint64_t i = 0; i < t->n_runs; i++) {
+		copy_run(k, t, &t->runs[i], i, data);
+		data += t->runs[i].bytes;
+		if (!t->scales)
+			continue;
+		copy_run(k, t, &t->scales[i], t->n_runs + i, scales);
+		scales += t->scales[i].bytes;
+	}
 	return 0;
 }
 
@@ -125,9 +168,12 @@ static int bind_matrix(struct tensor_walk *k, const char *name, uint64_t n_in, u
 	int rc = bind_mapped(k, name, n_in, n_out, n_stack, &t, out);
 	if (rc)
 		return rc;
-	uint8_t *data = arena_take(k, t->bytes);
+	const uint64_t values = gguf_values_bytes(t);
+	uint8_t *data = arena_take(k, values);
+	uint8_t *scales = values < t->bytes ? arena_take(k, t->bytes - values) : NULL;
 	out->data = data;
-	return data ? copy_bytes(k, t, data) : 0;
+	out->scales = scales;
+	return data ? copy_tensor(k, t, data, scales) : 0;
 }
 
 static int bind_vector(struct tensor_walk *k, const char *name, uint64_t n, const float **out)
@@ -141,7 +187,7 @@ static int bind_vector(struct tensor_walk *k, const char *name, uint64_t n, cons
 	uint8_t *data = arena_take(k, n * sizeof(float));
 	int rc;
 	if (data && t->type == DTYPE_F32) {
-		if ((rc = copy_bytes(k, t, data)))
+		if ((rc = copy_tensor(k, t, data, NULL)))
 			return rc;
 	} else if (data) {
 		if ((rc = check_mapped(k, t)))
@@ -271,7 +317,10 @@ static int bind_experts(struct tensor_walk *k, uint32_t layer, struct expert_ten
  * A cache slot keeps an expert's offset modulo that alignment (stream/extent.h). */
 static bool stack_is_aligned(const struct gguf_tensor *t)
 {
-	return !((t->offset | t->bytes / t->ne[2]) % DEFERRED_ALIGN);
+	uint64_t all = t->runs ? 0 : t->offset | t->bytes / t->ne[2];
+	for (uint64_t i = 0; t->runs && i < t->n_runs; i++)
+		all |= t->runs[i].offset;
+	return !(all % DEFERRED_ALIGN);
 }
 
 int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,

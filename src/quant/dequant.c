@@ -36,6 +36,12 @@ static void dequant_row_bf16(const uint8_t *src, float *dst, size_t n)
 		dst[i] = bf16_to_f32(load_u16(src + 2 * i));
 }
 
+static void dequant_row_f8_e4m3(const uint8_t *src, float *dst, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		dst[i] = f8_e4m3_to_f32(src[i]);
+}
+
 static void dequant_row_q4_0(const uint8_t *src, float *dst, size_t n)
 {
 	struct block_q4_0 b;
@@ -189,6 +195,7 @@ static row_fn *const row_fns[DTYPE_LIMIT] = {
 	[DTYPE_F32] = dequant_row_f32,
 	[DTYPE_F16] = dequant_row_f16,
 	[DTYPE_BF16] = dequant_row_bf16,
+	[DTYPE_F8_E4M3] = dequant_row_f8_e4m3,
 	[DTYPE_Q4_0] = dequant_row_q4_0,
 	[DTYPE_Q4_1] = dequant_row_q4_1,
 	[DTYPE_Q5_0] = dequant_row_q5_0,

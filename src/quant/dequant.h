@@ -11,7 +11,8 @@
 
 #include <stddef.h>
 
-/* src: a row of n values of `type` (n a multiple of its block, any byte alignment); dst: [n]. Never
+/* Of F8_E4M3 these are the values without their scales.
+ * src: a row of n values of `type` (n a multiple of its block, any byte alignment); dst: [n]. Never
  * fails: every bit pattern of every type has a meaning (some are NaN or infinite). */
 void dequant_row(enum dtype type, const void *src, float *dst, size_t n);
 

@@ -16,6 +16,7 @@ static const struct dtype_info types[DTYPE_LIMIT] = {
 	[DTYPE_F32] = {"F32", 1, 4},
 	[DTYPE_F16] = {"F16", 1, 2},
 	[DTYPE_BF16] = {"BF16", 1, 2},
+	[DTYPE_F8_E4M3] = {"F8_E4M3", 1, 1},
 	[DTYPE_Q4_0] = {"Q4_0", SMALL(q4_0)},
 	[DTYPE_Q4_1] = {"Q4_1", SMALL(q4_1)},
 	[DTYPE_Q5_0] = {"Q5_0", SMALL(q5_0)},
@@ -46,6 +47,11 @@ static const struct dtype_info types[DTYPE_LIMIT] = {
 const struct dtype_info *dtype_info(uint32_t id)
 {
 	return id < DTYPE_LIMIT && types[id].name ? &types[id] : NULL;
+}
+
+const struct dtype_info *dtype_gguf_info(uint32_t id)
+{
+	return id < DTYPE_GGUF_LIMIT ? dtype_info(id) : NULL;
 }
 
 const char *dtype_name(uint32_t id)

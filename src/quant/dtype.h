@@ -2,6 +2,10 @@
 /*
  * The element types of GGUF tensors: name, values per block, bytes per block. A block never crosses
  * a row (dimension ne[0]). Layouts of the packed blocks: blocks.h; meaning: dequant.h.
+ *
+ * F8_E4M3 is no type of GGUF. A matrix of it has block scales beside its values, one float32 for
+ * each 128 x 128 of them: [ceil(rows / 128)][ceil(columns / 128)]. A weight is its value times the
+ * scale of its block, rounded once.
  */
 #ifndef GLM_QUANT_DTYPE_H
 #define GLM_QUANT_DTYPE_H
@@ -9,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The numbers are GGUF's type ids. */
+/* The numbers below DTYPE_GGUF_LIMIT are GGUF's type ids. */
 enum dtype {
 	DTYPE_F32 = 0,
 	DTYPE_F16 = 1,
@@ -39,8 +43,12 @@ enum dtype {
 	DTYPE_NVFP4 = 40,
 	DTYPE_Q1_0 = 41,
 	DTYPE_Q2_0 = 42,
-	DTYPE_LIMIT = 43, /* one past the largest id */
+	DTYPE_GGUF_LIMIT = 43, /* one past the largest id of GGUF */
+	DTYPE_F8_E4M3 = 64,
+	DTYPE_LIMIT = 65, /* one past the largest id */
 };
+
+#define DTYPE_SCALE_BLOCK 128 /* values in a row or a column that share a scale of F8_E4M3 */
 
 struct dtype_info {
 	const char *name;      /* "Q4_K"; NULL in a hole of the id range */
@@ -50,6 +58,9 @@ struct dtype_info {
 
 /* NULL for an id that this program does not know. Static storage. */
 const struct dtype_info *dtype_info(uint32_t id);
+
+/* dtype_info of a type that a GGUF can have; NULL for others. */
+const struct dtype_info *dtype_gguf_info(uint32_t id);
 
 /* Name or "type <id>"; static or thread-local storage. */
 const char *dtype_name(uint32_t id);

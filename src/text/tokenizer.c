@@ -78,7 +78,7 @@ static int key_is(const struct gguf *g, const char *key, const char *want, struc
 	int rc = gguf_get_str(g, key, &s, e);
 	if (rc || (s.len == strlen(want) && !memcmp(s.ptr, want, s.len)))
 		return rc;
-	return err_set(e, ERR_INPUT, "%s: %s is \"%.*s\"; supported is \"%s\"", g->files[0].path, key,
+	return err_set(e, ERR_INPUT, "%s: %s is \"%.*s\"; supported is \"%s\"", gguf_path(g), key,
 		(int)MIN(s.len, 40), s.ptr, want);
 }
 
@@ -95,7 +95,7 @@ static int stop_key(
 {
 	if (id < 0 || id >= (int64_t)t->vocab.n_tokens)
 		return err_set(e, ERR_INPUT, "%s: %s holds %lld; the vocabulary has %u tokens",
-			g->files[0].path, key, (long long)id, t->vocab.n_tokens);
+			gguf_path(g), key, (long long)id, t->vocab.n_tokens);
 	stop_add(t, (int32_t)id);
 	return 0;
 }
@@ -142,14 +142,14 @@ int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err
 		return rc;
 	if (tokens.n != types.n || tokens.n > VOCAB_TOKENS_MAX || merges.n >= UINT32_MAX / 4)
 		return err_set(e, ERR_INPUT,
-			"%s: %llu tokens, %llu token types and %llu merges do not go together",
-			g->files[0].path, (unsigned long long)tokens.n, (unsigned long long)types.n,
+			"%s: %llu tokens, %llu token types and %llu merges do not go together", gguf_path(g),
+			(unsigned long long)tokens.n, (unsigned long long)types.n,
 			(unsigned long long)merges.n);
 	token_spans = spans_of(&tokens);
 	merge_spans = spans_of(&merges);
 	type_bytes = mem_try_new(types.n, 1);
 	if (!token_spans || !merge_spans || !type_bytes) {
-		rc = err_set(e, ERR_MEMORY, "%s: no memory for %llu tokens", g->files[0].path,
+		rc = err_set(e, ERR_MEMORY, "%s: no memory for %llu tokens", gguf_path(g),
 			(unsigned long long)tokens.n);
 		goto out;
 	}
@@ -160,7 +160,7 @@ int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err
 	rc = tokenizer_build(token_spans, type_bytes, (uint32_t)tokens.n, merges.n ? merge_spans : NULL,
 		(uint32_t)merges.n, true, PRETOK_GLM4, out, e);
 	if (rc)
-		err_prefix(e, "%s", g->files[0].path);
+		err_prefix(e, "%s", gguf_path(g));
 	else if ((rc = stops_from_gguf(*out, g, e))) {
 		tokenizer_free(*out);
 		*out = NULL;

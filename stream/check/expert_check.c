@@ -21,8 +21,10 @@ void expert_check_init(struct expert_check *c, const struct check_values *values
 	for (size_t i = 0; i < g->n_tensors; i++) {
 		uint32_t layer;
 		enum gguf_expert_part part;
-		if (gguf_expert_name(g->tensors[i].name, &layer, &part) && layer < (uint32_t)n_layers)
-			c->first[layer][part] = values->map.first[i];
+		if (!gguf_expert_name(g->tensors[i].name, &layer, &part) || layer >= (uint32_t)n_layers)
+			continue;
+		c->first[layer][part] = values->map.first[i];
+		c->first[layer][part + EXTENT_MATRICES] = values->map.first[i] + g->tensors[i].n_runs;
 	}
 }
 

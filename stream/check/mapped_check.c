@@ -10,15 +10,14 @@ int mapped_check_range(const struct check_values *v, const struct gguf_tensor *t
 	const uint64_t number = v->map.first[t - v->map.file->tensors] + i,
 				   expected = v->values[number];
 	const struct check_range r = check_map_range(&v->map, number);
-	const uint8_t *p = t->data + (r.offset - t->offset);
 	*reread = false;
-	uint64_t found = xxh3_of(p, r.bytes);
+	uint64_t found = xxh3_of(r.run.data, r.run.bytes);
 	if (found == expected)
 		return 0;
-	const struct gguf_file *f = &v->map.file->files[t->file];
+	const struct gguf_file *f = &v->map.file->files[r.run.file];
 	*reread = true;
-	file_map_drop_cached(&f->map, f->path, r.offset, r.bytes);
-	found = xxh3_of(p, r.bytes);
+	file_map_drop_cached(&f->map, f->path, r.run.offset, r.run.bytes);
+	found = xxh3_of(r.run.data, r.run.bytes);
 	return found == expected ? 0 : check_values_err(v, number, found, e);
 }
 

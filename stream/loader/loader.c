@@ -255,11 +255,13 @@ static void make_views(struct loader *l)
 			if (!v->same)
 				break;
 		}
-		for (int k = 0; k < EXTENT_PARTS; k++) {
+		for (int k = 0; k < EXTENT_MATRICES; k++) {
 			const struct extent_tensor *t = extent_tensor(l->table, layer, (enum extent_part)k);
 			if (t)
 				v->w[k] =
 					expert_shape(t->type, t->n_in, t->n_out, (uint64_t)l->n_experts, t->bytes);
+			v->scaled[k] =
+				extent_tensor(l->table, layer, (enum extent_part)(k + EXTENT_MATRICES)) != NULL;
 		}
 	}
 }

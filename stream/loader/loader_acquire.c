@@ -35,14 +35,17 @@ static struct cache_ref *cache_refs(struct loader *l, const struct expert_ref *r
 static void set_views(struct loader *l, int layer, struct expert_ref *r)
 {
 	const struct layer_views *v = &l->views[layer];
-	struct weight *w[EXTENT_PARTS] = {&r->gate, &r->up, &r->down};
+	struct weight *w[EXTENT_MATRICES] = {&r->gate, &r->up, &r->down};
 	struct extent_plan p;
 	if (!v->same && extent_plan(l->table, (uint32_t)layer, (uint32_t)r->id, &p))
 		bug("no extents for expert %d of layer %d", r->id, layer);
 	const uint8_t *slot = l->tier_memory[0] + cache_slot_get(l->shared.cache, r->handle).offset;
-	for (int k = 0; k < EXTENT_PARTS; k++) {
+	for (int k = 0; k < EXTENT_MATRICES; k++) {
+		const int scales = k + EXTENT_MATRICES;
 		*w[k] = v->w[k];
 		w[k]->data = slot + (v->same ? v->offset[k] : p.parts[k].dst_offset);
+		if (v->scaled[k])
+			w[k]->scales = slot + (v->same ? v->offset[scales] : p.parts[scales].dst_offset);
 	}
 	r->ready = true;
 }

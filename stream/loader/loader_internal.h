@@ -35,7 +35,8 @@
 
 /* The matrices of a layer's experts in their slots; `data` is empty. */
 struct layer_views {
-	struct weight w[EXTENT_PARTS];
+	struct weight w[EXTENT_MATRICES];
+	bool scaled[EXTENT_MATRICES];
 	uint64_t offset[EXTENT_PARTS]; /* in the slot, */
 	bool same;                     /* ... of every expert; false: ask extent_plan */
 };

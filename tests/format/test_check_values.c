@@ -140,8 +140,7 @@ static void check_against_bytes(const struct gguf *g, const struct check_values 
 	assert_int_equal(check_map_n(&v->map), N_RANGES);
 	for (uint64_t i = 0; i < N_RANGES; i++) {
 		const struct check_range r = check_map_range(&v->map, i);
-		const uint8_t *p = r.tensor->data + (r.offset - r.tensor->offset);
-		assert_true(v->values[i] == xxh3_of(p, r.bytes));
+		assert_true(v->values[i] == xxh3_of(r.run.data, r.run.bytes));
 		assert_true(check_value(v, r.tensor, r.expert) == v->values[i]);
 	}
 	const struct gguf_tensor *up = gguf_find_tensor(g, "blk.1.ffn_up_exps.weight");

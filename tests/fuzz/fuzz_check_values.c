@@ -67,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		for (uint64_t i = 0; i < ranges; i++) {
 			const struct check_range r = check_map_range(&v->map, i);
 			if (check_value(v, r.tensor, r.expert) != load_u64(copy + HEAD + 8 * i) ||
-				r.offset + r.bytes > model->files[0].size)
+				r.run.offset + r.run.bytes > model->files[0].size)
 				bug("range %llu is wrong", (unsigned long long)i);
 		}
 	}

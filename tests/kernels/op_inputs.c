@@ -127,7 +127,7 @@ struct weight op_weight_new(
 	size_t bytes = row * (size_t)(n_out * n_stack);
 	void *data = op_host_new(p, bytes);
 	op_random_blocks(p->seed, tag, type, data, bytes);
-	return (struct weight){data, type, n_in, n_out, n_stack, row, row * (size_t)n_out};
+	return (struct weight){data, type, n_in, n_out, n_stack, row, row * (size_t)n_out, NULL};
 }
 
 const uint8_t *op_weight_row(const struct weight *w, int64_t stack, int64_t row)

@@ -244,6 +244,57 @@ static void test_packed_rows_are_exact(void **state)
 			}
 }
 
+/* Products of weights with block scales: every weight is value times scale, rounded once, whatever
+ * the number of rows and the edges of the blocks, at odd addresses. */
+static void test_scaled_products_are_exact(void **state)
+{
+	(void)state;
+	enum { N_OUT = 300, ROWS = 9 };
+	static const int64_t widths[] = {1, 127, 128, 417, 1600};
+	for (int level = 0; cpu_isa_available(level); level++)
+		for (size_t k = 0; k < ARRAY_LEN(widths); k++) {
+			struct backend *b = open_backend(level, 2);
+			const size_t n = (size_t)widths[k], blocks = (n + 127) / 128;
+			const size_t n_scales = (N_OUT + 127) / 128 * blocks;
+			uint8_t *values = NEW_ARRAY(uint8_t, N_OUT * n + 1);
+			uint8_t *scales = NEW_ARRAY(uint8_t, n_scales * sizeof(float) + 1);
+			float *f = NEW_ARRAY(float, n_scales), *w = NEW_ARRAY(float, N_OUT *n);
+			float *x = NEW_ARRAY(float, ROWS *n), y[ROWS * N_OUT], want[ROWS * N_OUT];
+			struct rng r = {(uint64_t)k + 3};
+			op_random(3, 1, x, ROWS * n);
+			op_random(5, 2, f, n_scales);
+			memcpy(scales + 1, f, n_scales * sizeof *f);
+			for (size_t i = 0; i < N_OUT * n; i++) {
+				uint8_t v = (uint8_t)(rng_u64(&r) >> 56);
+				values[i + 1] = (v & 0x7f) == 0x7f ? 0 : v;
+				w[i] = f8_e4m3_to_f32(values[i + 1]) * f[i / n / 128 * blocks + i % n / 128];
+			}
+			struct matmul part = {.w = {.data = values + 1,
+									  .type = DTYPE_F8_E4M3,
+									  .n_in = widths[k],
+									  .n_out = N_OUT,
+									  .n_stack = 1,
+									  .row_bytes = n,
+									  .stack_bytes = N_OUT * n,
+									  .scales = scales + 1},
+				.y = y};
+			for (int rows = 1; rows <= ROWS; rows += 4) {
+				for (int i = 0; i < rows * N_OUT; i++)
+					want[i] =
+						plain_dot(w + (size_t)(i % N_OUT) * n, x + (size_t)(i / N_OUT) * n, n);
+				b->ops->matmul(b, &part, 1, x, rows);
+				check_equal(cpu_isa_available(level), "F8_E4M3", "scaled dot", y, want,
+					(size_t)rows * N_OUT);
+			}
+			b->ops->close(b);
+			free(values);
+			free(scales);
+			free(f);
+			free(w);
+			free(x);
+		}
+}
+
 /* The sigmoid (its exponential, a sum, a quotient) over the whole range, and the same in every
  * instruction set. Results below 2^-127 may be 0. */
 static void test_exponential(void **state)
@@ -382,6 +433,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_open),
 		cmocka_unit_test(test_packed_rows_are_exact),
+		cmocka_unit_test(test_scaled_products_are_exact),
 		cmocka_unit_test(test_exponential),
 		cmocka_unit_test(test_formulas),
 		cmocka_unit_test(test_rows_are_independent),

@@ -50,6 +50,53 @@ static void set(struct extent_table *t, uint32_t layer, enum extent_part part, u
 
 /* GLM-5.2's Q2_K experts, 4096-aligned: three reads without waste, payloads at the start of each.
  */
+/* Experts that lie anywhere, each with scales in another file: no room for less than all of them,
+ * parts that touch are read as one. */
+static void test_runs(void **state)
+{
+	(void)state;
+	const struct extent_file f[] = {
+		{.size = 1u << 20, .align = 512, .memory_align = 512}, {1u << 16, 512, 512}};
+	struct extent_table *t = new_table(2, 2, f, 2);
+	const struct gguf_run gate[] = {{0, 70000, 1000, NULL}, {1, 40, 1000, NULL}},
+						  up[] = {{0, 71000, 1000, NULL}, {0, 900, 1000, NULL}},
+						  scales[] = {{1, 5000, 16, NULL}, {0, 1900, 16, NULL}};
+	struct err e = {0};
+	struct extent_tensor x = {.bytes = 2000, .runs = gate};
+	assert_int_equal(extent_table_set(t, 1, EXTENT_GATE, &x, &e), 0);
+	x.runs = up;
+	assert_int_equal(extent_table_set(t, 1, EXTENT_UP, &x, &e), 0);
+	x = (struct extent_tensor){.bytes = 32, .runs = scales};
+	assert_int_equal(extent_table_set(t, 1, EXTENT_UP_SCALES, &x, &e), 0);
+	struct extent_plan p;
+	assert_int_equal(extent_plan(t, 1, 0, &p), 0);
+	assert_int_equal(p.n_reads, 2);
+	assert_read(p.reads[0], 0, 69632, 2560, 2368, 0);
+	assert_read(p.reads[1], 1, 4608, 512, 408, 2560);
+	assert_true(p.parts[EXTENT_GATE].dst_offset == 368 && p.parts[EXTENT_UP].dst_offset == 1368);
+	assert_true(p.parts[EXTENT_UP_SCALES].dst_offset == 2560 + 392);
+	assert_true(p.parts[EXTENT_UP_SCALES].bytes == 16 && !p.parts[EXTENT_GATE_SCALES].bytes);
+	assert_int_equal(p.payload_bytes, 2016);
+	assert_int_equal(extent_plan(t, 1, 1, &p), 0); /* up and its scales are one read */
+	assert_int_equal(p.n_reads, 2);
+	assert_read(p.reads[0], 0, 512, 1536, 1404, 0);
+	assert_read(p.reads[1], 1, 0, 1536, 1040, 1536);
+	assert_true(extent_slot_bytes(t, 1) >= p.dst_bytes);
+	static const struct gguf_run bad[][2] = {
+		{{0, 0, 8, NULL}, {2, 0, 8, NULL}},              /* no such file */
+		{{0, 0, 8, NULL}, {1, (1u << 16) - 7, 8, NULL}}, /* ends behind it */
+		{{0, 0, 8, NULL}, {1, UINT64_MAX - 3, 8, NULL}},
+		{{0, 0, 8, NULL}, {0, 0, 7, NULL}},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		x = (struct extent_tensor){.bytes = 16, .runs = bad[i]};
+		assert_int_equal(extent_table_set(t, 0, EXTENT_DOWN_SCALES, &x, &e), ERR_INPUT);
+		assert_non_null(strstr(e.text, "blk.0 down"));
+	}
+	assert_false(extent_has_layer(t, 0));
+	extent_table_free(t);
+}
+
 static void test_aligned(void **state)
 {
 	(void)state;
@@ -254,7 +301,7 @@ static void test_hostile_sizes(void **state)
 		struct extent_tensor x;
 	} cases[] = {
 		{2, 0, {.bytes = 10}},
-		{0, 3, {.bytes = 10}},
+		{0, EXTENT_PARTS, {.bytes = 10}},
 		{0, 0, {.file = 1, .bytes = 10}},
 		{0, 0, {.bytes = 0}},
 		{0, 0, {.bytes = 15}},
@@ -393,7 +440,7 @@ static void test_gguf_to_slot(void **state)
 					assert_int_equal(reader_reap(r, &c, 1, 1, -1), 1);
 					assert_int_equal(c.code, 0);
 				}
-				for (unsigned k = 0; k < EXTENT_PARTS; k++) {
+				for (unsigned k = 0; k < EXTENT_MATRICES; k++) {
 					x = extent_tensor(t, layer, (enum extent_part)k);
 					assert_memory_equal(slot + p.parts[k].dst_offset,
 						b.data + x->offset + expert * (x->bytes / 5), x->bytes / 5);
@@ -466,6 +513,7 @@ static void test_gguf_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_runs),
 		cmocka_unit_test(test_aligned),
 		cmocka_unit_test(test_rounding_and_merging),
 		cmocka_unit_test(test_random_tables),

@@ -62,7 +62,7 @@ static int values_setup(void **state)
 	values.values = NEW_ARRAY(uint64_t, check_map_n(&values.map));
 	for (uint64_t i = 0; i < check_map_n(&values.map); i++) {
 		const struct check_range r = check_map_range(&values.map, i);
-		values.values[i] = xxh3_of(r.tensor->data + (r.offset - r.tensor->offset), r.bytes);
+		values.values[i] = xxh3_of(r.run.data, r.run.bytes);
 	}
 	return 0;
 }
@@ -159,7 +159,7 @@ static void test_side_by_side(void **state)
 		assert_int_equal(check_threads_of_process(after), check_threads);
 		for (int i = 0; i < check_threads; i++)
 			n += after[i] > before[i];
-		assert_int_equal(n, MIN(check_threads, EXTENT_PARTS));
+		assert_int_equal(n, MIN(check_threads, EXTENT_MATRICES));
 		assert_int_equal(s->stats.checked, id + 1);
 	}
 	close_source(s);

@@ -249,7 +249,7 @@ static int load_checked(const struct check_values *v, const struct reader_faults
 	assert_int_equal(c->ops->alloc(c, file->tensor_bytes, &card, e), 0);
 	for (size_t i = 0; i < n; i++) {
 		const struct gguf_tensor *t = &file->tensors[i];
-		s[i] = (struct tensor_span){t->file, t->offset, t->bytes, (uint8_t *)card + at, t};
+		s[i] = (struct tensor_span){t->file, t->offset, t->bytes, (uint8_t *)card + at, t, 0};
 		at += t->bytes;
 	}
 	memcpy(was, s, n * sizeof *s);
@@ -288,7 +288,7 @@ static void test_checked(void **state)
 	v.values = NEW_ARRAY(uint64_t, check_map_n(&v.map));
 	for (uint64_t i = 0; i < check_map_n(&v.map); i++) {
 		const struct check_range x = check_map_range(&v.map, i);
-		v.values[i] = xxh3_of(x.tensor->data + (x.offset - x.tensor->offset), x.bytes);
+		v.values[i] = xxh3_of(x.run.data, x.run.bytes);
 	}
 	const struct gguf_tensor *experts = gguf_find_tensor(file, "blk.4.ffn_up_exps.weight"),
 							 *norm = gguf_find_tensor(file, "output_norm.weight");

@@ -15,6 +15,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/checkpoint/checkpoint.h"
 #include "src/model/config.h"
 #include "tools/bench/measure.h"
 #include "tools/options/pocket.h"
@@ -58,7 +59,7 @@ static int prepare_stream(struct stream_job *j, uint32_t n_prompt, struct err *e
 	const char *model = pocket_or(j->c.model, e);
 	if (!model)
 		return e->code;
-	int rc = gguf_open(model, &file, e);
+	int rc = model_file_open(model, &file, e);
 	if (rc || (rc = config_read(file, &config, e)) ||
 		(rc = measure_disk(&j->c, file, 0, j->b->seconds, j->b->repeats, &j->disk, e)) ||
 		(rc = measure_disk(&j->c, file, 1, j->b->seconds, j->b->repeats, &j->alone, e)))

@@ -3,6 +3,7 @@
 #include "tools/bench/limits.h"
 
 #include "src/base/num.h"
+#include "src/checkpoint/checkpoint.h"
 #include "tools/options/pocket.h"
 
 /* As fast as it gets of the two ways there are. */
@@ -11,7 +12,7 @@ static int measure_drive(
 {
 	struct gguf *file = NULL;
 	const char *model = pocket_or(c->model, e);
-	int rc = model ? gguf_open(model, &file, e) : e->code;
+	int rc = model ? model_file_open(model, &file, e) : e->code;
 	if (!rc)
 		rc = measure_disk(c, file, 0, MAX(b->seconds, 0.5), MIN(b->repeats, 3), d, e);
 	struct measure_disk slices;

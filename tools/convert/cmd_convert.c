@@ -11,6 +11,7 @@
 #include "src/base/num.h"
 #include "src/quant/quantize.h"
 #include "tools/commands/commands.h"
+#include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/convert_keys.h"
 #include "tools/convert/convert_pipeline.h"
 #include "tools/plan/model_headers.h"
@@ -85,16 +86,6 @@ static void print_plan(const struct convert_work *w, FILE *f)
 		n_parts == 1 ? "" : "s");
 }
 
-/* A shard is an open file; big checkpoints have more than the usual soft limit of 1024. */
-static void raise_file_limit(void)
-{
-	struct rlimit r;
-	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
-		r.rlim_cur = r.rlim_max;
-		(void)setrlimit(RLIMIT_NOFILE, &r);
-	}
-}
-
 /* No tensor is quantised: the file may be given to llama-quantize. That program copies
  * general.alignment and pads to 32 whatever it says, so the key has to say 32 if others are to read
  * the output. */
@@ -163,7 +154,7 @@ static int make_plan(struct convert_work *w, struct err *e)
 	if (!S_ISDIR(s.st_mode))
 		return err_set(e, ERR_INPUT,
 			"%s: is not a directory; the directory of a checkpoint is expected", w->opt.src);
-	raise_file_limit();
+	checkpoint_raise_file_limit();
 	if ((code = convert_config_read(&w->cfg, w->opt.src, e)) ||
 		(code = safetensors_open(w->opt.src, &w->st, e)) ||
 		(code = convert_plan_make(

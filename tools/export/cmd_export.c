@@ -54,6 +54,9 @@ static int make_plan(struct export_work *w, struct err *e)
 {
 	struct buf notes = {0};
 	int code = model_headers_open(&w->model, w->opt.model, e);
+	if (!code && w->model.file->folder)
+		return err_set(e, ERR_INPUT, "%s: is a checkpoint already, a GGUF is expected",
+			gguf_path(w->model.file));
 	if (!code) {
 		export_plan_config(&w->cfg, &w->model.config, w->model.file);
 		code = export_plan_make(&w->plan, w->model.file, &w->cfg, (enum export_dtype)w->opt.dtype,

@@ -57,7 +57,7 @@ int imatrix_collect_open(const struct engine *g, struct imatrix_collect **out, s
 	if (gguf_find(engine_gguf(g), GGUF_SHARED_DATA_KEY)) /* a product is known by its weight */
 		return err_set(e, ERR_INPUT,
 			"%s: layers share their data (synth --alias), so their inputs cannot be kept apart",
-			engine_gguf(g)->files[0].path);
+			gguf_path(engine_gguf(g)));
 	struct imatrix_collect *c = NEW(struct imatrix_collect);
 	int rc = 0;
 	c->file = engine_gguf(g);

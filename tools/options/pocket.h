@@ -11,7 +11,7 @@
 const char *pocket_or(const char *model, struct err *e);
 
 /* For the option -m of every command. */
-#define POCKET_MODEL_HELP "GGUF to open; of a split file the first part"
+#define POCKET_MODEL_HELP "GGUF to open, of a split file the first part; or a checkpoint's folder"
 #define POCKET_FALLBACK   "the pocket model that ships with the program"
 
 /* `trace` itself unless it is NULL or POCKET_TRACE, else the path of the shipped routing trace:

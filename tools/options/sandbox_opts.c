@@ -9,6 +9,7 @@
 #include "src/ranks/ranks.h"
 #include "tools/options/pocket.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,11 +60,35 @@ static void add_folder(struct place_list *l, const char *file, bool write)
 	free(real);
 }
 
+/* A checkpoint's folder, and where links in it lead to: a download keeps the files elsewhere. */
+static void add_checkpoint(struct place_list *l, const char *path)
+{
+	DIR *d = opendir(path);
+	add_place(l, mem_strdup(path), false);
+	for (struct dirent *x; d && (x = readdir(d));) {
+		char *file = mem_printf("%s/%s", path, x->d_name), *real = realpath(file, NULL);
+		char *folder = real ? folder_of(real) : NULL;
+		if (folder && x->d_type == DT_LNK && strcmp(folder, l->paths[l->n - 1].path) != 0)
+			add_place(l, folder, false);
+		else
+			free(folder);
+		free(real);
+		free(file);
+	}
+	if (d)
+		closedir(d);
+}
+
 static void add_model(struct place_list *l, const struct common_opts *c)
 {
 	struct common_replicas replicas;
 	struct err ignored = {0}; /* said when the model is opened */
-	add_folder(l, pocket_or(c->model, &ignored), false);
+	const char *model = pocket_or(c->model, &ignored);
+	struct stat s;
+	if (model && stat(model, &s) == 0 && S_ISDIR(s.st_mode))
+		add_checkpoint(l, model);
+	else
+		add_folder(l, model, false);
 	if (!common_opts_replicas(c, &replicas, &ignored))
 		for (unsigned i = 0; i < replicas.n; i++)
 			add_folder(l, replicas.path[i], false);

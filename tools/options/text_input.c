@@ -4,6 +4,7 @@
 #include "tools/options/text_input.h"
 
 #include "src/base/num.h"
+#include "src/checkpoint/checkpoint.h"
 #include "src/format/gguf.h"
 #include "src/text/hf_tokenizer.h"
 #include "tools/options/pocket.h"
@@ -141,7 +142,7 @@ int text_input_tokenizer(const char *model, struct tokenizer **out, struct err *
 		return rc;
 	}
 	struct gguf *g;
-	rc = gguf_open(path, &g, e);
+	rc = model_file_open(path, &g, e);
 	if (!rc)
 		rc = tokenizer_from_gguf(g, out, e);
 	gguf_close(g);

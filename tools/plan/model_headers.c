@@ -3,6 +3,7 @@
 #include "tools/plan/model_headers.h"
 
 #include "src/base/mem.h"
+#include "src/checkpoint/checkpoint.h"
 #include "src/format/gguf_write.h"
 #include "src/checkpoint/convert_keys.h"
 #include "src/checkpoint/convert_map.h"
@@ -17,7 +18,7 @@
 static int bind_model(struct model_headers *m, const char *path, struct err *e)
 {
 	int rc;
-	if ((rc = gguf_open(path, &m->file, e)) || (rc = config_read(m->file, &m->config, e)) ||
+	if ((rc = model_file_open(path, &m->file, e)) || (rc = config_read(m->file, &m->config, e)) ||
 		(rc = weights_bind(m->file, &m->config, m->config.n_mtp > 0, &m->weights, &m->resident, e)))
 		return rc;
 	for (size_t i = 0; i < m->file->n_tensors; i++) {

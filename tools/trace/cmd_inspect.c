@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/checkpoint/checkpoint.h"
 #include "src/format/check_values.h"
 #include "tools/commands/commands.h"
 #include "tools/trace/inspect_cluster.h"
@@ -81,7 +82,7 @@ static void print_shape(const struct gguf *file, const struct model_config *c)
 	for (uint32_t i = 0; i < file->n_files; i++)
 		bytes += file->files[i].size;
 	printf("%s: %s%sglm-dsa, %s in %u file%s, %zu tensors, %zu keys, alignment %u\n",
-		ERR_PLAIN(file->files[0].path), c->name, c->name[0] ? ", " : "", SIZE(bytes), file->n_files,
+		ERR_PLAIN(gguf_path(file)), c->name, c->name[0] ? ", " : "", SIZE(bytes), file->n_files,
 		file->n_files == 1 ? "" : "s", file->n_tensors, file->n_kvs,
 		file->files[file->n_files - 1].alignment);
 	uint64_t seed;
@@ -420,7 +421,7 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	struct gguf *file = NULL;
 	struct model_config config;
 	struct model_sizes *sizes = NEW(struct model_sizes);
-	if ((rc = gguf_open(model, &file, e)) || (rc = config_read(file, &config, e)))
+	if ((rc = model_file_open(model, &file, e)) || (rc = config_read(file, &config, e)))
 		goto out;
 	model_sizes_count(file, &config, sizes);
 	if (context > config.n_context) {

@@ -11,6 +11,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
+#include "src/checkpoint/checkpoint.h"
 #include "tools/commands/commands.h"
 #include "tools/forecast/forecast.h"
 #include "tools/output/interrupt.h"
@@ -481,7 +482,8 @@ static int tune(struct tune *t, struct err *e)
 	t->model = pocket_or(t->common.model, e);
 	if (!rc && !t->model)
 		rc = e->code;
-	if (rc || (rc = gguf_open(t->model, &t->file, e)) || (rc = config_read(t->file, &t->config, e)))
+	if (rc || (rc = model_file_open(t->model, &t->file, e)) ||
+		(rc = config_read(t->file, &t->config, e)))
 		goto out;
 	t->common.model = t->model;
 	const struct loader_options o = {.file = t->file,

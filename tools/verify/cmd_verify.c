@@ -11,6 +11,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
+#include "src/checkpoint/checkpoint.h"
 #include "tools/commands/commands.h"
 #include "tools/options/pocket.h"
 #include "tools/output/interrupt.h"
@@ -90,10 +91,10 @@ static int report_wrong(const struct check_map *map, const uint64_t *expected,
 		}
 	if (shown < r->wrong)
 		log_warn("and %" PRIu64 " more", r->wrong - shown);
-	const struct gguf_tensor *t = check_map_range(map, r->first_wrong).tensor;
+	const uint32_t file = check_map_range(map, r->first_wrong).run.file;
 	err_set(e, ERR_INPUT,
 		"%s: %" PRIu64 " of %" PRIu64 " check values are wrong; the first is of %s",
-		map->file->files[t->file].path, r->wrong, r->ranges,
+		map->file->files[file].path, r->wrong, r->ranges,
 		check_range_text(map, r->first_wrong, text));
 	return err_hint(e,
 		"the bytes on the drive have changed, or were copied wrong: fetch or convert "
@@ -119,7 +120,7 @@ static int compare_values(const struct verify_options *o, struct verify_job *job
 	if (r.wrong)
 		return report_wrong(job->map, v->values, job->values, &r, e);
 	if (!o->quiet)
-		print_result(job->map->file->files[0].path, "all right", &r);
+		print_result(gguf_path(job->map->file), "all right", &r);
 	if (!o->quiet && o->write)
 		printf("it has check values %s: none are written\n", v->beside ? "beside it" : "in it");
 	return 0;
@@ -192,7 +193,7 @@ int cmd_verify(int argc, char **argv, struct err *e)
 	struct check_map map = {0};
 	uint64_t *found = NULL;
 	bool write;
-	if ((rc = gguf_open(model, &g, e)) || (rc = find_values(&o, g, &v, &write, e)))
+	if ((rc = model_file_open(model, &g, e)) || (rc = find_values(&o, g, &v, &write, e)))
 		goto out;
 	if (!v && !write) {
 		rc = err_set(e, ERR_INPUT, "%s: has no check values", model);

@@ -45,8 +45,8 @@ struct range_part {
 static struct range_part part_at(
 	const struct verify_thread *t, const struct check_range *r, uint64_t at)
 {
-	const uint64_t align = reader_file_align(t->reader, r->tensor->file),
-				   end = r->offset + r->bytes;
+	const uint64_t align = reader_file_align(t->reader, r->run.file),
+				   end = r->run.offset + r->run.bytes;
 	struct range_part p = {.from = num_align_down(at, align)};
 	p.bytes = MIN(PART_BYTES, num_align_up(end, align) - p.from);
 	p.need = MIN(p.bytes, end - p.from);
@@ -58,7 +58,7 @@ static struct range_part part_at(
 static int submit_part(
 	struct verify_thread *t, const struct check_range *r, const struct range_part *p, int buffer)
 {
-	const struct reader_request q = {.file = r->tensor->file,
+	const struct reader_request q = {.file = r->run.file,
 		.offset = p->from,
 		.bytes = p->bytes,
 		.need = p->need,
@@ -74,17 +74,18 @@ static int submit_part(
 static int hash_range(
 	struct verify_thread *t, const struct check_range *r, uint64_t *value, struct err *e)
 {
-	struct range_part part = part_at(t, r, r->offset), next = {0};
+	struct range_part part = part_at(t, r, r->run.offset), next = {0};
 	int buffer = 0;
 	xxh3_begin(t->hash);
 	submit_part(t, r, &part, buffer);
-	for (uint64_t at = r->offset; at < r->offset + r->bytes; part = next, buffer = !buffer) {
+	const uint64_t end = r->run.offset + r->run.bytes;
+	for (uint64_t at = r->run.offset; at < end; part = next, buffer = !buffer) {
 		struct reader_completion done;
 		reader_reap(t->reader, &done, 1, 1, -1);
 		if (done.code)
 			return reader_completion_err(t->reader, &done, e);
 		at += part.used;
-		if (at < r->offset + r->bytes) {
+		if (at < end) {
 			next = part_at(t, r, at);
 			submit_part(t, r, &next, !buffer);
 		}
@@ -108,7 +109,7 @@ static void count_difference(struct verify_state *s, uint64_t i, bool wrong)
 	*(wrong ? &r->wrong : &r->reread) += 1;
 	if (!wrong)
 		log_warn("%s: %s: was read wrong, and right when it was read again",
-			ERR_PLAIN(map->file->files[check_map_range(map, i).tensor->file].path),
+			ERR_PLAIN(map->file->files[check_map_range(map, i).run.file].path),
 			check_range_text(map, i, text));
 	pthread_mutex_unlock(&s->lock);
 }
@@ -123,8 +124,8 @@ static int verify_range(struct verify_thread *t, uint64_t i, struct err *e)
 	int rc = hash_range(t, &r, &job->values[i], e);
 	if (rc || !job->expected || job->values[i] == job->expected[i])
 		return rc;
-	atomic_fetch_sub(&t->s->bytes_done, r.bytes);
-	reader_drop_cached(t->reader, r.tensor->file, r.offset, r.bytes);
+	atomic_fetch_sub(&t->s->bytes_done, r.run.bytes);
+	reader_drop_cached(t->reader, r.run.file, r.run.offset, r.run.bytes);
 	if (!(rc = hash_range(t, &r, &job->values[i], e)))
 		count_difference(t->s, i, job->values[i] != job->expected[i]);
 	return rc;

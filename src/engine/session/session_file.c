@@ -66,8 +66,10 @@ uint64_t session_fingerprint(struct engine *g)
 	h = hash_bytes(h, c->index_full, sizeof c->index_full);
 	for (size_t i = 0; i < f->n_tensors; i++) {
 		const struct gguf_tensor *t = &f->tensors[i];
-		size_t n = (size_t)MIN(t->bytes, 64);
-		h = hash_bytes(h, t->data + (t->bytes - n) / 2, n);
+		const struct gguf_run whole = {t->file, t->offset, t->bytes, t->data};
+		const struct gguf_run *r = t->runs ? &t->runs[t->n_runs / 2] : &whole;
+		size_t n = (size_t)MIN(r->bytes, 64);
+		h = hash_bytes(h, r->data + (r->bytes - n) / 2, n);
 	}
 	g->rows_fingerprint = h ? h : 1;
 	return g->rows_fingerprint;

@@ -4,7 +4,7 @@
 generation_config.json, safetensors shards, index. Plain Python; the same arguments give the same bytes.
 
     gen_checkpoint.py DIR [--shape tiny|ragged|big|glm-5.2] [--dtype bf16|f16|f32|fp8] [--fused] [--shards N]
-                      [--headers-only] [--no-mtp] [--tied] [--set KEY=JSON ...] [--tokenizer FILE]
+                      [--headers-only] [--no-mtp] [--tied] [--set KEY=JSON ...] [--vocab N] [--tokenizer FILE]
 
 Shapes: tiny (every row a multiple of 256), ragged (nothing is a multiple of anything: FP8 blocks straddle heads and edges,
 rows fit no 256-block), big (4.6 GB as BF16), glm-5.2 (the real one; with --headers-only the shards are sparse files of
@@ -182,10 +182,12 @@ def main():
     p.add_argument("--no-mtp", action="store_true", help="leave the MTP layer out, though config.json announces it")
     p.add_argument("--tied", action="store_true", help="the embedding is the head too")
     p.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="change a key of config.json; null removes it")
+    p.add_argument("--vocab", type=int, help="rows of embedding and head, for a tokenizer")
     p.add_argument("--tokenizer", metavar="FILE")
     a = p.parse_args()
 
     cfg = dict(COMMON, **SHAPES[a.shape])
+    cfg["vocab_size"] = a.vocab or cfg["vocab_size"]
     cfg["num_key_value_heads"] = cfg["num_attention_heads"]
     cfg["qk_head_dim"] = cfg["qk_nope_head_dim"] + cfg["qk_rope_head_dim"]
     cfg["head_dim"] = cfg["qk_nope_head_dim"]  # as released; means nothing
