@@ -315,8 +315,8 @@ static void list_assumptions(const struct result *r, struct assumptions *a)
 			", \"32, by the kernels of prompts\"",
 			"--step-rows", c->rows_given);
 		assume(a, "gaps between micro-batches", 0, "ms",
-			"assumed: they follow each other through the stages; this version has one at a time",
-			NULL, false);
+			"assumed: they follow each other without a pause; no two cards were measured", NULL,
+			false);
 	}
 	assume(a, "hand-over, latency", k->hop_us, "us",
 		"assumed: a fence, a copy to the host, one to the card, a launch", "--hop-us",
@@ -364,7 +364,7 @@ static void print_speed(const struct cluster_speed *s, uint32_t n_stages)
 	printf("; %.3g distinct experts of a layer\n", s->distinct);
 	if (s->streams > 1 && n_stages > 1) {
 		print_rate("                  one micro-batch at a time: ", s->serial_tok_s);
-		printf(" (this version does not overlap them yet)\n");
+		printf("\n");
 	}
 }
 

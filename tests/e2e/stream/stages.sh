@@ -42,6 +42,17 @@ answer more.one --draft off --session "$work/a"
 answer more.two --cards 0,0,0 --draft off --session "$work/b"
 check "the same second answer" cmp -s "$work/more.one" "$work/more.two"
 
+# several answers: micro-batches, in flight at the same time
+run bench decode --backend cpu -m "$POCKET" -t 1 --cards 0,0 --rows 1,5 --prompt 8 -n 6 --repeats 1
+exits 0
+check "one answer is not cut" [ "$(grep -c ' 1 rows in ' "$work/out")" = 0 ]
+check "five answers are" grep -q 'stages computing at a time, mean (2): 5 rows in 2 micro-batches' \
+	"$work/out"
+check "shares of the time are named" \
+	[ "$(grep -Ec 'of the time [012] stages? computed, 5' "$work/out")" = 3 ]
+check "they are all of it" awk '/of the time/ {sum += $(NF - 1)} END {exit !(sum > 99 && sum < 101)}' \
+	"$work/out"
+
 dump() { run dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/x.f32" --force "$@"; }
 dump --cards 1
 error_is_one_sentence 2 'there is no card 1'
