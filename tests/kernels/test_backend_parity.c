@@ -655,7 +655,7 @@ static void test_failures(void **state)
 int main(int argc, char **argv)
 {
 	struct err e = {0};
-	struct backend_options options = {.name = "cuda"};
+	struct backend_options options = {.name = "cuda", .exact_prompts = true};
 	brief = argc > 1 && !strcmp(argv[1], "brief");
 	small = brief || (argc > 1 && !strcmp(argv[1], "small"));
 	if (argc > 1 + small)

@@ -445,6 +445,8 @@ bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct a
 		(a->rotate &&
 			(a->rope.dim != WIDTH - VALUE || (uintptr_t)a->rotate % 8 || a->rotate_stride % 2)))
 		return false;
+	if (attend_wgmma(b, rows, a))
+		return true;
 	struct mma_attend_args g = {*a, rows->base, 0, 0, 0, 0, NULL, NULL};
 	if (rows->n > DECODE_MAX_ROWS) {
 		g.n_groups = (a->n_heads + 31) / 32;

@@ -10,6 +10,9 @@
 
 bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a);
 
+/* Steps above DECODE_MAX_ROWS rows; the arguments are such as attend_mma takes. */
+bool attend_wgmma(struct cuda_backend *b, const struct batch *rows, const struct attend *a);
+
 /* score [n][stride] of rows first_row .. first_row + n that have more than top_k positions. */
 bool index_scores_mma(struct cuda_backend *b, const struct batch *rows,
 	const struct index_select *a, int first_row, int n, int64_t stride, float *score);

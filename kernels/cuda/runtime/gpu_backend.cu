@@ -452,6 +452,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 	b->base.ops = &cuda_ops;
 	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
 	b->no_graphs = b->no_deferred = options->no_graphs;
+	b->exact_prompts = options->exact_prompts;
 	b->op = "open";
 	b->device = (int)options->card;
 	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {

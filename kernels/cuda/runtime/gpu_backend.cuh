@@ -86,6 +86,7 @@ struct cuda_backend {
 	bool has_pdl;      /* programmatic dependent launch; compute capability 9.0 and newer */
 	bool no_graphs;
 	bool no_deferred;
+	bool exact_prompts; /* two passes (gemm.cuh) */
 	char text[512];
 	struct cuda_tables *tables; /* device */
 	uint32_t *stalled;          /* pinned: enum poll_kernel of a kernel that gave up, or 0 */
