@@ -165,6 +165,10 @@ static int measure_device_copy(struct bench *b, struct backend *backend, struct 
 	return rc;
 }
 
+/* On cards, with as many rows as fill one where a block of threads takes a row. */
+#define PROMPT      "prompt"
+#define PROMPT_ROWS 1024
+
 struct op_entry {
 	bench_op_fn *run;
 	const char *op, *name; /* op: what --only matches besides the shape */
@@ -218,6 +222,7 @@ static const struct op_entry entries[] = {
 	{bench_op_index_select, "index_select", "index_select", DTYPE_F16, false},
 	{bench_op_index_select, "index_select", "long", DTYPE_F16, false},
 	{bench_op_attend, "attend", "attend", DTYPE_F16, true},
+	{bench_op_attend, "attend", PROMPT, DTYPE_F16, false},
 	{bench_op_mla, "mla", "mla", DTYPE_F16, true},
 	{bench_op_mla, "mla", "short", DTYPE_F16, true},
 	{bench_op_small, "choice", "choice", DTYPE_F32, false},
@@ -236,15 +241,17 @@ static const struct op_entry entries[] = {
 	{bench_op_small, "moe_combine", "moe_combine", DTYPE_F32, false},
 };
 
-/* With one row, a chunk of rows, and on a card a few rows. */
+/* With one row, a chunk of rows, and on a card a few rows; PROMPT with PROMPT_ROWS. */
 static int run_entry(struct bench *b, struct backend *backend, const struct bench_shape *shape,
 	const struct op_entry *x, struct err *e)
 {
 	/* a chunk through the head is never computed: only last rows are */
-	const bool limbs = x->run == bench_op_limb_experts;
-	const int most = !strcmp(x->name, "head") ? 1 : limbs ? 8 : BENCH_CHUNK_ROWS;
+	const bool limbs = x->run == bench_op_limb_experts, prompt = !strcmp(x->name, PROMPT);
+	const int least = prompt ? PROMPT_ROWS : 1;
+	const int chunk = MAX(least, BENCH_CHUNK_ROWS);
+	const int most = !strcmp(x->name, "head") ? 1 : limbs ? 8 : chunk;
 	const bool few = x->few && (backend->ops->async || limbs);
-	for (int rows = 1; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
+	for (int rows = least; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
 		if (rows > 8 && rows < BENCH_CHUNK_ROWS)
 			continue;
 		struct bench_pool pool = {.backend = backend};
@@ -272,6 +279,8 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 			snprintf(label, sizeof label, "%s %s %s %s", shapes[s].name, entries[i].op,
 				entries[i].name, dtype_name(entries[i].type));
 			if (only && !strstr(label, only))
+				continue;
+			if (!strcmp(entries[i].name, PROMPT) && !backend->ops->async)
 				continue;
 			any = true;
 			rc = run_entry(b, backend, &shapes[s], &entries[i], e);

@@ -195,19 +195,21 @@ int bench_op_index_select(struct bench_op *o, const char *name, enum dtype type,
 	return bench_op_measure(o, e, detail);
 }
 
-/* What attend and mla have in common: a context of which every row has selected the same positions,
- * spread evenly. */
+/* What attend and mla have in common: a context of which every row has selected positions that are
+ * spread evenly: the same ones, but in steps of more than a chunk of rows. */
 static void prepare_selection(struct bench_op *o, int positions, double weights, int query)
 {
 	const struct bench_shape *s = o->shape;
 	const int width = s->kv_rank + s->rope;
 	const size_t rows = (size_t)o->rows, top_k = (size_t)s->top_k;
+	const int span = o->context - MAX(o->rows, BENCH_CHUNK_ROWS),
+			  step = o->rows > BENCH_CHUNK_ROWS ? span / positions : 1;
 	int32_t *sel = NEW_ARRAY(int32_t, rows * top_k), *n_sel = NEW_ARRAY(int32_t, rows);
 	for (size_t r = 0; r < rows; r++) {
 		n_sel[r] = positions;
 		for (int i = 0; i < positions; i++)
 			sel[r * top_k + (size_t)i] =
-				(int32_t)((int64_t)i * (o->context - BENCH_CHUNK_ROWS) / positions);
+				(int32_t)((int64_t)i * span / positions) + (int32_t)r % step;
 	}
 	prepare_rows(o, width, bench_op_copies(2.0 * positions * width + weights));
 	o->x = bench_pool_floats(o->pool, rows * (size_t)s->heads * (size_t)query);
@@ -229,11 +231,12 @@ static int measure_heads(struct bench_op *o, int positions, const char *what, st
 int bench_op_attend(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
 	(void)type;
+	(void)name; /* tells numbers of rows apart */
 	const struct bench_shape *s = o->shape;
 	prepare_selection(o, s->top_k, 0, s->kv_rank + s->rope);
 	o->y = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)s->kv_rank);
 	o->call = call_attend;
-	o->name = name;
+	o->name = "attend";
 	return measure_heads(o, s->top_k, "", e);
 }
 
