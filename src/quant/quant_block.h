@@ -12,6 +12,7 @@
 
 #include "src/base/half.h"
 #include "src/quant/blocks.h"
+#include "src/quant/feedback.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -26,26 +27,32 @@ typedef int32_t v8i __attribute__((vector_size(32)));
 
 #define QUANT_INLINE static inline __attribute__((always_inline))
 
-/* Defines void NAME(src, dst, n, importance) that runs BODY(src, dst, importance) over blocks of
- * `step` weights. */
+/* Defines void NAME(src, dst, n, importance, feedback) that runs BODY(src, dst, importance,
+ * feedback) over blocks of `step` weights. */
+#define QUANT_ROW_PARAMETERS                                                                       \
+	const float *src, void *dst, size_t n, const float *importance,                                \
+		const struct quant_feedback *feedback
 #define QUANT_ROW_LOOP(attributes, name, body, struct_block, step)                                 \
-	attributes void name(const float *src, void *dst, size_t n, const float *importance)           \
+	attributes void name(QUANT_ROW_PARAMETERS)                                                     \
 	{                                                                                              \
 		for (uint8_t *out = dst; n; n -= (step), src += (step), out += sizeof(struct_block)) {     \
 			struct_block b;                                                                        \
-			body(src, &b, importance);                                                             \
+			body(src, &b, importance, feedback);                                                   \
 			memcpy(out, &b, sizeof b);                                                             \
 			if (importance)                                                                        \
 				importance += (step);                                                              \
+			if (feedback)                                                                          \
+				feedback++;                                                                        \
 		}                                                                                          \
 	}
 #ifdef __x86_64__
 #define QUANT_ROW(name, body, struct_block, step)                                                  \
 	QUANT_ROW_LOOP(static, name##_any, body, struct_block, step)                                   \
 	QUANT_ROW_LOOP(static __attribute__((target("avx2"))), name##_avx2, body, struct_block, step)  \
-	void name(const float *src, void *dst, size_t n, const float *importance)                      \
+	void name(QUANT_ROW_PARAMETERS)                                                                \
 	{                                                                                              \
-		(__builtin_cpu_supports("avx2") ? name##_avx2 : name##_any)(src, dst, n, importance);      \
+		(__builtin_cpu_supports("avx2") ? name##_avx2 : name##_any)(                               \
+			src, dst, n, importance, feedback);                                                    \
 	}
 #else
 #define QUANT_ROW(name, body, struct_block, step) QUANT_ROW_LOOP(, name, body, struct_block, step)

@@ -25,15 +25,17 @@
 
 #include "src/base/num.h"
 #include "src/quant/iq_grids.h"
-#include "src/quant/quant_block.h"
+#include "src/quant/quant_feedback.h"
 
-#define ROWS       256 /* of the codebook */
-#define PARTS      32  /* groups of 8 weights in a block */
-#define POINTS     12  /* real scales tried per 32 weights */
-#define CANDIDATES 6   /* values of d tried */
-#define RADIUS     1
-#define ROUNDS_MAX 4     /* of least squares for d */
-#define GROWTH     0.08f /* most of quant_block_growth */
+#define ROWS            256 /* of the codebook */
+#define PARTS           32  /* groups of 8 weights in a block */
+#define POINTS          12  /* real scales tried per 32 weights */
+#define CANDIDATES      6   /* values of d tried */
+#define RADIUS          1
+#define ROUNDS_MAX      4     /* of least squares for d */
+#define GROWTH          0.08f /* most of quant_block_growth */
+#define FEEDBACK_RADIUS 2
+#define FEEDBACK_GROWTH 0.04f /* most of feedback_growth */
 
 /* The codebook as floats, one vector per eight rows and column. */
 struct iq2_grid {
@@ -234,11 +236,98 @@ QUANT_INLINE uint32_t iq2_signs(v8 x, v8 w, uint64_t row)
 	return minus & 127;
 }
 
+/* 32 weights as stored, with s given: rows and signs. */
+struct iq2_codes {
+	uint32_t rows, signs;
+};
+
+/* d given: s, rows and signs of all groups, each for what the errors before it have made of its
+ * weights. A row of magnitudes is chosen for eight columns at once, with the `joint` weights. */
+QUANT_INLINE void iq2_feedback_pass(struct feedback_run *r, const struct quant_block *b,
+	const struct iq2_grid *grid, struct iq2_fit *f, struct iq2_codes *codes)
+{
+	feedback_restart(r, b);
+	for (int k = 0; k < 8; k++) {
+		struct iq2_part parts[4];
+		float least = INFINITY;
+		int center = f->s[k];
+		for (int j = 0; j < 4; j++)
+			iq2_part_load(&parts[j], grid, r->t[4 * k + j], r->joint[4 * k + j]);
+		for (int s = center - FEEDBACK_RADIUS; s <= center + FEEDBACK_RADIUS; s++) {
+			if (s < 0 || s > 15)
+				continue;
+			float e = iq2_group_error(parts, f->d * (0.5f + (float)s) * 0.25f);
+			if (e < least) {
+				least = e;
+				f->s[k] = (uint8_t)s;
+			}
+		}
+		float dl = f->d * (0.5f + (float)f->s[k]) * 0.25f;
+		codes[k] = (struct iq2_codes){0};
+		for (int j = 0; j < 4; j++) {
+			int i = 4 * k + j;
+			if (j > 0) /* the first group's target is still the same */
+				iq2_part_load(&parts[j], grid, r->t[i], r->joint[i]);
+			int row = iq2_part_row(&parts[j], dl);
+			uint32_t signs = iq2_signs(r->t[i], r->joint[i], iq2xxs_grid[row]);
+			codes[k].rows |= (uint32_t)row << 8 * j;
+			codes[k].signs |= signs << 7 * j;
+			signs |= (uint32_t)__builtin_parity(signs) << 7;
+			v8 y;
+			for (int l = 0; l < 8; l++) {
+				float g = dl * (float)(iq2xxs_grid[row] >> 8 * l & 255);
+				y[l] = signs >> l & 1 ? -g : g;
+			}
+			r->miss[i] = feedback_miss(r->f, i, r->t[i] - y);
+			feedback_take(r, b, i, y);
+		}
+	}
+}
+
+/* *f is the plain fit; it becomes the one with error feedback. */
+QUANT_INLINE void iq2_feedback(const struct quant_block *b, const struct iq2_grid *grid,
+	const struct quant_feedback *feedback, struct iq2_fit *f, struct iq2_codes *codes)
+{
+	struct feedback_run r;
+	struct iq2_fit now = *f;
+	struct iq2_codes now_codes[8];
+	float factor = 1;
+	feedback_begin(&r, feedback, b);
+	f->error = INFINITY;
+	for (int pass = 0; pass < FEEDBACK_PASSES; pass++) {
+		iq2_feedback_pass(&r, b, grid, &now, now_codes);
+		struct feedback_sums sums = feedback_sums(&r);
+		if (sums.error < f->error) {
+			*f = now;
+			f->error = sums.error;
+			memcpy(codes, now_codes, sizeof now_codes);
+			factor = feedback_growth(&sums, FEEDBACK_GROWTH);
+		}
+		now.d = quant_block_scale(b, now.d * sums.least, &now.bits);
+	}
+	f->d = quant_block_scale(b, f->d * factor, &f->bits);
+}
+
+QUANT_INLINE void iq2_codes(const struct quant_block *b, const struct iq2_part *parts,
+	const struct iq2_fit *f, struct iq2_codes *codes)
+{
+	for (int k = 0; k < 8; k++) {
+		float dl = f->d * (0.5f + (float)f->s[k]) * 0.25f;
+		codes[k] = (struct iq2_codes){0};
+		for (int j = 0; j < 4; j++) {
+			int i = 4 * k + j, row = iq2_part_row(&parts[i], dl);
+			codes[k].rows |= (uint32_t)row << 8 * j;
+			codes[k].signs |= iq2_signs(b->x[i], b->w[i], iq2xxs_grid[row]) << 7 * j;
+		}
+	}
+}
+
 QUANT_INLINE void encode_iq2_xxs(const float *src, struct block_iq2_xxs *out,
-	const float *importance, const struct iq2_grid *grid)
+	const float *importance, const struct quant_feedback *feedback, const struct iq2_grid *grid)
 {
 	struct quant_block b;
 	struct iq2_part parts[PARTS];
+	struct iq2_codes codes[8];
 	struct iq2_fit f;
 	memset(out, 0, sizeof *out);
 	if (!quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
@@ -246,39 +335,39 @@ QUANT_INLINE void encode_iq2_xxs(const float *src, struct block_iq2_xxs *out,
 	for (int i = 0; i < PARTS; i++)
 		iq2_part_load(&parts[i], grid, b.x[i], b.w[i]);
 	iq2_block_search(&b, parts, &f);
-	iq2_block_grow(&b, parts, &f);
+	if (feedback && feedback->correlated) {
+		iq2_feedback(&b, grid, feedback, &f, codes);
+	} else {
+		iq2_block_grow(&b, parts, &f);
+		iq2_codes(&b, parts, &f, codes);
+	}
 	out->d = f.bits;
 	for (int k = 0; k < 8; k++) {
-		float dl = f.d * (0.5f + (float)f.s[k]) * 0.25f;
-		uint32_t a0 = 0, a1 = (uint32_t)f.s[k] << 28;
-		for (int j = 0; j < 4; j++) {
-			int i = 4 * k + j, row = iq2_part_row(&parts[i], dl);
-			a0 |= (uint32_t)row << 8 * j;
-			a1 |= iq2_signs(b.x[i], b.w[i], iq2xxs_grid[row]) << 7 * j;
-		}
-		store_u32(out->q + 4 * k, a0);
-		store_u32(out->q + 4 * k + 2, a1);
+		store_u32(out->q + 4 * k, codes[k].rows);
+		store_u32(out->q + 4 * k + 2, codes[k].signs | (uint32_t)f.s[k] << 28);
 	}
 }
 
 #define IQ2_ROW(attributes, name)                                                                  \
-	attributes void name(const float *src, void *dst, size_t n, const float *importance)           \
+	attributes void name(QUANT_ROW_PARAMETERS)                                                     \
 	{                                                                                              \
 		struct iq2_grid grid;                                                                      \
 		iq2_grid_load(&grid);                                                                      \
 		for (size_t i = 0; i < n / BLOCK_BIG; i++) {                                               \
 			struct block_iq2_xxs b;                                                                \
-			encode_iq2_xxs(                                                                        \
-				src + i * BLOCK_BIG, &b, importance ? importance + i * BLOCK_BIG : NULL, &grid);   \
+			encode_iq2_xxs(src + i * BLOCK_BIG, &b,                                                \
+				importance ? importance + i * BLOCK_BIG : NULL, feedback ? feedback + i : NULL,    \
+				&grid);                                                                            \
 			memcpy((uint8_t *)dst + i * sizeof b, &b, sizeof b);                                   \
 		}                                                                                          \
 	}
 #ifdef __x86_64__
 IQ2_ROW(static, iq2_row_any)
 IQ2_ROW(static __attribute__((target("avx2"))), iq2_row_avx2)
-void quantize_row_iq2_xxs(const float *src, void *dst, size_t n, const float *importance)
+void quantize_row_iq2_xxs(QUANT_ROW_PARAMETERS)
 {
-	(__builtin_cpu_supports("avx2") ? iq2_row_avx2 : iq2_row_any)(src, dst, n, importance);
+	(__builtin_cpu_supports("avx2") ? iq2_row_avx2 : iq2_row_any)(
+		src, dst, n, importance, feedback);
 }
 #else
 IQ2_ROW(, quantize_row_iq2_xxs)

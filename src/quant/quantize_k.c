@@ -21,16 +21,17 @@
 #include "src/quant/quantize_rows.h"
 
 #include "src/quant/k_scales.h"
-#include "src/quant/quant_block.h"
+#include "src/quant/quant_feedback.h"
 
 #define ROUNDS 4 /* of steps 3 and 4 */
 
 struct affine {
-	int n_sub, n_vec; /* sub-blocks in a block, vectors of eight in a sub-block */
-	float top;        /* largest code */
-	int s_top;        /* largest integer scale and minimum */
-	int radius;       /* of the lattice search */
-	float growth;     /* most of quant_block_growth */
+	int n_sub, n_vec;      /* sub-blocks in a block, vectors of eight in a sub-block */
+	float top;             /* largest code */
+	int s_top;             /* largest integer scale and minimum */
+	int radius;            /* of the lattice search */
+	float growth;          /* most of quant_block_growth */
+	float feedback_growth; /* most of feedback_growth */
 };
 
 struct affine_fit {
@@ -228,27 +229,80 @@ QUANT_INLINE void affine_grow(
 	f->dmin = quant_block_scale(b, f->dmin * factor, &f->dmin_bits);
 }
 
-/* A block's fit and the codes q [BLOCK_BIG] in it. False for a block of zeros. */
-QUANT_INLINE int affine_encode(const float *src, const float *importance, enum quant_weighting how,
+/* d and dmin given: integers and codes of all sub-blocks, each for what the errors before it have
+ * made of its weights. */
+QUANT_INLINE void affine_feedback_pass(struct feedback_run *r, const struct quant_block *b,
 	const struct affine *p, struct affine_fit *f, uint8_t *q)
+{
+	feedback_restart(r, b);
+	for (int j = 0; j < p->n_sub; j++) {
+		const v8 *t = r->t + j * p->n_vec, *w = r->weight + j * p->n_vec;
+		float a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j];
+		affine_refit(t, w, p->n_vec, p->top, &a, &min);
+		affine_lattice(t, w, p, f->d, f->dmin, a, min, &f->s[j], &f->m[j]);
+		a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j];
+		for (int i = j * p->n_vec; i < (j + 1) * p->n_vec; i++) {
+			v8 c;
+			feedback_take(r, b, i, feedback_codes(r, i, a, min, 0, p->top, &c));
+			for (int l = 0; l < 8; l++)
+				q[8 * i + l] = (uint8_t)c[l];
+		}
+	}
+}
+
+/* *f is the plain fit; it becomes the one with error feedback. */
+QUANT_INLINE void affine_feedback(const struct quant_block *b, const struct affine *p,
+	const struct quant_feedback *feedback, struct affine_fit *f, uint8_t *q)
+{
+	struct feedback_run r;
+	struct affine_fit now = *f;
+	uint8_t codes[BLOCK_BIG];
+	float factor = 1;
+	feedback_begin(&r, feedback, b);
+	f->error = INFINITY;
+	for (int pass = 0; pass < FEEDBACK_PASSES; pass++) {
+		affine_feedback_pass(&r, b, p, &now, codes);
+		struct feedback_sums sums = feedback_sums(&r);
+		if (sums.error < f->error) {
+			*f = now;
+			f->error = sums.error;
+			memcpy(q, codes, sizeof codes);
+			factor = feedback_growth(&sums, p->feedback_growth);
+		}
+		now.d = quant_block_scale(b, now.d * sums.least, &now.d_bits);
+		now.dmin = quant_block_scale(b, now.dmin * sums.least, &now.dmin_bits);
+	}
+	f->d = quant_block_scale(b, f->d * factor, &f->d_bits);
+	f->dmin = quant_block_scale(b, f->dmin * factor, &f->dmin_bits);
+}
+
+/* A block's fit and the codes q [BLOCK_BIG] in it. False for a block of zeros. */
+QUANT_INLINE int affine_encode(const float *src, const float *importance,
+	const struct quant_feedback *feedback, enum quant_weighting how, const struct affine *p,
+	struct affine_fit *f, uint8_t *q)
 {
 	struct quant_block b;
 	if (!quant_block_load(&b, src, importance, how, BLOCK_BIG))
 		return 0;
 	affine_block(&b, p, f);
+	if (feedback && feedback->correlated) {
+		affine_feedback(&b, p, feedback, f, q);
+		return 1;
+	}
 	affine_codes(&b, p, f, q);
 	if (p->growth > 0)
 		affine_grow(&b, p, f);
 	return 1;
 }
 
-QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const float *importance)
+QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const float *importance,
+	const struct quant_feedback *feedback)
 {
-	const struct affine p = {16, 2, 3, 15, 1, 0.04f};
+	const struct affine p = {16, 2, 3, 15, 1, 0.04f, 0.02f};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!affine_encode(src, importance, QUANT_DAMPED, &p, &f, q))
+	if (!affine_encode(src, importance, feedback, QUANT_DAMPED, &p, &f, q))
 		return;
 	out->d = f.d_bits;
 	out->dmin = f.dmin_bits;
@@ -258,13 +312,14 @@ QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const fl
 		out->q[i / 128 * 32 + i % 32] |= (uint8_t)(q[i] << i % 128 / 32 * 2);
 }
 
-QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const float *importance)
+QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const float *importance,
+	const struct quant_feedback *feedback)
 {
-	const struct affine p = {8, 4, 15, 63, 2, 0};
+	const struct affine p = {8, 4, 15, 63, 2, 0, 0};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!affine_encode(src, importance, QUANT_EVEN, &p, &f, q))
+	if (!affine_encode(src, importance, feedback, QUANT_EVEN, &p, &f, q))
 		return;
 	out->d = f.d_bits;
 	out->dmin = f.dmin_bits;
@@ -273,13 +328,14 @@ QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const fl
 		out->q[i / 64 * 32 + i % 32] |= (uint8_t)(q[i] << i / 32 % 2 * 4);
 }
 
-QUANT_INLINE void encode_q5_k(const float *src, struct block_q5_k *out, const float *importance)
+QUANT_INLINE void encode_q5_k(const float *src, struct block_q5_k *out, const float *importance,
+	const struct quant_feedback *feedback)
 {
-	const struct affine p = {8, 4, 31, 63, 2, 0};
+	const struct affine p = {8, 4, 31, 63, 2, 0, 0};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!affine_encode(src, importance, QUANT_EVEN, &p, &f, q))
+	if (!affine_encode(src, importance, feedback, QUANT_EVEN, &p, &f, q))
 		return;
 	out->d = f.d_bits;
 	out->dmin = f.dmin_bits;

@@ -22,16 +22,17 @@
 #include "src/quant/quantize_rows.h"
 
 #include "src/quant/k_scales.h"
-#include "src/quant/quant_block.h"
+#include "src/quant/quant_feedback.h"
 
 struct sym {
 	float low, high;  /* range of the codes */
 	int n_candidates; /* scales tried on either side */
 	float first,
 		spread; /* the candidates use the codes up to high + first .. high + first + spread */
-	int s_low, s_high; /* range of the integer scales */
-	int radius;        /* of the search for s */
-	float growth;      /* most of quant_block_growth */
+	int s_low, s_high;     /* range of the integer scales */
+	int radius;            /* of the search for s */
+	float growth;          /* most of quant_block_growth */
+	float feedback_growth; /* most of feedback_growth */
 };
 
 #define ROUNDS_MAX 4
@@ -118,9 +119,77 @@ QUANT_INLINE uint16_t sym_grow(
 	return bits;
 }
 
+/* Given d, the integer scale s near a / d with the least error, which is returned. */
+QUANT_INLINE float sym_lattice(
+	const v8 *x, const v8 *w, const struct sym *p, float d, float a, int8_t *s)
+{
+	float ratio = d != 0 ? a / d : 0, least = INFINITY;
+	int center = (int)lrintf(ratio < (float)p->s_low    ? (float)p->s_low
+							 : ratio > (float)p->s_high ? (float)p->s_high
+														: ratio);
+	*s = 0;
+	for (int t = center - p->radius; t <= center + p->radius; t++) {
+		if (t < p->s_low || t > p->s_high)
+			continue;
+		float e = sym_error(x, w, 2, d * (float)t, p);
+		if (e < least) {
+			least = e;
+			*s = (int8_t)t;
+		}
+	}
+	return least;
+}
+
+/* d given: integer scales and codes of all sub-blocks, each for what the errors before it have made
+ * of its weights. */
+QUANT_INLINE void sym_feedback_pass(struct feedback_run *r, const struct quant_block *b,
+	const struct sym *p, float d, int8_t *s, int8_t *q)
+{
+	feedback_restart(r, b);
+	for (int j = 0; j < 16; j++) {
+		const v8 *t = r->t + 2 * j, *w = r->weight + 2 * j;
+		float a = d * (float)s[j];
+		if (a != 0)
+			a = sym_refit(t, w, 2, a, p);
+		sym_lattice(t, w, p, d, a, &s[j]);
+		a = d * (float)s[j];
+		for (int i = 2 * j; i < 2 * j + 2; i++) {
+			v8 c;
+			feedback_take(r, b, i, feedback_codes(r, i, a, 0, p->low, p->high, &c));
+			for (int l = 0; l < 8; l++)
+				q[8 * i + l] = (int8_t)c[l];
+		}
+	}
+}
+
+/* s and d are the plain fit's; s and q become those with error feedback. Returns the bits of d. */
+QUANT_INLINE uint16_t sym_feedback(const struct quant_block *b, const struct sym *p,
+	const struct quant_feedback *feedback, float d, int8_t *best_s, int8_t *q)
+{
+	struct feedback_run r;
+	int8_t s[16], codes[BLOCK_BIG];
+	float best = INFINITY, best_d = d;
+	uint16_t bits;
+	memcpy(s, best_s, sizeof s);
+	feedback_begin(&r, feedback, b);
+	for (int pass = 0; pass < FEEDBACK_PASSES; pass++) {
+		sym_feedback_pass(&r, b, p, d, s, codes);
+		struct feedback_sums sums = feedback_sums(&r);
+		if (sums.error < best) {
+			best = sums.error;
+			best_d = d * feedback_growth(&sums, p->feedback_growth);
+			memcpy(best_s, s, sizeof s);
+			memcpy(q, codes, sizeof codes);
+		}
+		d = quant_block_scale(b, d * sums.least, &bits);
+	}
+	quant_block_scale(b, best_d, &bits);
+	return bits;
+}
+
 /* Two levels: fills s[16] and the codes q[256]; returns the bits of d. */
-QUANT_INLINE uint16_t sym_block(
-	const struct quant_block *b, const struct sym *p, int8_t *best_s, int8_t *q)
+QUANT_INLINE uint16_t sym_block(const struct quant_block *b, const struct sym *p,
+	const struct quant_feedback *feedback, int8_t *best_s, int8_t *q)
 {
 	float a[16], top = 0, best = INFINITY, best_d = 0;
 	uint16_t best_bits = 0;
@@ -137,21 +206,7 @@ QUANT_INLINE uint16_t sym_block(
 		v8 uu = {0}, ux = {0};
 		for (int j = 0; j < 16; j++) {
 			const v8 *x = b->x + 2 * j, *w = b->w + 2 * j;
-			float ratio = stored != 0 ? a[j] / stored : 0, least = INFINITY;
-			int center = (int)lrintf(ratio < (float)p->s_low    ? (float)p->s_low
-									 : ratio > (float)p->s_high ? (float)p->s_high
-																: ratio);
-			s[j] = 0;
-			for (int t = center - p->radius; t <= center + p->radius; t++) {
-				if (t < p->s_low || t > p->s_high)
-					continue;
-				float e = sym_error(x, w, 2, stored * (float)t, p);
-				if (e < least) {
-					least = e;
-					s[j] = (int8_t)t;
-				}
-			}
-			error += least;
+			error += sym_lattice(x, w, p, stored, a[j], &s[j]);
 			float scale = stored * (float)s[j], inverse = scale != 0 ? 1 / scale : 0;
 			for (int i = 0; i < 2; i++) {
 				v8 u = v8_code(x[i] * inverse, p->low, p->high) * (float)s[j], wu = w[i] * u;
@@ -168,15 +223,19 @@ QUANT_INLINE uint16_t sym_block(
 		float sum = v8_sum(uu);
 		d = sum > 0 ? v8_sum(ux) / sum : stored;
 	}
+	if (feedback && feedback->correlated)
+		return sym_feedback(b, p, feedback, best_d, best_s, q);
 	for (int j = 0; j < 16; j++)
 		sym_codes(b->x + 2 * j, 2, best_d * (float)best_s[j], p, q + 16 * j);
 	return p->growth > 0 ? sym_grow(b, p, best_s, best_d) : best_bits;
 }
 
-QUANT_INLINE void encode_q8_0(const float *src, struct block_q8_0 *out, const float *importance)
+QUANT_INLINE void encode_q8_0(const float *src, struct block_q8_0 *out, const float *importance,
+	const struct quant_feedback *feedback)
 {
 	const struct sym p = {.low = -128, .high = 127, .n_candidates = 16, .first = 1, .spread = -16};
 	struct quant_block b;
+	(void)feedback;
 	memset(out, 0, sizeof *out);
 	if (!quant_block_load(&b, src, importance, QUANT_MAGNITUDE, BLOCK_SMALL))
 		return;
@@ -184,11 +243,13 @@ QUANT_INLINE void encode_q8_0(const float *src, struct block_q8_0 *out, const fl
 	sym_codes(b.x, 4, d, &p, out->q);
 }
 
-QUANT_INLINE void encode_q4_0(const float *src, struct block_q4_0 *out, const float *importance)
+QUANT_INLINE void encode_q4_0(const float *src, struct block_q4_0 *out, const float *importance,
+	const struct quant_feedback *feedback)
 {
 	const struct sym p = {.low = -8, .high = 7, .n_candidates = 12, .first = -1, .spread = 3};
 	struct quant_block b;
 	int8_t q[BLOCK_SMALL] = {0};
+	(void)feedback;
 	memset(out, 0, sizeof *out);
 	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_SMALL)) {
 		float d = sym_search(&b, 0, 4, &p, 1, &out->d);
@@ -198,7 +259,8 @@ QUANT_INLINE void encode_q4_0(const float *src, struct block_q4_0 *out, const fl
 		out->q[i] = (uint8_t)((q[i] + 8) | (q[i + 16] + 8) << 4);
 }
 
-QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const float *importance)
+QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const float *importance,
+	const struct quant_feedback *feedback)
 {
 	const struct sym p = {.low = -4,
 		.high = 3,
@@ -208,12 +270,13 @@ QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const fl
 		.s_low = -32,
 		.s_high = 31,
 		.radius = 2,
-		.growth = 0.015f};
+		.growth = 0.015f,
+		.feedback_growth = 0.01f};
 	struct quant_block b;
 	int8_t q[BLOCK_BIG] = {0}, s[16] = {0};
 	memset(out, 0, sizeof *out);
 	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
-		out->d = sym_block(&b, &p, s, q);
+		out->d = sym_block(&b, &p, feedback, s, q);
 	k_pack6_signed(out->sc, s);
 	for (int i = 0; i < BLOCK_BIG; i++) {
 		int c = q[i] + 4;
@@ -222,7 +285,8 @@ QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const fl
 	}
 }
 
-QUANT_INLINE void encode_q6_k(const float *src, struct block_q6_k *out, const float *importance)
+QUANT_INLINE void encode_q6_k(const float *src, struct block_q6_k *out, const float *importance,
+	const struct quant_feedback *feedback)
 {
 	const struct sym p = {.low = -32,
 		.high = 31,
@@ -236,7 +300,7 @@ QUANT_INLINE void encode_q6_k(const float *src, struct block_q6_k *out, const fl
 	int8_t q[BLOCK_BIG] = {0};
 	memset(out, 0, sizeof *out);
 	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
-		out->d = sym_block(&b, &p, out->sc, q);
+		out->d = sym_block(&b, &p, feedback, out->sc, q);
 	for (int i = 0; i < BLOCK_BIG; i++) {
 		int c = q[i] + 32, h = i / 128, g = i % 128 / 32, l = i % 32;
 		out->q[64 * h + 32 * (g & 1) + l] |= (uint8_t)((c & 15) << (g & 2) * 2);

@@ -2,6 +2,8 @@
 /* Importance files: what is written is read, files add up, and routed experts get the prior of
  * imatrix_file.h, computed here from its formula. */
 #include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/quant/feedback.h"
 #include "tests/support/temp_dir.h"
 #include "tools/imatrix/imatrix_file.h"
 #include "tools/imatrix/imatrix_write.h"
@@ -260,11 +262,60 @@ static void test_foreign_files(void **state)
 	imatrix_set_fini(&s);
 }
 
+/* Products of columns, negative ones too, come back for the tensors whose input they are of. */
+static void test_moments(void **state)
+{
+	(void)state;
+	static float down[EXPERTS * FEEDBACK_MOMENTS], in[FEEDBACK_MOMENTS], got[FEEDBACK_MOMENTS];
+	static float counts[EXPERTS] = {256, 0, 768}, all[1] = {1024};
+	static const char gate[] = "blk.2.ffn_gate_exps.weight";
+	for (int i = 0; i < EXPERTS * FEEDBACK_MOMENTS; i++)
+		down[i] = (float)(i % 7 - 3);
+	for (int i = 0; i < FEEDBACK_MOMENTS; i++)
+		in[i] = (float)(i % 5 - 2);
+	struct imatrix_set s = {.chunk_count = 1, .chunk_size = 512}, back = {0};
+	struct err e = {0};
+	imatrix_set_add_tensor(&s, experts, EXPERTS * COLS, EXPERTS, expert_sums, expert_counts, false);
+	imatrix_set_add_tensor(
+		&s, "blk.2.ffn_down_exps.moments", ARRAY_LEN(down), EXPERTS, down, counts, false);
+	imatrix_set_add_tensor(&s, "blk.2.ffn_in.moments", ARRAY_LEN(in), 1, in, all, false);
+	imatrix_set_sort(&s);
+	const char *path = temp_dir_path("moments.gguf");
+	struct imatrix_output out = {.path = path};
+	assert_int_equal(imatrix_write(&s, &out, &e), 0);
+	assert_int_equal(imatrix_set_load(&back, path, NULL, &e), 0);
+	const struct imatrix_tensor *t = imatrix_set_find(&back, "blk.2.ffn_down_exps.moments");
+	assert_memory_equal(t->sum2, down, sizeof down);
+	imatrix_set_fini(&back);
+	imatrix_set_fini(&s);
+
+	struct imatrix_file *f;
+	bool found = false;
+	float trust = 0;
+	assert_int_equal(imatrix_file_open(path, &f, &e), 0);
+	assert_int_equal(imatrix_file_check_moments(f, experts, 256, EXPERTS, &found, &e), 0);
+	assert_true(found && imatrix_file_moments(f, experts, 2, 256, got, &trust));
+	assert_memory_equal(got, down + 2 * FEEDBACK_MOMENTS, sizeof got);
+	assert_true(trust == 0.75f);
+	assert_true(imatrix_file_moments(f, experts, 1, 256, got, &trust) && trust == 0);
+	assert_int_equal(imatrix_file_check_moments(f, gate, 256, EXPERTS, &found, &e), 0);
+	assert_true(found && imatrix_file_moments(f, gate, 1, 256, got, &trust));
+	assert_memory_equal(got, in, sizeof got);
+	assert_true(trust == 0.8f);
+	assert_int_equal(imatrix_file_check_moments(f, dense, 256, 1, &found, &e), 0);
+	assert_false(found || imatrix_file_moments(f, dense, 0, 256, got, &trust));
+	assert_int_equal(imatrix_file_check_moments(f, gate, 512, EXPERTS, &found, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "do not fit"));
+	assert_int_equal(imatrix_file_check_moments(f, gate, 300, EXPERTS, &found, &e), ERR_INPUT);
+	assert_int_equal(imatrix_file_check_moments(f, experts, 256, 2, &found, &e), ERR_INPUT);
+	imatrix_file_close(f);
+}
+
 int main(void)
 {
 	/* the first test that maps a file: its handler of SIGBUS takes the place of cmocka's */
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_lost), cmocka_unit_test(test_prior),
 		cmocka_unit_test(test_files), cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_foreign_files)};
+		cmocka_unit_test(test_foreign_files), cmocka_unit_test(test_moments)};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

@@ -22,6 +22,7 @@
 struct convert_job {
 	const struct convert_plan *plan;
 	const struct safetensors *st;
+	const bool *feedback; /* [n_tensors] quantised with error feedback (src/quant/feedback.h) */
 	const struct imatrix_file *imatrix; /* or NULL */
 	const bool
 		*has_importance; /* [n_tensors] the imatrix knows it and its type makes use of that */

@@ -39,7 +39,7 @@ struct imatrix_options {
 	struct common_opts common;
 	const char *text, *out;
 	uint32_t max_chunks, save_every, rare;
-	bool special, json, merge;
+	bool special, json, merge, moments;
 	const char *files[MERGE_MOST]; /* of --merge; the first that are not NULL */
 };
 
@@ -101,9 +101,13 @@ static int take_up(struct imatrix_run *r, const struct imatrix_set *old, struct 
 	const char *path = r->o->out;
 	const uint64_t chunks = old->origin.tokens / r->chunk, all = r->ids.n / r->chunk;
 	const struct imatrix_origin now = origin_at(r, MIN(chunks, all));
+	bool has_moments = false;
+	for (size_t i = 0; i < old->n; i++)
+		has_moments = has_moments || imatrix_is_moments(old->tensors[i].name);
 	const bool other_cache = old->origin.model == model_hash(r, !r->o->common.kv_f32);
 	const char *other = other_cache                      ? "type of the cache (--kv-f32)"
 						: old->origin.model != now.model ? "model"
+						: has_moments != r->o->moments   ? "choice of --moments"
 						: old->chunk_size != r->chunk    ? "size of chunks"
 						: old->origin.tokens != now.tokens || old->origin.text != now.text ||
 								old->chunk_count != chunks
@@ -233,8 +237,9 @@ static int run_text(struct imatrix_run *r, struct err *e)
 					o->special ? TOKENIZER_PARSE_ADDED : 0, &r->ids, e)))
 		err_prefix(e, "%.400s", o->text);
 	free(text);
-	if (rc || (rc = plan_chunks(r, e)) || (rc = imatrix_collect_open(r->g, &r->sums, e)) ||
-		(rc = resume(r, e)) || (rc = imatrix_check_output(&r->out, e)))
+	if (rc || (rc = plan_chunks(r, e)) ||
+		(rc = imatrix_collect_open(r->g, o->moments, &r->sums, e)) || (rc = resume(r, e)) ||
+		(rc = imatrix_check_output(&r->out, e)))
 		return rc;
 	if (r->done && !o->common.quiet)
 		log_info("%s: going on behind chunk %" PRIu64 " of %" PRIu64, o->out, r->done,
@@ -334,6 +339,8 @@ static int check_options(const struct imatrix_options *o, struct err *e)
 		return err_set(e, ERR_USAGE, "--merge: no file to read");
 	if (!o->merge && !text)
 		return err_set(e, ERR_USAGE, "option -f TEXT is missing");
+	if (o->moments && imatrix_is_dat(o->out))
+		return err_set(e, ERR_USAGE, "--moments: a .dat cannot hold them; -o FILE.gguf can");
 	if (!strcmp(o->out, "-"))
 		return err_set(e, ERR_USAGE, "-o: the name of a file is expected");
 	if (!o->merge && o->common.backend == COMMON_BACKEND_CUDA) {
@@ -361,6 +368,9 @@ int cmd_imatrix(int argc, char **argv, struct err *e)
 					"reading a text"},
 		{"rare", 0, ARG_UINT, .u32 = &o.rare, .min = 0, .max = INT32_MAX, .value = "N",
 			.help = "name the experts that fewer than N tokens went to", .fallback = "64"},
+		{"moments", 0, ARG_FLAG, .flag = &o.moments,
+			.help = "second moments of the experts' inputs too, in blocks of 256 columns, for "
+					"convert --feedback: 20 GB in the file, 41 GB of memory for GLM-5.2"},
 		{"special", 0, ARG_FLAG, .flag = &o.special,
 			.help = "added tokens in the text are tokens, not text"},
 		{"kv-f32", 0, ARG_FLAG, .flag = &o.common.kv_f32,

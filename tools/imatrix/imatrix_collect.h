@@ -18,9 +18,13 @@
 
 struct imatrix_collect;
 
-/* ERR_MEMORY: 12 bytes for each column of each matrix are not to be had. ERR_INPUT: layers share
- * their data (GGUF_SHARED_DATA_KEY). */
-int imatrix_collect_open(const struct engine *g, struct imatrix_collect **out, struct err *e);
+/* moments: collects second moments for routed experts too (IMATRIX_MOMENTS), which takes 8 bytes
+ * for each of (columns / 256) * FEEDBACK_MOMENTS sums of each expert's down and of each layer.
+ * ERR_MEMORY: the sums, else 12 bytes for each column of each matrix, are not to be had. ERR_INPUT:
+ * layers share their data (GGUF_SHARED_DATA_KEY); moments: the columns of experts are no multiple
+ * of 256, or the model has none. */
+int imatrix_collect_open(
+	const struct engine *g, bool moments, struct imatrix_collect **out, struct err *e);
 void imatrix_collect_close(struct imatrix_collect *c); /* accepts NULL */
 
 const struct model_observer *imatrix_collect_observer(const struct imatrix_collect *c);

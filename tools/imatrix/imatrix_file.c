@@ -15,9 +15,11 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/quant/feedback.h"
 #include "tools/imatrix/imatrix_keys.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -292,5 +294,51 @@ bool imatrix_file_rare(const struct imatrix_file *m, const char *name, float rar
 	*n_rare = 0;
 	for (uint64_t i = 0; i < x->e.n_counts; i++)
 		*n_rare += load_f32(x->e.counts + 4 * i) < rare;
+	return true;
+}
+
+/* ---- moments ---- */
+
+bool imatrix_moments_name(const char *tensor, char *out)
+{
+	uint32_t layer;
+	enum gguf_expert_part part;
+	if (!gguf_expert_name(tensor, &layer, &part))
+		return false;
+	const bool down = part == GGUF_EXPERT_DOWN;
+	snprintf(out, IMATRIX_MOMENTS_NAME, "blk.%u.%s" IMATRIX_MOMENTS, layer,
+		down ? "ffn_down_exps" : "ffn_in");
+	return true;
+}
+
+int imatrix_file_check_moments(const struct imatrix_file *m, const char *tensor, uint64_t cols,
+	uint64_t n_slabs, bool *found, struct err *e)
+{
+	char name[IMATRIX_MOMENTS_NAME];
+	const struct read_entry *x = imatrix_moments_name(tensor, name) ? find_entry(m, name) : NULL;
+	*found = x != NULL;
+	if (x && (cols % FEEDBACK_COLUMNS || (x->e.n_counts != 1 && x->e.n_counts != n_slabs) ||
+				 x->e.n != x->e.n_counts * (cols / FEEDBACK_COLUMNS) * FEEDBACK_MOMENTS))
+		return err_set(e, ERR_INPUT,
+			"%s: %s has %" PRIu64 " values and %" PRIu64 " counts, which do not fit %s of %" PRIu64
+			" x %" PRIu64 " columns",
+			m->path, name, x->e.n, x->e.n_counts, tensor, n_slabs, cols);
+	return 0;
+}
+
+bool imatrix_file_moments(const struct imatrix_file *m, const char *tensor, uint64_t slab,
+	uint64_t cols, float *out, float *trust)
+{
+	char name[IMATRIX_MOMENTS_NAME];
+	const struct read_entry *x = imatrix_moments_name(tensor, name) ? find_entry(m, name) : NULL;
+	if (!x || !x->e.n_counts)
+		return false;
+	const uint64_t n = cols / FEEDBACK_COLUMNS * FEEDBACK_MOMENTS, i = x->e.n_counts > 1 ? slab : 0;
+	const float tokens = load_f32(x->e.counts + 4 * i);
+	for (uint64_t k = 0; k < n; k++) {
+		float v = load_f32(x->e.values + 4 * (i * n + k));
+		out[k] = fabsf(v) < IMATRIX_SUM_LIMIT ? v : 0;
+	}
+	*trust = tokens / (tokens + FEEDBACK_COLUMNS);
 	return true;
 }

@@ -69,6 +69,29 @@ int imatrix_file_check(const struct imatrix_file *m, const char *name, uint64_t 
 bool imatrix_file_get(
 	const struct imatrix_file *m, const char *name, uint64_t slab, uint64_t cols, float *out);
 
+/*
+ * Second moments, in files of `imatrix --moments` only: for each 256 columns the sums of the
+ * products of two of them (FEEDBACK_MOMENTS, src/quant/feedback.h). They are entries like others,
+ * with names of their own: blk.N.ffn_in.moments         of what goes into gate and up of all
+ * experts, over all tokens blk.N.ffn_down_exps.moments  of what goes into down, for each expert
+ * Programs that look for the names of tensors pass them over.
+ */
+#define IMATRIX_MOMENTS ".moments"
+
+/* The entry's name for a tensor of routed experts; false for another tensor. */
+#define IMATRIX_MOMENTS_NAME 64 /* bytes of out */
+bool imatrix_moments_name(const char *tensor, char *out);
+
+/* Is there such an entry for this tensor? Wrong sizes are an error. */
+int imatrix_file_check_moments(const struct imatrix_file *m, const char *tensor, uint64_t cols,
+	uint64_t n_slabs, bool *found, struct err *e);
+
+/* The moments of one matrix: out[cols / 256][FEEDBACK_MOMENTS], and how far its correlations are to
+ * be trusted, n / (n + 256) after n tokens: of 256 columns, fewer than 256 tokens leave most
+ * directions unseen. False when there are none. Thread-safe. */
+bool imatrix_file_moments(const struct imatrix_file *m, const char *tensor, uint64_t slab,
+	uint64_t cols, float *out, float *trust);
+
 /* ERR_RUN when bytes of the file were lost since it was opened (file_map.h): what was read means
  * nothing then. Thread-safe. */
 int imatrix_file_check_lost(const struct imatrix_file *m, struct err *e);

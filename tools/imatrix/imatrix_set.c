@@ -7,6 +7,7 @@
 #include "tools/imatrix/imatrix_keys.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +41,12 @@ const struct imatrix_tensor *imatrix_set_find(const struct imatrix_set *s, const
 {
 	struct imatrix_tensor key = {.name = (char *)(uintptr_t)name};
 	return s->n ? bsearch(&key, s->tensors, s->n, sizeof *s->tensors, by_name) : NULL;
+}
+
+bool imatrix_is_moments(const char *name)
+{
+	const size_t n = strlen(name), k = strlen(IMATRIX_MOMENTS);
+	return n > k && !strcmp(name + n - k, IMATRIX_MOMENTS);
 }
 
 static void tensor_fini(struct imatrix_tensor *t)
@@ -95,6 +102,7 @@ static int load_tensor(
 	struct imatrix_set *s, const struct imatrix_entry *x, const char *path, struct err *e)
 {
 	const uint64_t n_counts = x->counts ? x->n_counts : 1;
+	const bool moments = imatrix_is_moments(x->name);
 	const float tokens = (float)((double)x->calls * IMATRIX_DAT_CHUNK),
 				factor = x->counts ? 1 : IMATRIX_DAT_CHUNK;
 	float *sum2 = mem_try_new(x->n, sizeof *sum2), *counts = mem_try_new(n_counts, sizeof *counts);
@@ -108,7 +116,8 @@ static int load_tensor(
 		counts[i] = x->counts ? load_f32(x->counts + 4 * i) : tokens;
 	for (uint64_t i = 0; i < x->n; i++) {
 		sum2[i] = factor * load_f32(x->values + 4 * i);
-		if (!(sum2[i] >= 0 && sum2[i] < IMATRIX_SUM_LIMIT))
+		if (!((moments ? fabsf(sum2[i]) : sum2[i]) < IMATRIX_SUM_LIMIT) ||
+			(!moments && sum2[i] < 0))
 			return err_set(e, ERR_INPUT,
 				"%s: value %" PRIu64 " of %s is %g, a sum of squares expected", path, i, x->name,
 				(double)sum2[i]);

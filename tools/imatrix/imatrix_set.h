@@ -53,6 +53,8 @@ struct imatrix_set {
  * afterwards. */
 void imatrix_set_add_tensor(struct imatrix_set *s, const char *name, uint64_t n_values,
 	uint64_t n_counts, float *sum2, float *counts, bool owned);
+/* An entry of second moments (imatrix_file.h); its sums may be negative. */
+bool imatrix_is_moments(const char *name);
 void imatrix_set_sort(struct imatrix_set *s);
 void imatrix_set_add_dataset(struct imatrix_set *s, const char *name, size_t len);
 const struct imatrix_tensor *imatrix_set_find(const struct imatrix_set *s, const char *name);

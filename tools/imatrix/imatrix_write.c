@@ -129,6 +129,11 @@ static float most_tokens(const struct imatrix_tensor *t)
 	return most;
 }
 
+static bool in_dat(const struct imatrix_tensor *t)
+{
+	return most_tokens(t) > 0 && !imatrix_is_moments(t->name);
+}
+
 static void put_entry(FILE *f, const struct imatrix_tensor *t, uint32_t chunk_size)
 {
 	const uint64_t cols = t->n_values / t->n_counts,
@@ -151,17 +156,17 @@ static int write_dat(const struct imatrix_set *s, struct imatrix_output *to, str
 	const char *dataset = s->n_datasets ? s->datasets[s->n_datasets - 1] : "";
 	size_t n = 0;
 	for (size_t i = 0; i < s->n; i++) {
-		if (s->tensors[i].n_values > INT32_MAX)
+		if (in_dat(&s->tensors[i]) && s->tensors[i].n_values > INT32_MAX)
 			return err_set(e, ERR_INPUT, "%s: %s has more values than a .dat can hold", path,
 				s->tensors[i].name);
-		n += most_tokens(&s->tensors[i]) > 0;
+		n += in_dat(&s->tensors[i]);
 	}
 	int rc = out_file_open(&o, path, &out_data, to->force || is_own(to), e);
 	if (rc)
 		return rc;
 	put_i32(o.f, n);
 	for (size_t i = 0; i < s->n; i++)
-		if (most_tokens(&s->tensors[i]) > 0)
+		if (in_dat(&s->tensors[i]))
 			put_entry(o.f, &s->tensors[i], s->chunk_size);
 	put_i32(o.f, s->chunk_count);
 	put_i32(o.f, strlen(dataset));

@@ -2,8 +2,8 @@
 /*
  * Writing importance matrices in llama.cpp's two containers (imatrix_file.h). A name that ends in
  * .dat gets the older one. It holds mean squares and one number of calls for all experts, so counts
- * by expert and the origin are lost. As in llama.cpp an expert that no token went to gets 1 in each
- * column, and a tensor without tokens is left out.
+ * by expert, the origin and second moments are lost. As in llama.cpp an expert that no token went
+ * to gets 1 in each column, and a tensor without tokens is left out.
  */
 #ifndef GLM_TOOLS_IMATRIX_WRITE_H
 #define GLM_TOOLS_IMATRIX_WRITE_H

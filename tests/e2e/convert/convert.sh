@@ -138,7 +138,7 @@ check "a split output has several parts" [ "$(find "$work" -name 'parts-*.gguf' 
 # Kills a conversion as soon as its journal vouches for something; $killed tells whether that came
 # about.
 start_and_kill() { # output, signal
-	"$GLMSTREAM" convert "$work/tiny" -o "$1" --recipe iq2 --jobs 1 >"$work/out" 2>"$work/err" &
+	"$GLMSTREAM" convert "$work/tiny" -o "$1" --recipe iq2 --jobs 1 "${@:3}" >"$work/out" 2>"$work/err" &
 	local pid=$! i
 	for ((i = 0; i < 600; i++)); do
 		if [ -e "$1.journal" ] && [ "$(wc -l <"$1.journal")" -gt 2 ]; then break; fi
@@ -229,6 +229,40 @@ error_is_one_sentence 3 'im.dat: blk.1.ffn_gate_exps.weight has 1000 values'
 head -c 400 "$work/im.dat" >"$work/cut.dat"
 run convert "$work/tiny" -o "$work/x.gguf" --recipe iq2 -q --imatrix "$work/cut.dat"
 error_is_one_sentence 3 'cut.dat: entry 0 of 1 is damaged'
+
+# ---- error feedback ------------------------------------------------------------------------------
+
+differ() {
+	cmp -s "$1" "$2"
+	[ $? = 1 ]
+}
+run convert "$work/tiny" -o "$work/feedback.gguf" --recipe iq2 --feedback -j 1
+exits 0
+check "it is said" grep -q 'error feedback for .* tensors of routed experts, by .* inputs for 0, else' "$work/err"
+check "the file is sound" agrees "$work/tiny" "$work/feedback.gguf" iq2
+check "it changes the experts" differ "$work/tiny-iq2.gguf" "$work/feedback.gguf"
+start_and_kill "$work/jobs.gguf" KILL
+run convert "$work/tiny" -o "$work/jobs.gguf" --recipe iq2 --feedback -j 2
+exits 0
+check "it starts over what was begun without it" grep -q 'belongs to another source, recipe or version: starting over' "$work/err"
+check "to the same bytes with two workers" cmp -s "$work/feedback.gguf" "$work/jobs.gguf"
+start_and_kill "$work/killed.gguf" KILL --feedback --force
+check "it was killed halfway" [ "$killed" = yes ]
+run convert "$work/tiny" -o "$work/killed.gguf" --recipe iq2 --feedback -j 2 --force
+exits 0
+check "it goes on where it stood" grep -qE 'going on with an earlier run: [0-9]+ of 112 tensors are done' "$work/err"
+check "resumed equals uninterrupted" cmp -s "$work/feedback.gguf" "$work/killed.gguf"
+run imatrix -m "$work/tiny-q4.gguf" -f tools/pocket/LICENSE.wordnet -c 64 --chunks 2 --moments -o "$work/moments.gguf" -q
+exits 0
+run convert "$work/tiny" -o "$work/moments-q2.gguf" --recipe q2 --feedback --imatrix "$work/moments.gguf"
+exits 0
+check "moments are used" grep -qE 'error feedback for ([0-9]+) tensors of routed experts, by .* inputs for [1-9]' "$work/err"
+check "and change the file" differ "$work/tiny-q2.gguf" "$work/moments-q2.gguf"
+run verify "$work/moments-q2.gguf" -q
+exits 0
+run convert "$work/tiny" -o "$work/x.gguf" --recipe q8 --feedback
+error_is_one_sentence 2 '--feedback: no routed expert gets a type that it applies to'
+check "nothing was begun" [ -z "$(find "$work" -name 'x.gguf*')" ]
 
 # ---- refusals ------------------------------------------------------------------------------------
 

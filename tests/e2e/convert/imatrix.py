@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Checks of imatrix.sh: reference FILE | twice ONE TWO | dat GGUF DAT | rare FILE JSON. Exit status 1 with what is wrong."""
+"""Checks of imatrix.sh: reference FILE | twice ONE TWO | dat GGUF DAT | rare FILE JSON |
+moments PLAIN FILE. Exit status 1 with what is wrong."""
 import json
 import math
 import sys
@@ -88,8 +89,38 @@ def rare(path, said):
     assert sorted(want) == sorted((r["layer"], r["expert"], r["tokens"]) for r in said["rare"]), said
 
 
+def moments(plain, path):
+    """Besides what a file without them has: products of columns, whose diagonal are the squares."""
+    (_, have), (_, all_) = read_gguf(plain), read_gguf(path)
+    extra = {k: v for k, v in all_.items() if k not in have}
+    assert all(all_[k] == v for k, v in have.items()), "the sums of squares differ"
+    assert sorted({k.rsplit(".", 1)[0] for k in extra}) == sorted(
+        f"blk.{layer}.{name}.moments" for layer in range(1, 7) for name in ("ffn_in", "ffn_down_exps")), sorted(extra)
+    negative = 0
+    for name in sorted(k for k in extra if k.endswith(".in_sum2")):
+        down = "ffn_down_exps" in name
+        like = name.replace("ffn_in", "ffn_gate_shexp").replace(".moments.in_sum2", ".weight")
+        assert extra[name.replace(".in_sum2", ".counts")][1] == all_[like + ".counts"][1], name
+        values, squares = extra[name][1], all_[like + ".in_sum2"][1]
+        n = len(values) // (256 * 257 // 2)
+        assert n == (32 if down else 1) and len(squares) == n * 256, (name, n)
+        for i in range(0, n, 5):
+            at, diagonal = i * 256 * 257 // 2, []
+            for c in range(256):
+                diagonal.append(values[at])
+                row = values[at:at + 256 - c]
+                negative += sum(v < 0 for v in row)
+                # |x y| <= (x x + y y) / 2, added up
+                assert all(2 * abs(v) <= 1.001 * (values[at] + squares[i * 256 + c + k]) + 1e-6 for k, v in enumerate(row)), name
+                at += 256 - c
+            for c, v in enumerate(diagonal):
+                want = squares[i * 256 + c]
+                assert abs(v - want) <= 1e-5 * want, (name, i, c, v, want)
+    assert negative > 1000, negative
+
+
 def main():
-    checks = {"reference": reference, "twice": twice, "dat": dat, "rare": rare}
+    checks = {"reference": reference, "moments": moments, "twice": twice, "dat": dat, "rare": rare}
     try:
         checks[sys.argv[1]](*sys.argv[2:])
     except AssertionError as e:

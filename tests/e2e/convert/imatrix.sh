@@ -79,6 +79,23 @@ run imatrix --merge "$work/whole.dat" "$work/whole.gguf" -o "$work/mixed.gguf"
 exits 0
 check "a file without counts is said" grep -q 'whole.dat: has no counts' "$work/err"
 
+# ---- second moments ------------------------------------------------------------------------------
+collect "$work/moments.gguf" -q --moments
+exits 0
+check "their diagonal are the squares" is moments "$work/whole.gguf" "$work/moments.gguf"
+collect "$work/moments-parts.gguf" -q --moments --chunks 1 --cache-gb 0.006 --ram-gb 0.003 --chunk 50 -t 1
+exits 0
+collect "$work/moments-parts.gguf" -q --moments
+exits 0
+check "the same bytes, streamed and resumed" cmp -s "$work/moments.gguf" "$work/moments-parts.gguf"
+run imatrix --merge "$work/moments.gguf" "$work/moments.gguf" -o "$work/moments-twice.gguf" -q
+exits 0
+check "they add up" is twice "$work/moments.gguf" "$work/moments-twice.gguf"
+run imatrix --merge "$work/moments.gguf" -o "$work/moments.dat" -q
+exits 0
+check "the older format has none" cmp -s "$work/whole.dat" "$work/moments.dat"
+cp "$work/whole.gguf" "$work/parts.gguf"
+
 # ---- refusals: nothing is replaced ---------------------------------------------------------------
 refused() { # exit status, pattern, arguments: parts.gguf stays
 	run imatrix "${@:3}"
@@ -107,6 +124,10 @@ refused 3 'holds .* tokens, a chunk has 160' -m "$POCKET" -f "$work/tiny" -c 160
 refused 3 'nothing.gguf: No such file' --merge "$work/nothing.gguf" -o "$work/new.gguf"
 refused 3 'holds no importance data' --merge "$POCKET" -o "$work/new.gguf"
 refused 2 'on the CPU backend only' -m "$POCKET" -f "$text" -o "$work/new.gguf" --backend cuda
+refused 3 'another choice of --moments' -m "$POCKET" -f "$text" -c 160 -o "$work/parts.gguf" --moments
+refused 3 'another choice of --moments' -m "$POCKET" -f "$text" -c 160 -o "$work/moments.gguf"
+refused 2 'a .dat cannot hold them' -m "$POCKET" -f "$text" -o "$work/new.dat" --moments
+refused 2 '--moments has no place' --merge "$work/whole.gguf" -o "$work/new.gguf" --moments
 refused 2 'option -f TEXT is missing' -m "$POCKET" -o "$work/new.gguf"
 cat >"$work/shape.json" <<'END'
 {"model_type": "glm_moe_dsa", "hidden_act": "silu", "num_hidden_layers": 6, "num_nextn_predict_layers": 1, "hidden_size": 256,

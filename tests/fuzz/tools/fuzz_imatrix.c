@@ -4,10 +4,12 @@
  * The same of sums that are merged. */
 #include "src/base/log.h"
 #include "src/base/num.h"
+#include "src/quant/feedback.h"
 #include "tests/fuzz/fixture.h"
 #include "tools/imatrix/imatrix_file.h"
 #include "tools/imatrix/imatrix_set.h"
 
+#include <math.h>
 #include <stdint.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -38,6 +40,29 @@ static void read_matrix(
 	}
 }
 
+/* Moments of a tensor of experts: refused with a sentence, or numbers that can be factored. */
+static void read_moments(const struct imatrix_file *m, const char *tensor, uint64_t n_slabs)
+{
+	static float out[FEEDBACK_MOMENTS];
+	struct err e = {0};
+	float trust = 0;
+	bool found = false;
+	if (imatrix_file_check_moments(m, tensor, FEEDBACK_COLUMNS, n_slabs, &found, &e)) {
+		if (!e.text[0])
+			bug("refused without a sentence");
+		return;
+	}
+	for (uint64_t slab = 0; found && slab < n_slabs; slab++) {
+		if (!imatrix_file_moments(m, tensor, slab, FEEDBACK_COLUMNS, out, &trust))
+			bug("moments that were found are not there");
+		if (!(trust >= 0 && trust <= 1))
+			bug("moments are trusted by %g", (double)trust);
+		for (int i = 0; i < FEEDBACK_MOMENTS; i++)
+			if (!isfinite(out[i]))
+				bug("moment %d is %g", i, (double)out[i]);
+	}
+}
+
 /* As a file to be merged: refused with a sentence, or sums that are finite. */
 static void merge_twice(const char *path)
 {
@@ -50,7 +75,8 @@ static void merge_twice(const char *path)
 	} else {
 		for (size_t i = 0; i < a.n; i++)
 			for (uint64_t k = 0; k < a.tensors[i].n_values; k++)
-				if (!(a.tensors[i].sum2[k] >= 0 && a.tensors[i].sum2[k] < 1e31f))
+				if (!(fabsf(a.tensors[i].sum2[k]) < 1e31f) ||
+					(a.tensors[i].sum2[k] < 0 && !imatrix_is_moments(a.tensors[i].name)))
 					bug("a sum is %g", (double)a.tensors[i].sum2[k]);
 	}
 	imatrix_set_fini(&a);
@@ -76,6 +102,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		for (uint64_t cols = 1; cols <= 8; cols++)
 			for (uint64_t n = 1; n <= 3; n++)
 				read_matrix(m, names[i], cols, n);
+	for (uint64_t n = 1; n <= 3; n++) {
+		read_moments(m, "blk.0.ffn_up_exps.weight", n);
+		read_moments(m, "blk.0.ffn_down_exps.weight", n);
+	}
 	imatrix_file_close(m);
 	return 0;
 }
