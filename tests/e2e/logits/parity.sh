@@ -15,6 +15,13 @@ run convert "$src" -o "$work/bf16.gguf" --recipe bf16 -q
 exits 0
 check "logits of transformers" "$(dirname "$GLMSTREAM")/tests/test_forward_golden" \
 	"$work/bf16.gguf" "$src/reference"
+# the folder as it is has the bits of that file, so its logits are those of transformers too
+seq 1 60 >"$work/ids"
+run dump-logits -m "$work/bf16.gguf" --ids "$work/ids" --all -o "$work/file.f32"
+exits 0
+run dump-logits -m "$src" --ids "$work/ids" --all -o "$work/folder.f32" --cache-gb 0.05
+exits 0
+check "the folder itself" cmp "$work/file.f32" "$work/folder.f32"
 
 case $GLMSTREAM in
 */san-*) # every row of every prompt by nine files: values, about which a sanitizer says nothing
