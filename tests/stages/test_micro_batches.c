@@ -23,9 +23,9 @@
 #include <time.h>
 #include <cmocka.h>
 
-#define ANSWERS  IF_SANITIZED(24, 64)
+#define ANSWERS  IF_SANITIZED(22, 64)
 #define N_PROMPT 3 /* tokens, different ones for each answer */
-#define STEPS    3
+#define STEPS    IF_SANITIZED(2, 3)
 
 static int32_t ids[ANSWERS + N_PROMPT + STEPS]; /* answer i has those from i on */
 static uint64_t want[ANSWERS][STEPS];           /* hashes behind each step */
@@ -45,9 +45,10 @@ static struct engine_options stage_options(uint32_t n, const uint32_t *cuts)
 		.cuts = cuts};
 }
 
-/* An engine with the prompts of all answers. */
+/* An engine with the prompts of the first `n` answers. */
 struct answers {
 	struct engine *g;
+	uint32_t n;
 	struct session *s[ANSWERS];
 	uint32_t done[ANSWERS]; /* steps */
 	struct batch_part parts[ANSWERS];
@@ -59,12 +60,13 @@ static void ok(int rc, const struct err *e)
 		fail_msg("%s", e->text);
 }
 
-static struct answers *answers_open(const struct engine_options *o)
+static struct answers *answers_open(const struct engine_options *o, uint32_t n)
 {
 	struct answers *a = NEW(struct answers);
 	struct err e = {0};
 	a->g = engine_of(o);
-	for (uint32_t i = 0; i < ANSWERS; i++) {
+	a->n = n;
+	for (uint32_t i = 0; i < n; i++) {
 		a->s[i] = session_of(a->g, false);
 		ok(session_sync(a->s[i], ids + i, N_PROMPT, NULL, NULL, &e), &e);
 	}
@@ -73,7 +75,7 @@ static struct answers *answers_open(const struct engine_options *o)
 
 static void answers_rewind(struct answers *a)
 {
-	for (uint32_t i = 0; i < ANSWERS; i++) {
+	for (uint32_t i = 0; i < a->n; i++) {
 		session_rewind(a->s[i], MIN(N_PROMPT, session_length(a->s[i])));
 		a->done[i] = 0;
 	}
@@ -81,7 +83,7 @@ static void answers_rewind(struct answers *a)
 
 static void answers_close(struct answers *a)
 {
-	for (uint32_t i = 0; i < ANSWERS; i++)
+	for (uint32_t i = 0; i < a->n; i++)
 		session_free(a->s[i]);
 	assert_int_equal(engine_close(a->g, NULL), 0);
 	free(a);
@@ -109,7 +111,7 @@ static int micro_setup(void **state)
 		ids[i] = (int32_t)rng_below(&r, 8000);
 	int rc = source_setup(state);
 	struct engine_options o = stage_options(1, NULL);
-	struct answers *a = answers_open(&o);
+	struct answers *a = answers_open(&o, ANSWERS);
 	struct err e = {0};
 	for (uint32_t i = 0; i < ANSWERS; i++)
 		for (uint32_t k = 0; k < STEPS; k++, a->done[i]++) {
@@ -234,16 +236,16 @@ static void test_bits_in_flight(void **state)
 {
 	(void)state;
 	struct engine_options o = stage_options(2, two);
-	struct answers *a = answers_open(&o);
+	struct answers *a = answers_open(&o, IF_SANITIZED(7, ANSWERS));
 	struct engine_overlap overlap;
 	static const uint32_t sizes[] = {1, 2, 3, 7, 16, 17, ANSWERS};
-	for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+	for (size_t i = 0; i < IF_SANITIZED(4, ARRAY_LEN(sizes)); i++) {
 		check_steps(a, sizes[i]);
 		assert_true(check_in_flight(a, sizes[i]) >= MIN(sizes[i], 2));
 	}
 	engine_overlap(a->g, &overlap);
 	assert_int_equal(overlap.n_stages, 2);
-	assert_true(overlap.micro_batches > 2 * ARRAY_LEN(sizes));
+	assert_true(overlap.micro_batches > 2 * IF_SANITIZED(4, ARRAY_LEN(sizes)));
 	assert_int_equal(
 		overlap.at_once_ns[0] + overlap.at_once_ns[1] + overlap.at_once_ns[2], overlap.flight_ns);
 	assert_int_equal(overlap.at_once_ns[1] + 2 * overlap.at_once_ns[2], overlap.computing_ns);
@@ -251,7 +253,7 @@ static void test_bits_in_flight(void **state)
 	o = stage_options(3, three); /* streamed: each stage has a cache */
 	o.cache_bytes = budget(0.8);
 	o.lookahead = 1;
-	a = answers_open(&o);
+	a = answers_open(&o, 13);
 	check_steps(a, 10);
 	assert_int_equal(check_in_flight(a, 13), 3);
 	answers_close(a);
@@ -286,7 +288,7 @@ static void test_between(void **state)
 {
 	(void)state;
 	struct engine_options o = stage_options(3, three);
-	struct answers *a = answers_open(&o);
+	struct answers *a = answers_open(&o, 22);
 	struct batch_run *runs[3];
 	struct err e = {0};
 	begin_pairs(a, 3, NULL, runs);
@@ -309,7 +311,7 @@ static void test_cancel_in_flight(void **state)
 {
 	(void)state;
 	struct engine_options o = stage_options(2, two);
-	struct answers *a = answers_open(&o);
+	struct answers *a = answers_open(&o, 7);
 	struct batch_run *runs[4];
 	struct err e = {0};
 	atomic_bool cancel = false;
@@ -372,7 +374,7 @@ static void test_failing_stage(void **state)
 {
 	(void)state;
 	struct engine_options o = stage_options(3, three);
-	struct answers *a = answers_open(&o);
+	struct answers *a = answers_open(&o, 9);
 	struct batch_run *runs[4];
 	for (uint32_t stage = 0; stage < 3; stage++) {
 		struct err e = {0};
@@ -515,7 +517,7 @@ static void test_stages_overlap(void **state)
 {
 	(void)state;
 	struct engine_options o = stage_options(2, two);
-	struct answers *a = answers_open(&o);
+	struct answers *a = answers_open(&o, 4);
 	struct engine_overlap overlap;
 	struct err e = {0};
 	meeting.real = a->g->stages[0].backend->ops;

@@ -243,8 +243,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.value = "N", .help = "tokens decoded",
 			.fallback = "32, with --routing 768; with --draft at most 64 an answer"},
 		{"rows", 0, ARG_STRING, .string = &o.rows, .value = "LIST",
-			.help = "decode: so many answers at once, 1 to 64 each (1,2,4,8); with --cards in "
-					"micro-batches that all stages compute at the same time",
+			.help = "decode: so many answers at once, 1 to 64 each (1,2,4,8)",
 			.fallback = "one answer"},
 		{"file", 'f', ARG_STRING, .string = &o.read.path, .value = "FILE",
 			.help = "file that bench read reads, text that bench session computes, questions of "
