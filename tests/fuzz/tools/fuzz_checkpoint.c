@@ -33,7 +33,7 @@ enum { CHANGE_DROP, CHANGE_DTYPE, CHANGE_SHAPE, CHANGE_SCALE, CHANGE_SHARD, CHAN
 #define TENSORS_MAX 256
 #define SHARDS      2
 
-struct made_tensor {
+struct folder_tensor {
 	char name[128];
 	enum st_dtype dtype;
 	uint32_t n_dims;
@@ -43,17 +43,17 @@ struct made_tensor {
 };
 
 struct made_checkpoint {
-	struct made_tensor tensors[TENSORS_MAX];
+	struct folder_tensor tensors[TENSORS_MAX];
 	size_t n;
 };
 
-static struct made_tensor *add(struct made_checkpoint *m, const char *name, enum st_dtype dtype,
+static struct folder_tensor *add(struct made_checkpoint *m, const char *name, enum st_dtype dtype,
 	uint32_t n_dims, const uint64_t *shape)
 {
 	if (m->n == TENSORS_MAX)
 		bug("more tensors than expected");
-	struct made_tensor *t = &m->tensors[m->n];
-	*t = (struct made_tensor){.dtype = dtype, .n_dims = n_dims, .shard = (uint32_t)m->n % SHARDS};
+	struct folder_tensor *t = &m->tensors[m->n];
+	*t = (struct folder_tensor){.dtype = dtype, .n_dims = n_dims, .shard = (uint32_t)m->n % SHARDS};
 	snprintf(t->name, sizeof t->name, "%s", name);
 	memcpy(t->shape, shape, n_dims * sizeof *shape);
 	m->n++;
@@ -105,7 +105,7 @@ static void add_all(struct made_checkpoint *m, const struct convert_plan *p,
 
 static void change(struct made_checkpoint *m, const uint8_t d[4])
 {
-	struct made_tensor *t = &m->tensors[d[0] % m->n];
+	struct folder_tensor *t = &m->tensors[d[0] % m->n];
 	switch (d[1] % CHANGES) {
 	case CHANGE_DROP:
 		t->dropped = true;
@@ -135,7 +135,7 @@ static void write_shard(const struct made_checkpoint *m, uint32_t shard)
 	char name[40];
 	buf_append(&b, "12345678{", 9);
 	for (size_t i = 0; i < m->n; i++) {
-		const struct made_tensor *t = &m->tensors[i];
+		const struct folder_tensor *t = &m->tensors[i];
 		uint64_t bytes = st_dtype_bytes(t->dtype);
 		if (t->dropped || t->shard != shard)
 			continue;
