@@ -215,12 +215,15 @@ struct route {
 	bool normalise;
 	float scale;
 	const float *x; /* [rows][w.n_in]; the same for all routers of a call; NULL: logits are input */
-	const float *gain;    /* [w.n_in] */
-	float eps;            /* the same for all routers of a call */
-	struct weight w;      /* n_experts rows; n_stack 1 */
-	float *h;             /* [rows][w.n_in]: an output of the first router; of the others scratch */
-	float *logits;        /* [rows][n_experts]; with x undefined afterwards */
-	const float *bias;    /* [n_experts] */
+	const float *gain; /* [w.n_in] */
+	float eps;         /* the same for all routers of a call */
+	struct weight w;   /* n_experts rows; n_stack 1 */
+	float *h;          /* [rows][w.n_in]: an output of the first router; of the others scratch */
+	uint64_t *h_words; /* out [rows][w.n_in], MEM_SHARED, of the first router: h for the host, who
+						* reads it by wait_expert_ids, the bits of a float in place of an id;
+						* NULL: not wanted. With x only */
+	float *logits;     /* [rows][n_experts]; with x undefined afterwards */
+	const float *bias; /* [n_experts] */
 	uint64_t *expert_ids; /* out [rows][n_used], MEM_SHARED, read by wait_expert_ids */
 	float *weights;       /* out [rows][n_used]; NULL: not wanted */
 };
@@ -428,6 +431,15 @@ struct backend_ops {
 	void (*expert_ffn)(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 		int rows, int n_used, float *out);
 
+	/* Stands for an expert_ffn of these jobs whose slots the caller has computed itself: out[slot]
+	 * = results[slot], rows of n_embd values (a multiple of 4). results: MEM_SHARED, laid out as
+	 * out; the rows stay as they are until the op has run. Of the jobs only the slots are read.
+	 * Calls of it and of expert_ffn may follow each other in any order, also for a deferred expert
+	 * kernel.
+	 */
+	void (*expert_results)(struct backend *b, const float *x, const float *results,
+		const struct expert_job *jobs, int n_jobs, int rows, int n_used, int n_embd, float *out);
+
 	/* A deferred expert kernel. It is part of a captured segment and starts before the host knows
 	 * which experts are resident. The host then posts a message per expert to the kernel's mailbox,
 	 * by calls of expert_ffn; the kernel ends when every slot has been posted.
@@ -454,7 +466,7 @@ struct backend_ops {
 	 * - The first op behind it, if there is one, is moe_combine.
 	 * In SEGMENT_EAGER mode it only prepares what the kernel needs; expert_ffn then launches.
 	 *
-	 * Preconditions of the calls of expert_ffn that follow
+	 * Preconditions of the calls of expert_ffn and expert_results that follow
 	 * - The same x, n_used and out; rows 1; one slot a job; data at multiples of DEFERRED_ALIGN.
 	 * - All slots of one deferred kernel before those of the next, in the order of the segment.
 	 * - Between them no calls but wait_expert_ids, and fence_wait up to the kernel's fence F.
@@ -499,6 +511,10 @@ struct backend_options {
 	 * 11, in twice the time. No effect on the CPU, which has float32. */
 	bool exact_prompts;
 	uint32_t card; /* number of the card; the CPU has 0 only */
+	/* The CPU only: computes experts for a card. expert_ffn has the bits of the card's decode way
+	 * (expert_arithmetic.h; types of expert_arithmetic_covers, at most 16 rows), and threads wait
+	 * for the next op a few milliseconds before they sleep, each pinned to a core. */
+	bool for_card;
 };
 
 /* Opens a backend. "auto" takes CUDA when a device answers, else the CPU, and says which and why

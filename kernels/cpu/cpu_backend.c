@@ -4,6 +4,7 @@
 #include "kernels/cpu/cpu_internal.h"
 
 #include "kernels/backend_kinds.h"
+#include "kernels/cpu/limbs/limb_experts.h"
 #include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -176,6 +177,7 @@ static const struct backend_ops cpu_ops = {
 	.route = cpu_route,
 	.wait_expert_ids = cpu_wait_expert_ids,
 	.expert_ffn = cpu_expert_ffn,
+	.expert_results = cpu_expert_results,
 	.moe_combine = cpu_moe_combine,
 	.draw = cpu_draw,
 };
@@ -259,12 +261,16 @@ int cpu_backend_open_level(
 		return err_set(e, ERR_USAGE, "backend cpu: there is no card %u, only card 0, the processor",
 			options->card);
 	struct cpu_backend *b = NEW(struct cpu_backend);
-	b->base.ops = &cpu_ops;
+	b->ops = cpu_ops;
+	if (options->for_card)
+		b->ops.expert_ffn = limb_expert_ffn;
+	b->base.ops = &b->ops;
 	b->isa = isa;
 	b->limbs = limb_isa_available(level);
 	if (!b->limbs) /* they have fewer levels */
 		b->limbs = limb_isa_c;
-	b->pool = cpu_pool_new(options->threads ? options->threads : cores_allowed());
+	b->pool =
+		cpu_pool_new(options->threads ? options->threads : cores_allowed(), options->for_card);
 	if (!b->pool) {
 		free(b);
 		return err_set(e, ERR_MEMORY, "backend cpu: no memory for the thread pool");

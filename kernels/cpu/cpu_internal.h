@@ -19,6 +19,7 @@
 
 struct cpu_backend {
 	struct backend base;
+	struct backend_ops ops;
 	const struct cpu_isa *isa;    /* constant */
 	const struct limb_isa *limbs; /* constant */
 	int threads;                  /* constant, >= 1 */
@@ -135,6 +136,8 @@ int cpu_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *exper
 	int32_t *ids, struct err *e);
 void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out);
+void cpu_expert_results(struct backend *b, const float *x, const float *results,
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, int n_embd, float *out);
 void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
 	const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
 void cpu_draw(struct backend *b, const float *logits, int64_t stride, int32_t n,

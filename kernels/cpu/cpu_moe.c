@@ -123,6 +123,8 @@ void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 		base->ops->fence(base); /* the fences are counted all the same */
 		return;
 	}
+	for (int64_t i = 0; n && a->h_words && i < rows * a->w.n_in; i++)
+		a->h_words[i] = (base->fence_value + 1) << 32 | f32_bits(a->h[i]);
 	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);
 	struct route_job job = {
 		b->isa, a, num_align_up((uint64_t)a->n_experts * 5, 16), NULL, base->fence_value + 1};
@@ -289,6 +291,19 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	cpu_run(b, a.up.tiling.threads, n_up, 1, gate_up_task, &a);
 	observe_experts(&a, n_jobs, true);
 	cpu_run(b, a.down.tiling.threads, n_down, 1, down_task, &a);
+}
+
+void cpu_expert_results(struct backend *b, const float *x, const float *results,
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, int n_embd, float *out)
+{
+	(void)x;
+	(void)rows;
+	(void)n_used;
+	for (int j = 0; j < n_jobs && !b->failure.code; j++)
+		for (int i = 0; i < jobs[j].n_token_slots; i++) {
+			int64_t at = (int64_t)jobs[j].token_slots[i] * n_embd;
+			memcpy(out + at, results + at, (size_t)n_embd * sizeof *out);
+		}
 }
 
 /* ---- weighted sum ---- */

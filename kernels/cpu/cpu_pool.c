@@ -11,7 +11,9 @@
  *
  * `inside` and `open` are sequentially consistent: either the worker sees that the job is closed or
  * the caller sees the worker inside. After a job workers spin for some tens of microseconds, since
- * the next job usually follows at once, then sleep on `generation` (a futex word).
+ * the next job usually follows at once, then sleep on `generation` (a futex word). Patient ones
+ * spin for milliseconds: a card's next layer may need them after some hundred microseconds, and
+ * waking up would take a good part of what they save.
  */
 #include "kernels/cpu/cpu_pool.h"
 
@@ -28,11 +30,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 2000 /* pauses before a worker sleeps or the caller yields: 20 to 100 us */
+#define SPINS         2000 /* pauses before a worker sleeps or the caller yields: 20 to 100 us */
+#define SPINS_PATIENT 200000
 
 struct cpu_pool {
 	int n_workers; /* constant after cpu_pool_new, but for its growth there */
 	pthread_t *workers;
+	int spins; /* before a worker sleeps */
 	/* the job: see above */
 	cpu_task_fn *fn;
 	const void *context;
@@ -72,7 +76,7 @@ static void pool_take_tasks(struct cpu_pool *p, int thread)
 /* Returns when the generation is no longer `seen`. */
 static void pool_wait_job(struct cpu_pool *p, unsigned seen)
 {
-	for (int i = 0; i < SPINS; i++) {
+	for (int i = 0; i < p->spins; i++) {
 		if (atomic_load_explicit(&p->generation, memory_order_acquire) != seen)
 			return;
 		pool_relax();
@@ -149,12 +153,31 @@ bool cpu_pool_run(
 	return atomic_load(&p->next) >= n; /* tasks that were taken have been done */
 }
 
-struct cpu_pool *cpu_pool_new(int threads)
+/* Gives each worker a core of the process. The first two are left to the caller and to the thread
+ * that reads, if there are enough. */
+static void pin_workers(const struct cpu_pool *p)
+{
+	cpu_set_t allowed;
+	if (sched_getaffinity(0, sizeof allowed, &allowed))
+		return;
+	int n = CPU_COUNT(&allowed), skip = MIN(2, MAX(n - p->n_workers, 0));
+	for (int core = 0, i = 0; core < CPU_SETSIZE && i < p->n_workers; core++) {
+		if (!CPU_ISSET(core, &allowed) || skip-- > 0)
+			continue;
+		cpu_set_t one;
+		CPU_ZERO(&one);
+		CPU_SET(core, &one);
+		pthread_setaffinity_np(p->workers[i++], sizeof one, &one); /* else it is not pinned */
+	}
+}
+
+struct cpu_pool *cpu_pool_new(int threads, bool patient)
 {
 	struct cpu_pool *p = aligned_alloc(64, sizeof *p);
 	if (!p)
 		return NULL;
-	*p = (struct cpu_pool){.workers = NEW_ARRAY(pthread_t, (size_t)threads)};
+	*p = (struct cpu_pool){
+		.workers = NEW_ARRAY(pthread_t, (size_t)threads), .spins = patient ? SPINS_PATIENT : SPINS};
 	sigset_t all, before;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -162,6 +185,8 @@ struct cpu_pool *cpu_pool_new(int threads)
 		   !pthread_create(&p->workers[p->n_workers], NULL, pool_worker_main, p))
 		p->n_workers++;
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (patient)
+		pin_workers(p);
 	return p;
 }
 

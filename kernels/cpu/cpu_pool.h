@@ -23,8 +23,9 @@ struct cpu_pool;
 typedef void cpu_task_fn(const void *context, int64_t first, int64_t last, int thread);
 
 /* A pool of `threads` threads, the caller included; fewer when the system gives no more. Signals
- * are blocked in them. Released with cpu_pool_free, NULL is fine. */
-struct cpu_pool *cpu_pool_new(int threads);
+ * are blocked in them. Patient: see backend_options.for_card. Released with cpu_pool_free, NULL is
+ * fine. */
+struct cpu_pool *cpu_pool_new(int threads, bool patient);
 void cpu_pool_free(struct cpu_pool *p);
 
 int cpu_pool_threads(const struct cpu_pool *p);

@@ -44,7 +44,7 @@ static void run_jobs(int pool_threads, int jobs, bool slow)
 	int want[TASKS] = {0};
 	memset(&c, 0, sizeof c);
 	c.slow = slow;
-	struct cpu_pool *p = cpu_pool_new(pool_threads);
+	struct cpu_pool *p = cpu_pool_new(pool_threads, false);
 	assert_non_null(p);
 	assert_in_range(cpu_pool_threads(p), 1, pool_threads);
 	for (int i = 0; i < jobs; i++) {
@@ -89,7 +89,7 @@ static void test_stop(void **state)
 {
 	(void)state;
 	enum { GRAIN = 3 };
-	struct cpu_pool *p = cpu_pool_new(THREADS);
+	struct cpu_pool *p = cpu_pool_new(THREADS, true);
 	for (int at = 1; at < 200; at += 11) {
 		int threads = 1 + at % THREADS;
 		struct stopping s = {.at = at}, *context = &s;
@@ -112,7 +112,7 @@ static void test_early_release(void **state)
 	cpu_pool_free(NULL);
 	for (int i = 0; i < 50;
 		 i++) /* with workers that have not yet begun to wait, and ones that sleep */
-		cpu_pool_free(cpu_pool_new(1 + i % THREADS));
+		cpu_pool_free(cpu_pool_new(1 + i % THREADS, i % 2));
 }
 
 int main(void)

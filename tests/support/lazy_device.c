@@ -34,6 +34,7 @@ struct op {
 		MLA,
 		ROUTE,
 		EXPERTS,
+		RESULTS,
 		DEFERRED,
 		COMBINE,
 		DRAW
@@ -88,6 +89,9 @@ static struct device {
 		struct expert_job jobs[8];
 		int32_t token_slots[8];
 		int n_jobs;
+		struct expert_job results[8]; /* slots that the caller has computed */
+		int n_results;
+		const float *rows; /* those */
 	} deferred[MAX_DEFERRED];
 	int n_deferred;
 	int first_open;    /* the first without all its jobs */
@@ -170,6 +174,10 @@ static void lazy_device_run(struct backend *b, struct op *p)
 	case EXPERTS:
 		x->expert_ffn(b, p->from, p->held, (int)p->n[0], (int)p->n[1], (int)p->n[2], p->to);
 		break;
+	case RESULTS:
+		x->expert_results(b, p->more, p->from, p->held, (int)p->n[0], (int)p->n[1], (int)p->n[2],
+			(int)p->n[3], p->to);
+		break;
 	case COMBINE:
 		x->moe_combine(b, p->from, p->more, (int)p->n[0], p->last, (int)p->n[1], (int)p->n[2],
 			p->to, p->n[3] ? p->norms : NULL, p->f);
@@ -199,6 +207,8 @@ static bool device_step(struct backend *b)
 		/* a slot of out is undefined until its job has been posted */
 		memset(p->to, 0xff, (size_t)p->n[2] * (size_t)p->shape.down.n_out * sizeof(float));
 		d.inner->expert_ffn(b, p->from, t->jobs, t->n_jobs, 1, (int)p->n[2], p->to);
+		d.inner->expert_results(b, p->from, t->rows, t->results, t->n_results, 1, (int)p->n[2],
+			(int)p->shape.down.n_out, p->to);
 		d.first_pending++;
 	} else {
 		lazy_device_run(b, p);
@@ -563,9 +573,9 @@ static void assert_same_shape(const struct weight *a, const struct weight *b)
 	assert_int_equal((uintptr_t)b->data % DEFERRED_ALIGN, 0);
 }
 
-/* Posts jobs to the first deferred kernel that lacks some. */
-static void post_jobs(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
-	int rows, int n_used, const float *out)
+/* Posts jobs to the first deferred kernel that lacks some. results: they have been computed. */
+static void post_jobs(struct backend *b, const float *x, const float *results,
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, const float *out)
 {
 	struct deferred *t = &d.deferred[d.first_open];
 	assert_true(x == t->op.from && out == t->op.to && rows == 1 && n_used == (int)t->op.n[2]);
@@ -573,19 +583,40 @@ static void post_jobs(struct backend *b, const float *x, const struct expert_job
 	*(t->ranks ? &lazy_counts.posted_late : &lazy_counts.posted_first) += 1;
 	for (int i = 0; i < n_jobs; i++) {
 		const struct expert_job *j = &jobs[i];
-		assert_same_shape(&t->op.shape.gate, &j->gate);
-		assert_same_shape(&t->op.shape.up, &j->up);
-		assert_same_shape(&t->op.shape.down, &j->down);
+		if (!results) {
+			assert_same_shape(&t->op.shape.gate, &j->gate);
+			assert_same_shape(&t->op.shape.up, &j->up);
+			assert_same_shape(&t->op.shape.down, &j->down);
+		}
 		assert_true(j->n_token_slots == 1 && j->token_slots[0] < n_used &&
 					!(t->ranks >> j->token_slots[0] & 1));
 		t->ranks |= 1u << j->token_slots[0];
-		t->token_slots[t->n_jobs] = j->token_slots[0];
-		t->jobs[t->n_jobs] = *j;
-		t->jobs[t->n_jobs].token_slots = &t->token_slots[t->n_jobs];
-		t->n_jobs++;
+		int at = t->n_jobs + t->n_results;
+		struct expert_job *own = results ? &t->results[t->n_results++] : &t->jobs[t->n_jobs++];
+		t->token_slots[at] = j->token_slots[0];
+		*own = *j;
+		own->token_slots = &t->token_slots[at];
 	}
+	t->rows = results ? results : t->rows;
 	t->complete = t->ranks == (1u << n_used) - 1;
 	d.first_open += t->complete;
+}
+
+/* Jobs with copies of their slots, for p->held. */
+static struct expert_job *copy_jobs(const struct expert_job *jobs, int n_jobs)
+{
+	size_t token_slots = 0;
+	for (int i = 0; i < n_jobs; i++)
+		token_slots += (size_t)jobs[i].n_token_slots;
+	struct expert_job *own =
+		mem_new(1, (size_t)n_jobs * sizeof *own + token_slots * sizeof(int32_t));
+	int32_t *at = (int32_t *)(own + n_jobs);
+	for (int i = 0; i < n_jobs; at += jobs[i++].n_token_slots) {
+		own[i] = jobs[i];
+		own[i].token_slots =
+			memcpy(at, jobs[i].token_slots, (size_t)jobs[i].n_token_slots * sizeof *at);
+	}
+	return own;
 }
 
 static void dev_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs,
@@ -593,25 +624,32 @@ static void dev_expert_ffn(struct backend *b, const float *x, const struct exper
 {
 	assert_null(d.capturing); /* (token, rank) slots differ from step to step */
 	if (d.first_open < d.n_deferred) {
-		post_jobs(b, x, jobs, n_jobs, rows, n_used, out);
+		post_jobs(b, x, NULL, jobs, n_jobs, rows, n_used, out);
 		return;
 	}
 	assert_false(d.lost);
-	size_t token_slots = 0;
-	for (int i = 0; i < n_jobs; i++)
-		token_slots += (size_t)jobs[i].n_token_slots;
 	struct op *p = op_add(EXPERTS);
-	struct expert_job *own =
-		(p->held = mem_new(1, (size_t)n_jobs * sizeof *own + token_slots * sizeof(int32_t)));
-	int32_t *at = (int32_t *)(own + n_jobs);
-	for (int i = 0; i < n_jobs; at += jobs[i++].n_token_slots) {
-		own[i] = jobs[i];
-		own[i].token_slots =
-			memcpy(at, jobs[i].token_slots, (size_t)jobs[i].n_token_slots * sizeof *at);
-	}
+	p->held = copy_jobs(jobs, n_jobs);
 	p->from = x;
 	p->to = out;
 	p->n[0] = n_jobs, p->n[1] = rows, p->n[2] = n_used;
+}
+
+static void dev_expert_results(struct backend *b, const float *x, const float *results,
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, int n_embd, float *out)
+{
+	assert_null(d.capturing);
+	if (d.first_open < d.n_deferred) {
+		post_jobs(b, x, results, jobs, n_jobs, rows, n_used, out);
+		return;
+	}
+	assert_false(d.lost);
+	struct op *p = op_add(RESULTS);
+	p->held = copy_jobs(jobs, n_jobs);
+	p->from = results;
+	p->more = x;
+	p->to = out;
+	p->n[0] = n_jobs, p->n[1] = rows, p->n[2] = n_used, p->n[3] = n_embd;
 }
 
 void lazy_device_start(struct backend *b, bool can_defer, uint64_t seed)
@@ -654,6 +692,7 @@ void lazy_device_start(struct backend *b, bool can_defer, uint64_t seed)
 	o->can_defer_experts = dev_can_defer_experts;
 	o->experts_deferred = dev_experts_deferred;
 	o->expert_ffn = dev_expert_ffn;
+	o->expert_results = dev_expert_results;
 	o->moe_combine = dev_moe_combine;
 	o->draw = dev_draw;
 	b->ops = o;

@@ -83,50 +83,37 @@ static bool weight_matches(const struct weight *p, const struct weight *q)
 		   !((uint64_t)(uintptr_t)q->data >> 48) && q->data;
 }
 
+static bool slot_matches(const struct cuda_backend *b, const struct expert_job *j)
+{
+	return j->n_token_slots == 1 && !(b->posted_ranks >> j->token_slots[0] & 1);
+}
+
 static bool job_matches(const struct cuda_backend *b, const struct expert_job *j)
 {
 	const struct expert_job *shape = &b->deferred->shape;
-	return j->n_token_slots == 1 && !(b->posted_ranks >> j->token_slots[0] & 1) &&
-		   weight_matches(&shape->gate, &j->gate) && weight_matches(&shape->up, &j->up) &&
-		   weight_matches(&shape->down, &j->down);
+	return slot_matches(b, j) && weight_matches(&shape->gate, &j->gate) &&
+		   weight_matches(&shape->up, &j->up) && weight_matches(&shape->down, &j->down);
 }
 
-bool cuda_deferred_post(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
-	int n_jobs, int rows, int n_used, const float *out)
+/* Writes the messages of these ranks, and MAILBOX_SKIP for ranks that no more jobs come for: those
+ * from n_used on, or all others. */
+static void post_messages(
+	struct cuda_backend *b, uint64_t address[MAILBOX_WORDS], unsigned ranks, bool all)
 {
 	const struct deferred_experts *d = b->deferred;
-	if (!b->n_deferred)
-		return false;
-	bool takes =
-		x == d->x && out == d->out && rows == 1 && n_used == d->n_used && !b->base.failure.code;
-	for (int i = 0; takes && i < n_jobs; i++)
-		takes = job_matches(b, &jobs[i]);
-	if (takes && !n_jobs)
-		return true;
-	uint64_t address[MAILBOX_WORDS] = {0}, tag = (b->deferred_sequence % MAILBOX_SEQUENCES + 1)
-												 << 48;
-	unsigned before = b->posted_ranks, now = before;
-	for (int i = 0; takes && i < n_jobs; i++) {
-		int rank = jobs[i].token_slots[0];
-		uint64_t *message = &address[MESSAGE_WORDS * rank];
-		message[0] = (uintptr_t)jobs[i].gate.data;
-		message[1] = (uintptr_t)jobs[i].up.data;
-		message[2] = (uintptr_t)jobs[i].down.data;
-		message[3] = MAILBOX_SKIP;
-		now |= 1u << rank;
-	}
-	/* Ranks that no more jobs come for: those from n_used on, or all. */
+	uint64_t tag = (b->deferred_sequence % MAILBOX_SEQUENCES + 1) << 48;
+	unsigned before = b->posted_ranks, now = before | ranks;
 	for (int i = 0; i < MAILBOX_WORDS; i++) {
 		int rank = i / MESSAGE_WORDS;
-		if (!(now >> rank & 1) && (!takes || rank >= n_used))
+		if (!(now >> rank & 1) && (all || rank >= d->n_used))
 			address[i] = MAILBOX_SKIP;
 	}
-	now |= takes ? ALL_RANKS & ~((1u << n_used) - 1) : ALL_RANKS;
+	now |= all ? ALL_RANKS : ALL_RANKS & ~((1u << d->n_used) - 1);
 	if (!before)
 		cuda_fence_poll(b, b->deferred_fence + d->n_fences);
 	for (int i = 0; i < MAILBOX_WORDS; i++)
 		if (!(before >> i / MESSAGE_WORDS & 1))
-			__atomic_store_n(&b->mailbox[i], tag | address[i], __ATOMIC_RELAXED);
+			__atomic_store_n(&b->mailbox[i], tag | address[i], __ATOMIC_RELEASE);
 	b->posted_ranks = now;
 	if (now == ALL_RANKS) {
 		b->deferred++;
@@ -134,8 +121,115 @@ bool cuda_deferred_post(struct cuda_backend *b, const float *x, const struct exp
 		b->deferred_sequence++;
 		b->posted_ranks = 0;
 	}
-	b->deferred_lost |= !takes && d->has_successor;
+	b->deferred_lost |= all && d->has_successor;
+}
+
+/* Whether the first deferred kernel that waits belongs to this call. */
+static bool call_matches(
+	const struct cuda_backend *b, const float *x, int rows, int n_used, const float *out)
+{
+	const struct deferred_experts *d = b->deferred;
+	return x == d->x && out == d->out && rows == 1 && n_used == d->n_used && !b->base.failure.code;
+}
+
+bool cuda_deferred_post(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, const float *out)
+{
+	if (!b->n_deferred)
+		return false;
+	bool takes = call_matches(b, x, rows, n_used, out);
+	for (int i = 0; takes && i < n_jobs; i++)
+		takes = job_matches(b, &jobs[i]);
+	if (takes && !n_jobs)
+		return true;
+	uint64_t address[MAILBOX_WORDS] = {0};
+	unsigned ranks = 0;
+	for (int i = 0; takes && i < n_jobs; i++) {
+		uint64_t *message = &address[MESSAGE_WORDS * jobs[i].token_slots[0]];
+		message[0] = (uintptr_t)jobs[i].gate.data;
+		message[1] = (uintptr_t)jobs[i].up.data;
+		message[2] = (uintptr_t)jobs[i].down.data;
+		message[3] = MAILBOX_SKIP;
+		ranks |= 1u << jobs[i].token_slots[0];
+	}
+	post_messages(b, address, ranks, !takes);
 	return takes;
+}
+
+/* The same for rows that the host has computed. */
+static bool post_results(struct cuda_backend *b, const float *x, const float *results,
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, const float *out)
+{
+	if (!b->n_deferred)
+		return false;
+	int64_t n_embd = b->deferred->shape.gate.n_in;
+	bool takes = call_matches(b, x, rows, n_used, out);
+	uint64_t address[MAILBOX_WORDS] = {0};
+	unsigned ranks = 0;
+	for (int i = 0; takes && i < n_jobs; i++) {
+		int rank = jobs[i].token_slots[0];
+		uint64_t at = (uintptr_t)(results + rank * n_embd);
+		uint64_t *message = &address[MESSAGE_WORDS * rank];
+		takes = slot_matches(b, &jobs[i]) && !(at % DEFERRED_ALIGN) && !(at >> 48);
+		message[0] = message[1] = message[3] = MAILBOX_SKIP;
+		message[2] = at;
+		ranks |= 1u << rank;
+	}
+	if (!takes) {
+		memset(address, 0, sizeof address);
+		ranks = 0;
+	}
+	post_messages(b, address, ranks, !takes);
+	return takes;
+}
+
+#define RESULT_SLOTS 128 /* of a launch */
+
+struct result_slots {
+	int32_t slot[RESULT_SLOTS];
+};
+
+/* Grid: (slots, parts of a row); block 256, four values a thread. */
+static __global__ void results_kernel(
+	const __grid_constant__ struct result_slots s, const float *results, int n_embd, float *out)
+{
+	launch_dependents();
+	grid_dependency_wait();
+	int i = 4 * (int)(blockIdx.y * blockDim.x + threadIdx.x);
+	int64_t at = (int64_t)s.slot[blockIdx.x] * n_embd + i;
+	if (i >= n_embd)
+		return;
+	float4 v;
+	asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+				 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+				 : "l"(results + at)
+				 : "memory");
+	*(float4 *)(out + at) = v;
+}
+
+void cuda_expert_results(struct backend *base, const float *x, const float *results,
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, int n_embd, float *out)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (!n_jobs || post_results(b, x, results, jobs, n_jobs, rows, n_used, out))
+		return;
+	if (b->deferred_lost && !base->failure.code)
+		err_set(&base->failure, ERR_RUN,
+			"cuda: expert_results: the ops that rely on these experts have run without them");
+	if (!cuda_begin(base, "expert_results"))
+		return;
+	struct result_slots s;
+	int n = 0;
+	for (int j = 0; j < n_jobs; j++)
+		for (int i = 0; i < jobs[j].n_token_slots; i++) {
+			s.slot[n++] = jobs[j].token_slots[i];
+			bool last = j == n_jobs - 1 && i == jobs[j].n_token_slots - 1;
+			if (n < RESULT_SLOTS && !last)
+				continue;
+			cuda_launch(b, results_kernel, dim3((unsigned)n, (unsigned)(n_embd + 1023) / 1024), 256,
+				0, s, results, n_embd, out);
+			n = 0;
+		}
 }
 
 void cuda_deferred_drain_all(struct cuda_backend *b)

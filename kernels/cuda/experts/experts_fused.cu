@@ -16,7 +16,8 @@
  * other streams leave an SM, and those never wait for this kernel.
  *
  * A deferred kernel (deferred_experts.cu) gets up to eight tasks from the mailbox, in rounds
- * (mailbox.cuh), and does all of the above in each round.
+ * (mailbox.cuh), and does all of the above in each round. Then it copies rows of out that the host
+ * has computed.
  *   - It occupies all SMs but FREE_SMS for as long as it waits for the host; after
  *     MAILBOX_POLL_LIMIT polls the launch fails.
  *   - It does not wait for the ops before it. What it reads was written before the fence that the
@@ -186,6 +187,26 @@ static __device__ __forceinline__ uint32_t *count_of(
 	const struct expert_args &a, const struct work_list *work, int i)
 {
 	return DEFERRED ? work->counts + work->rank[i] : a.counts + i;
+}
+
+/* Copies the rows of out that the host has computed, this block's part of them. By the fetching
+ * warp. volatile: they lie in the host's memory, and earlier rows lay in the same place. */
+static __device__ __forceinline__ void copy_host_rows(
+	const struct expert_args &a, const struct work_list *work)
+{
+	for (int r = work->n_tasks; r < work->n_tasks + work->n_rows; r++) {
+		const float *from = (const float *)work->down[r];
+		float *to = a.out + (int64_t)work->rank[r] * a.n_embd;
+		for (int i = 4 * (int)(32 * blockIdx.x + threadIdx.x % 32); i < a.n_embd;
+			 i += 4 * 32 * (int)gridDim.x) {
+			float4 v;
+			asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+						 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+						 : "l"(from + i)
+						 : "memory");
+			to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+		}
+	}
 }
 
 /* A round ends: the fetching warp may overwrite shares and work list. */
@@ -392,6 +413,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 					grid_dependency_wait();
 				while (at.left)
 					fetch();
+				if (DEFERRED)
+					copy_host_rows(a, work);
 				if (!DEFERRED || !work->more)
 					break;
 				x_parity ^= loads_x;

@@ -6,7 +6,9 @@
  * The mailbox is pinned memory: MESSAGE_WORDS words of 64 bits for each rank, which are where gate,
  * up and down of the rank's expert lie, and MAILBOX_SKIP. A word has a sequence number in its upper
  * 16 bits and the address in the others: it is its own flag, and the order in which words become
- * visible does not matter. An address of 0: not posted yet; MAILBOX_SKIP: nothing to compute.
+ * visible does not matter. An address of 0: not posted yet; MAILBOX_SKIP: nothing to compute. With
+ * MAILBOX_SKIP for gate and an address for down, the host has computed the expert: there lies its
+ * row of out, in pinned memory.
  *
  * Sequence numbers count deferred kernels: the host by itself, the device by the arrivals of its
  * blocks, because a captured launch has the same arguments every time. The first post of the host
@@ -56,8 +58,9 @@ struct work_list {
 	const uint8_t *gate[MAILBOX_RANKS], *up[MAILBOX_RANKS], *down[MAILBOX_RANKS];
 	uint32_t *counts; /* [MAILBOX_RANKS] */
 	uint16_t n_tasks;
-	uint16_t more; /* another round follows */
-	uint8_t rank[MAILBOX_RANKS];
+	uint16_t more;               /* another round follows */
+	uint8_t rank[MAILBOX_RANKS]; /* also of the rows below */
+	uint16_t n_rows;             /* behind the tasks: down is a row of out that the host computed */
 };
 
 /* A block's progress, in its fetching warp */
@@ -153,8 +156,16 @@ static __device__ __forceinline__ void mailbox_poll(const struct mailbox_args &a
 			work->rank[task] = (uint8_t)(lane / 2);
 		}
 	}
+	unsigned rows =
+		__ballot_sync(0xffffffffu, (two.x & ADDRESS) > MAILBOX_SKIP) >> 1 & fresh & ~tasks;
+	int row = __popc(tasks) + __popc(rows & ((1u << (lane & ~1)) - 1));
+	if (lane & 1 && rows >> (lane & ~1) & 1 && lane < MAILBOX_WORDS / 2) {
+		work->down[row] = (const uint8_t *)(two.x & ADDRESS);
+		work->rank[row] = (uint8_t)(lane / 2);
+	}
 	if (!lane) {
 		work->n_tasks = (uint16_t)__popc(tasks);
+		work->n_rows = (uint16_t)__popc(rows);
 		work->more = posted != EVEN;
 		work->counts = s->counts[reader.sequence & 1];
 	}

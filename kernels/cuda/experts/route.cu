@@ -251,6 +251,34 @@ static __global__ void __launch_bounds__(1024)
 		fence_signal_relaxed(fence, number);
 }
 
+/* ---- the normed x for the host ---- */
+
+/* h[0 .. 4) as words, each with the fence value as its flag */
+static __device__ __forceinline__ void store_h_words(
+	uint64_t *words, float4 h, unsigned long long fence)
+{
+	unsigned long long flag = fence << 32,
+					   two[4] = {flag | __float_as_uint(h.x), flag | __float_as_uint(h.y),
+						   flag | __float_as_uint(h.z), flag | __float_as_uint(h.w)};
+#pragma unroll
+	for (int i = 0; i < 4; i += 2)
+		asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(words + i), "l"(two[i]),
+					 "l"(two[i + 1])
+					 : "memory");
+}
+
+/* Where gate_kernel does not do it. Grid: blocks of 256 threads, four values each. */
+static __global__ void h_words_kernel(
+	const float *h, int64_t n, uint64_t *words, struct cuda_fence fence)
+{
+	launch_dependents();
+	grid_dependency_wait();
+	unsigned long long number = fence_next_value(fence);
+	int64_t i = 4 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
+	if (i < n)
+		store_h_words(words + i, make_float4(h[i], h[i + 1], h[i + 2], h[i + 3]), number);
+}
+
 /* ---- norm, products and choice ---- */
 
 struct gate_args {
@@ -388,6 +416,11 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 				float4 h = normed(v[i][g], scale, gain[i][g]);
 				if (last)
 					*(float4 *)(own.h + (int64_t)r * n_in + at[i] + 128 * g) = h;
+				/* by the blocks in turn: the last one has the selection to do */
+				else if (own.h_words && !router &&
+						 (2 * (warp + i * GATE_WARPS) + g) % (own.n_experts / GATE_ROWS) ==
+							 (int)blockIdx.x)
+					store_h_words(own.h_words + (int64_t)r * n_in + at[i] + 128 * g, h, number);
 #pragma unroll
 				for (int e = 0; e < GATE_ROWS; e++) {
 					acc[e] = __fmaf_rn(w[i][g][e].x, h.x, acc[e]);
@@ -502,6 +535,10 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	for (int i = 0; i < n; i++)
 		routes.of[i] = a[i];
 	struct cuda_fence fence = cuda_fence_next(b);
+	int64_t values = rows * a->w.n_in;
+	if (a->x && a->h_words)
+		cuda_launch(b, h_words_kernel, (unsigned)((values + 1023) / 1024), 256, 0,
+			(const float *)a->h, values, a->h_words, fence);
 	if (a->n_group <= 1 && a->n_experts <= 32 * LANE_EXPERTS && a->n_used <= 32 && n * rows <= 32) {
 		cuda_launch(b, select_kernel, 1, (unsigned)(32 * n * rows),
 			(size_t)(n * rows) * sizeof(struct row_scores), routes, rows, fence);

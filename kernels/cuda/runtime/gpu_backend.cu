@@ -361,6 +361,7 @@ static const struct backend_ops cuda_ops = {
 	.route = cuda_route,
 	.wait_expert_ids = cuda_wait_expert_ids,
 	.expert_ffn = cuda_expert_ffn,
+	.expert_results = cuda_expert_results,
 	.can_defer_experts = cuda_can_defer_experts,
 	.experts_deferred = cuda_experts_deferred,
 	.moe_combine = cuda_moe_combine,

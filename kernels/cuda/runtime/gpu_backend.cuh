@@ -314,6 +314,8 @@ bool cuda_can_defer_experts(struct backend *b, const struct expert_job *shape, i
 void cuda_experts_deferred(
 	struct backend *b, const float *x, const struct expert_job *shape, int n_used, float *out);
 void cuda_deferred_close(struct cuda_backend *b);
+void cuda_expert_results(struct backend *b, const float *x, const float *results,
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, int n_embd, float *out);
 /* Posts these jobs to the first deferred kernel that still waits. Returns whether that kernel
  * computes them. If there is such a kernel but the jobs are not for it, or it cannot compute them,
  * MAILBOX_SKIP is posted for its remaining ranks. When false, the caller launches the jobs, but not
