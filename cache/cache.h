@@ -102,6 +102,7 @@ enum cache_use {
 	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is there, otherwise a prefill slot;
 						 * evicts nobody but for prefill slots, and the policy does not see it */
 	CACHE_WARM = 3,     /* an earlier run's profile: only takes free slots. In no trace */
+	CACHE_PROMOTE = 4,  /* from tier 1, after it was used there: as a prediction. In no trace */
 };
 
 enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
@@ -109,7 +110,8 @@ enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
 enum cache_result {
 	CACHE_OK,
 	CACHE_PRESENT, /* prefetch, read-ahead: in a slot of tier 0 already, or on its way there */
-	CACHE_BUSY,    /* on its way into tier 1, or from there into a prefill slot: wait for that.
+	CACHE_BUSY,    /* on its way into tier 1, or from there into a prefill slot: wait for that. Or
+					* used in tier 1 (cache_ref.stay): until it is released.
 					* Prefetch, warm-up: or a request that has to be resumed will promote it */
 	CACHE_FULL,    /* every slot that could serve is pinned or FILLING */
 	CACHE_NO_COLD, /* prefetch: no victim is cold enough; warm-up: no slot is free */
@@ -192,6 +194,9 @@ struct cache_ref {
 	/* in, CACHE_DECODE: it may turn out that nobody uses it. The stats count the access; to the
 	 * policy it is a prediction, until cache_note_used. */
 	bool provisional;
+	/* in, CACHE_DECODE: if the expert is READY in tier 1, it is used there: the ref gets that slot,
+	 * pinned and READY, and nothing is promoted. */
+	bool stay;
 	uint8_t state; /* enum cache_ref_state */
 	uint8_t tier;  /* where it was found: 0 (also in a prefill slot), 1; CACHE_TIERS: nowhere */
 	/* Pinned, -1: none. With CACHE_REF_NONE it may be the slot of tier 1 that the expert is in or
@@ -309,6 +314,10 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
 /* The same for an expert of an earlier run's profile, but nobody makes room for it: CACHE_NO_COLD
  * when no slot is free beside those of the low watermark. The prefetch counters do not see it. */
 enum cache_result cache_warm(struct cache *c, int layer, int expert, struct cache_plan *plan);
+
+/* The same for an expert of tier 1 that was used there (cache_ref.stay); CACHE_NO_COLD also when it
+ * has left that tier. The prefetch counters do not see it. */
+enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan);
 
 /* A prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned and one
  * pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_FULL. The pin is cache_acquire's to take over, or

@@ -236,7 +236,7 @@ static enum cache_result reserve_cached(
 	}
 	if (use == CACHE_DECODE)
 		s->pins = MAX(s->pins, 1);
-	else
+	else if (use != CACHE_PROMOTE)
 		c->last_use[key] = c->clock;
 	c->policy.ops->insert(&c->policy, list_of(c, 0, k), key);
 	return CACHE_OK;
@@ -255,8 +255,10 @@ static enum cache_result reserve(struct cache *c, int32_t key, enum cache_use us
 		in >= 0 && c->prefill_index[key] >= 0 && c->slots[c->prefill_index[key]].from == in;
 	if (in >= 0 && (c->slots[in].state == CACHE_FILLING || being_copied))
 		return CACHE_BUSY;
+	if (in >= 0 && c->slots[in].stays && !prefill)
+		return CACHE_BUSY;
 	/* A request that has to be resumed pins it and promotes it itself: it would pin twice. */
-	if (in >= 0 && (use == CACHE_PREFETCH || use == CACHE_WARM) && c->slots[in].pins)
+	if (in >= 0 && use != CACHE_DECODE && use != CACHE_PREFILL && c->slots[in].pins)
 		return CACHE_BUSY;
 	enum cache_result result =
 		prefill ? reserve_prefill(c, key, slot) : reserve_cached(c, key, use, slot);
@@ -317,6 +319,7 @@ static void acquire_found(struct cache *c, const struct cache_request *q, struct
 		q->use == CACHE_PREFILL ? access_prefill(c, key) : access_decode(c, key, r->provisional);
 	*r = (struct cache_ref){.expert = r->expert,
 		.provisional = r->provisional,
+		.stay = r->stay && q->use == CACHE_DECODE,
 		.state = CACHE_REF_NONE,
 		.tier = CACHE_TIERS,
 		.slot = -1};
@@ -335,6 +338,11 @@ static enum cache_result acquire_missing(struct cache *c, struct cache_request *
 		int32_t slot;
 		if (r->slot >= 0 && !tier_of(c, r->slot))
 			continue;
+		if (r->slot >= 0 && r->stay && c->slots[r->slot].state == CACHE_READY) {
+			r->state = CACHE_REF_READY;
+			c->slots[r->slot].stays++;
+			continue;
+		}
 		switch (reserve(c, cache_key(c, q->layer, r->expert), q->use, &slot)) {
 		case CACHE_OK:
 			ref_set(c, r, slot, CACHE_REF_LOAD);
@@ -404,8 +412,11 @@ void cache_release(struct cache *c, const struct cache_ref *refs, int n, struct 
 	plan_begin(c);
 	flush_pending(c);
 	for (int i = 0; i < n; i++)
-		if (ref_holds(c, &refs[i]))
+		if (ref_holds(c, &refs[i])) {
+			c->slots[refs[i].slot].stays -=
+				refs[i].stay && refs[i].state == CACHE_REF_READY && tier_of(c, refs[i].slot) == 1;
 			cache_unpin(c, refs[i].slot);
+		}
 	plan_end(c, plan);
 }
 
@@ -430,6 +441,15 @@ enum cache_result cache_warm(struct cache *c, int layer, int expert, struct cach
 {
 	int32_t slot;
 	return reserve_planned(c, layer, expert, CACHE_WARM, &slot, plan);
+}
+
+enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan)
+{
+	int32_t slot;
+	if (c->index[cache_key(c, layer, expert)] >= 0)
+		return reserve_planned(c, layer, expert, CACHE_PROMOTE, &slot, plan);
+	*plan = (struct cache_plan){0};
+	return CACHE_NO_COLD;
 }
 
 enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struct cache_plan *plan)

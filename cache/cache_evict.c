@@ -175,8 +175,9 @@ enum cache_result cache_slot_alloc(
 		*slot = arena_slot_take(c, tier, class_id);
 		return CACHE_OK;
 	}
+	const bool cold_only = use == CACHE_PREFETCH || use == CACHE_PROMOTE;
 	uint64_t used_before = POLICY_ANY_AGE;
-	if (use == CACHE_PREFETCH)
+	if (cold_only)
 		used_before = c->clock > c->prefetch_cold ? c->clock - c->prefetch_cold : 0;
 	int32_t victim = c->policy.ops->victim(&c->policy, list_of(c, tier, class_id), used_before);
 	if (victim >= 0 && tier == 0 && use == CACHE_DECODE && c->policy.ops->admit &&
@@ -184,7 +185,7 @@ enum cache_result cache_slot_alloc(
 		return CACHE_BYPASS;
 	if (victim >= 0) {
 		evict(c, victim);
-	} else if (use == CACHE_PREFETCH) {
+	} else if (cold_only) {
 		return CACHE_NO_COLD;
 	} else {
 		int slab = mixed ? coldest_slab(c, tier, class_id, -1) : -1;

@@ -36,6 +36,7 @@ struct slot {
 	uint64_t load_id; /* 0: FREE */
 	uint32_t pins;
 	uint16_t unpins; /* of pins: released while FILLING, dropped by cache_commit */
+	uint16_t stays;  /* of pins: of refs that use the expert in tier 1; it cannot be promoted */
 	uint8_t state;
 	bool prefetched; /* reserved by a prefetch and not demanded since */
 	bool from_disk;  /* ... whose bytes come from disk, not from tier 1 */

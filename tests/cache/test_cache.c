@@ -51,7 +51,8 @@ struct reference {
 	struct cache_slot before[MAX_SLOTS]; /* the slots before the call under way */
 	/* What the run has been through. */
 	uint64_t n_loads, n_full, n_no_cold, n_busy, n_present, n_demotions, n_kept_free, n_borrowed,
-		n_promoted, n_slabs, n_dropped, n_free, n_taken_over, n_failed, n_resumed, n_given_up;
+		n_promoted, n_slabs, n_dropped, n_free, n_taken_over, n_failed, n_resumed, n_given_up,
+		n_stayed, n_promoted_later;
 };
 
 static struct ref_key *key_of(struct reference *m, int layer, int expert)
@@ -468,6 +469,12 @@ static void verify_ref(struct reference *m, int layer, enum cache_use use,
 		return;
 	assert_true(r->slot == k->slot || r->slot == k->prefill);
 	assert_true(r->load_id == s.load_id && s.pins);
+	if (r->stay && s.tier) { /* used where it is */
+		assert_true(use == CACHE_DECODE && !loaded && r->tier == 1);
+		assert_true(s.state == CACHE_READY && r->state == CACHE_REF_READY);
+		m->n_stayed++;
+		return;
+	}
 	assert_int_equal(s.tier, 0);
 	assert_int_equal(r->state, loaded                   ? CACHE_REF_LOAD
 							   : s.state == CACHE_READY ? CACHE_REF_READY
@@ -497,7 +504,8 @@ static void draw_refs(
 		if (k->prefill >= 0 && (tier == CACHE_TIERS || q->use == CACHE_PREFILL))
 			tier = 0;
 		tiers[q->n] = tier;
-		q->refs[q->n++] = (struct cache_ref){.expert = expert, .slot = -1};
+		q->refs[q->n++] =
+			(struct cache_ref){.expert = expert, .slot = -1, .stay = !rng_below(r, 4)};
 	}
 }
 
@@ -586,6 +594,22 @@ static void ref_prefetch(struct reference *m, int layer, int expert)
 	verify_answer(m, layer, expert, CACHE_PREFETCH, result, &plan);
 }
 
+static void ref_promote(struct reference *m, int layer, int expert)
+{
+	const struct ref_key *k = key_of(m, layer, expert);
+	const bool in_tier1 = k->slot >= 0 && cache_slot_get(m->c, k->slot).tier == 1;
+	struct cache_plan plan;
+	uint64_t prefetches = cache_stats(m->c)->prefetch_inserted;
+	snapshot_take(m);
+	enum cache_result result = cache_promote(m->c, layer, expert, &plan);
+	ref_follow(m, &plan, true);
+	if (result != CACHE_NO_COLD || k->slot >= 0)
+		verify_answer(m, layer, expert, CACHE_PREFETCH, result, &plan);
+	assert_true(result != CACHE_OK || in_tier1);
+	assert_int_equal(cache_stats(m->c)->prefetch_inserted, prefetches);
+	m->n_promoted_later += result == CACHE_OK;
+}
+
 static void random_step(struct reference *m, struct rng *r)
 {
 	uint32_t what = rng_below(r, 100);
@@ -604,7 +628,10 @@ static void random_step(struct reference *m, struct rng *r)
 		if (m->n_held + MAX_REFS <= MAX_HELD)
 			ref_acquire(m, r, layer, what < 18 ? CACHE_DECODE : CACHE_PREFILL);
 	} else if (what < 33) {
-		ref_prefetch(m, layer, expert);
+		if (rng_below(r, 2))
+			ref_prefetch(m, layer, expert);
+		else
+			ref_promote(m, layer, expert);
 	} else if (what < 38) {
 		ref_read_ahead(m, layer, expert);
 	} else if (what < 70) {
@@ -636,6 +663,8 @@ static void add_counts(struct reference *sum, const struct reference *m)
 	sum->n_failed += m->n_failed;
 	sum->n_resumed += m->n_resumed;
 	sum->n_given_up += m->n_given_up;
+	sum->n_stayed += m->n_stayed;
+	sum->n_promoted_later += m->n_promoted_later;
 }
 
 static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, struct reference *sum)
@@ -678,6 +707,7 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 	/* The run must have been through every answer, or it proves nothing. */
 	assert_true(sum->n_loads && sum->n_full && sum->n_no_cold && sum->n_busy && sum->n_present);
 	assert_true(sum->n_demotions && sum->n_kept_free && sum->n_borrowed && sum->n_promoted);
+	assert_true(sum->n_stayed && sum->n_promoted_later);
 	assert_true(sum->n_taken_over && sum->n_failed && sum->n_resumed && sum->n_given_up);
 }
 
