@@ -71,6 +71,15 @@ static int recorder_wait_ready(
 	return rc;
 }
 
+static int recorder_poll_ready(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	struct access_recorder *r = recorder_of(s);
+	int rc = r->inner->ops->poll_ready(r->inner, layer, refs, n, e);
+	s->stats = r->inner->stats;
+	return rc;
+}
+
 static void recorder_release(
 	struct expert_source *s, int layer, const struct expert_ref *refs, int n)
 {
@@ -118,6 +127,7 @@ static const struct expert_source_ops recorder_ops = {
 	.step = recorder_step,
 	.acquire = recorder_acquire,
 	.wait_ready = recorder_wait_ready,
+	.poll_ready = recorder_poll_ready,
 	.release = recorder_release,
 	.prefetch = recorder_prefetch,
 	.keep_rows = recorder_keep_rows,

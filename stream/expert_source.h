@@ -31,11 +31,16 @@ struct expert_ref {
 	/* in, EXPERT_DECODE: bit r: row r of the step wants it; only rows that may be dropped do. It
 	 * counts as used when keep_rows keeps one of them. 0: it is used */
 	uint64_t draft_rows;
-	bool ready;                   /* out: the views below hold published bytes */
+	/* in, EXPERT_DECODE: time in which the processor would compute it; 0: it does not */
+	uint32_t host_ns;
+	bool ready; /* out: the views below hold published bytes */
+	/* out: the processor is to compute it, since that is faster than copying it to the card: it is
+	 * ready, and the views are host memory. Only where host_ns said so */
+	bool on_host;
 	uint8_t tier;                 /* out: enum expert_tier */
 	int32_t handle;               /* the source's own */
 	uint64_t serial;              /* the source's own */
-	struct weight gate, up, down; /* out: device memory, valid until release */
+	struct weight gate, up, down; /* out: device memory unless on_host, valid until release */
 };
 
 /* One expert's matrix of a tensor of `bytes` that holds n_experts of them; data is NULL. */
@@ -76,6 +81,9 @@ struct expert_source_ops {
 	 * when *cancel was set); the caller then releases all of them. */
 	int (*wait_ready)(
 		struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
+	/* The same without waiting: what has come until now. */
+	int (*poll_ready)(
+		struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
 	/* Unpins. The caller has waited for the ops that used them. */
 	void (*release)(struct expert_source *s, int layer, const struct expert_ref *refs, int n);
 	/* These experts of a layer `distance` layers ahead are predicted, best first. Never waits. May
@@ -97,6 +105,7 @@ struct expert_stats {
 							it, or are simply mapped */
 	uint64_t hit_ram;    /* ... in the second tier */
 	uint64_t miss;       /* ... that had to be read */
+	uint64_t on_host;    /* of hit_ram: computed by the processor */
 	uint64_t bytes_read; /* from storage */
 	uint64_t prefetch_useful;   /* experts prefetched and then used */
 	uint64_t prefetch_wasted;   /* ... and never used */

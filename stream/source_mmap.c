@@ -117,6 +117,7 @@ static const struct expert_source_ops mmap_ops = {
 	.close = mmap_close,
 	.acquire = mmap_acquire,
 	.wait_ready = mmap_wait_ready,
+	.poll_ready = mmap_wait_ready, /* all are ready */
 	.release = mmap_release,
 };
 

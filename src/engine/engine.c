@@ -162,7 +162,7 @@ static int open_stages(struct engine *g, const struct engine_options *o, struct 
 	for (uint32_t i = 0; i < g->n_stages && !rc; i++) {
 		struct stage *s = &g->stages[i];
 		if (!(rc = wrap_experts(g, o, s, e)))
-			rc = stage_start(s, s == engine_last(g), e);
+			rc = stage_start(s, o, s == engine_last(g), e);
 	}
 	return rc;
 }

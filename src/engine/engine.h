@@ -68,6 +68,9 @@ struct engine_options {
 	/* second tier of all cards; 0: none; ENGINE_CACHE_AUTO: what the host has left, and none on the
 	 * CPU */
 	uint64_t ram_bytes;
+	/* Experts of the second tier of a card may be computed by the processor, where that is faster
+	 * than copying them (host_experts.h). One stage only; a line says why not. */
+	bool cpu_experts;
 	struct copier *copier; /* borrowed, for tests: replaces the backend's; NULL: the backend's */
 	const char *policy;    /* "lru", "lfu", "sieve"; NULL: lfu */
 	/* layers ahead to prefetch; 0: off; ENGINE_LOOKAHEAD_AUTO: 1 if experts come to a card */

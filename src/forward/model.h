@@ -11,6 +11,7 @@
 #define GLM_FORWARD_MODEL_H
 
 #include "kernels/backend.h"
+#include "src/forward/host_experts.h"
 #include "src/forward/lookahead.h"
 #include "src/forward/moe.h"
 #include "src/forward/workspace.h"
@@ -25,7 +26,8 @@ struct model {
 	struct backend *backend;
 	struct expert_source *source;
 	bool has_mtp;
-	float *inv_freq; /* [head_rope / 2] device */
+	float *inv_freq;           /* [head_rope / 2] device */
+	struct host_experts *host; /* borrowed, set after model_init; NULL: the card computes all */
 	struct workspace ws;
 	struct moe_plan plan;         /* experts of the current layer (moe.c) */
 	struct prediction prediction; /* not passed on yet (lookahead.c) */

@@ -3,8 +3,9 @@
  * Feed-forward stages (specification 2.7). The experts of a layer are acquired in groups no larger
  * than the source can pin; what is ready is computed while the rest is on its way.
  *
- * The host waits for the device in two places only: for the expert ids, while the device has the
- * shared expert to compute, and for fences of experts whose pins are needed.
+ * The host waits for the device in three places only: for the expert ids, while the device has the
+ * shared expert to compute, for fences of experts whose pins are needed, and for the input of
+ * experts that the processor computes, which comes with the ids.
  */
 #include "src/forward/moe.h"
 
@@ -13,6 +14,7 @@
 #include "src/forward/lookahead.h"
 #include "src/forward/model.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 _Static_assert(PREFILL_ROWS <= 64, "a bit of draft_rows for each row of EXPERT_DECODE");
@@ -98,6 +100,14 @@ bool moe_deferred(const struct model *m, uint32_t layer, int rows)
 	return b->ops->can_defer_experts(b, &shape, n_used);
 }
 
+bool moe_host_covers(const struct model *m, uint32_t layer)
+{
+	if (!config_is_moe(&m->config, layer))
+		return false;
+	const struct expert_job shape = expert_job_shape(m, layer);
+	return host_experts_covers(&shape);
+}
+
 struct route moe_route(const struct model *m, uint32_t layer)
 {
 	const struct model_config *c = &m->config;
@@ -137,6 +147,7 @@ void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows)
 		own->logits = ws->router;
 		own->expert_ids = ws->expert_ids;
 		own->weights = ws->route_weights;
+		own->h_words = host_experts_words(m->host, rows->n);
 	}
 	n_routes += lookahead_routes(m, layer, rows->n, routes + n_routes);
 	if (n_routes)
@@ -260,14 +271,14 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 	return 0;
 }
 
-/* Enqueues every expert of the group that is ready and has not been enqueued. */
-static void group_enqueue_ready(struct model *m, const struct batch *rows)
+/* Lists up to `most` experts of the group in p->jobs that are ready and have not been computed:
+ * those that the processor is to compute, or the card's. Returns their number. */
+static int group_take_jobs(struct moe_plan *p, bool on_host, int most)
 {
-	struct moe_plan *p = &m->plan;
 	int n_jobs = 0;
-	for (int i = p->group_first; i < p->end_pinned; i++) {
+	for (int i = p->group_first; i < p->end_pinned && n_jobs < most; i++) {
 		const struct expert_ref *ref = &p->refs[i];
-		if (p->enqueued[i] || !ref->ready)
+		if (p->enqueued[i] || !ref->ready || ref->on_host != on_host)
 			continue;
 		p->enqueued[i] = true;
 		int32_t at = p->first[ref->id];
@@ -281,6 +292,14 @@ static void group_enqueue_ready(struct model *m, const struct batch *rows)
 			.expert = (uint32_t)ref->id,
 		};
 	}
+	return n_jobs;
+}
+
+/* Enqueues every expert of the group that is ready for the card and has not been enqueued. */
+static void group_enqueue_ready(struct model *m, const struct batch *rows)
+{
+	struct moe_plan *p = &m->plan;
+	int n_jobs = group_take_jobs(p, false, INT_MAX);
 	if (n_jobs)
 		m->backend->ops->expert_ffn(
 			m->backend, m->ws.h, p->jobs, n_jobs, rows->n, (int)m->config.n_used, m->ws.expert_out);
@@ -301,6 +320,19 @@ static int moe_check_cancel(const struct model *m, struct err *e)
 			   : 0;
 }
 
+/* Tells the source how long the processor would take for each expert of a group. */
+static void offer_to_host(struct model *m, int first, int n, const struct batch *rows)
+{
+	struct moe_plan *p = &m->plan;
+	if (p->use != EXPERT_DECODE || !host_experts_words(m->host, rows->n))
+		return;
+	const struct expert_job shape = expert_job_shape(m, p->layer);
+	for (int i = first; i < first + n; i++) {
+		int32_t id = p->refs[i].id;
+		p->refs[i].host_ns = host_experts_ns(m->host, &shape, p->first[id + 1] - p->first[id]);
+	}
+}
+
 /* Acquires the group that begins with refs[first] and enqueues what is ready. */
 static int group_request(struct model *m, int first, const struct batch *rows, struct err *e)
 {
@@ -314,6 +346,7 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 		return rc;
 	for (int i = first; i < first + n; i++)
 		p->enqueued[i] = false;
+	offer_to_host(m, first, n, rows);
 	int missing = s->ops->acquire(s, (int)p->layer, p->use, p->refs + first, n, e);
 	if (missing < 0)
 		return missing;
@@ -327,12 +360,37 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 	return 0;
 }
 
+/* Computes the experts of the group that are the processor's. While others are on their way, one
+ * after the other, so that what has come is enqueued in between. */
+static int group_compute_on_host(struct model *m, const struct batch *rows, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct expert_source *s = m->source;
+	int n = p->end_pinned - p->group_first, n_jobs;
+	while (m->host && (n_jobs = group_take_jobs(p, true, p->n_missing ? 1 : INT_MAX))) {
+		int rc = host_experts_compute(
+			m->host, p->fence, m->ws.h, p->jobs, n_jobs, rows->n, m->ws.expert_out, e);
+		if (rc)
+			return rc;
+		if (!p->n_missing)
+			continue;
+		p->n_missing = s->ops->poll_ready(s, (int)p->layer, p->refs + p->group_first, n, e);
+		if (p->n_missing < 0)
+			return p->n_missing;
+		if (group_should_enqueue(p))
+			group_enqueue_ready(m, rows);
+	}
+	return 0;
+}
+
 /* Enqueues the rest of the group as it comes. */
 static int group_complete(struct model *m, const struct batch *rows, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
 	struct expert_source *s = m->source;
-	int n = p->end_pinned - p->group_first, rc;
+	int n = p->end_pinned - p->group_first, rc = group_compute_on_host(m, rows, e);
+	if (rc)
+		return rc;
 	while (p->n_missing > 0) {
 		p->n_missing = s->ops->wait_ready(s, (int)p->layer, p->refs + p->group_first, n, e);
 		if (p->n_missing < 0)
@@ -357,6 +415,7 @@ int moe_experts_request(
 	unpin_all(m); /* the fence lies behind the experts of the layer before */
 
 	p->layer = layer;
+	p->fence = fence;
 	p->use = moe_step_use(m, rows->n);
 	group_by_expert(p, m->config.n_experts, n_slots, (int)m->config.n_used);
 	if (p->use == EXPERT_PREFILL)

@@ -5,7 +5,8 @@
  * Order of use for one layer (forward.c, mtp.c; segment.h has the picture):
  *   1. ffn_forward enqueues the device's part. A dense layer is complete then.
  *   2. moe_experts_request reads the router's ids and starts what is ready.
- *   3. moe_experts_complete starts the rest as it comes.
+ *   3. moe_experts_complete starts the rest as it comes; meanwhile the processor computes those
+ * that are its own (host_experts.h).
  *   4. moe_combine adds everything to the stream; the first op of the next segment.
  *   After the last layer, or after any error: moe_drain.
  *
@@ -55,6 +56,7 @@ struct moe_plan {
 	/* the layer */
 	uint32_t layer;
 	enum expert_use use;
+	uint64_t fence; /* of its route */
 	int n_refs;
 	int group_size;    /* refs that are acquired at once */
 	int pin_limit;     /* refs that may be pinned at once: twice source->max_pinned at most */
@@ -89,6 +91,9 @@ bool moe_deferred(const struct model *m, uint32_t layer, int rows);
 
 /* How the experts of a step of so many rows are used. */
 enum expert_use moe_step_use(const struct model *m, int rows);
+
+/* Whether the processor can compute the experts of a layer (host_experts.h). */
+bool moe_host_covers(const struct model *m, uint32_t layer);
 
 /* The router of a layer, applied to ws.x as it is now; its outputs are left to the caller. */
 struct route moe_route(const struct model *m, uint32_t layer);

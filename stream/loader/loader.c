@@ -298,6 +298,7 @@ static int open_tables(struct loader *l, const struct loader_options *o, struct 
 	l->base.max_pinned[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);
 	l->base.max_pinned[EXPERT_PREFILL] = c.n_prefill_slots / 2;
 	l->refs = NEW_ARRAY(struct cache_ref, (size_t)l->n_experts);
+	l->misses = NEW_ARRAY(struct miss, (size_t)l->n_experts);
 	make_views(l);
 	expert_check_init(&l->check, o->check_values, o->check_mode, l->n_layers, l->n_experts);
 	l->check.has_copies = o->n_replicas > 0;
@@ -370,6 +371,7 @@ void loader_close(struct expert_source *source)
 	free(s->draft_uses);
 	free(l->views);
 	free(l->refs);
+	free(l->misses);
 	pthread_cond_destroy(&s->completed);
 	pthread_mutex_destroy(&s->lock);
 	free(l);

@@ -15,7 +15,10 @@
  *   - What a demand evicts is decided by the compute thread, in the order in which the model asks.
  *     The I/O thread evicts for read-ahead, and cold experts for prefetches and the low watermark.
  *     Without prefetch and warm-up a simulated cache (cache/trace/sim.h) sees the same sequence and
- *     counts the same hits (cache.h: Deferred accounting).
+ *     counts the same hits (cache.h: Deferred accounting). Not so with experts that the processor
+ *     computes (expert_ref.host_ns): who computes what depends on measured times.
+ *   - An expert that the processor computes is pinned in its slot of the second tier until release.
+ *     Then it is promoted when the link has a gap, if a cold expert can leave for it.
  *   - Prefetched experts take free or cold slots only, those of the warm-up free slots only.
  *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *

@@ -14,6 +14,9 @@
 
 #define CANCEL_POLL_MS 50           /* how often a wait looks at the cancel flag */
 #define SILENCE_NS     30000000000u /* of waiting, after which it is said */
+/* Until so many bytes have come to the card: PCIe 4 x16, in bytes per second. */
+#define LINK_MEASURED_BYTES ((uint64_t)64 << 20)
+#define LINK_ASSUMED_RATE   25e9
 
 /* ---- refs of the model and of the cache ---- */
 
@@ -24,6 +27,7 @@ static struct cache_ref *cache_refs(struct loader *l, const struct expert_ref *r
 		l->refs[i] = (struct cache_ref){
 			.expert = refs[i].id,
 			.provisional = refs[i].draft_rows != 0,
+			.stay = refs[i].on_host,
 			.state = refs[i].ready ? CACHE_REF_READY : CACHE_REF_IN_FLIGHT,
 			.slot = refs[i].handle,
 			.load_id = refs[i].serial,
@@ -31,7 +35,8 @@ static struct cache_ref *cache_refs(struct loader *l, const struct expert_ref *r
 	return l->refs;
 }
 
-/* Points the views of a ref at its slot, which is READY and pinned. */
+/* Points the views of a ref at its slot, which is READY and pinned. In the second tier the
+ * processor computes it. */
 static void set_views(struct loader *l, int layer, struct expert_ref *r)
 {
 	const struct layer_views *v = &l->views[layer];
@@ -39,7 +44,9 @@ static void set_views(struct loader *l, int layer, struct expert_ref *r)
 	struct extent_plan p;
 	if (!v->same && extent_plan(l->table, (uint32_t)layer, (uint32_t)r->id, &p))
 		bug("no extents for expert %d of layer %d", r->id, layer);
-	const uint8_t *slot = l->tier_memory[0] + cache_slot_get(l->shared.cache, r->handle).offset;
+	const struct cache_slot at = cache_slot_get(l->shared.cache, r->handle);
+	const uint8_t *slot = l->tier_memory[at.tier] + at.offset;
+	r->on_host = at.tier == 1;
 	for (int k = 0; k < EXTENT_MATRICES; k++) {
 		const int scales = k + EXTENT_MATRICES;
 		*w[k] = v->w[k];
@@ -89,6 +96,7 @@ static void copy_stats(struct loader *l)
 	s->hit_vram = c->hits[0] + c->prefill_hits[0];
 	s->hit_ram = c->hits[1] + c->prefill_hits[1];
 	s->miss = c->misses + c->prefill_misses;
+	s->on_host = shared->n_on_host;
 	s->bytes_read = shared->bytes_read;
 	s->prefetch_useful = c->prefetch_used;
 	s->prefetch_wasted = c->prefetch_wasted + c->prefetch_cancelled;
@@ -174,7 +182,7 @@ static int take_refs(struct loader *l, const struct cache_request *q, struct exp
 		r->handle = c->slot;
 		r->serial = c->load_id;
 		r->tier = expert_tier_of_cache[c->tier];
-		r->ready = false;
+		r->ready = r->on_host = false;
 		if (cache_ref_poll(l->shared.cache, c) == CACHE_REF_READY)
 			set_views(l, q->layer, r);
 		else
@@ -228,16 +236,46 @@ static void loader_keep_rows(struct expert_source *source, int first, int n)
 		loader_wake(l);
 }
 
+/* Bytes that come to the card in a second, as measured since the start. */
+static double link_rate(const struct transfer_traffic *t)
+{
+	return t->bytes_in < LINK_MEASURED_BYTES || !t->in.ns
+			   ? LINK_ASSUMED_RATE
+			   : 1e9 * (double)t->bytes_in / (double)t->in.ns;
+}
+
+/* Sets on_host of refs in the second tier that the processor shall compute. */
+static void choose_host(struct loader *l, int layer, struct expert_ref *refs, int n)
+{
+	const struct loader_shared *s = &l->shared;
+	const double rate = link_rate(&s->traffic);
+	int n_misses = 0;
+	for (int i = 0; i < n; i++) {
+		refs[i].on_host = false;
+		int32_t at = refs[i].host_ns ? cache_find(s->cache, layer, refs[i].id) : -1;
+		if (at < 0)
+			continue;
+		struct cache_slot slot = cache_slot_get(s->cache, at);
+		if (slot.tier == 1 && slot.state == CACHE_READY && !slot.pins)
+			l->misses[n_misses++] = (struct miss){
+				.ref = i, .host_ns = refs[i].host_ns, .link_ns = (double)slot.bytes * 1e9 / rate};
+	}
+	miss_split(l->misses, n_misses, (double)s->link_bytes * 1e9 / rate);
+	for (int i = 0; i < n_misses; i++)
+		refs[l->misses[i].ref].on_host = l->misses[i].on_host;
+}
+
 static int loader_acquire(struct expert_source *source, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(source);
 	struct loader_shared *s = &l->shared;
-	struct cache_request q = {
-		.layer = layer, .use = cache_use_of(use), .refs = cache_refs(l, refs, n), .n = n};
 	if (l->card && card_memory_refused(l->card, e))
 		return ERR_MEMORY;
 	pthread_mutex_lock(&s->lock);
+	choose_host(l, layer, refs, n);
+	struct cache_request q = {
+		.layer = layer, .use = cache_use_of(use), .refs = cache_refs(l, refs, n), .n = n};
 	s->layer_clock++;
 	loader_queue_drop_stale(l);
 	int rc = acquire_slots(l, &q, e);
@@ -245,6 +283,8 @@ static int loader_acquire(struct expert_source *source, int layer, enum expert_u
 		note_draft_uses(s, layer, refs, n);
 	if (!rc)
 		rc = take_refs(l, &q, refs);
+	for (int i = 0; i < n && rc >= 0; i++)
+		s->n_on_host += refs[i].on_host;
 	loader_judge_prefetch(l);
 	if (rc)
 		copy_stats(l);
@@ -298,6 +338,16 @@ static void warn_silence(int layer, const struct expert_ref *refs, uint64_t wait
 		refs->id, layer, (unsigned long long)(waited_ns / 1000000000));
 }
 
+static int loader_poll_ready(
+	struct expert_source *source, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	struct loader *l = loader_of(source);
+	pthread_mutex_lock(&l->shared.lock);
+	int missing = poll_refs(l, layer, refs, n, e);
+	pthread_mutex_unlock(&l->shared.lock);
+	return missing;
+}
+
 static int loader_wait_ready(
 	struct expert_source *source, int layer, struct expert_ref *refs, int n, struct err *e)
 {
@@ -334,7 +384,6 @@ static int loader_wait_ready(
 static void loader_release(
 	struct expert_source *source, int layer, const struct expert_ref *refs, int n)
 {
-	(void)layer;
 	struct loader *l = loader_of(source);
 	struct loader_shared *s = &l->shared;
 	struct cache_plan plan;
@@ -342,10 +391,14 @@ static void loader_release(
 	pthread_mutex_lock(&s->lock);
 	cache_release(s->cache, c, n, &plan);
 	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
+	for (int i = 0; i < n; i++)
+		if (refs[i].on_host)
+			loader_queue_promotion(l, layer, refs[i].id);
 	loader_judge_prefetch(l);
 	copy_stats(l);
 	const struct read_ahead_list *a = s->queue.read_ahead;
-	bool work = plan.n || a[0].next < a[0].n || a[1].next < a[1].n || s->queue.n_prefetch;
+	bool work = plan.n || a[0].next < a[0].n || a[1].next < a[1].n || s->queue.n_prefetch ||
+				s->queue.n_promote;
 	pthread_mutex_unlock(&s->lock);
 	if (work)
 		loader_wake(l); /* slots have come free */
@@ -401,6 +454,7 @@ const struct expert_source_ops loader_ops = {
 	.step = loader_step,
 	.acquire = loader_acquire,
 	.wait_ready = loader_wait_ready,
+	.poll_ready = loader_poll_ready,
 	.release = loader_release,
 	.prefetch = loader_prefetch,
 	.keep_rows = loader_keep_rows,

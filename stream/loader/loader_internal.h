@@ -18,6 +18,7 @@
 #include "stream/loader/card_memory.h"
 #include "stream/loader/loader.h"
 #include "stream/loader/transfer.h"
+#include "stream/miss_split.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -31,7 +32,9 @@
  * their layer comes before their turn, and are demands then, which go first. */
 #define LOADER_TIER1_PREFETCH_MAX 1
 #define LOADER_PREFETCH_REQUESTS  1024
-#define LOADER_FAILURES           64
+/* Experts that the processor has computed and that wait to be promoted: the latest. */
+#define LOADER_PROMOTIONS 64
+#define LOADER_FAILURES   64
 
 /* The matrices of a layer's experts in their slots; `data` is empty. */
 struct layer_views {
@@ -47,6 +50,7 @@ struct slot_work {
 	bool prefetched;                 /* counted in n_prefetches, */
 	bool from_tier1;                 /* ... and in n_tier1_prefetches */
 	bool boost_queued;               /* the slot is in work_queue.boosted */
+	uint64_t link_bytes;             /* counted in loader_shared.link_bytes */
 };
 
 /* A load that failed. */
@@ -92,6 +96,8 @@ struct work_queue {
 	struct read_ahead_list read_ahead[2]; /* this layer and the next */
 	struct prefetch_request prefetch[LOADER_PREFETCH_REQUESTS];
 	int n_prefetch;
+	struct profile_key promote[LOADER_PROMOTIONS]; /* oldest first */
+	int n_promote;
 	struct profile_key *warm; /* [n_warm], from next_warm on */
 	size_t n_warm, next_warm;
 };
@@ -111,6 +117,8 @@ struct loader_shared {
 	struct work_queue queue;
 	unsigned n_in_flight; /* loads and demotions decided and not completed */
 	unsigned n_demands, n_prefetches, n_tier1_prefetches; /* of them */
+	uint64_t link_bytes;  /* of loads from tier 1 that were decided and have not completed */
+	uint64_t n_on_host;   /* experts that the processor was given to compute */
 	bool flush_due;       /* the compute thread has what it asked for: the I/O thread may carry out
 						   * the deferred access accounting */
 	uint64_t layer_clock; /* calls of acquire so far: a layer makes several if it has many groups */
@@ -151,6 +159,7 @@ struct loader {
 	bool thread_started;
 	/* the compute thread's */
 	struct cache_ref *refs; /* [n_experts] scratch of a call */
+	struct miss *misses;    /* [n_experts] as well */
 
 	struct loader_signals signals;
 	struct loader_shared shared;
@@ -174,6 +183,8 @@ void loader_queue_plan(
 /* The load or demotion in flight into this slot is a demand from now on. */
 void loader_queue_boost(struct loader *l, int32_t slot);
 void loader_queue_prefetch(struct loader *l, int layer, const int32_t *ids, int n, uint64_t due);
+/* The processor has computed this expert of tier 1: it is promoted when the link has a gap. */
+void loader_queue_promotion(struct loader *l, int layer, int expert);
 /* Requests for layers that have begun are either demands by now or were wrong. */
 void loader_queue_drop_stale(struct loader *l);
 /* Replaces what was to be read ahead for this layer, and what was for an earlier one. */

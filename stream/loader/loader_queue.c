@@ -75,6 +75,8 @@ static void queue_transfer(
 	x->priority = load ? priority : TRANSFER_DEMOTION;
 	x->prefetched = load && priority >= TRANSFER_PREFETCH;
 	x->from_tier1 = load && t->source >= 0;
+	x->link_bytes = x->from_tier1 ? t->bytes : 0;
+	s->link_bytes += x->link_bytes;
 	s->n_in_flight++;
 	s->n_demands += x->priority == TRANSFER_DEMAND;
 	s->n_prefetches += x->prefetched;
@@ -277,6 +279,31 @@ static bool reserve_prefetch(struct loader *l)
 	}
 }
 
+void loader_queue_promotion(struct loader *l, int layer, int expert)
+{
+	struct work_queue *q = &l->shared.queue;
+	if (q->n_promote == LOADER_PROMOTIONS)
+		memmove(&q->promote[0], &q->promote[1], (size_t)--q->n_promote * sizeof q->promote[0]);
+	q->promote[q->n_promote++] = (struct profile_key){.layer = layer, .expert = expert};
+}
+
+/* The oldest promotion that is still possible, one at a time on the link. */
+static bool reserve_promotion(struct loader *l)
+{
+	struct loader_shared *s = &l->shared;
+	struct work_queue *q = &s->queue;
+	while (q->n_promote && s->n_tier1_prefetches < LOADER_TIER1_PREFETCH_MAX) {
+		const struct profile_key k = q->promote[0];
+		memmove(&q->promote[0], &q->promote[1], (size_t)--q->n_promote * sizeof k);
+		struct cache_plan plan;
+		if (cache_promote(s->cache, k.layer, k.expert, &plan) != CACHE_OK)
+			continue;
+		loader_queue_plan(l, &plan, TRANSFER_PREFETCH);
+		return true;
+	}
+	return false;
+}
+
 /* The next expert of the warm-up, while a slot is free. */
 static bool reserve_warm(struct loader *l)
 {
@@ -341,7 +368,8 @@ bool loader_next_work(struct loader *l, struct work *w)
 		/* Without a card what is read beside a demand would delay it. With one, the transfer sees
 		 * to that. */
 		const bool beside_demands = l->card || !s->n_demands;
-		if (beside_demands && (reserve_read_ahead(l) || reserve_prefetch(l) || reserve_warm(l)))
+		if (beside_demands && (reserve_read_ahead(l) || reserve_prefetch(l) ||
+								  reserve_promotion(l) || reserve_warm(l)))
 			continue;
 		if (!s->flush_due)
 			return false;

@@ -378,6 +378,9 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 		j->ahead ? "experts in tier 0, or loading" : "experts in tier 0");
 	if (j->c.ram_bytes)
 		add_value(j, name, "%", 100 * (double)d.hit_ram / accesses, "experts in tier 1");
+	if (j->c.cpu_experts)
+		add_value(
+			j, name, "%", 100 * (double)d.on_host / accesses, "... that the processor computed");
 	add_value(j, name, "%", 100 * (double)d.miss / accesses, "experts missed");
 	if (j->ahead) {
 		add_value(j, name, "%", 100 * (double)read / l->disk.expert_bytes / accesses,

@@ -318,6 +318,17 @@ static int replayed_wait_ready(
 	return rc;
 }
 
+static int replayed_poll_ready(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	struct replayed_routing *r = replayed_of(s);
+	if (is_replayed(r, layer))
+		return call_with_inner_ids(r, layer, refs, n, e, r->inner->ops->poll_ready);
+	int rc = r->inner->ops->poll_ready(r->inner, layer, refs, n, e);
+	s->stats = r->inner->stats;
+	return rc;
+}
+
 static void replayed_release(
 	struct expert_source *s, int layer, const struct expert_ref *refs, int n)
 {
@@ -401,6 +412,7 @@ static const struct expert_source_ops replayed_ops = {
 	.step = replayed_step,
 	.acquire = replayed_acquire,
 	.wait_ready = replayed_wait_ready,
+	.poll_ready = replayed_poll_ready,
 	.release = replayed_release,
 	.prefetch = replayed_prefetch,
 	.keep_rows = replayed_keep_rows,

@@ -33,6 +33,7 @@ static const struct arg_word sizes[] = {{"auto", -1}, {0}};
 _Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
 static const struct arg_word card_words[] = {{"auto", 0}, {0}};
 static const struct arg_word lookaheads[] = {{"auto", ENGINE_LOOKAHEAD_AUTO}, {0}};
+static const struct arg_word cpu_experts[] = {{"off", 0}, {"auto", 1}, {0}};
 static const struct arg_word policies[] = {{POLICY_DEFAULT, 0}, {"lru", 1}, {"sieve", 2}, {0}};
 static const struct arg_word readers[] = {
 	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
@@ -67,6 +68,11 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.help =
 				"second tier of that cache in host memory, pinned for a card; all cards share it",
 			.fallback = "none"},
+		{"cpu-experts", 0, ARG_CHOICE, .i32 = &c->cpu_experts, .words = cpu_experts,
+			.value = "auto|off",
+			.help = "let the processor compute experts of --ram-gb where that is faster than "
+					"copying them to the card; answers are the same",
+			.fallback = "off"},
 		{"policy", 0, ARG_CHOICE, .i32 = &c->policy, .words = policies,
 			.help = "which expert leaves a full cache", .fallback = POLICY_DEFAULT},
 		{"lookahead", 0, ARG_INT, .i32 = &c->lookahead, .given = &c->lookahead_given, .max = 64,
@@ -255,6 +261,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.no_mtp = c->no_mtp,
 		.cache_bytes = c->cache_bytes,
 		.ram_bytes = c->ram_bytes,
+		.cpu_experts = c->cpu_experts != 0,
 		.policy = policies[c->policy].word,
 		.lookahead = c->lookahead_given ? c->lookahead : ENGINE_LOOKAHEAD_AUTO,
 		.reader = {.engine = (enum reader_engine)c->io,

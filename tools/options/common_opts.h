@@ -7,7 +7,7 @@
 #include "src/base/err.h"
 #include "src/engine/prefix_store.h"
 
-#define COMMON_OPTS_MAX   23
+#define COMMON_OPTS_MAX   24
 #define COMMON_OPTS_TITLE "Model and machine"
 
 enum common_backend { COMMON_BACKEND_AUTO, COMMON_BACKEND_CUDA, COMMON_BACKEND_CPU };
@@ -28,6 +28,7 @@ struct common_opts {
 	uint64_t cache_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
 	uint64_t ram_bytes;   /* second tier */
 	int policy;           /* index into the words of --policy */
+	int cpu_experts;      /* 0: off */
 	int lookahead;        /* unless given: ENGINE_LOOKAHEAD_AUTO */
 	bool lookahead_given;
 	int io;            /* enum reader_engine */

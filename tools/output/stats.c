@@ -20,6 +20,7 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 	return (struct expert_stats){
 		.hit_vram = after.hit_vram - before.hit_vram,
 		.hit_ram = after.hit_ram - before.hit_ram,
+		.on_host = after.on_host - before.on_host,
 		.miss = after.miss - before.miss,
 		.bytes_read = after.bytes_read - before.bytes_read,
 		.prefetch_useful = after.prefetch_useful - before.prefetch_useful,
@@ -105,6 +106,9 @@ void stats_print(FILE *f, const struct stats *s, bool colours, bool hash)
 		fprintf(f, "; experts %.1f %% cache", 100 * (double)s->experts.hit_vram / (double)accesses);
 	if (s->experts.hit_ram)
 		fprintf(f, ", %.1f %% RAM", 100 * (double)s->experts.hit_ram / (double)accesses);
+	if (s->experts.on_host)
+		fprintf(
+			f, " (%.1f %% computed there)", 100 * (double)s->experts.on_host / (double)accesses);
 	if (s->experts.miss)
 		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)accesses);
 	if (s->experts.bytes_read)
@@ -143,6 +147,8 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 		"GB)",
 		(unsigned long long)accesses, part * (double)s.hit_vram, part * (double)s.hit_ram,
 		part * (double)s.miss, (double)s.bytes_read * 1e-9);
+	if (s.on_host)
+		fprintf(f, ", %.1f %% computed by the processor", part * (double)s.on_host);
 	if (s.io_depth)
 		fprintf(f, ", %u reads of %u KiB in flight", s.io_depth, s.io_slice_bytes >> 10);
 	if (s.prefetch_useful || s.prefetch_wasted)
@@ -199,6 +205,7 @@ json_t *stats_json(const struct stats *s)
 	json_out_real(o, "decode_tok_s", per_second(r->new_tokens, r->decode_ns));
 	json_out_uint(o, "hit_cache", s->experts.hit_vram);
 	json_out_uint(o, "hit_ram", s->experts.hit_ram);
+	json_out_uint(o, "on_host", s->experts.on_host);
 	json_out_uint(o, "miss", s->experts.miss);
 	json_out_uint(o, "bytes_read", s->experts.bytes_read);
 	json_out_real(o, "read_gb_s", read_gb_s(s));

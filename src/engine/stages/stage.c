@@ -228,12 +228,39 @@ int stage_open(struct stage *s, const struct stage_setup *u, struct err *e)
 	return 0;
 }
 
-int stage_start(struct stage *s, bool is_last, struct err *e)
+/* Why the processor cannot compute experts for the card; NULL: it can. */
+static const char *no_host_experts(const struct stage *s)
+{
+	if (!s->backend->ops->copier_open && !s->plan.loader.copier)
+		return "there is no card";
+	if (!s->streaming || !s->plan.tiers.tier_bytes[1])
+		return "no experts lie in a second tier";
+	for (uint32_t i = s->config.first_layer; i < s->config.end_layer; i++)
+		if (moe_host_covers(&s->model, i))
+			return NULL;
+	return "their types are not among those that it computes with the card's bits";
+}
+
+static int open_host_experts(struct stage *s, const struct engine_options *o, struct err *e)
+{
+	const char *why = o->ranks || o->n_cards > 1 ? "there are several stages" : no_host_experts(s);
+	if (why) {
+		log_info("experts on the processor: none, %s", why);
+		return 0;
+	}
+	int rc = host_experts_open(&s->config, s->backend, o->threads, s->plan.chunk, &s->host, e);
+	s->model.host = s->host;
+	return rc;
+}
+
+int stage_start(struct stage *s, const struct engine_options *o, bool is_last, struct err *e)
 {
 	const struct model_config *c = &s->config;
 	const struct plan *p = &s->plan;
 	int rc = model_init(&s->model, c, &s->weights, p->mtp ? p->sessions : 0, s->backend, s->source,
 		p->embed_row, p->chunk, e);
+	if (!rc && o->cpu_experts)
+		rc = open_host_experts(s, o, e);
 	return rc || is_last ? rc : stage_link_host(c, p->chunk, &s->link, e);
 }
 
@@ -243,6 +270,8 @@ void stages_stop(struct stage *stages, uint32_t n)
 		struct stage *s = &stages[i];
 		struct expert_source *source = s->source ? s->source : s->experts;
 		model_fini(&s->model);
+		host_experts_close(s->host);
+		s->host = NULL;
 		if (source)
 			source->ops->close(source); /* a wrapper closes what it wraps */
 		s->source = s->experts = NULL;

@@ -27,8 +27,9 @@ struct stage {
 	struct model_weights weights; /* bound; stage_open gives them to the model */
 	size_t resident_bytes;        /* of them */
 	struct model model;
-	struct kv_cache kv;      /* of these layers; all sessions */
-	struct stage_link *link; /* to the next stage; NULL: this is the last one */
+	struct kv_cache kv;        /* of these layers; all sessions */
+	struct host_experts *host; /* NULL: the card computes all experts */
+	struct stage_link *link;   /* to the next stage; NULL: this is the last one */
 };
 
 /* Opens a backend for each card that the options name (none: card 0) and returns stages without
@@ -64,7 +65,7 @@ struct stage_setup {
 int stage_open(struct stage *s, const struct stage_setup *setup, struct err *e);
 /* Makes the model, which asks s->source; the caller has set that. is_last: there is no next stage.
  */
-int stage_start(struct stage *s, bool is_last, struct err *e);
+int stage_start(struct stage *s, const struct engine_options *o, bool is_last, struct err *e);
 
 /* model_forward through the stages from `s` on. */
 int stages_forward(

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Experts of the second tier that the processor computes in place of the card, while the card
+ * computes the others. The results have the card's bits (kernels/expert_arithmetic.h), so numbers
+ * do not depend on who computed what.
+ *
+ *   card        route: h as words to the host  | experts of the first tier, then those that come
+ *   processor   ...... reads h ................ | experts where they lie, results to the card
+ *
+ * The source decides which ones (expert_ref.on_host) from the times that host_experts_ns gives and
+ * from the link's. Order of use: host_experts_open; in a layer host_experts_ns, then any number of
+ * host_experts_compute; host_experts_close. By the thread that computes.
+ */
+#ifndef GLM_FORWARD_HOST_EXPERTS_H
+#define GLM_FORWARD_HOST_EXPERTS_H
+
+#include "kernels/backend.h"
+#include "src/model/config.h"
+
+#define HOST_EXPERT_ROWS 16 /* most rows of a step: what expert_arithmetic.h covers */
+
+struct host_experts;
+
+/* card: lent; the backend of the model, which outlives it. threads: of the processor, 0: all cores
+ * but one for the thread that reads. max_rows: most rows of a step with such experts, at most
+ * HOST_EXPERT_ROWS. */
+int host_experts_open(const struct model_config *c, struct backend *card, int threads,
+	uint32_t max_rows, struct host_experts **out, struct err *e);
+void host_experts_close(struct host_experts *h); /* after the last step; NULL is fine */
+
+/* Where `route` leaves h for a step of so many rows; NULL: such steps have no experts here. */
+uint64_t *host_experts_words(const struct host_experts *h, int rows);
+
+/* Whether the processor computes such experts with the card's bits. */
+bool host_experts_covers(const struct expert_job *shape);
+
+/* Time in which the processor computes such an expert (no data) for n_slots (token, rank) slots, as
+ * measured before; 0: it does not. */
+uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape, int n_slots);
+
+/* Computes the jobs, whose weights are host memory, and gives the results to the card. fence: of
+ * the layer's route; x, out: device memory, as in expert_ffn. Waits for the words behind the fence
+ * at its first call in a layer. A lost device, ERR_MEMORY. */
+int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
+	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e);
+
+#endif

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Experts that the processor computes in place of the card (src/forward/host_experts.h): the logits
+ * are the same whoever computes what. A source around the engine's own one draws by lot which
+ * experts the processor is offered, and for what time, so that every split occurs.
+ *
+ * Without a card: the CPU with an emulated one between disk and memory
+ * (tests/support/copier_null.h) and with late ops and deferred kernels (lazy_device.h); its op for
+ * experts is the processor's version of a card's (limb_expert_ffn). With GLM_BACKEND=cuda: on a
+ * card.
+ */
+#include "kernels/cpu/limbs/limb_experts.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/engine/engine_internal.h"
+#include "src/engine/generate.h"
+#include "tests/stream/loader_help.h"
+#include "tests/support/copier_null.h"
+#include "tests/support/engine_help.h"
+#include "tests/support/lazy_device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define N_PROMPT 16
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define N_NEW   8
+#define N_SEEDS 2
+#else
+#define N_NEW   12
+#define N_SEEDS 2
+#endif
+
+static bool on_cuda;
+
+/* ---- a source that offers by lot ---- */
+
+struct lots {
+	struct expert_source base; /* first: the pointers are cast */
+	struct expert_source *inner;
+	struct rng rng;
+	uint64_t offered; /* experts that the model offered */
+	int cancel_in;    /* acquires from now on: the step is interrupted; 0: never */
+};
+
+static struct lots *lots_of(struct expert_source *s)
+{
+	return (struct lots *)s;
+}
+
+static void lots_close(struct expert_source *s)
+{
+	struct lots *l = lots_of(s);
+	l->inner->ops->close(l->inner);
+	free(l);
+}
+
+static void lots_step(struct expert_source *s, enum expert_use use, int rows, int position)
+{
+	lots_of(s)->inner->ops->step(lots_of(s)->inner, use, rows, position);
+}
+
+static int lots_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
+{
+	static const uint32_t times[] = {0, 1, 1000000000};
+	struct lots *l = lots_of(s);
+	for (int i = 0; i < n; i++)
+		if (refs[i].host_ns) {
+			l->offered++;
+			refs[i].host_ns = times[rng_below(&l->rng, 3)];
+		}
+	l->inner->cancel = s->cancel;
+	if (l->cancel_in && !--l->cancel_in)
+		atomic_store(s->cancel, true);
+	int rc = l->inner->ops->acquire(l->inner, layer, use, refs, n, e);
+	s->stats = l->inner->stats;
+	return rc;
+}
+
+static int lots_wait_ready(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	return lots_of(s)->inner->ops->wait_ready(lots_of(s)->inner, layer, refs, n, e);
+}
+
+static int lots_poll_ready(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	return lots_of(s)->inner->ops->poll_ready(lots_of(s)->inner, layer, refs, n, e);
+}
+
+static void lots_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
+{
+	lots_of(s)->inner->ops->release(lots_of(s)->inner, layer, refs, n);
+}
+
+static void lots_prefetch(
+	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+{
+	lots_of(s)->inner->ops->prefetch(lots_of(s)->inner, layer, ids, n, distance);
+}
+
+static const struct expert_source_ops lots_ops = {
+	.name = "lots",
+	.close = lots_close,
+	.step = lots_step,
+	.acquire = lots_acquire,
+	.wait_ready = lots_wait_ready,
+	.poll_ready = lots_poll_ready,
+	.release = lots_release,
+	.prefetch = lots_prefetch,
+};
+
+static struct lots *lots_now; /* of the engine that is open */
+
+static int lots_open(void *user, const struct model_config *c, struct expert_source *inner,
+	struct expert_source **out, struct err *e)
+{
+	(void)c;
+	(void)e;
+	struct lots *l = NEW(struct lots);
+	l->base = (struct expert_source){.ops = &lots_ops,
+		.max_pinned = {inner->max_pinned[0], inner->max_pinned[1]},
+		.lookahead = inner->lookahead};
+	l->inner = inner;
+	l->rng = (struct rng){*(const uint64_t *)user};
+	*out = &l->base;
+	lots_now = l;
+	return 0;
+}
+
+/* ---- runs ---- */
+
+enum how { EMULATED, LATE_OPS, DEFERRED };
+
+struct split_run {
+	enum how how;
+	bool host;
+	double share; /* of the first tier */
+	uint32_t chunk;
+	int lookahead;
+	uint64_t seed;
+};
+
+struct split_outcome {
+	uint64_t hash, offered;
+	struct expert_stats stats;
+};
+
+static const struct generate_options answer = {.max_new = N_NEW, .ignore_stop = true};
+static int32_t prompt[N_PROMPT];
+
+static struct engine *open_run(
+	const struct split_run *r, const struct copier_faults *faults, struct copier **copier)
+{
+	static struct backend_ops ops;
+	struct err e = {0};
+	uint64_t seed = r->seed;
+	struct engine_options o = {.model_path = MODEL,
+		.backend = on_cuda ? "cuda" : "cpu",
+		.context = 256,
+		.threads = r->how == EMULATED ? 2 : 1,
+		.cache_bytes = budget(r->share),
+		.ram_bytes = full.everything_bytes,
+		.cpu_experts = r->host,
+		.chunk = r->chunk,
+		.lookahead = r->lookahead,
+		.wrap_source = lots_open,
+		.wrap_user = &seed};
+	if (!on_cuda)
+		assert_int_equal(copier_null_open(faults, &o.copier, &e), 0);
+	*copier = o.copier;
+	struct engine *g = engine_of(&o);
+	struct backend *b = g->stages->backend;
+	if (on_cuda)
+		return g;
+	ops = *b->ops;
+	ops.expert_ffn = limb_expert_ffn;
+	b->ops = &ops;
+	if (r->how != EMULATED)
+		lazy_device_start(b, r->how == DEFERRED, r->seed);
+	return g;
+}
+
+static void close_run(struct engine *g, struct copier *copier)
+{
+	engine_close(g, NULL);
+	if (copier)
+		copier->ops->close(copier);
+}
+
+static uint64_t answer_hash(struct engine *g)
+{
+	struct err e = {0};
+	struct generate_result result;
+	struct session *s = session_of(g, false);
+	if (generate(s, prompt, N_PROMPT, &answer, &result, &e))
+		fail_msg("%s", e.text);
+	session_free(s);
+	return result.logits_hash;
+}
+
+static struct split_outcome run_of(const struct split_run *r)
+{
+	const struct copier_faults f = {.seed = r->seed, .readable = true, .latency_max_us = 30};
+	struct copier *copier;
+	struct engine *g = open_run(r, &f, &copier);
+	struct split_outcome out = {.hash = answer_hash(g)};
+	out.offered = lots_now->offered;
+	out.stats = engine_expert_stats(g);
+	close_run(g, copier);
+	return out;
+}
+
+static void check_splits(enum how how)
+{
+	static const uint32_t chunks[] = {1, 6};
+	for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
+		struct split_run r = {.how = how, .share = 0.2, .chunk = chunks[i]};
+		const struct split_outcome want = run_of(&r);
+		assert_int_equal(want.offered, 0);
+		assert_int_equal(want.stats.on_host, 0);
+		r.host = true;
+		for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
+			r.seed = seed;
+			r.share = (double)(seed % 3) / 5;
+			r.lookahead = (int)(seed % 2);
+			const struct split_outcome got = run_of(&r);
+			if (got.hash != want.hash)
+				fail_msg("seed %llu, %u rows: other logits", (unsigned long long)seed, r.chunk);
+			assert_true(got.stats.on_host > 0 && got.stats.on_host < got.stats.hit_ram);
+			if (seed == 1)
+				print_message("%u rows: %llu of %llu experts in RAM by the processor\n", r.chunk,
+					(unsigned long long)got.stats.on_host, (unsigned long long)got.stats.hit_ram);
+		}
+	}
+}
+
+static void test_emulated_card(void **state)
+{
+	(void)state;
+	check_splits(EMULATED);
+}
+
+static void test_late_ops(void **state)
+{
+	(void)state;
+	check_splits(LATE_OPS);
+}
+
+static void test_deferred_kernels(void **state)
+{
+	(void)state;
+	check_splits(DEFERRED);
+	assert_true(lazy_counts.posted_late > 0);
+	assert_int_equal(lazy_counts.given_up, 0);
+}
+
+/* Interrupted between two layers, while experts are held in RAM: nothing stays held, and the next
+ * answer is the same. */
+static void test_cancelled(void **state)
+{
+	(void)state;
+	const struct copier_faults f = {.readable = true};
+	for (enum how how = EMULATED; how <= DEFERRED; how += DEFERRED) {
+		struct split_run r = {.how = how, .share = 0.2, .chunk = 1, .host = true, .seed = 3};
+		struct generate_result result;
+		struct err e = {0};
+		struct copier *copier;
+		struct engine *g = open_run(&r, &f, &copier);
+		const uint64_t want = answer_hash(g);
+		for (int at = 20; at < 23; at++) {
+			atomic_bool cancel = false;
+			struct generate_options o = answer;
+			o.watch.cancel = &cancel;
+			lots_now->cancel_in = at;
+			struct session *s = session_of(g, false);
+			int rc = generate(s, prompt, N_PROMPT, &o, &result, &e);
+			assert_true(rc == ERR_INTERRUPTED || (!rc && result.stop == GENERATE_CANCELLED));
+			session_free(s);
+			assert_true(answer_hash(g) == want);
+		}
+		close_run(g, copier);
+	}
+}
+
+/* The card is lost in the middle: the answer ends with a sentence. */
+static void test_copies_fail(void **state)
+{
+	(void)state;
+	for (uint64_t at = 150; at < 250; at += 50) {
+		const struct copier_faults f = {.readable = true, .fail_copy = at, .fail_all = true};
+		struct split_run r = {.how = DEFERRED, .share = 0, .chunk = 1, .host = true, .seed = at};
+		struct generate_result result;
+		struct err e = {0};
+		struct copier *copier;
+		struct engine *g = open_run(&r, &f, &copier);
+		struct session *s = session_of(g, false);
+		assert_int_equal(generate(s, prompt, N_PROMPT, &answer, &result, &e), ERR_RUN);
+		assert_non_null(strstr(e.text, "expert"));
+		session_free(s);
+		close_run(g, copier);
+	}
+}
+
+/* A time that is far too long is tried again some day: it shrinks while it is not measured. */
+static void test_long_times_shrink(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct backend *b;
+	struct host_experts *h;
+	const struct model_config c = {.n_embd = 256, .n_used = 4};
+	const struct backend_options options = {.name = "cpu", .threads = 1};
+	assert_int_equal(backend_open(&options, &b, &e), 0);
+	assert_int_equal(host_experts_open(&c, b, 1, 16, &h, &e), 0);
+	const struct weight w = {.type = DTYPE_Q8_0,
+		.n_in = 256,
+		.n_out = 256,
+		.n_stack = 1,
+		.row_bytes = 272,
+		.stack_bytes = 272 * 256};
+	struct expert_job shape = {.gate = w, .up = w, .down = w};
+	const uint32_t before = host_experts_ns(h, &shape, 1);
+	for (int i = 0; i < 16384; i++)
+		host_experts_ns(h, &shape, 1);
+	assert_in_range(host_experts_ns(h, &shape, 1), before / 4, before / 2);
+	assert_in_range(host_experts_ns(h, &shape, 2), before - 1, before); /* of its own */
+	/* what the processor does not compute with the card's bits */
+	shape.down.type = DTYPE_Q5_K;
+	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
+	shape.down = w;
+	shape.gate.type = DTYPE_IQ2_XXS;
+	assert_true(host_experts_ns(h, &shape, 1) > 0);
+	shape.gate.n_in = 8192;
+	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
+	assert_non_null(host_experts_words(h, 16));
+	assert_null(host_experts_words(h, 17));
+	assert_null(host_experts_words(NULL, 1));
+	host_experts_close(h);
+	b->ops->close(b);
+}
+
+int main(void)
+{
+	struct rng rng = {77};
+	for (int i = 0; i < N_PROMPT; i++)
+		prompt[i] = (int32_t)rng_below(&rng, 8000);
+	const char *name = getenv("GLM_BACKEND");
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_emulated_card),
+		cmocka_unit_test(test_late_ops),
+		cmocka_unit_test(test_deferred_kernels),
+		cmocka_unit_test(test_cancelled),
+		cmocka_unit_test(test_copies_fail),
+		cmocka_unit_test(test_long_times_shrink),
+	};
+	const struct CMUnitTest cuda_tests[] = {
+		cmocka_unit_test(test_emulated_card),
+	};
+	on_cuda = name && !strcmp(name, "cuda");
+	return on_cuda ? cmocka_run_group_tests(cuda_tests, source_setup, source_teardown)
+				   : cmocka_run_group_tests(tests, source_setup, source_teardown);
+}
