@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Messages between ranks, and how they end. The program starts itself under mpirun with the name of
- * a role; each case looks at the status and at what was written. Without mpirun they are skipped.
+ * Messages between ranks, and how they end; engines of ranks whose commands fail. The program
+ * starts itself under mpirun with the name of a role; each case looks at the status and at what was
+ * written. Without mpirun they are skipped.
  */
 #include "src/base/err.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "src/engine/ranks/engine_ranks.h"
+#include "src/engine/ranks/rank_worker.h"
 #include "src/ranks/ranks.h"
 
 #include <setjmp.h>
@@ -156,11 +159,103 @@ static int die(struct ranks *r, struct err *e)
 	return ranks_receive(r, 1, &byte, 1, NULL, e);
 }
 
+static int open_engine(struct ranks *r, struct engine **g, struct err *e)
+{
+	const struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+		.backend = "cpu",
+		.threads = 1,
+		.context = 64,
+		.chunk = 8,
+		.ranks = r};
+	return engine_open(&o, g, e);
+}
+
+/* Rank 1 leaves. Then rank 0 is refused every command with the sentence that names it. */
+static int refuse_commands(struct ranks *r, struct err *e)
+{
+	struct engine *g;
+	int rc = open_engine(r, &g, e), n = 0;
+	if (rc)
+		return rc;
+	if (ranks_me(r))
+		return err_set(e, ERR_INPUT, "it had to go");
+	while (!ranks_check(r, e))
+		sleep_ms(20);
+	struct engine_ranks *k = g->ranks;
+	const struct rank_command c = {.code = RANK_KEEP_ROWS, .n = 1};
+	const struct forward_rows rows = {
+		.n = 1, .tokens = (int32_t[]){5}, .pos = (int32_t[]){0}, .base = (int32_t[]){0}};
+	const struct profile_key key = {0};
+	struct rank_posted *sent = NULL;
+	struct expert_stats before = engine_expert_stats(g), after = before;
+	uint8_t data[65536] = {0};
+	struct err why[5] = {0};
+	n += engine_ranks_step(k, &rows, &why[0]) == ERR_RUN;
+	n += engine_ranks_post_step(k, &rows, &sent, &why[1]) == ERR_RUN && !sent;
+	n += engine_ranks_read_rows(k, &c, 1, data, &why[2]) == ERR_RUN;
+	n += engine_ranks_write_rows(k, &c, 1, data, &why[3]) == ERR_RUN;
+	n += engine_forward(g, &rows, 0, &why[4]) == ERR_RUN;
+	for (size_t i = 0; i < ARRAY_LEN(why); i++)
+		n += strstr(why[i].text, "has ended: it had to go") != NULL;
+	engine_ranks_command(k, &c);
+	engine_ranks_warm(k, &key, 1);
+	engine_ranks_stats(k, &after, NULL);
+	n += !memcmp(&before, &after, sizeof before) && engine_has_failed(g);
+	fprintf(stderr, "%d of 11 are refused\n", n);
+	return ERR_RUN;
+}
+
+/* Messages that no rank 0 sends, one after the other */
+static const struct bad_command {
+	struct rank_command c;
+	size_t bytes; /* behind it */
+} bad_commands[] = {
+	{{.code = 99}, 0},
+	{{.code = RANK_STEP}, 0},
+	{{.code = RANK_STEP, .n = 1000}, 12000},
+	{{.code = RANK_STEP, .n = 1}, 11},
+	{{.code = RANK_STEP, .n = 1}, 12}, /* the token -1 */
+	{{.code = RANK_READ_ROWS, .n = 1, .layer = 99}, 0},
+	{{.code = RANK_READ_ROWS, .n = 65}, 0},
+	{{.code = RANK_WRITE_ROWS, .n = 1}, 1},
+	{{.code = RANK_COPY_ROWS, .n = 1, .row = 64}, 0},
+	{{.code = RANK_COPY_ROWS, .n = 1, .from = 64}, 0},
+	{{.code = RANK_KEEP_ROWS, .n = 9}, 0},
+	{{.code = RANK_WARM, .n = 1}, 0},
+};
+
+/* Rank 1 refuses each of them, and the first message that is too short for a command. */
+static int refuse_messages(struct ranks *r, struct err *e)
+{
+	static uint8_t message[sizeof(struct rank_command) + 12000];
+	struct engine *g;
+	int rc = open_engine(r, &g, e), n = 0;
+	memset(message, 0xff, sizeof message);
+	for (size_t i = 0; i < ARRAY_LEN(bad_commands) && !rc; i++) {
+		const struct bad_command *b = &bad_commands[i];
+		struct err why = {0};
+		memcpy(message, &b->c, sizeof b->c);
+		if (!ranks_me(r))
+			rc = ranks_send(r, 1, message, sizeof b->c + b->bytes, e);
+		else
+			n += engine_run_worker(g, &why) == ERR_RUN && strstr(why.text, "makes no sense here");
+	}
+	if (rc)
+		return rc;
+	if (!ranks_me(r))
+		return ranks_send(r, 1, message, 3, e);
+	fprintf(stderr, "%d of %zu are refused\n", n, ARRAY_LEN(bad_commands));
+	return engine_run_worker(g, e);
+}
+
 static const struct role {
 	const char *name;
 	int (*run)(struct ranks *r, struct err *e);
 } roles[] = {{"talk", talk}, {"disagree", disagree}, {"leave", leave}, {"end_early", end_early},
-	{"end_late", end_late}, {"long_message", long_message}, {"hang", hang}, {"die", die}};
+	{"end_late", end_late}, {"long_message", long_message}, {"hang", hang}, {"die", die},
+	{"refuse_commands", refuse_commands}, {"refuse_messages", refuse_messages}};
+
+void __gcov_dump(void) __attribute__((weak)); /* _exit writes no counts of coverage */
 
 static int run_role(const char *name)
 {
@@ -175,6 +270,8 @@ static int run_role(const char *name)
 	rc = ranks_close(r, rc, &abrupt, &e);
 	if (rc)
 		fprintf(stderr, "from %u: %s\n", me, e.text);
+	if (__gcov_dump)
+		__gcov_dump();
 	_exit(rc > 0 ? rc : err_exit_status(rc));
 }
 
@@ -274,6 +371,23 @@ static void test_rank_that_is_killed_is_named(void **state)
 	expect_said(" noticed that process rank 1 "); /* mpirun, or prterun of Open MPI 5 */
 }
 
+static void test_commands_to_a_lost_rank(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	assert_int_not_equal(run_ranks("refuse_commands", 2), 0);
+	expect_said("11 of 11 are refused");
+}
+
+static void test_commands_that_make_no_sense(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	assert_int_not_equal(run_ranks("refuse_messages", 2), 0);
+	expect_said("12 of 12 are refused");
+	expect_said("rank 0 sent a command of 3 bytes");
+}
+
 static void test_without_mpirun(void **state)
 {
 	(void)state;
@@ -302,6 +416,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_rank_that_ends_late_is_waited_for),
 		cmocka_unit_test(test_rank_that_hangs_is_named),
 		cmocka_unit_test(test_rank_that_is_killed_is_named),
+		cmocka_unit_test(test_commands_to_a_lost_rank),
+		cmocka_unit_test(test_commands_that_make_no_sense),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
