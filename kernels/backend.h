@@ -25,9 +25,9 @@
  *   do nothing; `wait`, `fence_wait`, `wait_expert_ids` and `download` return the failure.
  * - Numbers: every row is computed independently, in an order that does not depend on the number of
  *   rows: a row is bit-identical in a batch of 1 and in a batch of 512. A backend may have one way
- *   for few rows (decode) and one for many (prefill), which differ in the last bits; the rule then
- *   holds within each. The decode way has steps of at most ops->decode_rows rows; the CPU has one
- *   way.
+ *   for few rows (decode) and one for many (prefill), whose activations have 11 bits, or 22 with
+ *   backend_options.exact_prompts; the rule then holds within each. The decode way has steps of at
+ *   most ops->decode_rows rows; the CPU has one way.
  * - Threads: one thread computes. It makes all calls of the table.
  */
 #ifndef GLM_KERNELS_BACKEND_H

@@ -49,12 +49,13 @@ struct engine_options {
 	 * same model at the same time. Rank 0 then works as an engine of one process does, the others
 	 * call engine_run_worker (rank_worker.h). NULL: this process has all layers. */
 	struct ranks *ranks;
-	bool no_graphs;    /* see struct backend_options */
-	uint32_t context;  /* positions of one session; 0: as memory and model allow */
-	uint32_t sessions; /* most sessions at a time; 0: 1 */
-	uint32_t chunk;    /* most rows computed at once during prefill; 0: the backend's choice */
-	bool kv_f32;       /* keep latents and index keys in float32 (parity) instead of 16 bit */
-	bool no_mtp;       /* do not load the MTP layer */
+	bool no_graphs;     /* see struct backend_options */
+	bool exact_prompts; /* see struct backend_options */
+	uint32_t context;   /* positions of one session; 0: as memory and model allow */
+	uint32_t sessions;  /* most sessions at a time; 0: 1 */
+	uint32_t chunk;     /* most rows computed at once during prefill; 0: the backend's choice */
+	bool kv_f32;        /* keep latents and index keys in float32 (parity) instead of 16 bit */
+	bool no_mtp;        /* do not load the MTP layer */
 
 	/* Where the routed experts are.
 	 * - cache_bytes 0 on the CPU: they are used where the file is mapped, and the kernel's page

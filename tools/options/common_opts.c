@@ -98,6 +98,9 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.fallback = "none"},
 		{"chunk", 0, ARG_UINT, .u32 = &c->chunk, .min = 1, .max = 65536, .value = "N",
 			.help = "most tokens of a prompt that are computed at once", .fallback = "512"},
+		{"exact-prompts", 0, ARG_FLAG, .flag = &c->exact_prompts,
+			.help = "on a card, multiply prompts with activations of 22 bits instead of 11, in two "
+					"passes; the CPU always computes them in float32"},
 		{"trace", 0, ARG_STRING, .string = &c->trace, .value = "FILE",
 			.help = "record routing, tiers and waits for `glmstream trace`"},
 		{"warm", 0, ARG_STRING, .string = &c->warm, .value = "FILE",
@@ -255,6 +258,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.ranks = ranks_here(),
 		.context = c->context,
 		.sessions = c->sessions,
+		.exact_prompts = c->exact_prompts,
 		.kv_f32 = c->kv_f32,
 		.wrap_source = c->wrap_source,
 		.wrap_user = c->wrap_user,

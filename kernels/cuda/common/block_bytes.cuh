@@ -399,7 +399,8 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 		uint32_t low = s ? ((const uint2 *)(p + 8 * s))->y : *(const uint32_t *)(p + 4);
 		return __byte_perm(low, ((const uint2 *)(p + 8 + 8 * s))->x, 0x5432);
 	}
-	/* nibbles of the grid row: which of 8, 25, 43; the sign adds 4 */
+	/* nibbles of the grid row: which of 8, 25, 43; the sign adds 4. FLIP: the bytes come xor it */
+	template <uint32_t FLIP = 0>
 	static __device__ __forceinline__ void bytes(const uint8_t *p, struct head &h, int u, int s,
 		int c, const struct lane_tables &t, uint32_t &a, uint32_t &b)
 	{
@@ -408,8 +409,8 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 		uint32_t pick =
 			*(const uint32_t *)(t.base + (row * 128 + t.lane)) |
 			*(const uint32_t *)(t.base + ((turned(h.signs, 7 - 7 * c) & 0x3f80) | t.lane) + 32768);
-		a = pick_bytes(0x002b1908, 0x00d5e7f8, pick);
-		b = pick_bytes(0x002b1908, 0x00d5e7f8, pick >> 16);
+		a = pick_bytes(0x002b1908 ^ FLIP, 0x00d5e7f8 ^ FLIP, pick);
+		b = pick_bytes(0x002b1908 ^ FLIP, 0x00d5e7f8 ^ FLIP, pick >> 16);
 	}
 	static __device__ __forceinline__ int scale(const uint8_t *, const struct head &h, int)
 	{

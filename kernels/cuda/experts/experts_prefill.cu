@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * expert_ffn for many rows (prefill; kernels: grouped_gemm.cuh, wgmma_gemm.cuh, gemm.cu). Jobs are
- * taken in batches of at most SLOTS_MOST (token, rank) slots:
- *   1. the rows of the slots are gathered and split: two fp16 values each, high and low part;
+ * taken in batches of at most SLOTS_MOST (token, rank) slots, half of them in two passes, so that
+ * the panels take the same memory:
+ *   1. the rows of the slots are gathered and rounded to halves (gemm.cuh);
  *   2. gate and up give [slots][gate, up];
  *   3. SwiGLU of those is split in the same way;
  *   4. down writes the slots.
@@ -13,7 +14,7 @@
 
 #include <string.h>
 
-#define SLOTS_MOST 4096
+#define SLOTS_MOST 8192
 #define JOBS_MOST  256
 #define TILES_MOST (SLOTS_MOST / 32 + JOBS_MOST)
 
@@ -27,6 +28,7 @@ struct batch_list {
 struct expert_batch {
 	const struct expert_job *jobs; /* [n], of the same types and shapes */
 	int n, n_tiles, n_x;           /* n_x: slots, and those that fill up */
+	int most;                      /* slots */
 	int bn;
 	bool packed;
 	enum x_order order, down_order; /* X_PLAIN: not for wgmma_gemm_enqueue */
@@ -187,10 +189,10 @@ static int batch_jobs(const struct expert_batch *r, int n_jobs, int at, int *n_t
 	*n_token_slots = 0;
 	for (; n < n_jobs && n < most; n++) {
 		int token_slots = first[n].n_token_slots - (n ? 0 : at);
-		if (n && (!jobs_same_shape(first, &first[n]) || *n_token_slots + token_slots > SLOTS_MOST ||
+		if (n && (!jobs_same_shape(first, &first[n]) || *n_token_slots + token_slots > r->most ||
 					 (!r->packed && (size_t)(n + 1) * each > GEMM_W_MOST)))
 			break;
-		*n_token_slots += token_slots < SLOTS_MOST ? token_slots : SLOTS_MOST;
+		*n_token_slots += token_slots < r->most ? token_slots : r->most;
 	}
 	return n;
 }
@@ -251,8 +253,8 @@ static bool batch_upload(
 {
 	int64_t pad = up_to(r->n_x, 128) + 128;
 	size_t for_w = r->packed ? 0 : (size_t)up_to((int64_t)((size_t)r->n * job_panel(r)), 256),
-		   for_x = (size_t)up_to((int64_t)x_panel_bytes(pad, r->n_embd, 1), 256),
-		   for_h = (size_t)up_to((int64_t)x_panel_bytes(pad, r->n_ff, 1), 256),
+		   for_x = (size_t)up_to((int64_t)x_panel_bytes(b, pad, r->n_embd), 256),
+		   for_h = (size_t)up_to((int64_t)x_panel_bytes(b, pad, r->n_ff), 256),
 		   for_gu = (size_t)(pad * 2 * r->ff_pad) * sizeof(float);
 	size_t token_slots = (size_t)up_to(r->n_x, 64) * sizeof(int32_t),
 		   tiles = (size_t)r->n_tiles * (r->packed ? 3 * sizeof(struct grouped_gemm_tile)
@@ -262,8 +264,8 @@ static bool batch_upload(
 	if (!scratch)
 		return false;
 	r->panel = scratch;
-	r->x = x_panel_at(scratch + for_w, pad, r->n_embd, 1);
-	r->h = x_panel_at(scratch + for_w + for_x, pad, r->n_ff, 1);
+	r->x = x_panel_at(b, scratch + for_w, pad, r->n_embd, 1);
+	r->h = x_panel_at(b, scratch + for_w + for_x, pad, r->n_ff, 1);
 	r->gu = (float *)(scratch + for_w + for_x + for_h);
 	uint8_t *at = scratch + for_w + for_x + for_h + for_gu;
 	static uint8_t packet[sizeof *list]; /* copied by upload */
@@ -287,6 +289,7 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		struct expert_batch r = {};
 		int n_token_slots;
 		r.jobs = jobs + j;
+		r.most = b->exact_prompts ? SLOTS_MOST / 2 : SLOTS_MOST;
 		r.n_embd = r.jobs->gate.n_in;
 		r.n_ff = r.jobs->gate.n_out;
 		r.ff_pad = up_to(r.n_ff, GEMM_M);
@@ -317,7 +320,8 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		s.token_slots = r.token_slot;
 		s.n_used = n_used;
 		s.order = r.order;
-		gemm_split_rows(b, FROM_SLOTS, &s, r.n_x, 1);
+		s.rows = r.n_x;
+		gemm_split_rows(b, FROM_SLOTS, &s, 1);
 		if (r.packed)
 			packed_gate_and_up(b, &r);
 		else
@@ -327,7 +331,7 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		s.x_row = 2 * r.ff_pad;
 		s.up = r.ff_pad;
 		s.order = r.down_order;
-		gemm_split_rows(b, FROM_GLU, &s, r.n_x, 1);
+		gemm_split_rows(b, FROM_GLU, &s, 1);
 		if (r.packed)
 			packed_down(b, &r, out);
 		else

@@ -2,13 +2,13 @@
 /*
  * The gemm from panels (gemm.cuh), the splitting of activations, and the prefill ops.
  *
- * split_rows_kernel: grid (x rows, matrices of a stack), block 64 to 256: a row's largest value,
- * then its halves, sums and scale.
+ * split_rows_kernel: grid (x rows, 1 or 8 a block; matrices of a stack), block 256: a row's largest
+ * value, then its halves, their sums and its scale.
  *
  * gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256.
  * Steps of 32 weights come to shared memory by cp.async, STAGES - 1 ahead. A warp multiplies 32 or
- * 64 weight rows by 16 or 32 x rows with mma.m16n8k16; products of a group of 16 or 32 (hi and lo)
- * start from zero and are then scaled and added to the accumulators.
+ * 64 weight rows by 16 or 32 x rows with mma.m16n8k16; products of a group of 16 or 32 start from
+ * zero and are then scaled and added to the accumulators.
  *
  * Bytes moved: the weight panel once per BN x rows and the x panel once per 128 weight rows, mostly
  * from the L2 cache; outputs once.
@@ -17,7 +17,8 @@
 
 #include "kernels/cuda/gemm/gemm_step.cuh"
 
-#define X_MOST ((size_t)128 << 20) /* of an x panel */
+#define X_MOST        ((size_t)128 << 20) /* of an x panel */
+#define SPLIT_THREADS 256
 
 /* ---- activations ---- */
 
@@ -40,112 +41,161 @@ static __device__ __forceinline__ float4 split_read(
 	return make_float4(v[0], v[1], v[2], v[3]);
 }
 
-template <enum split_from FROM>
-static __global__ void __launch_bounds__(256)
+/* Stores the halves of weights k .. k + 3 of a pass, and the sums that a group of 8 lanes has. */
+static __device__ __forceinline__ void split_store(
+	const struct split_args &a, int64_t row, int64_t pass, int k, uint2 h)
+{
+	const struct x_panel &to = a.to;
+	int64_t at = (pass * to.steps + k / 32) * to.pad + row;
+	if (a.order == X_PLAIN)
+		*(uint2 *)(to.x + at * 32 + k % 32) = h;
+	else {
+		int in = k % 32, s = a.order == X_QUADS ? in / 16 : in / 4 % 2,
+			c = a.order == X_QUADS ? in / 4 % 4 : in / 8;
+		uint8_t *p = (uint8_t *)(to.x + at * 32) + 4 * c;
+		int turn = (int)row / 2 & 3;
+		*(uint32_t *)(p + ((2 * s ^ turn) << 4)) = h.x;
+		*(uint32_t *)(p + ((2 * s + 1 ^ turn) << 4)) = h.y;
+	}
+	float2 low = __half22float2(*(__half2 *)&h.x), high = __half22float2(*(__half2 *)&h.y);
+	float sum = __fadd_rn(__fadd_rn(low.x, low.y), __fadd_rn(high.x, high.y));
+	unsigned mask = 0xffu << (threadIdx.x % 32 / 8 * 8); /* the lanes of these 32 values */
+	sum += __shfl_xor_sync(mask, sum, 1);
+	sum += __shfl_xor_sync(mask, sum, 2);
+	float second = __shfl_xor_sync(mask, sum, 4);
+	if (threadIdx.x % 8)
+		return;
+	if (a.order == X_PLAIN)
+		to.sums[at] = make_float2(sum, second);
+	else {
+		int64_t line = (pass * to.steps + k / 32 / 8 * 8) / 8 * to.pad + row;
+		uint8_t *p = (uint8_t *)to.sums + line * 64;
+		int s = k / 32 % 8, turn = (int)row / 2 & 3;
+		uint32_t hi, lo;
+		split_pair(__fmul_rn(sum, 0x1p-5f), __fmul_rn(second, 0x1p-5f), hi, lo);
+		*(uint32_t *)(p + ((s / 4 ^ turn) << 4) + s % 4 * 4) = hi;
+		*(uint32_t *)(p + ((s / 4 + 2 ^ turn) << 4) + s % 4 * 4) = lo;
+	}
+}
+
+/* THREADS: of a row, 32 or 256; HOLD: float4 that each of them keeps between the two loops, so that
+ * rows of at most 4 THREADS HOLD values are read once; 0: rows of any length, read twice. */
+template <enum split_from FROM, int THREADS, int HOLD>
+static __global__ void __launch_bounds__(SPLIT_THREADS)
 	split_rows_kernel(const __grid_constant__ struct split_args a)
 {
-	__shared__ float warp_most[8];
+	__shared__ float warp_most[SPLIT_THREADS / 32];
 	const struct x_panel &to = a.to;
-	int64_t row = blockIdx.x, stack = blockIdx.y;
+	int thread = threadIdx.x % THREADS;
+	int64_t row = (int64_t)blockIdx.x * (SPLIT_THREADS / THREADS) + threadIdx.x / THREADS,
+			stack = blockIdx.y;
+	if (row >= a.rows) /* whole warps; where a row has the block, never */
+		return;
 	int64_t from_row = FROM == FROM_SLOTS ? a.token_slots[row] / a.n_used : row;
 	const float *from = a.x + from_row * a.x_row + stack * a.x_stack;
+	float4 held[HOLD ? HOLD : 1];
 	float most = 0;
-	for (int k = 4 * threadIdx.x; k < to.n_in; k += 4 * blockDim.x) {
-		float4 v = split_read<FROM>(a, from, k);
+#pragma unroll(HOLD ? HOLD : 1)
+	for (int i = 0; HOLD ? i < HOLD : 4 * (thread + i * THREADS) < to.n_in; i++) {
+		float4 v = split_read<FROM>(a, from, 4 * (thread + i * THREADS));
 		most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+		if (HOLD)
+			held[i] = v;
 	}
 #pragma unroll
 	for (int step = 16; step; step /= 2)
 		most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-	if (threadIdx.x % 32 == 0)
-		warp_most[threadIdx.x / 32] = most;
-	__syncthreads();
-	for (int i = 0; i < (int)blockDim.x / 32; i++)
-		most = fmaxf(most, warp_most[i]);
+	if (THREADS > 32) {
+		if (threadIdx.x % 32 == 0)
+			warp_most[threadIdx.x / 32] = most;
+		__syncthreads();
+#pragma unroll
+		for (int i = 0; i < THREADS / 32; i++)
+			most = fmaxf(most, warp_most[i]);
+	}
 	int e = half_exponent(most);
 	float factor = power_of_two(e);
-	if (!threadIdx.x)
+	if (!thread)
 		to.unscale[stack * to.pad + row] = power_of_two(-e);
-	for (int k = 4 * threadIdx.x; k < to.steps * 32;
-		 k += 4 * blockDim.x) { /* whole groups of 8 lanes */
-		float4 v = split_read<FROM>(a, from, k);
+#pragma unroll(HOLD ? HOLD : 1)
+	for (int i = 0; HOLD ? i < HOLD : 4 * (thread + i * THREADS) < to.steps * 32; i++) {
+		int k = 4 * (thread + i * THREADS);
+		if (HOLD && k >= to.steps * 32) /* whole groups of 8 lanes */
+			break;
+		float4 v = HOLD ? held[HOLD ? i : 0] : split_read<FROM>(a, from, k);
 		v = make_float4(__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor),
 			__fmul_rn(v.w, factor));
 		uint2 hi, lo;
 		split_pair(v.x, v.y, hi.x, lo.x);
 		split_pair(v.z, v.w, hi.y, lo.y);
-		int64_t at = (stack * to.steps + k / 32) * to.pad + row;
-		if (a.order == X_PLAIN) {
-			__half *p = to.x + at * 64 + k % 32;
-			*(uint2 *)p = hi;
-			*(uint2 *)(p + 32) = lo;
-		} else {
-			int in = k % 32, s = a.order == X_QUADS ? in / 16 : in / 4 % 2,
-				c = a.order == X_QUADS ? in / 4 % 4 : in / 8;
-			uint8_t *p = (uint8_t *)(to.x + at * 64) + 4 * c;
-			int turn = row & 7;
-			*(uint32_t *)(p + ((2 * s ^ turn) << 4)) = hi.x;
-			*(uint32_t *)(p + ((2 * s + 1 ^ turn) << 4)) = hi.y;
-			*(uint32_t *)(p + ((2 * s + 4 ^ turn) << 4)) = lo.x;
-			*(uint32_t *)(p + ((2 * s + 5 ^ turn) << 4)) = lo.y;
-		}
-		float sum = __fadd_rn(__fadd_rn(v.x, v.y), __fadd_rn(v.z, v.w));
-		unsigned mask = 0xffu << (threadIdx.x % 32 / 8 * 8); /* the lanes of these 32 values */
-		sum += __shfl_xor_sync(mask, sum, 1);
-		sum += __shfl_xor_sync(mask, sum, 2);
-		float second = __shfl_xor_sync(mask, sum, 4);
-		if (threadIdx.x % 8)
-			continue;
-		if (a.order == X_PLAIN)
-			to.sums[at] = make_float2(sum, second);
-		else if (to.steps % 8 == 0) { /* types with minima have whole super-blocks */
-			int64_t line = (stack * to.steps + k / 32 / 8 * 8) / 8 * to.pad + row;
-			uint8_t *p = (uint8_t *)to.sums + line * 64;
-			int s = k / 32 % 8, turn = (int)row / 2 & 3;
-			uint32_t high, low;
-			split_pair(__fmul_rn(sum, 0x1p-5f), __fmul_rn(second, 0x1p-5f), high, low);
-			*(uint32_t *)(p + ((s / 4 ^ turn) << 4) + s % 4 * 4) = high;
-			*(uint32_t *)(p + ((s / 4 + 2 ^ turn) << 4) + s % 4 * 4) = low;
-		}
+		split_store(a, row, stack * to.passes, k, hi);
+		if (to.passes == 2)
+			split_store(a, row, stack * to.passes + 1, k, lo);
 	}
 }
 
-void gemm_split_rows(
-	struct cuda_backend *b, enum split_from from, const struct split_args *a, int rows, int n_stack)
+template <enum split_from FROM, int THREADS, int HOLD>
+static void split_rows_as(struct cuda_backend *b, const struct split_args *a, int n_stack)
 {
-	dim3 grid((unsigned)rows, (unsigned)n_stack);
-	unsigned block = a->to.n_in <= 256 ? 64 : a->to.n_in <= 512 ? 128 : 256;
-	if (from == FROM_SLOTS)
-		split_rows_kernel<FROM_SLOTS><<<grid, block, 0, b->stream>>>(*a);
-	else if (from == FROM_GLU)
-		split_rows_kernel<FROM_GLU><<<grid, block, 0, b->stream>>>(*a);
-	else
-		split_rows_kernel<FROM_ROWS><<<grid, block, 0, b->stream>>>(*a);
+	constexpr int EACH = SPLIT_THREADS / THREADS;
+	dim3 grid((unsigned)((a->rows + EACH - 1) / EACH), (unsigned)n_stack);
+	split_rows_kernel<FROM, THREADS, HOLD><<<grid, SPLIT_THREADS, 0, b->stream>>>(*a);
 	cuda_launched(b);
 }
 
-size_t x_panel_bytes(int64_t pad, int64_t n_in, int64_t n_stack)
+template <enum split_from FROM>
+static void split_rows_from(struct cuda_backend *b, const struct split_args *a, int n_stack)
 {
-	size_t steps = (size_t)(n_in + 31) / 32;
-	return (size_t)n_stack * (size_t)pad * (steps * (128 + 8) + 4);
+	if (a->to.n_in <= 4 * 32 * 4)
+		split_rows_as<FROM, 32, 4>(b, a, n_stack);
+	else if (a->to.n_in <= 4 * SPLIT_THREADS * 2)
+		split_rows_as<FROM, SPLIT_THREADS, 2>(b, a, n_stack);
+	else if (a->to.n_in <= 4 * SPLIT_THREADS * 6)
+		split_rows_as<FROM, SPLIT_THREADS, 6>(b, a, n_stack);
+	else
+		split_rows_as<FROM, SPLIT_THREADS, 0>(b, a, n_stack);
 }
 
-struct x_panel x_panel_at(void *memory, int64_t pad, int64_t n_in, int64_t n_stack)
+void gemm_split_rows(
+	struct cuda_backend *b, enum split_from from, const struct split_args *a, int n_stack)
+{
+	if (from == FROM_SLOTS)
+		split_rows_from<FROM_SLOTS>(b, a, n_stack);
+	else if (from == FROM_GLU)
+		split_rows_from<FROM_GLU>(b, a, n_stack);
+	else
+		split_rows_from<FROM_ROWS>(b, a, n_stack);
+}
+
+static int x_passes(const struct cuda_backend *b)
+{
+	return b->exact_prompts ? 2 : 1;
+}
+
+size_t x_panel_bytes(const struct cuda_backend *b, int64_t pad, int64_t n_in)
+{
+	size_t steps = (size_t)x_passes(b) * (size_t)(up_to(n_in, 256) / 32);
+	return (size_t)pad * (steps * (64 + 8) + 4);
+}
+
+struct x_panel x_panel_at(
+	const struct cuda_backend *b, void *memory, int64_t pad, int64_t n_in, int64_t n_stack)
 {
 	struct x_panel p;
 	p.pad = pad;
 	p.n_in = (int)n_in;
-	p.steps = (int)((n_in + 31) / 32);
+	p.steps = (int)(up_to(n_in, 256) / 32);
+	p.passes = x_passes(b);
 	p.x = (__half *)memory;
-	p.sums = (float2 *)(p.x + n_stack * p.steps * pad * 64);
-	p.unscale = (float *)(p.sums + n_stack * p.steps * pad);
+	p.sums = (float2 *)(p.x + n_stack * p.passes * p.steps * pad * 32);
+	p.unscale = (float *)(p.sums + n_stack * p.passes * p.steps * pad);
 	return p;
 }
 
 /* ---- the product ---- */
 
 template <bool OFFSET, int BN, int STAGES> struct gemm_shape {
-	static constexpr int A = GEMM_M * 64, X = BN * 128, F = GEMM_M * (OFFSET ? 16 : 8),
+	static constexpr int A = GEMM_M * 64, X = BN * 64, F = GEMM_M * (OFFSET ? 16 : 8),
 						 S = OFFSET ? BN * 8 : 0;
 	static constexpr int STAGE = A + X + F + S, BYTES = STAGES * STAGE;
 };
@@ -158,7 +208,8 @@ static __global__ void __launch_bounds__(GEMM_THREADS, MINB)
 				   BY_16 = KIND == PANEL_16 || KIND == PANEL_16_OFFSET;
 	typedef struct gemm_shape<OFFSET, BN, STAGES> shape;
 	extern __shared__ __align__(128) uint8_t shared[];
-	int m0 = blockIdx.x * GEMM_M, stack = blockIdx.z, steps = g.w.steps;
+	int m0 = blockIdx.x * GEMM_M, stack = blockIdx.z, of_pass = g.w.steps,
+		steps = g.x.passes * of_pass, x_steps = g.x.passes * g.x.steps;
 	int64_t w_first, x_first;
 	int n_x;
 	if (g.tiles) {
@@ -171,24 +222,26 @@ static __global__ void __launch_bounds__(GEMM_THREADS, MINB)
 	}
 	const uint8_t *from_a = (const uint8_t *)(g.w.q + (w_first + m0) * 32),
 				  *from_f = (const uint8_t *)g.w.factor + (w_first + m0) * (OFFSET ? 16 : 8),
-				  *from_x = (const uint8_t *)(g.x.x + (stack * steps * g.x.pad + x_first) * 64),
-				  *from_s = (const uint8_t *)(g.x.sums + stack * steps * g.x.pad + x_first);
-	int64_t a_step = g.w.m_pad * 64, f_step = g.w.m_pad * (OFFSET ? 16 : 8), x_step = g.x.pad * 128,
+				  *from_x = (const uint8_t *)(g.x.x + (stack * x_steps * g.x.pad + x_first) * 32),
+				  *from_s = (const uint8_t *)(g.x.sums + stack * x_steps * g.x.pad + x_first);
+	int64_t a_step = g.w.m_pad * 64, f_step = g.w.m_pad * (OFFSET ? 16 : 8), x_step = g.x.pad * 64,
 			s_step = g.x.pad * 8;
 	uint32_t base = shared_address(shared);
 	auto fetch = [&](int step, int stage) {
 		uint32_t to = base + stage * shape::STAGE;
 		if (step < steps) {
+			bool again = step >= of_pass;
+			int w_step = again ? step - of_pass : step, x_at = again ? w_step + g.x.steps : step;
 			auto line = [](int i) { return piece_at(i); };
 			auto straight = [](int i) { return i * 16; };
-			async_copy_all<shape::A / 16, GEMM_THREADS>(to, from_a + step * a_step, line);
+			async_copy_all<shape::A / 16, GEMM_THREADS>(to, from_a + w_step * a_step, line);
 			async_copy_all<shape::X / 16, GEMM_THREADS>(
-				to + shape::A, from_x + step * x_step, line);
+				to + shape::A, from_x + x_at * x_step, line);
 			async_copy_all<shape::F / 16, GEMM_THREADS>(
-				to + shape::A + shape::X, from_f + step * f_step, straight);
+				to + shape::A + shape::X, from_f + w_step * f_step, straight);
 			if (OFFSET) /* x_first is even */
 				async_copy_all<shape::S / 16, GEMM_THREADS>(
-					to + shape::A + shape::X + shape::F, from_s + step * s_step, straight);
+					to + shape::A + shape::X + shape::F, from_s + x_at * s_step, straight);
 		}
 		async_commit();
 	};
@@ -306,13 +359,14 @@ struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, 
 /* ---- dense products ---- */
 
 /* Rows that are split at a time, a multiple of 128 or all of them, and the bytes of their panel. */
-static int64_t rows_at_once(int64_t rows, int64_t n_in, int64_t n_stack, size_t *bytes)
+static int64_t rows_at_once(
+	const struct cuda_backend *b, int64_t rows, int64_t n_in, int64_t n_stack, size_t *bytes)
 {
-	int64_t each = (int64_t)x_panel_bytes(128, n_in, n_stack), fit = (int64_t)X_MOST / each;
+	int64_t each = n_stack * (int64_t)x_panel_bytes(b, 128, n_in), fit = (int64_t)X_MOST / each;
 	fit = fit < 1 ? 128 : fit * 128;
 	int64_t times = (rows + fit - 1) / fit,
 			n = times > 1 ? up_to((rows + times - 1) / times, 128) : rows;
-	*bytes = x_panel_bytes(up_to(n, 128) + 128, n_in, n_stack);
+	*bytes = (size_t)n_stack * x_panel_bytes(b, up_to(n, 128) + 128, n_in);
 	return n;
 }
 
@@ -359,8 +413,8 @@ static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, stru
 				struct gemm_args g = {};
 				g.w = u.panel;
 				g.x = x;
-				g.x.x += s * x.steps * x.pad * 64;
-				g.x.sums += s * x.steps * x.pad;
+				g.x.x += s * x.passes * x.steps * x.pad * 32;
+				g.x.sums += s * x.passes * x.steps * x.pad;
 				g.x.unscale += s * x.pad;
 				g.n_out = (int)n_out;
 				g.n_x = rows;
@@ -406,7 +460,8 @@ static void gemm_split_x(struct cuda_backend *b, enum x_order order, struct x_pa
 	a.x_row = x_row;
 	a.x_stack = x_stack;
 	a.order = order;
-	gemm_split_rows(b, FROM_ROWS, &a, rows, n_stack);
+	a.rows = rows;
+	gemm_split_rows(b, FROM_ROWS, &a, n_stack);
 }
 
 void gemm_matmul(
@@ -419,13 +474,13 @@ void gemm_matmul(
 		most = bytes > most && wgmma_gemm_x_order(b, &parts[i].w) == X_PLAIN ? bytes : most;
 	}
 	most = (size_t)up_to((int64_t)most, 256);
-	int64_t group = rows_at_once(rows, n_in, 1, &for_x);
+	int64_t group = rows_at_once(b, rows, n_in, 1, &for_x);
 	uint8_t *scratch = (uint8_t *)cuda_scratch_reserve(b, &b->gemm_panels, most + for_x);
 	if (!scratch)
 		return;
 	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
 		int n = (int)(rows - r < group ? rows - r : group);
-		struct x_panel panel = x_panel_at(scratch + most, up_to(n, 128) + 128, n_in, 1);
+		struct x_panel panel = x_panel_at(b, scratch + most, up_to(n, 128) + 128, n_in, 1);
 		for (int i = 0; i < n_parts; i++) {
 			const struct matmul *p = &parts[i];
 			enum x_order order = wgmma_gemm_x_order(b, &p->w);
@@ -447,14 +502,14 @@ void gemm_stacked_matmul(struct cuda_backend *b, const struct stacked_matmul *a,
 	enum x_order order = wgmma_gemm_x_order(b, &a->w);
 	weight_slice(&a->w, &m, &o, &bytes);
 	bytes = order == X_PLAIN ? (size_t)up_to((int64_t)bytes, 256) : 0;
-	int64_t group = rows_at_once(rows, n_in, n_stack, &for_x);
+	int64_t group = rows_at_once(b, rows, n_in, n_stack, &for_x);
 	uint8_t *scratch = (uint8_t *)cuda_scratch_reserve(b, &b->gemm_panels, bytes + for_x);
 	if (!scratch)
 		return;
 	int64_t x_row = a->x_stride * n_stack, y_row = a->y_stride * n_stack;
 	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
 		int n = (int)(rows - r < group ? rows - r : group);
-		struct x_panel panel = x_panel_at(scratch + bytes, up_to(n, 128) + 128, n_in, n_stack);
+		struct x_panel panel = x_panel_at(b, scratch + bytes, up_to(n, 128) + 128, n_in, n_stack);
 		gemm_split_x(b, order, panel, a->x + r * x_row, x_row, a->x_stride, n, (int)n_stack);
 		if (order == X_PLAIN)
 			gemm_from_panel(

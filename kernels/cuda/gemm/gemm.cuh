@@ -7,15 +7,22 @@
  * (gemm.cu) multiplies from panels: weights are unpacked to halves in scratch (unpack.cu).
  *
  * A weight is factor * q + offset, q a small integer or a scaled half (exact for every type but
- * F32, which becomes two panels of halves). Activations are split into two halves each (mma.cuh).
- * Factors and offsets are applied in float32 after each group of 16 or 32, so the result is as
- * exact as float32 sums. A row's result depends on the weights and the row alone, not on the number
- * of rows, tiles or slices. It differs in the last bits from decode's.
+ * F32, which becomes two panels of halves). A row of activations is scaled by the power of two that
+ * brings its largest value to [2^14, 2^15) and rounded to halves (mma.cuh): the first pass. Factors
+ * and offsets are applied in float32 after each group of 16, 32 or 256.
+ *
+ * Passes. One pass multiplies the rounded activations: each is off by at most 2^-11 of itself, or
+ * 2^-39 of the row's largest. Two passes (backend_options.exact_prompts)
+ * multiply what the rounding left as well, with the same weights: 22 bits of each activation, as
+ * exact as float32 sums. To the kernels the second pass is more of the same inner dimension.
+ *
+ * A row's result depends on the weights and the row alone, not on the number of rows, tiles or
+ * slices. It differs from decode's.
  *
  *      weight panel  q [n_in / 32][m_pad][32] halves; factor [n_in / 32][m_pad] of (f0, f1)
  *                    or (f0, f1, o0, o1): for the first and the second 16 of each 32
- *      x panel       [stack][n_in / 32][x_pad][hi 32, lo 32] halves; sums
- *                    [stack][n_in / 32][x_pad] of (s0, s1); unscale [stack][x_pad]
+ *      x panel       [stack][pass][n_in / 32][x_pad][32] halves; sums of these halves
+ *                    [stack][pass][n_in / 32][x_pad] of (s0, s1); unscale [stack][x_pad]
  *
  * so that a tile of any of them is contiguous. Rows past the last hold undefined bytes; their
  * results are not stored.
@@ -43,8 +50,9 @@ struct x_panel {
 	__half *x;
 	float2 *sums;
 	float *unscale;
-	int64_t pad; /* rows, and space for one tile behind the last */
-	int n_in, steps;
+	int64_t pad;     /* rows, and space for one tile behind the last */
+	int n_in, steps; /* steps: of 32, of a pass, a multiple of 8; zeros behind n_in */
+	int passes;
 };
 
 /* Orders of the values in an x panel: as they are; the two of wgmma_gemm.cuh. */
@@ -62,6 +70,7 @@ struct split_args {
 	int n_used;
 	int64_t up; /* FROM_GLU: floats from gate to up in a row */
 	enum x_order order;
+	int rows;
 };
 
 /* A tile: x rows that are multiplied by one matrix of a panel. */
@@ -98,14 +107,16 @@ struct unpack_args {
 enum panel_kind panel_kind_of(enum dtype type);
 size_t panel_bytes(enum panel_kind kind, int64_t m_pad, int64_t n_in);
 
-size_t x_panel_bytes(int64_t pad, int64_t n_in, int64_t n_stack);
+/* Of one matrix of a stack. */
+size_t x_panel_bytes(const struct cuda_backend *b, int64_t pad, int64_t n_in);
 
 /* Lay out a panel in memory of so many bytes. */
-struct x_panel x_panel_at(void *memory, int64_t pad, int64_t n_in, int64_t n_stack);
+struct x_panel x_panel_at(
+	const struct cuda_backend *b, void *memory, int64_t pad, int64_t n_in, int64_t n_stack);
 struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, int64_t n_in);
 
-void gemm_split_rows(struct cuda_backend *b, enum split_from from, const struct split_args *a,
-	int rows, int n_stack);
+void gemm_split_rows(
+	struct cuda_backend *b, enum split_from from, const struct split_args *a, int n_stack);
 
 /* Tiles of at most bn (32, 64, 128) x rows. */
 void gemm_enqueue(

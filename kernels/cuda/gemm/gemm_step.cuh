@@ -4,7 +4,7 @@
  * 128 weight rows times BN x rows over 32 weights, all of it in shared memory.
  *
  *      a      q of the weights, [128][32] halves, two rows a line of 128 bytes
- *      x      [BN][hi 32, lo 32] halves, a row a line
+ *      x      [BN][32] halves, the same
  *             in both, the eight 16-byte pieces of line l are permuted by xor with l % 8
  *             (swizzle), so that 8 rows have no bank conflicts
  *      f      (f0, f1) or (f0, f1, o0, o1) of each weight row
@@ -50,21 +50,19 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 		uint32_t a_at, uint32_t x_at, const uint8_t *f_at, const uint8_t *s_at)
 	{
 		int row8 = lane / 4, c = lane % 4;
-		uint32_t x[2][2][NT][2]; /* [16 of the 32][hi, lo] */
+		uint32_t x[2][NT][2]; /* [16 of the 32] */
 #pragma unroll
 		for (int s = 0; s < 2; s++)
 #pragma unroll
-			for (int term = 0; term < 2; term++)
-#pragma unroll
-				for (int n = 0; n < NT; n += 2) {
-					uint32_t b[4];
-					load_matrices(b, x_at + piece_at((wn + n * 8 + lane / 16 * 8 + lane % 8) * 8 +
-													 term * 4 + s * 2 + lane / 8 % 2));
-					x[s][term][n][0] = b[0];
-					x[s][term][n][1] = b[1];
-					x[s][term][n + 1][0] = b[2];
-					x[s][term][n + 1][1] = b[3];
-				}
+			for (int n = 0; n < NT; n += 2) {
+				uint32_t b[4];
+				load_matrices(b, x_at + piece_at((wn + n * 8 + lane / 16 * 8 + lane % 8) * 4 +
+												 s * 2 + lane / 8 % 2));
+				x[s][n][0] = b[0];
+				x[s][n][1] = b[1];
+				x[s][n + 1][0] = b[2];
+				x[s][n + 1][1] = b[3];
+			}
 		float4 sums[OFFSET ? NT : 1];
 		if (OFFSET)
 #pragma unroll
@@ -94,10 +92,8 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 #pragma unroll
 			for (int s = 0; s < 2; s++)
 #pragma unroll
-				for (int term = 0; term < 2; term++)
-#pragma unroll
-					for (int n = 0; n < NT; n++)
-						mma_half(d[n][BY_16 ? s : 0], a[s], x[s][term][n][0], x[s][term][n][1]);
+				for (int n = 0; n < NT; n++)
+					mma_half(d[n][BY_16 ? s : 0], a[s], x[s][n][0], x[s][n][1]);
 #pragma unroll
 			for (int n = 0; n < NT; n++)
 #pragma unroll

@@ -44,7 +44,7 @@ template <int T, int BN> struct grouped_gemm_shape {
 	static constexpr bool OFFSET = packed<T>::OFFSET, BY_16 = scales_by_16(T);
 	static constexpr int XS = BN == 96 ? 3 : 4, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
 	static constexpr int LINES = (SB_BYTES + 14 + 15) / 16, STRIDE = (LINES | 1) * 16;
-	static constexpr int PACKED = GEMM_M * STRIDE, X = BN * 128, S = OFFSET ? BN * 8 : 0,
+	static constexpr int PACKED = GEMM_M * STRIDE, X = BN * 64, S = OFFSET ? BN * 8 : 0,
 						 Q = GEMM_M * 64, F = GEMM_M * (OFFSET ? 16 : 8);
 	static constexpr int AT_X = 2 * PACKED, AT_S = AT_X + XS * X, AT_Q = AT_S + XS * S,
 						 AT_F = AT_Q + 2 * Q, AT_TABLE = AT_F + 2 * F,
@@ -60,7 +60,7 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 				  STRIDE = shape::STRIDE;
 	extern __shared__ __align__(128) uint8_t shared[];
 	const struct grouped_gemm_tile tile = g.tiles[blockIdx.y];
-	int tid = threadIdx.x, m0 = blockIdx.x * GEMM_M, steps = g.x.steps;
+	int tid = threadIdx.x, m0 = blockIdx.x * GEMM_M, steps = (g.x.n_in + 31) / 32;
 	const struct cuda_tables *tables = g.tables;
 	if (grouped_gemm_table<T>::BYTES) {
 		const uint32_t *from =
@@ -70,12 +70,12 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 		tables = (const struct cuda_tables *)(shared + shape::AT_TABLE - grouped_gemm_table<T>::AT);
 	}
 	uint32_t base = shared_address(shared);
-	const uint8_t *from_x = (const uint8_t *)(g.x.x + (int64_t)tile.x_first * 64),
+	const uint8_t *from_x = (const uint8_t *)(g.x.x + (int64_t)tile.x_first * 32),
 				  *from_s = (const uint8_t *)(g.x.sums + tile.x_first);
 	auto fetch_x = [&](int step, int stage) {
 		if (step >= steps)
 			return;
-		const uint8_t *x = from_x + step * g.x.pad * 128;
+		const uint8_t *x = from_x + step * g.x.pad * 64;
 		async_copy_all<shape::X / 16, GEMM_THREADS>(
 			base + shape::AT_X + stage * shape::X, x, [](int i) { return piece_at(i); });
 		if (shape::OFFSET)
@@ -131,31 +131,39 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 	};
 	struct gemm_block<shape::OFFSET, shape::BY_16, BN> block;
 	block.begin();
-	fetch_super_block(0);
+	for (int pass = 0; pass < g.x.passes; pass++) {
+		if (pass) { /* shared memory is free */
+			__syncthreads();
+			from_x += g.x.steps * g.x.pad * 64;
+			from_s += g.x.steps * g.x.pad * 8;
+		}
+		fetch_super_block(0);
 #pragma unroll
-	for (int s = 0; s < XS - 1; s++) {
-		fetch_x(s, s);
-		async_commit();
-	}
-	async_wait<XS - 2>();
-	__syncthreads();
-	unpack(0);
-	store_unpacked(0);
-	for (int step = 0; step < steps; step++) {
+		for (int s = 0; s < XS - 1; s++) {
+			fetch_x(s, s);
+			async_commit();
+		}
 		async_wait<XS - 2>();
 		__syncthreads();
-		fetch_x(step + XS - 1, (step + XS - 1) % XS);
-		if (step % 8 == 0)
-			fetch_super_block(
-				step / 8 + 1); /* arrives before step + 7 unpacks its first step: XS <= 8 */
-		async_commit();
-		if (step + 1 < steps)
-			unpack(step + 1); /* overlaps the products; stored after them */
-		block.step(base + shape::AT_Q + (step & 1) * shape::Q,
-			base + shape::AT_X + step % XS * shape::X, shared + shape::AT_F + (step & 1) * shape::F,
-			shared + shape::AT_S + step % XS * shape::S);
-		if (step + 1 < steps)
-			store_unpacked(step + 1);
+		unpack(0);
+		store_unpacked(0);
+		for (int step = 0; step < steps; step++) {
+			async_wait<XS - 2>();
+			__syncthreads();
+			fetch_x(step + XS - 1, (step + XS - 1) % XS);
+			if (step % 8 == 0)
+				fetch_super_block(
+					step / 8 + 1); /* arrives before step + 7 unpacks its first step: XS <= 8 */
+			async_commit();
+			if (step + 1 < steps)
+				unpack(step + 1); /* overlaps the products; stored after them */
+			block.step(base + shape::AT_Q + (step & 1) * shape::Q,
+				base + shape::AT_X + step % XS * shape::X,
+				shared + shape::AT_F + (step & 1) * shape::F,
+				shared + shape::AT_S + step % XS * shape::S);
+			if (step + 1 < steps)
+				store_unpacked(step + 1);
+		}
 	}
 	float *y = g.y + tile.y_first + m0;
 	block.store(tile.n_x, g.n_out - m0, g.x.unscale + tile.x_first, false, [&](int i) {

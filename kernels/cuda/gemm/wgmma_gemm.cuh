@@ -2,10 +2,10 @@
 /*
  * The wgmma gemm: products of packed weights for prefill on the tensor cores of compute
  * capability 9.0 (wgmma.cuh). Weights go from the packed blocks through registers (A operand) to
- * wgmma; activations are two halves each, as in gemm.cuh, but in fragment order:
+ * wgmma; activations are halves as in gemm.cuh, but in fragment order:
  *
- *      x panel  [stack][n_in / 32][x_pad][128 bytes]: hi 32, lo 32 halves; the eight 16-byte
- *               pieces of row r are at i ^ (r % 8) (128-byte swizzle). Half
+ *      x panel  [stack][pass][n_in / 32][x_pad][64 bytes]; the four 16-byte pieces of row r
+ *               are at i ^ (r / 2 % 4) (64-byte swizzle). Half
  *               16 s + 2 c + i % 2 + 8 (i / 2), i = 0 .. 3, belongs to weight 8 c + 4 s + i
  *               (or, where the type has QUADS, 16 s + 4 c + i) of the 32: the weights that lane
  *               c of a row unpacks
@@ -15,15 +15,16 @@
  * WGMMA_AHEAD steps of 32 ahead. A warp loads its own weights (cp.async), a super-block ahead, and
  * unpacks a step while the products of the step before run.
  *
- * weight = factor * byte. Where the factor is an integer times that of the super-block, wgmma gets
- * byte * integer, which is exact in a half, and sums are scaled once per super-block (FOLDS); else
- * once per step of 32.
+ * weight = unit * (byte * by): wgmma gets byte * by as a half, and its sums are scaled by the
+ * super-block's unit in float32. The product is exact where by is a small integer. Where each step
+ * has a factor of its own (ROUNDS), by is the factor over a power of two and the product is rounded
+ * to 11 bits; two passes of x then have a third one, x times what that rounding left.
  *
  * Types with minima (LEAST): weight = factor * byte - minimum * least. The sums of 16 x, as two
  * halves, times the sixteen leasts of the super-block are one more product per super-block:
  *
- *      sums     [stack][n_in / 256][x_pad][64 bytes]: hi 16, lo 16 halves, each sum / 32; the
- *               pieces of row r at i ^ (r / 2 % 4) (64-byte swizzle)
+ *      sums     [stack][pass][n_in / 256][x_pad][64 bytes]: hi 16, lo 16 halves, each
+ *               sum / 32; pieces as above
  *
  * Bytes moved: packed weights once per tile of x rows, x once per 128 weight rows (both mostly from
  * the L2 cache); outputs once.
@@ -39,9 +40,9 @@
 
 #define WGMMA_WARPS   8
 #define WGMMA_THREADS (WGMMA_WARPS * 32)
-#define WGMMA_STAGES  4
+#define WGMMA_STAGES  8 /* the steps of a super-block */
 /* steps that x is loaded ahead: fewer than stages, so that no warp waits for the slowest */
-#define WGMMA_AHEAD 2
+#define WGMMA_AHEAD 6
 
 constexpr int num_up(int n, int unit)
 {
@@ -51,7 +52,7 @@ constexpr int num_up(int n, int unit)
 template <int T, int BN> struct wgmma_gemm_shape {
 	static constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES, LINES = (SB_BYTES + 14 + 15) / 16,
 						 STRIDE = (LINES | 1) * 16;
-	static constexpr int X = BN * 128,
+	static constexpr int X = BN * 64,
 						 W = 16 * STRIDE; /* bytes of a stage of x; of a super-block of a warp */
 	static constexpr int AT_W = WGMMA_STAGES * X, AT_TABLES = AT_W + WGMMA_WARPS * 2 * W,
 						 AT_SUMS =
@@ -61,66 +62,111 @@ template <int T, int BN> struct wgmma_gemm_shape {
 						 BYTES = 1024 + AT_BARRIERS + 2 * WGMMA_STAGES * 8 + 4 * 8;
 };
 
-/* Four signed bytes as two pairs of halves */
-static __device__ __forceinline__ void bytes_halves(uint32_t w, uint32_t &low, uint32_t &high)
+/* How the bytes of a type become halves: prmt makes 1024 + byte of them (halves from 1024 to 2047
+ * are whole numbers), of signed bytes with the top bit flipped, so 1024 + 128 + byte. */
+template <int T> struct wgmma_halves {
+	static constexpr bool UNSIGNED = T == DTYPE_Q4_K || T == DTYPE_Q5_K || T == DTYPE_Q2_K;
+	/* (zero + byte) * by - zero * by is exact as a half operation: by is an integer and zero * by
+	 * below 65504 */
+	static constexpr bool FUSED = T == DTYPE_Q4_K || T == DTYPE_Q5_K || T == DTYPE_Q3_K ||
+								  T == DTYPE_IQ2_XXS || T == DTYPE_IQ2_XS || T == DTYPE_IQ2_S ||
+								  T == DTYPE_IQ3_XXS || T == DTYPE_IQ3_S || T == DTYPE_IQ1_S ||
+								  T == DTYPE_IQ1_M;
+	static __device__ __forceinline__ __half2 zero()
+	{
+		return __half2half2(__ushort_as_half(UNSIGNED ? 0x6400 : 0x6480));
+	}
+};
+
+/* The eight bytes of a lane's step, flipped if they are signed */
+template <int T> struct wgmma_bytes {
+	static __device__ __forceinline__ void get(const uint8_t *p,
+		const typename bytes_type<T>::head &h, int u, int s, int c, const struct lane_tables &t,
+		uint32_t w[2])
+	{
+		bytes_type<T>::bytes(p, h, u, s, c, t, w[0], w[1]);
+		if (!wgmma_halves<T>::UNSIGNED)
+			w[0] ^= 0x80808080u, w[1] ^= 0x80808080u;
+	}
+};
+template <> struct wgmma_bytes<DTYPE_IQ2_XXS> {
+	static __device__ __forceinline__ void get(const uint8_t *p,
+		struct bytes_type<DTYPE_IQ2_XXS>::head &h, int u, int s, int c, const struct lane_tables &t,
+		uint32_t w[2])
+	{
+		bytes_type<DTYPE_IQ2_XXS>::bytes<0x80808080u>(p, h, u, s, c, t, w[0], w[1]);
+	}
+};
+
+static __device__ __forceinline__ __half2 half2_of(uint32_t pair)
 {
-	const __half2 zero = __half2half2(__ushort_as_half(0x6480)); /* 1024 + 128 */
-	w ^= 0x80808080u;
-	uint32_t a = __byte_perm(w, 0x64646464u, 0x4140), b = __byte_perm(w, 0x64646464u, 0x4342);
-	__half2 l = __hsub2(*(__half2 *)&a, zero), h = __hsub2(*(__half2 *)&b, zero);
-	low = *(uint32_t *)&l;
-	high = *(uint32_t *)&h;
+	return *(__half2 *)&pair;
 }
 
-static __device__ __forceinline__ uint32_t times(uint32_t pair, __half2 by)
+static __device__ __forceinline__ uint32_t bits_of(__half2 pair)
 {
-	__half2 v = __hmul2(*(__half2 *)&pair, by);
-	return *(uint32_t *)&v;
+	return *(uint32_t *)&pair;
 }
 
+/* weight = unit * (byte * by): unit of a super-block, by as a half of a step or of half a step. */
 template <typename type, enum scale_kind KIND> struct wgmma_scale;
 template <typename type> struct wgmma_scale<type, SCALE_FLOAT> {
 	typedef typename type::head head;
-	static __device__ __forceinline__ int whole(const uint8_t *, const head &, int, int)
+	static constexpr bool MULTIPLIES = true;
+	/* The power of two below the largest factor of the super-block's steps; and 1 / unit. Whole
+	 * warps call it. */
+	static __device__ __forceinline__ void begin(
+		const uint8_t *p, const head &h, int c, int steps, float &unit, float &inverse)
 	{
-		return 1;
+		float most = fmaxf(c < steps ? fabsf(type::scale(p, h, c)) : 0,
+			c + 4 < steps ? fabsf(type::scale(p, h, c + 4)) : 0);
+		most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+		most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+		uint32_t exponent = most == 0 ? 0x3f800000 : __float_as_uint(most) & 0x7f800000;
+		unit = __uint_as_float(exponent);
+		inverse = __uint_as_float(0x7f000000 - exponent);
 	}
-	static __device__ __forceinline__ float factor(const uint8_t *p, const head &h, int s)
+	static __device__ __forceinline__ __half2 by(
+		const uint8_t *p, const head &h, int s, int, float inverse, int steps)
 	{
-		return type::scale(p, h, s);
+		float v = s < steps ? __fmul_rn(type::scale(p, h, s), inverse) : 0;
+		return __floats2half2_rn(v, v);
 	}
-	static __device__ __forceinline__ float unit(const head &) { return 1; }
 };
-template <typename type> struct wgmma_scale<type, SCALE_STEP> {
+template <typename type> struct wgmma_scale_whole {
 	typedef typename type::head head;
-	static __device__ __forceinline__ int whole(const uint8_t *p, const head &h, int s, int)
+	static __device__ __forceinline__ void begin(
+		const uint8_t *, const head &h, int, int, float &unit, float &)
 	{
-		return type::scale(p, h, s);
+		unit = h.unit;
 	}
-	static __device__ __forceinline__ float factor(const uint8_t *p, const head &h, int s)
-	{
-		return __fmul_rn(h.unit, (float)type::scale(p, h, s));
-	}
-	static __device__ __forceinline__ float unit(const head &h) { return h.unit; }
 };
-template <typename type> struct wgmma_scale<type, SCALE_HALF> {
+template <typename type> struct wgmma_scale<type, SCALE_STEP> : wgmma_scale_whole<type> {
 	typedef typename type::head head;
-	static __device__ __forceinline__ int whole(const uint8_t *p, const head &h, int s, int c)
+	static constexpr bool MULTIPLIES = true;
+	static __device__ __forceinline__ __half2 by(
+		const uint8_t *p, const head &h, int s, int, float, int)
 	{
-		return type::scale(p, h, s, c / 2);
+		return __half2half2(__int2half_rn(type::scale(p, h, s)));
 	}
-	static __device__ __forceinline__ float factor(const uint8_t *, const head &, int) { return 1; }
-	static __device__ __forceinline__ float unit(const head &h) { return h.unit; }
 };
-
-template <typename type> struct wgmma_scale<type, SCALE_NONE> {
+template <typename type> struct wgmma_scale<type, SCALE_HALF> : wgmma_scale_whole<type> {
 	typedef typename type::head head;
-	static __device__ __forceinline__ int whole(const uint8_t *, const head &, int, int)
+	static constexpr bool MULTIPLIES = true;
+	static __device__ __forceinline__ __half2 by(
+		const uint8_t *p, const head &h, int s, int c, float, int)
 	{
-		return 1;
+		return __half2half2(__int2half_rn(type::scale(p, h, s, c / 2)));
 	}
-	static __device__ __forceinline__ float factor(const uint8_t *, const head &, int) { return 1; }
-	static __device__ __forceinline__ float unit(const head &h) { return h.unit; }
+};
+template <typename type> struct wgmma_scale<type, SCALE_NONE> : wgmma_scale_whole<type> {
+	typedef typename type::head head;
+	static constexpr bool MULTIPLIES = false;
+	static __device__ __forceinline__ __half2 by(
+		const uint8_t *, const head &, int, int, float, int)
+	{
+		return __float2half2_rn(1);
+	}
 };
 
 /* The leasts of step c and of step c + 4, each of both halves of the step, as pairs of halves; and
@@ -167,14 +213,17 @@ static __global__ void __launch_bounds__(
 	typedef struct wgmma_gemm_shape<T, BN> shape;
 	typedef struct bytes_type<T> type;
 	typedef struct wgmma_scale<type, type::SCALE> scales;
-	constexpr bool FOLDS = type::SCALE != SCALE_FLOAT && T != DTYPE_IQ4_XS;
+	constexpr bool ROUNDS = type::SCALE == SCALE_FLOAT || T == DTYPE_IQ4_XS,
+				   WHOLE = type::SCALE != SCALE_FLOAT; /* rows are whole super-blocks */
+	typedef struct wgmma_halves<T> halves;
 	extern __shared__ uint8_t shared_begin[];
 	uint32_t begin = shared_address(shared_begin), base = (begin + 1023) & ~1023u;
 	uint8_t *shared = shared_begin + (base - begin);
 	uint32_t full = base + shape::AT_BARRIERS, empty = full + 8 * WGMMA_STAGES,
 			 sums_full = empty + 8 * WGMMA_STAGES, sums_empty = sums_full + 16;
 	int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g8 = lane / 4, c = lane % 4,
-		m0 = blockIdx.x * GEMM_M, steps = g.x.steps;
+		m0 = blockIdx.x * GEMM_M, of_pass = g.x.steps, x_steps = g.x.passes * of_pass,
+		passes = ROUNDS && g.x.passes == 2 ? 3 : g.x.passes, steps = passes * of_pass;
 	struct grouped_gemm_tile tile;
 	if (g.tiles)
 		tile = g.tiles[blockIdx.y];
@@ -203,23 +252,29 @@ static __global__ void __launch_bounds__(
 		mbarrier_init_fence();
 	}
 	__syncthreads();
-	/* loads x of a step when all warps have released the stage */
+	/* loads x of a step when all warps have released the stage; the warps take turns */
 	const uint8_t *from_x =
-		(const uint8_t *)(g.x.x + (blockIdx.z * steps * g.x.pad + tile.x_first) * 64);
+		(const uint8_t *)(g.x.x + (blockIdx.z * x_steps * g.x.pad + tile.x_first) * 32);
 	auto fetch_x = [&](int step) {
-		if (tid || step >= steps)
-			return;
 		int at = step % WGMMA_STAGES, round = step / WGMMA_STAGES;
+		if (lane || warp != at % WGMMA_WARPS || step >= steps)
+			return;
 		if (round)
 			mbarrier_wait(empty + 8 * at, (round & 1) ^ 1);
 		mbarrier_expect(full + 8 * at, shape::X);
-		bulk_copy(base + at * shape::X, from_x + step * g.x.pad * 128, shape::X, full + 8 * at);
+		if (ROUNDS && step >= x_steps)
+			step -= x_steps;
+		bulk_copy(base + at * shape::X, from_x + step * g.x.pad * 64, shape::X, full + 8 * at);
 	};
 #pragma unroll
 	for (int i = 0; i < WGMMA_AHEAD; i++)
 		fetch_x(i);
 
-	int n_sb = (steps + 7) / 8;
+	int sb_of_pass = of_pass / 8, n_sb = passes * sb_of_pass;
+	auto sb_of_weights = [&](int sb) {
+		sb = sb < sb_of_pass ? sb : sb - sb_of_pass;
+		return ROUNDS && sb >= sb_of_pass ? sb - sb_of_pass : sb;
+	};
 	const uint8_t *from_sums =
 		(const uint8_t *)g.x.sums + (blockIdx.z * n_sb * g.x.pad + tile.x_first) * 64;
 	auto fetch_sums = [&](int sb) {
@@ -242,12 +297,13 @@ static __global__ void __launch_bounds__(
 		return (uintptr_t)first_row + (int64_t)min(row, last_row) * g.row_bytes;
 	};
 	auto fetch = [&](int sb) {
-		int bytes = (int)min((int64_t)shape::SB_BYTES, g.row_bytes - (int64_t)sb * shape::SB_BYTES);
+		int at_sb = sb_of_weights(sb) * shape::SB_BYTES,
+			bytes = sb < n_sb ? (int)min((int64_t)shape::SB_BYTES, g.row_bytes - at_sb) : 0;
 		if (bytes > 0)
 #pragma unroll
 			for (int j = 0; j < (16 * shape::LINES + 31) / 32; j++) {
 				int i = lane + 32 * j, row = i / shape::LINES, line = i % shape::LINES * 16;
-				uintptr_t at = row_at(row) + (uint32_t)(sb * shape::SB_BYTES);
+				uintptr_t at = row_at(row) + (uint32_t)at_sb;
 				if (row < 16 && line < bytes + (int)(at & 15))
 					async_copy(
 						shared_address(own) + (sb & 1) * shape::W + row * shape::STRIDE + line,
@@ -261,36 +317,54 @@ static __global__ void __launch_bounds__(
 	tables.lane = 4 * lane;
 	const uint8_t *p[2];
 	typename type::head head[2];
-	float next_factor[2] = {1, 1}, next_minimum[2] = {0, 0};
+	bool rest = false; /* the third pass */
+	float next_unit[2], inverse[2] = {1, 1}, next_minimum[2] = {0, 0};
 	uint32_t next_least[2][2] = {}; /* [row][step c, step c + 4] */
+	int filled = 8; /* steps of the super-block that has begun; the row ends behind them */
 	auto begin_super_block = [&](int sb) {
 		async_wait<1>();
 		__syncwarp();
+		rest = ROUNDS && sb >= 2 * sb_of_pass;
+		if (!WHOLE)
+			filled = min(8, g.x.n_in / 32 - 8 * sb_of_weights(sb));
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			p[i] = own + (sb & 1) * shape::W + (g8 + 8 * i) * shape::STRIDE +
-				   ((low[i] + (uint32_t)(sb * shape::SB_BYTES)) & 15);
+				   ((low[i] + (uint32_t)(sb_of_weights(sb) * shape::SB_BYTES)) & 15);
 			type::read_head(p[i], c, g.tables, head[i]);
+			scales::begin(p[i], head[i], c, filled, next_unit[i], inverse[i]);
 			wgmma_minima<T, type::LEAST>::get(p[i], head[i], c, next_least[i], next_minimum[i]);
 		}
 	};
 	auto unpack = [&](int s, uint32_t(&a)[2][4]) {
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			uint32_t w[2];
-			type::bytes(
-				p[i], head[i], (int)((uint32_t)(uintptr_t)p[i] & 7) / 2, s, c, tables, w[0], w[1]);
+			uint32_t w[2], raw[2][2]; /* [byte word][its halves] */
+			wgmma_bytes<T>::get(
+				p[i], head[i], (int)((uint32_t)(uintptr_t)p[i] & 7) / 2, s, c, tables, w);
+#pragma unroll
+			for (int k = 0; k < 2; k++) {
+				raw[k][0] = __byte_perm(w[k], 0x64646464u, 0x4140);
+				raw[k][1] = __byte_perm(w[k], 0x64646464u, 0x4342);
+			}
+			__half2 zero = halves::zero(), by = scales::by(p[i], head[i], s, c, inverse[i], filled),
+					shift = __hneg2(__hmul2(zero, by));
 #pragma unroll
 			for (int k = 0; k < 2; k++)
-				bytes_halves(w[k], a[k][i], a[k][i + 2]);
-			if (FOLDS && type::SCALE != SCALE_NONE) {
-				__half2 by = __half2half2(__int2half_rn(scales::whole(p[i], head[i], s, c)));
 #pragma unroll
-				for (int k = 0; k < 2; k++)
-					a[k][i] = times(a[k][i], by), a[k][i + 2] = times(a[k][i + 2], by);
-			}
-			if (!FOLDS)
-				next_factor[i] = scales::factor(p[i], head[i], s);
+				for (int j = 0; j < 2; j++) {
+					__half2 v = half2_of(raw[k][j]);
+					if (halves::FUSED)
+						v = __hfma2(v, by, shift);
+					else {
+						v = __hsub2(v, zero);
+						if (ROUNDS && rest) /* what the rounding of the product leaves */
+							v = __hfma2(v, by, __hneg2(__hmul2(v, by)));
+						else if (scales::MULTIPLIES)
+							v = __hmul2(v, by);
+					}
+					a[k][i + 2 * j] = bits_of(v);
+				}
 		}
 	};
 
@@ -303,35 +377,28 @@ static __global__ void __launch_bounds__(
 	fetch(1);
 	begin_super_block(0);
 	unpack(0, a[0]);
-	int stage = 0, round = 0, before = 0;
 	for (int sb = 0; sb < n_sb; sb++) {
-		int left = min(8, steps - 8 * sb);
-		float unit[2] = {scales::unit(head[0]), scales::unit(head[1])},
+		float unit[2] = {next_unit[0], next_unit[1]},
 			  minimum[2] = {next_minimum[0], next_minimum[1]};
 		uint32_t least[4] = {
 			next_least[0][0], next_least[1][0], next_least[0][1], next_least[1][1]};
 #pragma unroll
 		for (int s = 0; s < 8; s++) {
-			if (s >= left)
-				break;
-			float factor[2] = {next_factor[0], next_factor[1]};
 			fetch_x(8 * sb + s + WGMMA_AHEAD);
 			if (s == 4)
 				fetch_sums(sb + 1);
-			uint64_t lines = wgmma_desc_128(base + stage * shape::X);
-			mbarrier_wait(full + 8 * stage, round & 1);
+			uint64_t lines = wgmma_desc_64(base + s * shape::X);
+			mbarrier_wait(full + 8 * s, sb & 1);
 			wgmma_fence();
-			wgmma_f16(d, a[s & 1][0], lines, FOLDS && s);
+			wgmma_f16(d, a[s & 1][0], lines, s != 0);
 			wgmma_f16(d, a[s & 1][1], lines + 2, 1);
-			wgmma_f16(d, a[s & 1][0], lines + 4, 1);
-			wgmma_f16(d, a[s & 1][1], lines + 6, 1);
 			wgmma_commit();
-			if (FOLDS && s) { /* the step before is done: its registers and its x are free */
+			if (s) { /* the step before is done: its registers and its x are free */
 				wgmma_wait<1>();
 				if (!lane)
-					mbarrier_arrive(empty + 8 * before);
+					mbarrier_arrive(empty + 8 * (s - 1));
 			}
-			if (s + 1 < left)
+			if (s < 7)
 				unpack(s + 1, a[(s + 1) & 1]);
 			else if (sb + 1 < n_sb) {
 				__syncwarp();
@@ -339,33 +406,28 @@ static __global__ void __launch_bounds__(
 				begin_super_block(sb + 1);
 				unpack(0, a[0]);
 			}
-			if (!FOLDS || s + 1 == left) {
-				wgmma_wait<0>();
-				wgmma_keep_registers(d);
-				if (!lane)
-					mbarrier_arrive(empty + 8 * stage);
+		}
+		wgmma_wait<0>();
+		wgmma_keep_registers(d);
+		if (!lane)
+			mbarrier_arrive(empty + 8 * 7);
 #pragma unroll
-				for (int i = 0; i < BN / 2; i++)
-					acc[i] = __fmaf_rn(FOLDS ? unit[i / 2 % 2] : factor[i / 2 % 2], d[i], acc[i]);
-			}
-			if (type::LEAST && s + 1 == left) {
-				uint64_t sums = wgmma_desc_64(base + shape::AT_SUMS + (sb & 1) * shape::SUMS);
-				mbarrier_wait(sums_full + 8 * (sb & 1), sb >> 1 & 1);
-				wgmma_fence();
-				wgmma_f16(d, least, sums, 0);
-				wgmma_f16(d, least, sums + 2, 1);
-				wgmma_commit();
-				wgmma_wait<0>();
-				wgmma_keep_registers(d);
-				if (!lane)
-					mbarrier_arrive(sums_empty + 8 * (sb & 1));
+		for (int i = 0; i < BN / 2; i++)
+			acc[i] = __fmaf_rn(unit[i / 2 % 2], d[i], acc[i]);
+		if (type::LEAST) {
+			uint64_t sums = wgmma_desc_64(base + shape::AT_SUMS + (sb & 1) * shape::SUMS);
+			mbarrier_wait(sums_full + 8 * (sb & 1), sb >> 1 & 1);
+			wgmma_fence();
+			wgmma_f16(d, least, sums, 0);
+			wgmma_f16(d, least, sums + 2, 1);
+			wgmma_commit();
+			wgmma_wait<0>();
+			wgmma_keep_registers(d);
+			if (!lane)
+				mbarrier_arrive(sums_empty + 8 * (sb & 1));
 #pragma unroll
-				for (int i = 0; i < BN / 2; i++)
-					acc[i] = __fmaf_rn(-32.0f * minimum[i / 2 % 2], d[i], acc[i]);
-			}
-			before = stage;
-			stage = stage + 1 == WGMMA_STAGES ? 0 : stage + 1;
-			round += !stage;
+			for (int i = 0; i < BN / 2; i++)
+				acc[i] = __fmaf_rn(-32.0f * minimum[i / 2 % 2], d[i], acc[i]);
 		}
 	}
 	float *y = g.y + tile.y_first + m0;

@@ -19,6 +19,7 @@ static struct rank_start describe_start(struct engine *g, const struct engine_op
 	struct rank_start s = {.fingerprint = g->fingerprint,
 		.rows_fingerprint = session_fingerprint(g),
 		.kv_f32 = o->kv_f32,
+		.exact_prompts = o->exact_prompts,
 		.sessions = MAX(o->sessions, 1u),
 		.counts = o->warm || o->profile_folder};
 	snprintf(s.version, sizeof s.version, "%s", GLM_VERSION);
@@ -43,6 +44,8 @@ static int compare_start(
 			first->backend);
 	if (mine->kv_f32 != first->kv_f32)
 		return err_set(e, ERR_RUN, "--kv-f32 is not given on all ranks");
+	if (mine->exact_prompts != first->exact_prompts)
+		return err_set(e, ERR_RUN, "--exact-prompts is not given on all ranks");
 	if (mine->sessions != first->sessions)
 		return err_set(e, ERR_RUN, "%u sessions were asked for, by rank 0 %u", mine->sessions,
 			first->sessions);
