@@ -14,8 +14,9 @@
  * the whole output within ERROR of the CPU's, as |cuda - cpu| / |cpu| over all values of a case.
  * float32 sums of n terms in another order differ by about 2^-24 sqrt(n); the bound leaves room for
  * n = 16384, for cancellation and for halves that round the other way. Products of packed weights
- * have TOLERANCE_PACKED: there x is rounded to whole numbers first. embed, rope and route are
- * computed step by step as the CPU does: they must be equal.
+ * have TOLERANCE_PACKED: there x is rounded to whole numbers first. Prompts are computed in two
+ * passes; test_prompt_passes.c has one pass. embed, rope and route are computed step by step as the
+ * CPU does: they must be equal.
  */
 #include "kernels/backend.h"
 #include "src/base/mem.h"

@@ -4,12 +4,13 @@
  * residual stream, expert ids, indexer selections, greedy text and a round of drafts of every
  * golden prompt.
  *
- *   test_forward_golden                    the pocket model of the tree against
- * tests/data/pocket_golden.* (made by tests/golden/make_golden.py with numpy) test_forward_golden
- * MODEL PREFIX       any model against PREFIX.json and PREFIX.safetensors, e.g. the bf16 pocket
- *                                          against the results of Hugging Face transformers
- * (tests/e2e/logits/parity.sh) test_forward_golden MODEL PREFIX cuda  the same on another backend,
- * within 2e-2 and a cosine of 0.99999
+ * Usage: test_forward_golden [MODEL PREFIX [cuda [exact]]]
+ *
+ * Without arguments: the pocket model of the tree against tests/data/pocket_golden.* (made by
+ * tests/golden/make_golden.py with numpy). MODEL PREFIX: any model against PREFIX.json and
+ * PREFIX.safetensors, e.g. the bf16 pocket against the results of Hugging Face transformers
+ * (tests/e2e/logits/parity.sh). cuda: the same on another backend, within 2e-2 and a cosine of
+ * 0.99999; exact: with prompts in two passes.
  */
 #include "src/base/mem.h"
 #include "src/engine/generate.h"
@@ -29,6 +30,7 @@
 static const char *model_path = "tools/pocket/pocket.gguf";
 static const char *golden_prefix = "tests/data/pocket_golden";
 static const char *backend = "cpu";
+static bool exact_prompts;
 /* on the CPU; a card adds up in another order */
 static double max_logit_difference = 3e-4, min_cosine = 0.999999, max_resid_difference = 1e-4,
 			  max_router_share = 0;
@@ -41,7 +43,10 @@ static int forward_golden_setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct engine_options o = {.model_path = model_path, .backend = backend, .kv_f32 = true};
+	struct engine_options o = {.model_path = model_path,
+		.backend = backend,
+		.exact_prompts = exact_prompts,
+		.kv_f32 = true};
 	char *json_path = mem_printf("%s.json", golden_prefix),
 		 *st_path = mem_printf("%s.safetensors", golden_prefix);
 	json_error_t je;
@@ -297,11 +302,13 @@ int main(int argc, char **argv)
 		model_path = argv[1];
 		golden_prefix = argv[2];
 	}
-	if (argc == 4) {
+	if (argc >= 4) {
+		exact_prompts = argc == 5 && !strcmp(argv[4], "exact");
 		backend = argv[3];
 		max_logit_difference = 2e-2;
 		min_cosine = 0.99999;
-		max_resid_difference = 1e-3;
+		/* one pass takes another expert where two are near: 1.5e-3 was measured */
+		max_resid_difference = exact_prompts ? 1e-3 : 3e-3;
 		max_router_share = 1e-3;
 	}
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_prompt)};

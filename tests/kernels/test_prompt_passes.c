@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Products of prompts on a card in one pass and in two (backend_options.exact_prompts), against the
+ * CPU backend and the formulas. Exits with 77 where no device answers.
+ *
+ * One pass rounds each activation to 11 bits, and on cards with wgmma the weights whose blocks of
+ * 32 have a float factor: each is off by at most 2^-11 of itself. So a product is off by at most
+ * 2^-10 of the sum of |weight * activation|, which op_case_reference reports, beside the roundings
+ * of float32 sums that two passes have as well (test_backend_parity.c). In a feed-forward network x
+ * and the hidden row are rounded one after the other, and the gate's error is multiplied by up and
+ * the other way round.
+ */
+#include "kernels/backend.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "tests/kernels/op_cases.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define FLOAT_UNITS    64.0         /* of 2^-24: TOLERANCE_PACKED of test_backend_parity.c */
+#define ROUNDING_UNITS 16384.0      /* of 2^-24: 2^-10 */
+#define FFN_ROUNDINGS  6.0          /* twice gate, up and down each */
+#define ERROR_PRODUCT  (0.5 / 1024) /* 2^-11 of the norm, were all roundings alike */
+#define ERROR_FFN      (1.5 / 1024)
+#define ERROR_EXACT    1e-5
+
+static struct backend *cpu, *one, *two;
+
+static bool is_product(const struct op_case *c)
+{
+	return c->op == OP_MATMUL || c->op == OP_STACKED_MATMUL || c->op == OP_FFN ||
+		   c->op == OP_EXPERT_FFN;
+}
+
+static double error_of(const float *got, const float *want, size_t n)
+{
+	double diff = 0, norm = 0;
+	for (size_t i = 0; i < n; i++) {
+		double d = (double)got[i] - (double)want[i];
+		diff += d * d;
+		norm += (double)want[i] * (double)want[i];
+	}
+	return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
+}
+
+static void check_passes(const struct op_case *c)
+{
+	bool ffn = c->op == OP_FFN || c->op == OP_EXPERT_FFN;
+	size_t width = (size_t)op_case_width(c), n = (size_t)c->rows * width;
+	float *want = op_case_run(cpu, c, 0, c->rows), *got = op_case_run(one, c, 0, c->rows),
+		  *exact = op_case_run(two, c, 0, c->rows);
+	double *value = NEW_ARRAY(double, n), *scale = NEW_ARRAY(double, n), worst = 0;
+	op_case_reference(c, value, scale);
+	for (size_t i = 0; i < n; i++) {
+		double off = fabs((double)got[i] - value[i]), unit = 0x1p-24 * scale[i];
+		if (!(off <= (FLOAT_UNITS + ROUNDING_UNITS * (ffn ? FFN_ROUNDINGS : 1)) * unit))
+			fail_msg("%s, %s: value %zu is %.9g in one pass, the formula gives %.9g (%.3g units)",
+				op_names[c->op], c->name, i, (double)got[i], value[i], off / unit);
+		worst = off > worst * unit ? off / unit : worst;
+	}
+	double error = error_of(got, want, n), of_two = error_of(exact, want, n);
+	print_message("%-16s %-22s one pass %.2e, two %.2e, worst value %.0f units of 2^-24\n",
+		op_names[c->op], c->name, error, of_two, worst);
+	if (!(error <= (ffn ? ERROR_FFN : ERROR_PRODUCT)))
+		fail_msg("%s, %s: normalised error %.3e in one pass", op_names[c->op], c->name, error);
+	if (!(of_two <= ERROR_EXACT))
+		fail_msg("%s, %s: normalised error %.3e in two passes", op_names[c->op], c->name, of_two);
+	if (!(error > 4 * of_two)) /* else the option has no effect */
+		fail_msg("%s, %s: one pass is as exact as two", op_names[c->op], c->name);
+
+	/* a row's bits do not depend on its batch */
+	int some = (c->rows - (int)one->ops->decode_rows) / 2;
+	float *rest = op_case_run(one, c, some, c->rows - some);
+	op_case_same_bits(
+		c, "in another batch", got + (size_t)some * width, rest, (size_t)(c->rows - some) * width);
+	free(rest);
+	free(value);
+	free(scale);
+	free(want);
+	free(got);
+	free(exact);
+}
+
+static void test_products(void **state)
+{
+	(void)state;
+	int n = 0;
+	for (int i = 0; i < op_cases_n; i++)
+		if (is_product(&op_cases[i]) && op_cases[i].rows > 16) { /* the others are large */
+			struct op_case c = op_cases[i];
+			c.rows = MAX(c.rows, (int)one->ops->decode_rows + 9);
+			check_passes(&c);
+			n++;
+		}
+	assert_true(n > 20);
+}
+
+int main(int argc, char **argv)
+{
+	struct err e = {0};
+	if (argc > 1)
+		cmocka_set_test_filter(argv[1]);
+	if (backend_open(&(struct backend_options){.name = "cuda"}, &one, &e)) {
+		printf("skipped: %s\n", e.text);
+		return 77;
+	}
+	if (backend_open(&(struct backend_options){.name = "cuda", .exact_prompts = true}, &two, &e) ||
+		backend_open(&(struct backend_options){.name = "cpu"}, &cpu, &e)) {
+		fprintf(stderr, "%s\n", e.text);
+		return 1;
+	}
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_products),
+	};
+	int rc = cmocka_run_group_tests(tests, NULL, NULL);
+	one->ops->close(one);
+	two->ops->close(two);
+	cpu->ops->close(cpu);
+	return rc;
+}
