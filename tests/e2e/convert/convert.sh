@@ -239,19 +239,19 @@ differ() {
 run convert "$work/tiny" -o "$work/feedback.gguf" --recipe iq2 --feedback -j 1
 exits 0
 check "it is said" grep -q 'error feedback for .* tensors of routed experts, by .* inputs for 0, else' "$work/err"
-check "the file is sound" agrees "$work/tiny" "$work/feedback.gguf" iq2
 check "it changes the experts" differ "$work/tiny-iq2.gguf" "$work/feedback.gguf"
-start_and_kill "$work/jobs.gguf" KILL
-run convert "$work/tiny" -o "$work/jobs.gguf" --recipe iq2 --feedback -j 2
-exits 0
-check "it starts over what was begun without it" grep -q 'belongs to another source, recipe or version: starting over' "$work/err"
-check "to the same bytes with two workers" cmp -s "$work/feedback.gguf" "$work/jobs.gguf"
-start_and_kill "$work/killed.gguf" KILL --feedback --force
+start_and_kill "$work/begun.gguf" KILL --feedback
 check "it was killed halfway" [ "$killed" = yes ]
-run convert "$work/tiny" -o "$work/killed.gguf" --recipe iq2 --feedback -j 2 --force
+cp "$work/begun.gguf.partial" "$work/without.gguf.partial"
+cp "$work/begun.gguf.journal" "$work/without.gguf.journal"
+run convert "$work/tiny" -o "$work/begun.gguf" --recipe iq2 --feedback -j 2
 exits 0
 check "it goes on where it stood" grep -qE 'going on with an earlier run: [0-9]+ of 112 tensors are done' "$work/err"
-check "resumed equals uninterrupted" cmp -s "$work/feedback.gguf" "$work/killed.gguf"
+check "to the same bytes, with two workers" cmp -s "$work/feedback.gguf" "$work/begun.gguf"
+run convert "$work/tiny" -o "$work/without.gguf" --recipe iq2 -q
+exits 0
+check "without it, the same starts over" grep -q 'belongs to another source, recipe or version: starting over' "$work/err"
+check "to the bytes of plain quantising" cmp -s "$work/tiny-iq2.gguf" "$work/without.gguf"
 run imatrix -m "$work/tiny-q4.gguf" -f tools/pocket/LICENSE.wordnet -c 64 --chunks 2 --moments -o "$work/moments.gguf" -q
 exits 0
 run convert "$work/tiny" -o "$work/moments-q2.gguf" --recipe q2 --feedback --imatrix "$work/moments.gguf"
