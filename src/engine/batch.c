@@ -187,7 +187,8 @@ static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_
 	}
 	memcpy(r->parts, parts, n_parts * sizeof *parts);
 	int32_t *pos = ids + rows, *base = pos + rows, *states = r->states = base + rows;
-	bool *draft = (bool *)(states + rows), any_draft = false, long_prompt = false;
+	bool *draft = (bool *)(states + rows), any_draft = false, long_prompt = false,
+		 answers = rows <= ANSWER_ROWS;
 	for (uint32_t i = 0, at = 0; i < n_parts; i++) {
 		struct session *s = parts[i].session;
 		const struct batch_part *p = &parts[i];
@@ -205,6 +206,7 @@ static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_
 			any_draft |= draft[at];
 		}
 		long_prompt |= p->prompt >= LONG_PROMPT;
+		answers &= !p->prompt && (p->n == 1 || p->verify);
 		session_drop_logits(s);
 	}
 	parts->session->g->n_steps++;
@@ -214,6 +216,7 @@ static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_
 		.base = base,
 		.draft = any_draft ? draft : NULL,
 		.long_prompt = long_prompt,
+		.answers = answers,
 		.cancel = watch ? watch->cancel : NULL,
 		.on_layer = watch ? watch->on_layer : NULL,
 		.user = watch ? watch->user : NULL};

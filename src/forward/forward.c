@@ -198,6 +198,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 		b->ops->set_cancel(b, rows->cancel);
 	m->plan.draft = rows->draft;
 	m->plan.long_prompt = rows->long_prompt;
+	m->plan.answers = rows->answers;
 	struct batch batch = step_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
 	if (m->source->ops->step)
 		m->source->ops->step(m->source, moe_step_use(m, batch.n), batch.n, rows->pos[0]);
@@ -221,7 +222,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	if (b->ops->set_cancel)
 		b->ops->set_cancel(b, NULL);
 	m->plan.draft = NULL;
-	m->plan.long_prompt = false;
+	m->plan.long_prompt = m->plan.answers = false;
 	return rc;
 }
 

@@ -33,6 +33,7 @@ struct forward_rows {
 	 * keep_rows); NULL: none */
 	const bool *draft;
 	bool long_prompt;          /* of LONG_PROMPT tokens or more: moe.h */
+	bool answers;              /* all rows are of answers, at most ANSWER_ROWS: moe.h */
 	struct forward_taps *taps; /* NULL: none. Taps slow a step down: the host waits per layer */
 	/* Stops the step: read before each layer, between groups of experts, and inside ops where the
 	 * backend can (backend.h: set_cancel). NULL: never */

@@ -22,7 +22,8 @@ uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows)
 {
 	const struct model_config *c = &m->config;
 	if (m->source->lookahead <= 0 || !m->source->ops->prefetch ||
-		moe_step_use(m, rows) != EXPERT_DECODE || layer + 1 < c->n_dense ||
+		moe_step_use(m, rows) != EXPERT_DECODE || rows > (int)lookahead_max_rows(m->ws.max_rows) ||
+		layer + 1 < c->n_dense ||
 		layer + 1 >= c->end_layer) /* so all layers ahead are MoE layers */
 		return 0;
 	uint32_t left = c->end_layer - 1 - layer,

@@ -17,7 +17,8 @@
 #include <limits.h>
 #include <stdlib.h>
 
-_Static_assert(PREFILL_ROWS <= 64, "a bit of draft_rows for each row of EXPERT_DECODE");
+_Static_assert(PREFILL_ROWS <= ANSWER_ROWS && ANSWER_ROWS <= 64,
+	"a bit of draft_rows for each row of EXPERT_DECODE");
 
 #define GROUP_MIN 8 /* experts that fill a card together */
 
@@ -85,7 +86,8 @@ static struct expert_job expert_job_shape(const struct model *m, uint32_t layer)
 
 enum expert_use moe_step_use(const struct model *m, int rows)
 {
-	return m->plan.long_prompt || rows >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
+	return m->plan.long_prompt || (rows >= PREFILL_ROWS && !m->plan.answers) ? EXPERT_PREFILL
+																			 : EXPERT_DECODE;
 }
 
 bool moe_deferred(const struct model *m, uint32_t layer, int rows)

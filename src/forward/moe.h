@@ -28,6 +28,9 @@ struct model;
 
 /* A step of at least so many rows is a prefill chunk: it touches most experts of a layer once. */
 #define PREFILL_ROWS 32
+/* Not so a step of answers, one token of each and drafts: the next one uses much the same experts
+ * again. It has at most so many rows. */
+#define ANSWER_ROWS 64
 /* So is every step of a prompt of so many tokens, the short one at its end too: with the cache of
  * decoding it would push out what answers use. Not where the largest step is shorter than
  * PREFILL_ROWS (session.c). */
@@ -52,6 +55,7 @@ struct moe_plan {
 	struct expert_job *jobs; /* [n_experts] scratch of a call */
 	int32_t *ahead;          /* [n_experts] scratch of a read-ahead list */
 	bool long_prompt;        /* the step belongs to one */
+	bool answers;            /* the step is of answers */
 	const bool *draft;       /* [rows] of the step: they may be dropped; NULL: none */
 	/* the layer */
 	uint32_t layer;

@@ -431,6 +431,7 @@ static struct spy {
 	struct expert_source base; /* first: the two pointers are cast */
 	struct expert_source *inner;
 	int n_refs, id[CONFIG_MAX_EXPERTS];
+	enum expert_use use; /* of the latest step */
 	uint64_t draft_rows[CONFIG_MAX_EXPERTS];
 	int n_keeps, first, n;
 } * spy;
@@ -480,6 +481,7 @@ static void spy_step(struct expert_source *s, enum expert_use use, int rows, int
 {
 	(void)s;
 	spy->n_refs = 0;
+	spy->use = use;
 	if (spy->inner->ops->step)
 		spy->inner->ops->step(spy->inner, use, rows, position);
 }
@@ -501,6 +503,37 @@ static int spy_wrap(void *user, const struct model_config *c, struct expert_sour
 	spy->inner = inner;
 	*out = &spy->base;
 	return 0;
+}
+
+/* A step of many answers uses the cache as steps of one do; one of as many rows of a prompt does
+ * not. */
+static void test_many_answers(void **state)
+{
+	(void)state;
+	enum { N = 40 };
+	struct engine_options o = {.model_path = MODEL,
+		.backend = backend,
+		.context = 64,
+		.sessions = N,
+		.cache_bytes = 4000000,
+		.wrap_source = spy_wrap};
+	struct engine *g = engine_of(&o);
+	struct batch_part parts[N];
+	struct err e = {0};
+	for (int i = 0; i < N; i++)
+		parts[i] = (struct batch_part){
+			.session = session_of(g, false), .tokens = text + i, .n = 1, .logits = true};
+	for (int step = 0; step < 2; step++)
+		ok(batch_step(parts, N, NULL, &e), &e);
+	assert_int_equal(spy->use, EXPERT_DECODE);
+	ok(session_extend(parts[0].session, text, N, NULL, NULL, &e), &e);
+	assert_int_equal(spy->use, EXPERT_PREFILL);
+	parts[1].prompt = N;
+	ok(batch_step(parts, N, NULL, &e), &e);
+	assert_int_equal(spy->use, EXPERT_PREFILL);
+	for (int i = 0; i < N; i++)
+		session_free(parts[i].session);
+	engine_close(g, NULL);
 }
 
 /* The refs of the layer in steps of single tokens, and in one verification: first those of the
@@ -579,6 +612,7 @@ int main(void)
 		cmocka_unit_test(test_together),
 		cmocka_unit_test(test_lost_state),
 		cmocka_unit_test(test_draft_rows),
+		cmocka_unit_test(test_many_answers),
 	};
 	return cmocka_run_group_tests(tests, verify_setup, temp_dir_drop);
 }

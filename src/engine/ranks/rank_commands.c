@@ -55,7 +55,8 @@ static struct rank_command step_command(const struct forward_rows *rows)
 	return (struct rank_command){.code = RANK_STEP,
 		.n = rows->n,
 		.draft = rows->draft != NULL,
-		.long_prompt = rows->long_prompt};
+		.long_prompt = rows->long_prompt,
+		.answers = rows->answers};
 }
 
 int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, struct err *e)

@@ -95,10 +95,10 @@ struct rank_command {
 	uint32_t code; /* enum rank_command_code */
 	uint32_t n;
 	uint32_t row, from, layer;
-	uint8_t is_index_key;       /* READ_ROWS, WRITE_ROWS: else it is the cache of latents */
-	uint8_t draft, long_prompt; /* STEP */
-	uint8_t in_flight;          /* STEP: others may be in flight with it (pipeline.h) */
-	uint8_t on;                 /* MEASURE */
+	uint8_t is_index_key; /* READ_ROWS, WRITE_ROWS: else it is the cache of latents */
+	uint8_t draft, long_prompt, answers; /* STEP */
+	uint8_t in_flight;                   /* STEP: others may be in flight with it (pipeline.h) */
+	uint8_t on;                          /* MEASURE */
 };
 
 struct rank_answer {

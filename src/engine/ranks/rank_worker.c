@@ -36,7 +36,8 @@ static int worker_step(struct engine *g, const struct rank_command *c, const uin
 		.pos = (const int32_t *)(const void *)(data + numbers),
 		.base = (const int32_t *)(const void *)(data + 2 * numbers),
 		.draft = c->draft ? draft : NULL,
-		.long_prompt = c->long_prompt};
+		.long_prompt = c->long_prompt,
+		.answers = c->answers};
 	for (uint32_t i = 0; i < rows.n; i++)
 		if (rows.tokens[i] < 0 || (uint32_t)rows.tokens[i] >= g->config.n_vocab ||
 			rows.pos[i] < 0 || rows.base[i] < 0 ||
