@@ -33,8 +33,10 @@ struct rows_bench {
 	uint32_t n_sessions;
 	int32_t *ids; /* [n_prompt + BENCH_ROWS_MAX]; session i has those from i on */
 	uint32_t n_prompt, n_new, n_ranks;
-	struct batch_part parts[BENCH_ROWS_MAX]; /* of the next step of each answer */
-	int32_t next[BENCH_ROWS_MAX];            /* its token */
+	struct batch_part parts[BENCH_ROWS_MAX];  /* of the next step of each answer */
+	int32_t next[BENCH_ROWS_MAX];             /* its token */
+	struct draw_request likeliest;            /* zero */
+	struct draw_result drawn[BENCH_ROWS_MAX]; /* by the device, behind the step before */
 };
 
 /* What was measured of steps of n rows. */
@@ -46,21 +48,27 @@ struct rows_figures {
 	struct backend_usage from, to;
 };
 
-/* The next token of answers [first, first + n). */
+/* The next token of answers [first, first + n): what the device drew behind the step before, as a
+ * server has it draw; behind a prompt the likeliest. */
 static int draw_answers(
 	struct rows_bench *r, uint32_t first, uint32_t n, uint64_t *draw_ns, struct err *e)
 {
 	const uint64_t start = clock_ns();
 	for (uint32_t i = first; i < first + n; i++) {
-		const float *logits = session_logits(r->sessions[i]);
-		if (!logits)
+		const bool on_device = r->parts[i].drawn;
+		const float *logits = on_device ? NULL : session_logits(r->sessions[i]);
+		if (on_device ? !r->drawn[i].finite : !logits)
 			return err_set(e, ERR_RUN, "the logits of answer %u are not finite", i);
-		int32_t best = 0;
-		for (int32_t k = 1; k < engine_n_valid(r->g); k++)
+		int32_t best = on_device ? r->drawn[i].id : 0;
+		for (int32_t k = 1; !on_device && k < engine_n_valid(r->g); k++)
 			best = logits[k] > logits[best] ? k : best;
 		r->next[i] = best;
-		r->parts[i] = (struct batch_part){
-			.session = r->sessions[i], .tokens = &r->next[i], .n = 1, .logits = true};
+		r->parts[i] = (struct batch_part){.session = r->sessions[i],
+			.tokens = &r->next[i],
+			.n = 1,
+			.logits = true,
+			.draws = &r->likeliest,
+			.drawn = &r->drawn[i]};
 	}
 	*draw_ns += clock_ns() - start;
 	return 0;
@@ -115,6 +123,7 @@ static int sample_steps(
 	const struct session_watch watch = {.cancel = interrupt_flag()};
 	uint64_t draw_ns = 0;
 	int rc = 0;
+	memset(r->parts, 0, sizeof r->parts);
 	for (uint32_t i = 0; i < f->n && !rc; i++)
 		rc = session_sync(r->sessions[i], r->ids + i, r->n_prompt, &watch, NULL, e);
 	if (!rc)
@@ -210,7 +219,7 @@ static int open_rows(
 		most = MAX(most, (uint32_t)rows[i]);
 	c.sessions = most;
 	if (!c.context)
-		c.context = r->n_prompt + r->n_new + WARM_STEPS + 1;
+		c.context = MAX(most, r->n_prompt + r->n_new + WARM_STEPS + 1); /* a chunk has a step */
 	int rc = common_opts_open(&c, &r->g, e);
 	if (rc || (rc = bench_check_context(r->g, r->n_prompt, r->n_new + WARM_STEPS + 1, e)))
 		return rc;
