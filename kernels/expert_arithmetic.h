@@ -6,7 +6,7 @@
  * tests/kernels/test_expert_bits.c compares card and processor, test_expert_limbs.c the
  * processor's instruction sets.
  *
- * Scope: expert_ffn with at most 16 rows (DECODE_MAX_ROWS, gpu_backend.cuh:41), matrices of the
+ * Scope: expert_ffn with at most 64 rows (DECODE_MAX_ROWS, gpu_backend.cuh:41), matrices of the
  * types of expert_arithmetic_covers. With more rows the card computes otherwise (experts.cu:87).
  *
  * An output of a matrix is a function of one packed weight row, one row of x and `split` (point 4),

@@ -325,6 +325,26 @@ static void test_together(void **state)
 	engine_close(g, NULL);
 }
 
+/* A prompt's numbers do not depend on the size of a chunk, also if the last chunk has few rows. */
+static void test_chunks(void **state)
+{
+	(void)state;
+	static const uint32_t chunks[] = {256, 200, 190, 140};
+	struct err e = {0};
+	uint64_t want = 0;
+	for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
+		struct engine_options o = {
+			.model_path = MODEL, .backend = backend, .context = 256, .chunk = chunks[i]};
+		struct engine *g = engine_of(&o);
+		struct session *s = session_of(g, false);
+		ok(session_sync(s, text, 210, NULL, NULL, &e), &e);
+		want = i ? want : logits_hash(s);
+		assert_true(logits_hash(s) == want);
+		session_free(s);
+		engine_close(g, NULL);
+	}
+}
+
 /* The cosine between drafts on two timelines of the same tokens. */
 static double round_cosine(struct session *a, struct session *b)
 {
@@ -610,6 +630,7 @@ int main(void)
 		cmocka_unit_test(test_kept_rows),
 		cmocka_unit_test(test_recursion),
 		cmocka_unit_test(test_together),
+		cmocka_unit_test(test_chunks),
 		cmocka_unit_test(test_lost_state),
 		cmocka_unit_test(test_draft_rows),
 		cmocka_unit_test(test_many_answers),

@@ -12,9 +12,9 @@
 /* What one run or formula allocates: released together. */
 struct op_pool {
 	struct backend *b; /* NULL: host memory only */
-	void *host[64];
-	void *device[64];
-	size_t device_bytes[64];
+	void *host[128];
+	void *device[128];
+	size_t device_bytes[128];
 	int n_host, n_device;
 	int rc;
 	struct err *e;

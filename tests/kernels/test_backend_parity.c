@@ -36,7 +36,7 @@
 #include <cmocka.h>
 
 #define TOLERANCE 16.0
-#define FEW_ROWS  16
+#define FEW_ROWS  64 /* cuda_ops.decode_rows */
 #define TOLERANCE_PACKED                                                                           \
 	64.0 /* products of packed weights: x is rounded at 2^-24 of the largest of 256 neighbours */
 #define ERROR 1e-5
@@ -52,6 +52,71 @@ static const struct op_case large[] = {
 		.rows = 2,
 		.n_in = 6144,
 		.n_out = 2048},
+	/* steps of many sessions: groups of rows, several launches, a last item that is not full */
+	{.name = "17 rows Q8_0",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q8_0,
+		.rows = 17,
+		.n_in = 6144,
+		.n_out = 576},
+	{.name = "33 rows Q8_0",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q8_0,
+		.rows = 33,
+		.n_in = 16384,
+		.n_out = 3000},
+	{.name = "64 rows Q8_0",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q8_0,
+		.rows = 64,
+		.n_in = 6144,
+		.n_out = 20005},
+	{.name = "24 rows Q4_K",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q4_K,
+		.rows = 24,
+		.n_in = 2048,
+		.n_out = 5000},
+	{.name = "64 rows Q4_K",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q4_K,
+		.rows = 64,
+		.n_in = 6144,
+		.n_out = 2048},
+	{.name = "15 rows Q8_0",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q8_0,
+		.rows = 15,
+		.n_in = 12288,
+		.n_out = 6144},
+	{.name = "7 rows Q8_0",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q8_0,
+		.rows = 7,
+		.n_in = 2048,
+		.n_out = 16384},
+	{.name = "40 rows, added Q8_0",
+		.op = OP_FFN,
+		.type = DTYPE_Q8_0,
+		.rows = 40,
+		.n_in = 6144,
+		.n_out = 2048},
+	{.name = "50 rows IQ2_XXS",
+		.op = OP_EXPERT_FFN,
+		.type = DTYPE_IQ2_XXS,
+		.rows = 50,
+		.n_in = 2048,
+		.n_out = 2048,
+		.heads = 16,
+		.n_used = 6},
+	{.name = "34 rows Q2_K",
+		.op = OP_EXPERT_FFN,
+		.type = DTYPE_Q2_K,
+		.rows = 34,
+		.n_in = 3072,
+		.n_out = 2048,
+		.heads = 20,
+		.n_used = 4},
 	{.name = "q_b 2048x16384 Q4_K",
 		.op = OP_MATMUL,
 		.type = DTYPE_Q4_K,
@@ -539,11 +604,22 @@ static void check_case(const struct op_case *c, bool formula)
 	free(got);
 }
 
+/* A case of several rows within FEW_ROWS, which with FEW_ROWS more is computed in the other way */
+static bool in_both_ways(const struct op_case *c)
+{
+	return c->rows > 16 && c->rows <= FEW_ROWS;
+}
+
 static void test_every_case(void **state)
 {
 	(void)state;
-	for (int i = 0; i < op_cases_n; i++)
+	for (int i = 0; i < op_cases_n; i++) {
 		check_case(&op_cases[i], true);
+		struct op_case more = op_cases[i];
+		more.rows += FEW_ROWS;
+		if (in_both_ways(&op_cases[i]))
+			check_case(&more, true);
+	}
 }
 
 static void test_large_cases(void **state)
@@ -559,7 +635,9 @@ static void check_rows(const struct op_case *c)
 {
 	size_t width = (size_t)op_case_width(c);
 	float *whole = op_case_run(cuda, c, 0, c->rows);
-	for (int r = 0; r < c->rows && r < 5 && c->rows <= FEW_ROWS; r++) {
+	for (int r = 0; r < c->rows && c->rows <= FEW_ROWS; r++) {
+		if (r >= 3 && r < c->rows - 2) /* the first rows and the last */
+			continue;
 		float *one = op_case_run(cuda, c, r, 1);
 		op_case_same_bits(c, "alone", whole + (size_t)r * width, one, width);
 		free(one);
@@ -577,8 +655,13 @@ static void check_rows(const struct op_case *c)
 static void test_rows_are_independent(void **state)
 {
 	(void)state;
-	for (int i = 0; i < op_cases_n; i++)
+	for (int i = 0; i < op_cases_n; i++) {
 		check_rows(&op_cases[i]);
+		struct op_case more = op_cases[i];
+		more.rows += FEW_ROWS;
+		if (in_both_ways(&op_cases[i]))
+			check_rows(&more);
+	}
 	for (size_t i = 0; !small && i < ARRAY_LEN(large); i++)
 		if (large[i].rows > 1)
 			check_rows(&large[i]);

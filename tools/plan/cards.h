@@ -64,8 +64,7 @@ const struct card_op_rate *card_op_rate_of(
 /* What each further row adds to the products with resident weights, in parts of the first row's
  * time on an H200. Fitted to the steps of card_check_steps. */
 #define CARD_ROW_PART 0.18
-/* Steps of more rows are computed by the kernels of prompts, which read every expert for few rows:
- * 32 rows are slower than two steps of 16. */
+/* Most rows of a step that is forecast: CARD_ROW_PART is fitted to steps of up to so many. */
 #define CARD_STEP_ROWS 16
 
 /* Work of a step of one row, as bytes that a copy would move in the same time. */

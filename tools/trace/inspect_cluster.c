@@ -311,9 +311,8 @@ static void list_assumptions(const struct result *r, struct assumptions *a)
 		assume(a, "... and to the rest of a token", CARD_OTHER_ROW_MS, "ms",
 			MEASURED "a step of 8 has 0.52 ms of rest", NULL, false);
 		assume(a, "rows of a step, at most", c->step_rows, "",
-			"steps of more are computed by the kernels of prompts, which are slower: " RESULTS
-			", \"32, by the kernels of prompts\"",
-			"--step-rows", c->rows_given);
+			"what a further row adds is fitted to steps of up to so many", "--step-rows",
+			c->rows_given);
 		assume(a, "gaps between micro-batches", 0, "ms",
 			"assumed: they follow each other without a pause; no two cards were measured", NULL,
 			false);

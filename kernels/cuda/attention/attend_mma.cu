@@ -25,13 +25,14 @@
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/common/mma.cuh"
 
-#define WIDTH    576
-#define VALUE    512
-#define TILE     32
-#define SEGMENT  64
-#define THREADS  256
-#define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
-#define P_STRIDE 40               /* halves of a row of 32 attention weights: no bank conflicts */
+#define WIDTH        576
+#define VALUE        512
+#define TILE         32
+#define SEGMENT      64
+#define THREADS      256
+#define ROWS_AT_ONCE 16 /* rows of decode whose segments are in scratch memory together */
+#define STEPS        (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
+#define P_STRIDE     40 /* halves of a row of 32 attention weights: no bank conflicts */
 #define NOPE_STEPS                                                                                 \
 	((VALUE - 3 * STEPS * 16) / 16) /* those of the last quarter before the rotated part begins */
 #define TILE_BYTES (TILE * WIDTH * 2)
@@ -438,6 +439,34 @@ static bool attend_mma_launch(
 	return true;
 }
 
+/* Rows g->first_row .. first_row + n by segments, then merged. False: the failure is kept. */
+static bool attend_segments(struct cuda_backend *b, struct mma_attend_args *g, int n)
+{
+	const struct attend *a = &g->a;
+	/* one row: small blocks, to be on every multiprocessor; more: large ones,
+	 * about as many as can run at a time */
+	bool narrow = n == 1 || a->n_heads <= 16;
+	g->n_groups = narrow ? (a->n_heads + 15) / 16 : (a->n_heads + 31) / 32;
+	g->per_block = (g->n_segments * g->n_groups * n + b->n_sm - 1) / b->n_sm;
+	int blocks = (g->n_segments + g->per_block - 1) / g->per_block * g->n_groups;
+	if (!(narrow ? attend_mma_launch<1, false>(b, g, blocks, n)
+				 : attend_mma_launch<2, false>(b, g, blocks, n)))
+		return false;
+	size_t bytes = (size_t)g->n_segments * sizeof(float);
+	/* one setting of the multiprocessors for both kernels: changing it takes time */
+	if (!b->merge_carveout_set &&
+		!cuda_check(
+			b, cudaFuncSetAttribute((const void *)merge_mma_kernel,
+				   cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)))
+		return false;
+	b->merge_carveout_set = true;
+	if (!cuda_allow_shared(b, (const void *)merge_mma_kernel, bytes))
+		return false;
+	cuda_launch(b, merge_mma_kernel, dim3((unsigned)(a->n_heads * (VALUE / 128)), (unsigned)n), 128,
+		bytes, *g);
+	return true;
+}
+
 bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a)
 {
 	if (a->cache.type != DTYPE_F16 || a->cache.width != WIDTH || a->n_value != VALUE ||
@@ -457,35 +486,17 @@ bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct a
 		return true;
 	}
 	int longest = rows->max_pos + 1 < a->sel_stride ? rows->max_pos + 1 : a->sel_stride,
-		most = (a->sel_stride + SEGMENT - 1) / SEGMENT;
+		most = (a->sel_stride + SEGMENT - 1) / SEGMENT, group = min(rows->n, ROWS_AT_ONCE);
 	g.n_segments = (longest + SEGMENT - 1) / SEGMENT;
-	/* one row: small blocks, to be on every multiprocessor; more: large ones,
-	 * about as many as can run at a time */
-	bool narrow = rows->n == 1 || a->n_heads <= 16;
-	g.n_groups = narrow ? (a->n_heads + 15) / 16 : (a->n_heads + 31) / 32;
-	g.per_block = (g.n_segments * g.n_groups * rows->n + b->n_sm - 1) / b->n_sm;
-	int blocks = (g.n_segments + g.per_block - 1) / g.per_block * g.n_groups;
 	/* scratch for the longest list that these arguments can bring, so that it
 	 * does not grow with the context */
-	size_t entries = (size_t)rows->n * (size_t)most * (size_t)a->n_heads;
+	size_t entries = (size_t)group * (size_t)most * (size_t)a->n_heads;
 	g.part = (float *)cuda_scratch(b, entries * (VALUE * sizeof(float) + sizeof(float2)));
 	if (!g.part)
 		return true;
 	g.meta = (float2 *)(g.part + entries * VALUE);
-	if (narrow ? attend_mma_launch<1, false>(b, &g, blocks, rows->n)
-			   : attend_mma_launch<2, false>(b, &g, blocks, rows->n)) {
-		size_t bytes = (size_t)g.n_segments * sizeof(float);
-		/* one setting of the multiprocessors for both kernels: changing it takes time */
-		if (!b->merge_carveout_set &&
-			!cuda_check(b, cudaFuncSetAttribute((const void *)merge_mma_kernel,
-							   cudaFuncAttributePreferredSharedMemoryCarveout,
-							   cudaSharedmemCarveoutMaxShared)))
-			return true;
-		b->merge_carveout_set = true;
-		if (!cuda_allow_shared(b, (const void *)merge_mma_kernel, bytes))
-			return true;
-		cuda_launch(b, merge_mma_kernel,
-			dim3((unsigned)(a->n_heads * (VALUE / 128)), (unsigned)rows->n), 128, bytes, g);
-	}
+	for (; g.first_row < rows->n; g.first_row += group)
+		if (!attend_segments(b, &g, min(rows->n - g.first_row, group)))
+			break;
 	return true;
 }

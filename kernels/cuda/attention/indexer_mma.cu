@@ -34,12 +34,13 @@
 #define REST_BITS      10 /* twice: the bits behind the bin */
 #define SELECT_THREADS 1024
 #define SLICE          (4 * SELECT_THREADS)
+#define ROWS_AT_ONCE   16        /* rows of decode whose scores are in scratch memory together */
 #define MAP_MAX        (1 << 18) /* positions that the map in shared memory has bits for */
 
 /* Zero between calls: the last block of a row clears it. */
 struct select_state {
-	uint32_t count[DECODE_MAX_ROWS][BINS];
-	uint32_t candidates[DECODE_MAX_ROWS], done[DECODE_MAX_ROWS];
+	uint32_t count[ROWS_AT_ONCE][BINS];
+	uint32_t candidates[ROWS_AT_ONCE], done[ROWS_AT_ONCE];
 };
 
 struct mma_select_args {
@@ -427,6 +428,7 @@ bool index_select_decode(
 	struct mma_select_args g = {*a, rows->pos, rows->base, 0, 0, stride, NULL,
 		(float)(1.0 / sqrt((double)a->n_heads)), (float)(1.0 / sqrt((double)a->head_dim)), NULL,
 		NULL, NULL, stride / 32};
+	int group = min(rows->n, ROWS_AT_ONCE);
 	size_t shared = 0;
 	if (longest > a->top_k) {
 		if (!b->index_counts.data) { /* zero from here on */
@@ -437,22 +439,27 @@ bool index_select_decode(
 		}
 		g.state = (struct select_state *)b->index_counts.data;
 		size_t row_bytes = (size_t)stride * 4 + (size_t)g.map_stride * 4 + (size_t)stride * 8;
-		uint8_t *scratch = (uint8_t *)cuda_scratch(b, row_bytes * (size_t)rows->n);
+		uint8_t *scratch = (uint8_t *)cuda_scratch(b, row_bytes * (size_t)group);
 		if (!scratch)
 			return true;
 		g.score = (float *)scratch;
-		g.candidate = (uint2 *)(g.score + stride * rows->n);
-		g.map = (uint32_t *)(g.candidate + stride * rows->n);
+		g.candidate = (uint2 *)(g.score + stride * group);
+		g.map = (uint32_t *)(g.candidate + stride * group);
 		shared = (size_t)(longest + 31) / 32 * 8;
 		if (!cuda_allow_shared(b, (const void *)select_mma_kernel, shared))
 			return true;
-		/* as many keys a warp as leave work for every multiprocessor */
-		int64_t want = (int64_t)longest * rows->n / ((int64_t)b->n_sm * (THREADS / 32));
-		g.per_warp = want > 120 ? 128 : want > 56 ? 64 : want > 24 ? 32 : 16;
-		launch_scores<true>(b, &g, longest, rows->n);
 	}
-	cuda_launch(b, select_mma_kernel,
-		dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)rows->n), SELECT_THREADS, shared,
-		g);
+	for (; g.first_row < rows->n; g.first_row += group) {
+		int n = min(rows->n - g.first_row, group);
+		if (longest > a->top_k) {
+			/* as many keys a warp as leave work for every multiprocessor */
+			int64_t want = (int64_t)longest * n / ((int64_t)b->n_sm * (THREADS / 32));
+			g.per_warp = want > 120 ? 128 : want > 56 ? 64 : want > 24 ? 32 : 16;
+			launch_scores<true>(b, &g, longest, n);
+		}
+		cuda_launch(b, select_mma_kernel,
+			dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)n), SELECT_THREADS, shared,
+			g);
+	}
 	return true;
 }

@@ -4,7 +4,8 @@
  * (experts.cuh); the others take two passes with the same bits: gate and up fused with SwiGLU into
  * hidden rows (scratch, one per slot), then down from those to the slots. A pass fills tasks of
  * gemv_kernel and gemv_mma_kernel (gemv.cuh, gemv_mma.cuh): a task is one job and up to 8 of its
- * slots. Gate and up of different types are taken one after the other.
+ * slots; tasks of many slots are launched apart from those of few. Gate and up of different types
+ * are taken one after the other.
  */
 #include "kernels/cuda/experts/experts.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"
@@ -17,58 +18,93 @@ static const struct weight *weight_of(const struct expert_job *job, enum pass pa
 	return pass == PASS_DOWN ? &job->down : pass == PASS_UP ? &job->up : &job->gate;
 }
 
-/* One pass over the jobs that take part in it, as many tasks per launch as fit. n_x: rows of x. */
+/* Launches of a pass: tasks of at most so many slots, which fill one, two and three tiles of limb
+ * columns (gemv_mma.cuh). */
+#define LAUNCHES 3
+static const int launch_slots[LAUNCHES] = {2, 5, GEMV_ROWS};
+
+/* A pass over the jobs that take part in it. */
+struct expert_pass {
+	enum pass pass;
+	struct gemv_args a, last;
+	enum limb_layout layout;
+	const struct weight *now; /* what the tasks gathered so far have in common */
+	int64_t n_x;              /* rows of x */
+	int n_used, most;         /* most: slots of a task */
+};
+
+/* Adds the task of slots [at, at + n) of a job, the first of which is in row `hidden` of the hidden
+ * rows. Launches those before if they do not go together. */
+static bool task_add(struct cuda_backend *b, struct expert_pass *p, const struct expert_job *job,
+	int hidden, int at, int n, float *y)
+{
+	struct gemv_args *a = &p->a;
+	const struct weight *w = weight_of(job, p->pass);
+	if (a->n_tasks && (a->n_tasks == GEMV_TASKS || w->type != p->now->type ||
+						  w->n_in != p->now->n_in || w->n_out != p->now->n_out)) {
+		if (!gemv_enqueue(b, p->now->type, a))
+			return false;
+		a->n_tasks = 0;
+	}
+	p->now = w;
+	a->n_in = (int)w->n_in;
+	a->x_row = w->n_in;
+	a->row_bytes = (int64_t)w->row_bytes;
+	a->split = gemv_k_split(w->type, w->n_in, w->n_out * p->n_used);
+	if (!gemv_prepare_limbs(b, a, w->type, p->n_x, p->most, &p->last, &p->layout))
+		return false;
+	struct gemv_task *t = &a->task[a->n_tasks++];
+	t->w = (const uint8_t *)w->data;
+	t->up = (const uint8_t *)job->up.data;
+	t->y = y;
+	t->n_out = (int)w->n_out;
+	t->add = false;
+	t->first = hidden + at;
+	t->n_x = n;
+	for (int i = 0; i < n; i++) {
+		t->slot[i] = job->token_slots[at + i];
+		t->row[i] = t->slot[i] / p->n_used;
+	}
+	return true;
+}
+
+/* One pass, as many tasks per launch as fit. n_x: rows of x. */
 static bool pass_enqueue(struct cuda_backend *b, enum pass pass, const float *x, int64_t n_x,
 	const struct expert_job *jobs, int n_jobs, int n_used, float *y, int64_t y_row)
 {
-	struct gemv_args a = {}, last = {};
-	enum limb_layout layout = LAYOUT_FLOATS;
-	const struct weight *now = NULL; /* what the tasks gathered so far have in common */
-	a.x = x;
-	a.n_stack = 1;
-	a.rows = pass == PASS_DOWN ? ROWS_TO_SLOTS : ROWS_TO_HIDDEN;
-	a.glu = pass == PASS_GLU;
-	a.y_row = y_row;
-	int hidden = 0, most = 1;
+	struct expert_pass p = {};
+	p.pass = pass;
+	p.layout = LAYOUT_FLOATS;
+	p.a.x = x;
+	p.a.n_stack = 1;
+	p.a.rows = pass == PASS_DOWN ? ROWS_TO_SLOTS : ROWS_TO_HIDDEN;
+	p.a.glu = pass == PASS_GLU;
+	p.a.y_row = y_row;
+	p.n_x = n_x;
+	p.n_used = n_used;
+	p.most = 1;
 	for (int j = 0; j < n_jobs; j++)
-		most = jobs[j].n_token_slots > most ? jobs[j].n_token_slots : most;
-	for (int j = 0; j < n_jobs; hidden += jobs[j++].n_token_slots) {
-		const struct weight *w = weight_of(&jobs[j], pass);
-		bool fused = jobs[j].gate.type == jobs[j].up.type;
-		if (cuda_experts_takes(b, &jobs[j])) /* done */
-			continue;
-		if ((pass == PASS_GLU && !fused) || ((pass == PASS_GATE || pass == PASS_UP) && fused))
-			continue;
-		for (int at = 0; at < jobs[j].n_token_slots; at += GEMV_ROWS) {
-			if (a.n_tasks && (a.n_tasks == GEMV_TASKS || w->type != now->type ||
-								 w->n_in != now->n_in || w->n_out != now->n_out)) {
-				if (!gemv_enqueue(b, now->type, &a))
+		p.most = jobs[j].n_token_slots > p.most ? jobs[j].n_token_slots : p.most;
+	for (int least = 0, k = 0; k < LAUNCHES; least = launch_slots[k++]) {
+		int hidden = 0;
+		for (int j = 0; j < n_jobs; hidden += jobs[j++].n_token_slots) {
+			bool fused = jobs[j].gate.type == jobs[j].up.type;
+			if (cuda_experts_takes(b, &jobs[j])) /* done */
+				continue;
+			if ((pass == PASS_GLU && !fused) || ((pass == PASS_GATE || pass == PASS_UP) && fused))
+				continue;
+			for (int at = 0; at < jobs[j].n_token_slots; at += GEMV_ROWS) {
+				int n = min(jobs[j].n_token_slots - at, GEMV_ROWS);
+				if (n > least && n <= launch_slots[k] &&
+					!task_add(b, &p, &jobs[j], hidden, at, n, y))
 					return false;
-				a.n_tasks = 0;
-			}
-			now = w;
-			a.n_in = (int)w->n_in;
-			a.x_row = w->n_in;
-			a.row_bytes = (int64_t)w->row_bytes;
-			a.split = gemv_k_split(w->type, w->n_in, w->n_out * n_used);
-			if (!gemv_prepare_limbs(b, &a, w->type, n_x, most, &last, &layout))
-				return false;
-			struct gemv_task *t = &a.task[a.n_tasks++];
-			t->w = (const uint8_t *)w->data;
-			t->up = (const uint8_t *)jobs[j].up.data;
-			t->y = y;
-			t->n_out = (int)w->n_out;
-			t->add = false;
-			t->first = hidden + at;
-			t->n_x =
-				jobs[j].n_token_slots - at < GEMV_ROWS ? jobs[j].n_token_slots - at : GEMV_ROWS;
-			for (int i = 0; i < t->n_x; i++) {
-				t->slot[i] = jobs[j].token_slots[at + i];
-				t->row[i] = t->slot[i] / n_used;
 			}
 		}
+		if (p.a.n_tasks && !gemv_enqueue(b, p.now->type, &p.a))
+			return false;
+		p.a.n_tasks = 0;
 	}
-	return !a.n_tasks || gemv_enqueue(b, now->type, &a);
+	return true;
 }
 
 void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs,

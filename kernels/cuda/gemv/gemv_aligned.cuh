@@ -21,7 +21,7 @@
 #ifndef GLM_KERNELS_CUDA_GEMV_ALIGNED_CUH
 #define GLM_KERNELS_CUDA_GEMV_ALIGNED_CUH
 
-#include "kernels/cuda/gemv/gemv_rows.cuh"
+#include "kernels/cuda/gemv/gemv_many.cuh"
 
 #define ALIGNED_PARTS  4
 #define ALIGNED_WARPS  16
@@ -262,9 +262,12 @@ template <int T> static bool gemv_aligned_launch(struct cuda_backend *b, const s
 template <int T>
 static void gemv_packed_launch(struct cuda_backend *b, const struct gemv_args *a, int n_x)
 {
-	if constexpr (T == DTYPE_Q8_0 || T == DTYPE_Q4_K)
+	if constexpr (T == DTYPE_Q8_0 || T == DTYPE_Q4_K) {
+		if (a->limbs && gemv_many_launch<T>(b, a))
+			return;
 		if (a->limbs ? gemv_rows_launch<T>(b, a) : gemv_aligned_launch<T>(b, a))
 			return;
+	}
 	gemv_mma_launch<T>(b, a, n_x);
 }
 

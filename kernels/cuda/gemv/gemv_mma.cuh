@@ -182,9 +182,9 @@ static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limb
 /* acc += one super-block of 16 weight rows times 8 * TILES columns of limbs. p0, p1: the
  * super-block of rows r and r + 8; u: its number in the stage; left: values of x from here on;
  * column: this lane's limbs of each tile (NULL: it has no column); x_scale: of its two columns.
- * BATCH: steps whose loads are under way together. */
+ * BATCH: steps whose loads are under way together; STEP: from the limbs of a step to the next. */
 template <int T, int TILES, int UNROLL = 8,
-	int BATCH = (bytes_type<T>::TABLES || TILES > 1) ? 1 : 4>
+	int BATCH = (bytes_type<T>::TABLES || TILES > 1) ? 1 : 4, int STEP = 12>
 static __device__ __forceinline__ void super_block_mma(const uint8_t *p0, const uint8_t *p1, int u,
 	int left, int c, const struct cuda_tables *t, const struct lane_tables &tables,
 	const uint2 *const column[TILES], const float x_scale[TILES][2], float acc[TILES][4])
@@ -223,7 +223,7 @@ static __device__ __forceinline__ void super_block_mma(const uint8_t *p0, const 
 			}
 #pragma unroll
 			for (int n = 0; n < TILES; n++)
-				limbs[i][n] = column[n] ? column[n][s * 12] : make_uint2(0, 0);
+				limbs[i][n] = column[n] ? column[n][s * STEP] : make_uint2(0, 0);
 		}
 #pragma unroll
 		for (int i = 0; i < BATCH; i++) {
@@ -694,8 +694,14 @@ static void gemv_mma_launch(struct cuda_backend *b, const struct gemv_args *a, i
 		gemv_mma_launch_as<T, 1, true>(b, a, n_x);
 	else if (n_x <= 2)
 		gemv_mma_launch_as<T, 1, false>(b, a, n_x);
-	else
+	else {
+		if constexpr (bytes_type<T>::TABLES != 0) /* experts of few slots */
+			if (n_x <= 5) {
+				gemv_mma_launch_as<T, 2, false>(b, a, n_x);
+				return;
+			}
 		gemv_mma_launch_as<T, 3, false>(b, a, n_x);
+	}
 }
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv for 3 to 16 rows of x: what gemv_mma_kernel (gemv_mma.cuh) computes, for matrices (no
- * stacks) whose rows are 16-byte aligned. The sums and their order are the same, so the bits are
+ * gemv for 3 to 16 rows of x, where gemv_many_kernel (gemv_many.cuh) does not apply: what
+ * gemv_mma_kernel (gemv_mma.cuh) computes, for matrices (no stacks) whose rows are 16-byte aligned.
+ * The sums and their order are the same, so the bits are
  * the same. It is faster because less code runs for each tile: no columns are tested, up to 5 rows
  * of x are 2 tiles of limb columns instead of 3, and one block per SM takes any number of items.
  *
@@ -230,13 +231,13 @@ static bool gemv_rows_launch_as(struct cuda_backend *b, struct gemv_rows_args *a
 	return true;
 }
 
-/* False: the kernel does not apply; nothing was enqueued. */
-template <int T> static bool gemv_rows_launch(struct cuda_backend *b, const struct gemv_args *p)
+/* The arguments of the kernels for aligned rows of x. False: these do not apply. */
+static inline bool gemv_rows_args_of(const struct gemv_args *p, struct gemv_rows_args *out)
 {
 	struct gemv_rows_args a = {};
 	int tile_rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
-	if (p->rows != ROWS_PLAIN || p->n_rows < 3 || p->n_rows > ROWS_MAX_X || p->n_stack > 1 ||
-		p->n_tasks > ROWS_PARTS || p->row_bytes > INT_MAX / 8 || p->split > GEMV_WARPS)
+	if (p->rows != ROWS_PLAIN || p->n_stack > 1 || p->n_tasks > ROWS_PARTS ||
+		p->row_bytes > INT_MAX / 8 || p->split > GEMV_WARPS)
 		return false;
 	while (1 << a.log_split < p->split)
 		a.log_split++;
@@ -257,6 +258,16 @@ template <int T> static bool gemv_rows_launch(struct cuda_backend *b, const stru
 	a.row_bytes = (int)p->row_bytes;
 	a.n_in = p->n_in, a.n_rows = p->n_rows, a.n_parts = p->n_tasks;
 	a.glu = p->glu;
+	*out = a;
+	return true;
+}
+
+/* False: the kernel does not apply; nothing was enqueued. */
+template <int T> static bool gemv_rows_launch(struct cuda_backend *b, const struct gemv_args *p)
+{
+	struct gemv_rows_args a;
+	if (p->n_rows < 3 || p->n_rows > ROWS_MAX_X || !gemv_rows_args_of(p, &a))
+		return false;
 	return p->n_rows > 8   ? gemv_rows_launch_as<T, 6>(b, &a)
 		   : p->n_rows > 5 ? gemv_rows_launch_as<T, 3>(b, &a)
 						   : gemv_rows_launch_as<T, 2>(b, &a);

@@ -304,6 +304,7 @@ static void cuda_close(struct backend *base)
 			cudaEventDestroy(b->sent[i]);
 	cudaFree(b->scratch.data);
 	cudaFree(b->limbs.data);
+	cudaFree(b->gemv_partials.data);
 	cudaFree(b->index_counts.data);
 	cudaFree(b->expert_progress.data);
 	cudaFree(b->mla_flags.data);

@@ -38,7 +38,7 @@ struct cuda_tables {
 #define CUDA_STAGING_BUFFERS 4
 #define CUDA_STAGING_BYTES   ((size_t)4 << 20)
 #define CUDA_DOWNLOAD_BYTES  ((size_t)1 << 20)
-#define DECODE_MAX_ROWS      16  /* rows of a step for decode kernels; prefill's have more */
+#define DECODE_MAX_ROWS      64  /* rows of a step for decode kernels; prefill's have more */
 #define CUDA_KERNELS         512 /* with more than 40 KiB of shared memory; a power of two */
 
 /* The most that the scratch buffers of struct cuda_backend take: gemm panels of rows of up to 6144
@@ -107,6 +107,7 @@ struct cuda_backend {
 	/* Scratch memory */
 	struct scratch_buffer scratch;         /* cuda_scratch */
 	struct scratch_buffer limbs;           /* activations as int8 limbs (gemv_mma.cuh) */
+	struct scratch_buffer gemv_partials;   /* gemv_many.cuh */
 	struct scratch_buffer gemm_panels;     /* gemm.cu, experts_prefill.cu */
 	struct scratch_buffer deferred_hidden; /* hidden rows of deferred experts: scratch may still be
 											  in use by the op before */

@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/batch.h"
 #include "src/engine/sampler.h"
 #include "src/engine/session/session_internal.h"
 #include "src/forward/forward.h"
@@ -332,6 +333,17 @@ static int session_step(
 	return rows ? 0 : session_check_finite(s, e);
 }
 
+/* The rows of the next step of `rest` tokens. A device may compute steps of few rows in another way
+ * than those of prompts (batch_decode_rows). A prompt of more rows than that leaves no such rest,
+ * where chunks are large enough: so its numbers do not depend on the size of a chunk. */
+static uint32_t chunk_rows(const struct engine *g, uint32_t rest)
+{
+	uint32_t few = batch_decode_rows(g), n = MIN(rest, g->chunk);
+	if (few < g->chunk && rest > n && rest - n <= few && rest > 2 * few + 1)
+		n = rest - (few + 1);
+	return n;
+}
+
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
 	const struct session_watch *watch, struct err *e)
 {
@@ -344,7 +356,7 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
 	struct session_chunk c = {.watch = watch, .total = n};
 	while (c.done < n) {
-		c.n = MIN(n - c.done, s->g->chunk);
+		c.n = chunk_rows(s->g, n - c.done);
 		float *out = rows ? rows + (size_t)c.done * s->g->config.n_vocab : NULL;
 		if ((rc = session_step(s, &c, out, c.done + c.n == n, e)))
 			return rc;

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gemv for up to DECODE_MAX_ROWS rows of x: what gemv_rows_kernel (gemv_rows.cuh) computes, for the
+ * same matrices, with the same sums in the same order. There every block needs the limbs of all of
+ * x, 3 bytes a value, for each of its items: with 16 rows three times the bytes of the weights.
+ * Here a block has one share of k and one group of rows of x, so the limbs of that fit into shared
+ * memory and are loaded once. The partial sums of the shares go through global memory:
+ * gemv_many_sum_kernel adds them up in the order of the shares.
+ *
+ *      kind     share of k (gemv_k_split) and group of up to 8 * HALVES rows of x; block i has kind
+ *               i % kinds and a range of the items
+ *      item     16 weight rows (glu: 8 of gate and 8 of up) by the rows of the group; by one warp
+ *      column   of a tile of 8: a row of x; a tile has one limb of 8 rows, so that a lane has all
+ *               three limbs of its results
+ *
+ * Grid: about one block per SM. Block: as many warps as shared memory has stages for, at most
+ * many_warps. A warp copies MANY_STAGES chunks ahead (cp.async), across items. The first copies
+ * start before the wait for the previous op.
+ *
+ * Shared memory: limbs of the share [super-block][step][limb][row][c] of 8 bytes, scales
+ * [super-block][row], stages of the warps.
+ *
+ * Bytes moved: every packed row once per group of rows (after the first from the L2 cache); partial
+ * sums, 4 * split bytes per output, out and in: MANY_PARTIALS bytes at a time stay in the L2 cache.
+ */
+#ifndef GLM_KERNELS_CUDA_GEMV_MANY_CUH
+#define GLM_KERNELS_CUDA_GEMV_MANY_CUH
+
+#include "kernels/cuda/gemv/gemv_rows.cuh"
+
+#define MANY_STAGES   2
+#define MANY_LEAST    4 /* warps of a block */
+#define MANY_PARTIALS ((size_t)16 << 20)
+#define MANY_ROWS     4   /* the fewest rows for which it is faster than gemv_rows_kernel */
+#define MANY_SUM      256 /* threads of a block of gemv_many_sum_kernel */
+
+/* As many as registers allow. */
+static constexpr __host__ __device__ int many_warps(int halves)
+{
+	return halves > 2 ? 8 : 16;
+}
+
+struct gemv_many_args {
+	struct gemv_rows_args of;
+	float *partials;         /* [split][n_items][groups * 8 * HALVES rows of x][16 weight rows] */
+	int first_item, n_items; /* of this launch */
+	int groups, group_rows;  /* of rows of x */
+	int share_blocks;        /* super-blocks of a share, at most */
+};
+
+template <int T, int HALVES>
+__global__ void __launch_bounds__(many_warps(HALVES) * 32, 1)
+	gemv_many_kernel(const __grid_constant__ struct gemv_many_args m)
+{
+	typedef struct bytes_type<T> type;
+	typedef struct item_stage<T> stage_shape;
+	constexpr int CHUNK = stage_shape::CHUNK, STRIDE = stage_shape::STRIDE,
+				  STAGE = stage_shape::STAGE, X = 8 * HALVES, TILES = 3 * HALVES, STEP = 3 * X * 4;
+	static_assert(!type::TABLES, "types with codebooks need their tables in shared memory");
+	extern __shared__ __align__(16) uint8_t shared[];
+	const struct gemv_rows_args &a = m.of;
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+	int split = 1 << a.log_split, kinds = split * m.groups, kind = blockIdx.x % kinds,
+		share = kind & (split - 1), group = kind >> a.log_split;
+	int place = blockIdx.x / kinds, places = ((int)gridDim.x - kind + kinds - 1) / kinds;
+	int first = (int)((int64_t)m.n_items * place / places),
+		end = (int)((int64_t)m.n_items * (place + 1) / places);
+	int n_sb = (a.n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
+	int tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS;
+	int x_first = group * m.group_rows, n_x = min(m.group_rows, a.n_rows - x_first);
+	uint2 *limbs = (uint2 *)shared;
+	float *scales = (float *)(limbs + m.share_blocks * 8 * STEP);
+	uint8_t *stages = (uint8_t *)(scales + m.share_blocks * X) + warp * (MANY_STAGES * STAGE);
+
+	launch_dependents();
+
+	/* The copies run MANY_STAGES chunks ahead of the products, across items. */
+	struct item_stage<T> copies;
+	int ahead = first + warp, ahead_chunk = share, ahead_stage = 0, ahead_rows = 0;
+	const uint8_t *from0 = NULL, *from8 = NULL;
+	copies.init(shared_address(stages), lane);
+	copies.set_row_bytes(a.row_bytes, lane);
+	auto set_rows = [&]() {
+		if (ahead >= end)
+			return;
+		struct rows_position p = rows_item_position(a, m.first_item + ahead, tile_rows);
+		const struct rows_part &t = a.part[p.part];
+		int64_t at = (int64_t)p.row * a.row_bytes;
+		ahead_rows = t.n_out - p.row;
+		from0 = t.w + at;
+		from8 = a.glu ? t.up + at : from0 + 8 * a.row_bytes;
+	};
+	auto fetch = [&]() {
+		if (ahead < end && ahead_chunk < chunks) {
+			copies.copy(ahead_stage, from0, from8, a.row_bytes, ahead_chunk * copies.BYTES,
+				ahead_rows, a.glu, lane);
+			ahead_stage = ahead_stage + 1 == MANY_STAGES ? 0 : ahead_stage + 1;
+			ahead_chunk += split;
+			if (ahead_chunk >= chunks) {
+				ahead_chunk = share;
+				ahead += warps;
+				set_rows();
+			}
+		}
+		copy_commit();
+	};
+	set_rows();
+#pragma unroll 1
+	for (int s = 0; s < MANY_STAGES; s++)
+		fetch();
+	grid_dependency_wait();
+
+	/* Limbs and scales of the share. Rows past the last of the group repeat it; their sums are not
+	 * stored. A super-block's limbs of a row are 48 lines of 16 bytes: [step][limb][half]. */
+	auto super_block_of = [&](int local) {
+		return (share + local / CHUNK * split) * CHUNK + local % CHUNK;
+	};
+	for (int i = threadIdx.x; i < X * m.share_blocks * 48; i += blockDim.x) {
+		int line = i % 48, local = i / 48 % m.share_blocks, r = i / 48 / m.share_blocks,
+			sb = super_block_of(local);
+		int64_t row = x_first + min(r, n_x - 1);
+		int at = ((local * 8 + line / 6) * 3 + line % 6 / 2) * X + r;
+		if (sb < n_sb)
+			copy_line(shared_address(limbs + 4 * at + line % 2 * 2),
+				a.limbs + (row * n_sb + sb) * SUPER_BLOCK_LIMBS + 2 * line);
+	}
+	copy_commit();
+	for (int i = threadIdx.x; i < X * m.share_blocks; i += blockDim.x) {
+		int sb = super_block_of(i / X);
+		int64_t row = x_first + min(i % X, n_x - 1);
+		scales[i] = sb < n_sb ? a.scales[row * n_sb + sb] : 0;
+	}
+	copy_wait<0>();
+	__syncthreads();
+
+	int stage = 0, r0 = lane / 4, c = lane % 4;
+	for (int item = first + warp; item < end; item += warps) {
+		float acc[TILES][4];
+#pragma unroll
+		for (int n = 0; n < TILES; n++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				acc[n][i] = 0;
+		int local = 0;
+#pragma unroll 1
+		for (int chunk = share; chunk < chunks; chunk += split, local += CHUNK) {
+			copy_wait<MANY_STAGES - 1>();
+			__syncwarp();
+			const uint8_t *row = stages + stage * STAGE + r0 * STRIDE;
+#pragma unroll
+			for (int u = 0; u < CHUNK; u++) {
+				int sb = chunk * CHUNK + u;
+				if (sb >= n_sb)
+					break;
+				const uint2 *at[TILES];
+				float x_scale[TILES][2];
+#pragma unroll
+				for (int n = 0; n < TILES; n++) {
+					int x = n / 3 * 8;
+					at[n] = limbs + (local + u) * (8 * STEP) + (n % 3 * X + x + r0) * 4 + c;
+					__builtin_assume(at[n] != NULL); /* else each load is tested */
+					float2 two = *(const float2 *)(scales + (local + u) * X + x + 2 * c);
+					x_scale[n][0] = two.x, x_scale[n][1] = two.y;
+				}
+				const uint8_t *p0 = row + u * stage_shape::SB_BYTES;
+				super_block_mma<T, TILES, 8, 1, STEP>(p0, p0 + 8 * STRIDE, u, a.n_in - sb * 256, c,
+					a.tables, lane_tables{shared, 0}, at, x_scale, acc);
+			}
+			__syncwarp(); /* the stage may be overwritten */
+			fetch();
+			stage = stage + 1 == MANY_STAGES ? 0 : stage + 1;
+		}
+		float *to = m.partials +
+					(((int64_t)share * m.n_items + item) * m.groups + group) * (X * MMA_ROWS) + r0;
+#pragma unroll
+		for (int h = 0; h < HALVES; h++)
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				int x = 8 * h + 2 * c + i % 2;
+				const float(*v)[4] = acc + 3 * h;
+				if (x < n_x)
+					to[x * MMA_ROWS + i / 2 * 8] =
+						__fmaf_rn(65536.0f, v[0][i], __fmaf_rn(256.0f, v[1][i], v[2][i]));
+			}
+	}
+	copy_wait<0>();
+}
+
+/* y from the partial sums. Grid: (items times 16 in blocks of MANY_SUM, rows of x). x_rows: of a
+ * group's partial sums. */
+static __global__ void __launch_bounds__(MANY_SUM)
+	gemv_many_sum_kernel(const __grid_constant__ struct gemv_many_args m, int x_rows)
+{
+	const struct gemv_rows_args &a = m.of;
+	launch_dependents();
+	int i = blockIdx.x * MANY_SUM + threadIdx.x, item = i / MMA_ROWS, j = i % MMA_ROWS,
+		x = blockIdx.y, tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, split = 1 << a.log_split;
+	if (item >= m.n_items || j >= tile_rows)
+		return;
+	struct rows_position p = rows_item_position(a, m.first_item + item, tile_rows);
+	const struct rows_part &t = a.part[p.part];
+	int64_t stride = (int64_t)m.n_items * m.groups * x_rows * MMA_ROWS;
+	const float *from =
+		m.partials +
+		(((int64_t)item * m.groups + x / m.group_rows) * x_rows + x % m.group_rows) * MMA_ROWS + j;
+	if (p.row + j >= t.n_out)
+		return;
+	grid_dependency_wait();
+	float part[GEMV_WARPS], part_up[GEMV_WARPS], v = 0, up = 0;
+#pragma unroll
+	for (int s = 0; s < GEMV_WARPS; s++) {
+		part[s] = s < split ? __ldcg(from + s * stride) : 0;
+		part_up[s] = a.glu && s < split ? __ldcg(from + s * stride + 8) : 0;
+	}
+#pragma unroll
+	for (int s = 0; s < GEMV_WARPS; s++)
+		if (s < split) {
+			v = __fadd_rn(v, part[s]);
+			up = __fadd_rn(up, part_up[s]);
+		}
+	float *to = t.y + x * a.y_row + p.row + j;
+	*to = a.glu ? swiglu_one(v, up) : a.add >> p.part & 1 ? __fadd_rn(*to, v) : v;
+}
+
+/* False: not enough shared memory; nothing was enqueued. */
+template <int T, int HALVES>
+static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_rows_args *a)
+{
+	constexpr int X = 8 * HALVES, CHUNK = item_stage<T>::CHUNK;
+	constexpr size_t stages = MANY_STAGES * item_stage<T>::STAGE;
+	struct gemv_many_args m = {*a, NULL, 0, 0, 0, 0, 0};
+	int split = 1 << a->log_split, n_sb = (a->n_in + 255) / 256,
+		chunks = (n_sb + CHUNK - 1) / CHUNK, items = a->part[a->n_parts - 1].item_end;
+	m.groups = (a->n_rows + X - 1) / X;
+	m.group_rows = (a->n_rows + m.groups - 1) / m.groups;
+	m.share_blocks = (chunks + split - 1) / split * CHUNK;
+	size_t bytes = (size_t)m.share_blocks * X * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
+	if (bytes + MANY_LEAST * stages > b->max_shared)
+		return false;
+	size_t warps = (b->max_shared - bytes) / stages;
+	warps = warps < many_warps(HALVES) ? warps : many_warps(HALVES);
+	bytes += warps * stages;
+	size_t item_bytes = (size_t)split * (size_t)m.groups * X * MMA_ROWS * sizeof(float);
+	int most = (int)(MANY_PARTIALS / item_bytes), kinds = split * m.groups;
+	m.partials = (float *)cuda_scratch_reserve(b, &b->gemv_partials, MANY_PARTIALS);
+	if (!m.partials || !cuda_allow_shared(b, (const void *)gemv_many_kernel<T, HALVES>, bytes))
+		return true;
+	for (; m.first_item < items && !b->base.failure.code; m.first_item += m.n_items) {
+		m.n_items = min(items - m.first_item, most);
+		int blocks = kinds * min(m.n_items, max(b->n_sm / kinds, 1));
+		blocks = blocks + kinds > b->n_sm ? max(b->n_sm, kinds) : blocks;
+		cuda_launch(
+			b, gemv_many_kernel<T, HALVES>, dim3((unsigned)blocks), (unsigned)warps * 32, bytes, m);
+		unsigned sums = (unsigned)(m.n_items * MMA_ROWS + MANY_SUM - 1) / MANY_SUM;
+		cuda_launch(b, gemv_many_sum_kernel, dim3(sums, (unsigned)a->n_rows), MANY_SUM, 0, m, X);
+	}
+	return true;
+}
+
+/* False: the kernel does not apply; nothing was enqueued. */
+template <int T> static bool gemv_many_launch(struct cuda_backend *b, const struct gemv_args *p)
+{
+	struct gemv_rows_args a;
+	if (p->n_rows < MANY_ROWS || !gemv_rows_args_of(p, &a))
+		return false;
+	/* large groups, where they leave no more columns without a row */
+	bool large = p->n_rows > 16 && (p->n_rows + 15) / 16 % 2 == 0;
+	if (large && gemv_many_launch_as<T, 4>(b, &a))
+		return true;
+	return p->n_rows > 8 ? gemv_many_launch_as<T, 2>(b, &a) : gemv_many_launch_as<T, 1>(b, &a);
+}
+
+#endif
