@@ -23,6 +23,9 @@
  * power of two): most blocks then need no rescaling of O. Weights are at most
  * 2^(WEIGHT_SHIFT + RAISE), which a half can hold.
  *
+ * The values of a block are added when the scores of the next one are done, beside its softmax:
+ * the tensor cores would otherwise serve both at once and then idle during that softmax.
+ *
  * A row's numbers depend on its query, its list and the order of the list alone.
  *
  * Bytes moved: every chosen cache row once per 64 heads (mostly from the L2 cache), queries and
@@ -60,7 +63,7 @@ enum role { SCORES, VALUES_LOW, VALUES_HIGH, GATHER };
 #define AT_UNSCALE  (AT_SHRINK + WEIGHT_SLOTS * HEADS * 4)     /* [HEADS] floats */
 #define AT_SUM      (AT_UNSCALE + HEADS * 4)                   /* [HEADS] floats */
 #define AT_BARRIERS (AT_SUM + HEADS * 4)
-#define N_BARRIERS  (2 * KEY_SLOTS + 2 * WEIGHT_SLOTS + 1)
+#define N_BARRIERS  (2 * KEY_SLOTS + 3 * WEIGHT_SLOTS + 1)
 /* what is held in registers passes through the last key slot */
 #define AT_HELD      ((KEY_SLOTS - 1) * KEY_BYTES)
 #define SHARED_BYTES (1024 + AT_BARRIERS + N_BARRIERS * 8)
@@ -198,7 +201,7 @@ static __device__ __forceinline__ void load_queries(
 }
 
 struct attend_barriers {
-	uint32_t key_full, key_empty, weights_full, weights_empty, query_taken;
+	uint32_t key_full, key_empty, weights_full, weights_empty, scored, query_taken;
 };
 
 /* The gather warpgroup: the rows of the list, block by block; behind the last its last row. */
@@ -277,6 +280,7 @@ static __device__ __forceinline__ void score_blocks(
 		wgmma_commit();
 		wgmma_wait<0>();
 		wgmma_keep_registers(s);
+		mbarrier_arrive_warp(bars.scored + 8 * (j % WEIGHT_SLOTS), lane);
 		slot = slot + 1 == KEY_SLOTS ? 0 : slot + 1;
 		round += !slot;
 
@@ -360,6 +364,8 @@ static __device__ __forceinline__ void add_values(int n_blocks, int half, int he
 				p[k], base + AT_WEIGHTS + from * WEIGHT_BYTES + (k * GROUP_THREADS + tid) * 16);
 		const float *factors = (const float *)(shared + AT_SHRINK) + from * HEADS + row;
 		float shrink[2] = {factors[0], factors[8]};
+		if (j + 1 < n_blocks)
+			mbarrier_wait(bars.scored + 8 * ((j + 1) % WEIGHT_SLOTS), (j + 1) / WEIGHT_SLOTS & 1);
 		mbarrier_arrive_warp(bars.weights_empty + 8 * from, lane);
 		if (j && __any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1))
 #pragma unroll
@@ -419,7 +425,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	bars.key_empty = bars.key_full + 8 * KEY_SLOTS;
 	bars.weights_full = bars.key_empty + 8 * KEY_SLOTS;
 	bars.weights_empty = bars.weights_full + 8 * WEIGHT_SLOTS;
-	bars.query_taken = bars.weights_empty + 8 * WEIGHT_SLOTS;
+	bars.scored = bars.weights_empty + 8 * WEIGHT_SLOTS;
+	bars.query_taken = bars.scored + 8 * WEIGHT_SLOTS;
 	if (!tid) {
 		for (int i = 0; i < KEY_SLOTS; i++) {
 			mbarrier_init(bars.key_full + 8 * i, GROUP_THREADS);
@@ -428,6 +435,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		for (int i = 0; i < WEIGHT_SLOTS; i++) {
 			mbarrier_init(bars.weights_full + 8 * i, 4 * WARP_ARRIVES);
 			mbarrier_init(bars.weights_empty + 8 * i, 8 * WARP_ARRIVES);
+			mbarrier_init(bars.scored + 8 * i, 4 * WARP_ARRIVES);
 		}
 		mbarrier_init(bars.query_taken, 4 * WARP_ARRIVES);
 		mbarrier_init_fence();
