@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Products of prompts on a card in one pass and in two (backend_options.exact_prompts), against the
- * CPU backend and the formulas. Exits with 77 where no device answers.
+ * Products and attention of prompts on a card in one pass and in two
+ * (backend_options.exact_prompts), against the CPU backend and the formulas. Exits with 77 where no
+ * device answers.
  *
  * One pass rounds each activation to 11 bits, and on cards with wgmma the weights whose blocks of
  * 32 have a float factor: each is off by at most 2^-11 of itself. So a product is off by at most
@@ -9,6 +10,10 @@
  * of float32 sums that two passes have as well (test_backend_parity.c). In a feed-forward network x
  * and the hidden row are rounded one after the other, and the gate's error is multiplied by up and
  * the other way round.
+ *
+ * Attention in one pass (cards with wgmma; others take two) rounds queries and attention weights to
+ * 11 bits. A score is then off by at most 2^-11 of the sum of |query * key|, for which the reported
+ * scale has a factor; a weight by 2^-11 of itself, in the sum of values and in that of weights.
  */
 #include "kernels/backend.h"
 #include "src/base/mem.h"
@@ -29,6 +34,8 @@
 #define FFN_ROUNDINGS  6.0          /* twice gate, up and down each */
 #define ERROR_PRODUCT  (0.5 / 1024) /* 2^-11 of the norm, were all roundings alike */
 #define ERROR_FFN      (1.5 / 1024)
+#define ATTEND_UNITS   24576.0      /* of 2^-24: three times 2^-11 */
+#define ERROR_ATTEND   (2.0 / 1024) /* outliers make scores of some heads large */
 #define ERROR_EXACT    1e-5
 
 static struct backend *cpu, *one, *two;
@@ -52,7 +59,9 @@ static double error_of(const float *got, const float *want, size_t n)
 
 static void check_passes(const struct op_case *c)
 {
-	bool ffn = c->op == OP_FFN || c->op == OP_EXPERT_FFN;
+	bool ffn = c->op == OP_FFN || c->op == OP_EXPERT_FFN, attend = c->op == OP_ATTEND;
+	double units = attend ? ATTEND_UNITS : ROUNDING_UNITS * (ffn ? FFN_ROUNDINGS : 1);
+	double limit = attend ? ERROR_ATTEND : ffn ? ERROR_FFN : ERROR_PRODUCT;
 	size_t width = (size_t)op_case_width(c), n = (size_t)c->rows * width;
 	float *want = op_case_run(cpu, c, 0, c->rows), *got = op_case_run(one, c, 0, c->rows),
 		  *exact = op_case_run(two, c, 0, c->rows);
@@ -60,7 +69,7 @@ static void check_passes(const struct op_case *c)
 	op_case_reference(c, value, scale);
 	for (size_t i = 0; i < n; i++) {
 		double off = fabs((double)got[i] - value[i]), unit = 0x1p-24 * scale[i];
-		if (!(off <= (FLOAT_UNITS + ROUNDING_UNITS * (ffn ? FFN_ROUNDINGS : 1)) * unit))
+		if (!(off <= (FLOAT_UNITS + units) * unit))
 			fail_msg("%s, %s: value %zu is %.9g in one pass, the formula gives %.9g (%.3g units)",
 				op_names[c->op], c->name, i, (double)got[i], value[i], off / unit);
 		worst = off > worst * unit ? off / unit : worst;
@@ -68,11 +77,11 @@ static void check_passes(const struct op_case *c)
 	double error = error_of(got, want, n), of_two = error_of(exact, want, n);
 	print_message("%-16s %-22s one pass %.2e, two %.2e, worst value %.0f units of 2^-24\n",
 		op_names[c->op], c->name, error, of_two, worst);
-	if (!(error <= (ffn ? ERROR_FFN : ERROR_PRODUCT)))
+	if (!(error <= limit))
 		fail_msg("%s, %s: normalised error %.3e in one pass", op_names[c->op], c->name, error);
 	if (!(of_two <= ERROR_EXACT))
 		fail_msg("%s, %s: normalised error %.3e in two passes", op_names[c->op], c->name, of_two);
-	if (!(error > 4 * of_two)) /* else the option has no effect */
+	if (!attend && !(error > 4 * of_two)) /* else the option has no effect */
 		fail_msg("%s, %s: one pass is as exact as two", op_names[c->op], c->name);
 
 	/* a row's bits do not depend on its batch */
@@ -102,6 +111,35 @@ static void test_products(void **state)
 	assert_true(n > 20);
 }
 
+#define ATTEND_CASE(n_heads, list, last, turned)                                                   \
+	{                                                                                              \
+		.name = #list " of " #last, .op = OP_ATTEND, .type = DTYPE_F16, .heads = n_heads,          \
+		.dim = 64, .n_value = 512, .top_k = list, .far = last, .rotate = turned                    \
+	}
+
+/* Lists of fewer than a block of 48 positions and of parts of one; heads that do not fill a block
+ * of 64, and more. */
+static void test_attention(void **state)
+{
+	(void)state;
+	static const struct op_case cases[] = {
+		ATTEND_CASE(16, 2048, 8191, false),
+		ATTEND_CASE(64, 300, 299, true),
+		ATTEND_CASE(64, 47, 60, false),
+		ATTEND_CASE(64, 48, 60, false),
+		ATTEND_CASE(64, 49, 60, false),
+		ATTEND_CASE(8, 144, 200, true),
+		ATTEND_CASE(16, 97, 5000, false),
+		ATTEND_CASE(65, 145, 200, true),
+		ATTEND_CASE(4, 512, 700, false),
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		struct op_case c = cases[i];
+		c.rows = (int)one->ops->decode_rows + 9;
+		check_passes(&c);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct err e = {0};
@@ -118,6 +156,7 @@ int main(int argc, char **argv)
 	}
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_products),
+		cmocka_unit_test(test_attention),
 	};
 	int rc = cmocka_run_group_tests(tests, NULL, NULL);
 	one->ops->close(one);
