@@ -22,7 +22,8 @@
  * - Preconditions: the caller has checked sizes and ids. Ops do not validate, except where they say
  *   so.
  * - Errors: a compute op returns nothing. The first failure is kept in backend.failure. Later ops
- *   do nothing; `wait`, `fence_wait`, `wait_expert_ids` and `download` return the failure.
+ *   do nothing; `wait`, `fence_wait`, `wait_expert_ids` and `download` return the failure. What
+ *   failed for want of memory can be tried again after `recover`.
  * - Numbers: every row is computed independently, in an order that does not depend on the number of
  *   rows: a row is bit-identical in a batch of 1 and in a batch of 512. A backend may have one way
  *   for few rows (decode) and one for many (prefill), whose activations have 11 bits, or 22 with
@@ -381,6 +382,10 @@ struct backend_ops {
 	 * when no op is pending that was enqueued before the failure, takes this failure back. The
 	 * pointer is NULL if ops always run to their end. */
 	void (*set_cancel)(struct backend *b, const atomic_bool *cancel);
+
+	/* Takes back a kept failure ERR_MEMORY; any other one stays. Waits for all ops. What the ops
+	 * since the failure should have written is undefined. */
+	void (*recover)(struct backend *b);
 
 	/* out [rows][n_in] = rows ids[r] of table, as float. ids: [rows]. */
 	void (*embed)(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);

@@ -137,6 +137,12 @@ static void cpu_set_cancel(struct backend *b, const atomic_bool *cancel)
 		b->failure = (struct err){0};
 }
 
+static void cpu_recover(struct backend *b)
+{
+	if (b->failure.code == ERR_MEMORY)
+		b->failure = (struct err){0};
+}
+
 static const struct backend_ops cpu_ops = {
 	.name = "cpu",
 	.describe = cpu_describe,
@@ -162,6 +168,7 @@ static const struct backend_ops cpu_ops = {
 	.usage = cpu_usage,
 	.measure = cpu_measure,
 	.set_cancel = cpu_set_cancel,
+	.recover = cpu_recover,
 	.embed = cpu_embed,
 	.rms_norm = cpu_rms_norm,
 	.matmul = cpu_matmul,

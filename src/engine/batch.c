@@ -245,6 +245,8 @@ static int step_as_a_whole(const struct batch_part *parts, uint32_t n_parts,
 		return rc;
 	if (!(rc = engine_forward(parts->session->g, &r.rows, r.first_hidden, e)))
 		rc = run_finish(&r, true, e);
+	if (rc == ERR_MEMORY)
+		engine_recover(parts->session->g);
 	run_fini(&r);
 	return rc;
 }
@@ -293,6 +295,8 @@ static int end_run(struct batch_run *r, bool stay, struct err *e)
 	int rc = pipeline_end(p, r->flight, r->first_hidden, e);
 	if (!rc)
 		rc = run_finish(r, stay, e);
+	if (rc == ERR_MEMORY)
+		engine_recover(r->parts->session->g);
 	pipeline_idle(p);
 	run_fini(r);
 	free(r);

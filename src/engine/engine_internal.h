@@ -54,6 +54,10 @@ struct stage *engine_stage_of(const struct engine *g, uint32_t layer);
 int engine_forward(
 	struct engine *g, const struct forward_rows *rows, uint32_t first_hidden, struct err *e);
 
+/* Takes back failures for want of memory, once no stage computes. engine_forward begins
+ * with it. */
+void engine_recover(struct engine *g);
+
 /* Waits for the devices of all stages. Returns a kept failure. */
 int engine_wait(const struct engine *g, struct err *e);
 

@@ -693,6 +693,67 @@ static void test_stages_end(void **state)
 	n_stages = 1;
 }
 
+/* Products until one finds no memory; 0: all find some. */
+static struct {
+	const struct backend_ops *real;
+	struct backend_ops ops;
+	uint32_t left;
+} short_of_memory;
+
+static void scarce_matmul(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	if (short_of_memory.left && !--short_of_memory.left)
+		err_set(&b->failure, ERR_MEMORY, "matmul: no memory");
+	else if (!b->failure.code)
+		short_of_memory.real->matmul(b, parts, n_parts, x, rows);
+}
+
+/* Three answers one after the other, and the tokens of the last; the second finds no memory at its
+ * n-th product. */
+static struct token_ids answer_without_memory(uint32_t n)
+{
+	struct fixture f = fixture_open(1, 64, 450, MS, 0);
+	struct backend *b = engine_last(g)->backend;
+	const struct backend_ops *real = b->ops;
+	struct token_ids ids = {0};
+	bool reads;
+	short_of_memory.real = real;
+	short_of_memory.ops = *real;
+	short_of_memory.ops.matmul = scarce_matmul;
+	b->ops = &short_of_memory.ops;
+	for (uint32_t i = 0; i < 3; i++) {
+		const struct job *j = submit(&f, 40, 5);
+		short_of_memory.left = i == 1 ? n : 0;
+		do
+			step(&f, &reads);
+		while (f.s->slots[0].job);
+		assert_true(has_ended(j) == (i != 1 || !n));
+		for (size_t k = 0; i == 2 && k < j->generated.n; k++)
+			assert_int_equal(token_ids_push(&ids, j->generated.data[k]), 0);
+	}
+	assert_int_equal(metrics_get(metrics, METRICS_FAILED), n != 0);
+	assert_true(f.s->snapshot.healthy);
+	b->ops = real;
+	fixture_close(&f);
+	return ids;
+}
+
+/* A step that finds no memory costs its own answers; those that follow are right. */
+static void test_step_without_memory(void **state)
+{
+	(void)state;
+	struct token_ids right = answer_without_memory(0);
+	static const uint32_t at[] = {5, 20}; /* while it reads, while it writes */
+	for (uint32_t i = 0; i < ARRAY_LEN(at); i++) {
+		struct token_ids got = answer_without_memory(at[i]);
+		assert_int_equal(got.n, right.n);
+		assert_memory_equal(got.data, right.data, right.n * sizeof *right.data);
+		token_ids_free(&got);
+	}
+	token_ids_free(&right);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -709,6 +770,7 @@ int main(void)
 		cmocka_unit_test(test_preempted_keeps_none_out),
 		cmocka_unit_test(test_answers_of_stages),
 		cmocka_unit_test(test_stages_end),
+		cmocka_unit_test(test_step_without_memory),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

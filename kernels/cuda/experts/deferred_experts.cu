@@ -22,13 +22,15 @@
 static bool mailbox_allocate(struct cuda_backend *b)
 {
 	void *words = NULL, *state = NULL;
-	if (b->mailbox)
-		return b->mailbox_state != NULL;
-	if (!cuda_check(
-			b, cudaHostAlloc(&words, MAILBOX_WORDS * sizeof *b->mailbox, cudaHostAllocMapped)))
-		return false;
-	b->mailbox = (unsigned long long *)words;
-	memset(words, 0, MAILBOX_WORDS * sizeof *b->mailbox);
+	if (b->mailbox_state)
+		return true;
+	if (!b->mailbox) {
+		if (!cuda_check(
+				b, cudaHostAlloc(&words, MAILBOX_WORDS * sizeof *b->mailbox, cudaHostAllocMapped)))
+			return false;
+		b->mailbox = (unsigned long long *)words;
+		memset(words, 0, MAILBOX_WORDS * sizeof *b->mailbox);
+	}
 	if (!cuda_check(b, cudaMalloc(&state, sizeof *b->mailbox_state)))
 		return false;
 	b->mailbox_state = (struct mailbox_state *)state;

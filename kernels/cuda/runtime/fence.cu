@@ -89,6 +89,15 @@ uint64_t cuda_fence(struct backend *base)
 	return base->fence_value;
 }
 
+cudaError_t cuda_fences_catch_up(struct cuda_backend *b)
+{
+	unsigned long long value = b->base.fence_value;
+	cudaError_t rc = cudaMemcpy(b->timeline->count, &value, sizeof value, cudaMemcpyHostToDevice);
+	if (rc == cudaSuccess)
+		__atomic_store_n(b->timeline->signaled, value, __ATOMIC_RELEASE);
+	return rc;
+}
+
 bool cuda_fence_signaled(struct backend *b, uint64_t fence)
 {
 	return has_signaled(cuda_of(b), fence);

@@ -322,6 +322,28 @@ static void cuda_close(struct backend *base)
 
 /* ---- opening ---- */
 
+/* Ops were left out: host and device no longer agree on how many there were. */
+static void cuda_recover(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (base->failure.code != ERR_MEMORY)
+		return;
+	cuda_select(b->device);
+	cuda_profile_end(b);
+	cuda_deferred_drain(b);
+	b->deferred_lost = false;
+	cuda_segments_drop(base); /* the scratch buffers that they use may be gone */
+	base->failure = {};
+	b->op = "recover";
+	b->capture_pause = CUDA_CAPTURE_PAUSE;
+	memset(b->progress_expected, 0, sizeof b->progress_expected);
+	if (cuda_check(b, cudaStreamSynchronize(b->stream)) && cuda_check(b, cuda_fences_catch_up(b)) &&
+		b->expert_progress.data)
+		cuda_check(b, cudaMemset(b->expert_progress.data, 0, b->expert_progress.bytes));
+	cuda_check(b, cudaStreamSynchronize(NULL)); /* b->stream does not wait for it */
+	cudaGetLastError();                         /* the call that failed has been reported */
+}
+
 static const struct backend_ops cuda_ops = {
 	.name = "cuda",
 	.describe = cuda_describe,
@@ -347,6 +369,7 @@ static const struct backend_ops cuda_ops = {
 	.usage = cuda_usage,
 	.measure = cuda_measure,
 	.set_cancel = NULL,
+	.recover = cuda_recover,
 	.embed = cuda_embed,
 	.rms_norm = cuda_rms_norm,
 	.matmul = cuda_matmul,
@@ -477,8 +500,8 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		rc = open_device(b);
 	if (rc != cudaSuccess) {
 		cuda_close(&b->base);
-		return err_set(
-			e, ERR_RUN, "backend cuda: the device cannot be used: %s", cudaGetErrorString(rc));
+		return err_set(e, rc == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_RUN,
+			"backend cuda: the device cannot be used: %s", cudaGetErrorString(rc));
 	}
 	cudaDriverGetVersion(&driver);
 	snprintf(b->text, sizeof b->text, "%s, %.1f GB, %d multiprocessors, CUDA driver %d.%d",

@@ -45,6 +45,9 @@ struct cuda_tables {
  * values (gemm.cuh), experts of 2048 (experts_prefill.cu), scores of the longest context. */
 #define CUDA_SCRATCH_MOST ((size_t)600000000)
 
+/* Graphs need memory of the card: after a failure some hundred steps do without. */
+#define CUDA_CAPTURE_PAUSE 4096
+
 /* Device memory of one use. It grows when an op needs more than any before it, and never shrinks.
  * Ops run in order: an op's scratch memory is free when the next op writes. */
 struct scratch_buffer {
@@ -102,7 +105,8 @@ struct cuda_backend {
 	bool next_serialized; /* the next kernel must not start early: what precedes it in the stream is
 							 no kernel, or writes weights */
 	bool capturing;       /* ops are being captured, not run */
-	uint64_t generation;  /* of the scratch buffers: segments captured with an older one are void */
+	uint32_t capture_pause; /* so many segments are not captured: the card had no memory */
+	uint64_t generation; /* of the scratch buffers: segments captured with an older one are void */
 
 	/* Scratch memory */
 	struct scratch_buffer scratch;         /* cuda_scratch */
@@ -292,6 +296,9 @@ int cuda_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *expe
 /* Polls until the fence is signaled, also after the failure of an op; or until the
  * wait has failed; the failure is kept. */
 void cuda_fence_poll(struct cuda_backend *b, uint64_t fence);
+
+/* Counts ops that were left out as run: every fence so far is signaled. The stream is idle. */
+cudaError_t cuda_fences_catch_up(struct cuda_backend *b);
 
 /* Graph segments (graph.cu) */
 enum segment_mode cuda_segment_begin(struct backend *b, uint64_t key);

@@ -95,7 +95,8 @@ static void segment_launch(struct cuda_backend *b, struct cuda_segment *s, uint6
 {
 	cuda_profile_end(b);
 	cuda_profile_begin(b, USAGE_GRAPH);
-	cuda_check(b, cudaGraphLaunch(s->exec, b->stream));
+	if (!cuda_check(b, cudaGraphLaunch(s->exec, b->stream)))
+		return;
 	b->used.launches += s->n_nodes;
 	b->used.graph_launches++;
 	b->deferred = s->deferred;
@@ -164,6 +165,10 @@ enum segment_mode cuda_segment_begin(struct backend *base, uint64_t key)
 	}
 	if (!s->key) {
 		s->key = key + 1;
+		return SEGMENT_EAGER;
+	}
+	if (b->capture_pause) {
+		b->capture_pause--;
 		return SEGMENT_EAGER;
 	}
 	cuda_profile_end(b);

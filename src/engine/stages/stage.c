@@ -338,7 +338,7 @@ int engine_forward(
 	struct engine *g, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
 {
 	struct forward_rows mine = *rows;
-	pipeline_settle(g->pipeline);
+	engine_recover(g);
 	if (!g->ranks)
 		return stages_forward(g->stages, rows, first_hidden, e);
 	int rc = receive_rows(g, &mine, e);
@@ -368,6 +368,13 @@ int engine_wait(const struct engine *g, struct err *e)
 	for (uint32_t i = 0; i < g->n_stages && !rc; i++)
 		rc = g->stages[i].backend->ops->wait(g->stages[i].backend, e);
 	return rc;
+}
+
+void engine_recover(struct engine *g)
+{
+	pipeline_settle(g->pipeline);
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		g->stages[i].backend->ops->recover(g->stages[i].backend);
 }
 
 bool engine_has_failed(const struct engine *g)

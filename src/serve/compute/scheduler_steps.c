@@ -134,7 +134,9 @@ static bool parts_computed(struct scheduler *s, const struct batch_part *parts,
 		return false;
 	log_warn("a step failed: %s", e->text);
 	/* the sentence may name files of the server: not for clients */
-	err_set(e, rc, "the model could not be computed; the server's log says why");
+	err_set(e, rc, "%s",
+		rc == ERR_MEMORY ? JOB_NO_MEMORY
+						 : "the model could not be computed; the server's log says why");
 	for (uint32_t i = 0; i < n; i++)
 		slot_fail(s, at[i], e);
 	return false;
