@@ -350,6 +350,7 @@ static const struct backend_ops cuda_ops = {
 	.close = cuda_close,
 	.async = true,
 	.observable = false,
+	.scales = false,
 	.decode_rows = DECODE_MAX_ROWS,
 	.alloc = cuda_alloc,
 	.free = cuda_free,
