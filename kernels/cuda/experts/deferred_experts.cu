@@ -85,15 +85,19 @@ static bool weight_matches(const struct weight *p, const struct weight *q)
 		   !((uint64_t)(uintptr_t)q->data >> 48) && q->data;
 }
 
-static bool slot_matches(const struct cuda_backend *b, const struct expert_job *j)
+/* Whether the job has one slot, whose rank has not been posted and is not in *ranks; adds it. */
+static bool slot_matches(const struct cuda_backend *b, const struct expert_job *j, unsigned *ranks)
 {
-	return j->n_token_slots == 1 && !(b->posted_ranks >> j->token_slots[0] & 1);
+	if (j->n_token_slots != 1 || (b->posted_ranks | *ranks) >> j->token_slots[0] & 1)
+		return false;
+	*ranks |= 1u << j->token_slots[0];
+	return true;
 }
 
-static bool job_matches(const struct cuda_backend *b, const struct expert_job *j)
+static bool job_matches(const struct cuda_backend *b, const struct expert_job *j, unsigned *ranks)
 {
 	const struct expert_job *shape = &b->deferred->shape;
-	return slot_matches(b, j) && weight_matches(&shape->gate, &j->gate) &&
+	return slot_matches(b, j, ranks) && weight_matches(&shape->gate, &j->gate) &&
 		   weight_matches(&shape->up, &j->up) && weight_matches(&shape->down, &j->down);
 }
 
@@ -139,50 +143,50 @@ bool cuda_deferred_post(struct cuda_backend *b, const float *x, const struct exp
 {
 	if (!b->n_deferred)
 		return false;
-	bool takes = call_matches(b, x, rows, n_used, out);
-	for (int i = 0; takes && i < n_jobs; i++)
-		takes = job_matches(b, &jobs[i]);
-	if (takes && !n_jobs)
-		return true;
+	bool matches = call_matches(b, x, rows, n_used, out);
 	uint64_t address[MAILBOX_WORDS] = {0};
 	unsigned ranks = 0;
-	for (int i = 0; takes && i < n_jobs; i++) {
+	for (int i = 0; matches && i < n_jobs; i++)
+		matches = job_matches(b, &jobs[i], &ranks);
+	if (matches && !n_jobs)
+		return true;
+	for (int i = 0; matches && i < n_jobs; i++) {
 		uint64_t *message = &address[MESSAGE_WORDS * jobs[i].token_slots[0]];
 		message[0] = (uintptr_t)jobs[i].gate.data;
 		message[1] = (uintptr_t)jobs[i].up.data;
 		message[2] = (uintptr_t)jobs[i].down.data;
 		message[3] = MAILBOX_SKIP;
-		ranks |= 1u << jobs[i].token_slots[0];
 	}
-	post_messages(b, address, ranks, !takes);
-	return takes;
+	post_messages(b, address, matches ? ranks : 0, !matches);
+	return matches;
 }
 
-/* The same for rows that the host has computed. */
+/* Posts rows of out that the host has computed, as cuda_deferred_post posts experts. */
 static bool post_results(struct cuda_backend *b, const float *x, const float *results,
-	const struct expert_job *jobs, int n_jobs, int rows, int n_used, const float *out)
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, int n_embd, const float *out)
 {
 	if (!b->n_deferred)
 		return false;
-	int64_t n_embd = b->deferred->shape.gate.n_in;
-	bool takes = call_matches(b, x, rows, n_used, out);
+	bool matches = call_matches(b, x, rows, n_used, out) && n_embd == b->deferred->shape.gate.n_in;
 	uint64_t address[MAILBOX_WORDS] = {0};
 	unsigned ranks = 0;
-	for (int i = 0; takes && i < n_jobs; i++) {
+	for (int i = 0; matches && i < n_jobs; i++) {
+		matches = slot_matches(b, &jobs[i], &ranks);
+		if (!matches)
+			break;
 		int rank = jobs[i].token_slots[0];
-		uint64_t at = (uintptr_t)(results + rank * n_embd);
+		uint64_t at = (uintptr_t)(results + (int64_t)rank * n_embd);
 		uint64_t *message = &address[MESSAGE_WORDS * rank];
-		takes = slot_matches(b, &jobs[i]) && !(at % DEFERRED_ALIGN) && !(at >> 48);
+		matches = !(at % DEFERRED_ALIGN) && !(at >> 48);
 		message[0] = message[1] = message[3] = MAILBOX_SKIP;
 		message[2] = at;
-		ranks |= 1u << rank;
 	}
-	if (!takes) {
+	if (!matches) {
 		memset(address, 0, sizeof address);
 		ranks = 0;
 	}
-	post_messages(b, address, ranks, !takes);
-	return takes;
+	post_messages(b, address, ranks, !matches);
+	return matches;
 }
 
 #define RESULT_SLOTS 128 /* of a launch */
@@ -213,7 +217,7 @@ void cuda_expert_results(struct backend *base, const float *x, const float *resu
 	const struct expert_job *jobs, int n_jobs, int rows, int n_used, int n_embd, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (!n_jobs || post_results(b, x, results, jobs, n_jobs, rows, n_used, out))
+	if (!n_jobs || post_results(b, x, results, jobs, n_jobs, rows, n_used, n_embd, out))
 		return;
 	if (b->deferred_lost && !base->failure.code)
 		err_set(&base->failure, ERR_RUN,
@@ -222,16 +226,19 @@ void cuda_expert_results(struct backend *base, const float *x, const float *resu
 		return;
 	struct result_slots s;
 	int n = 0;
+	auto launch = [&]() {
+		dim3 grid((unsigned)n, (unsigned)(n_embd + 1023) / 1024);
+		if (n)
+			cuda_launch(b, results_kernel, grid, 256, 0, s, results, n_embd, out);
+		n = 0;
+	};
 	for (int j = 0; j < n_jobs; j++)
 		for (int i = 0; i < jobs[j].n_token_slots; i++) {
+			if (n == RESULT_SLOTS)
+				launch();
 			s.slot[n++] = jobs[j].token_slots[i];
-			bool last = j == n_jobs - 1 && i == jobs[j].n_token_slots - 1;
-			if (n < RESULT_SLOTS && !last)
-				continue;
-			cuda_launch(b, results_kernel, dim3((unsigned)n, (unsigned)(n_embd + 1023) / 1024), 256,
-				0, s, results, n_embd, out);
-			n = 0;
 		}
+	launch();
 }
 
 void cuda_deferred_drain_all(struct cuda_backend *b)

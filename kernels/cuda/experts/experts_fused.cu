@@ -194,6 +194,8 @@ static __device__ __forceinline__ uint32_t *count_of(
 static __device__ __forceinline__ void copy_host_rows(
 	const struct expert_args &a, const struct work_list *work)
 {
+	if (work->n_rows)
+		mailbox_acquire();
 	for (int r = work->n_tasks; r < work->n_tasks + work->n_rows; r++) {
 		const float *from = (const float *)work->down[r];
 		float *to = a.out + (int64_t)work->rank[r] * a.n_embd;

@@ -97,11 +97,21 @@ static __device__ __forceinline__ void mailbox_open(
 	reader.round = 0;
 }
 
+/* What was written before the words that this thread has polled is visible behind it. .sys: the
+ * processor wrote it. */
+static __device__ __forceinline__ void mailbox_acquire()
+{
+	asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
 /* Polls the mailbox until a message with this launch's sequence number arrives for another rank;
  * then decodes the messages into the work list of the round. By the same warp: lanes 2 r and 2 r +
- * 1 have two words each of rank r. What is at the addresses was written before the words, by the
- * copy engine, and bulk copies read it: no fence is needed but the one between the words and those
- * copies. */
+ * 1 have two words each of rank r.
+ * - Weights were written before the words, by the copy engine, and bulk copies read them: they need
+ *   only the fence between the words and those copies, at the end.
+ * - Rows of out were written by the processor, and generic loads read them. The words were stored
+ *   with release; block 0 acquires before it forwards them, the reader before its first load
+ *   (mailbox_acquire). Rounds without such rows have neither. */
 static __device__ __forceinline__ void mailbox_poll(const struct mailbox_args &a,
 	const struct poll_report &report, struct work_list *work, struct mailbox_reader &reader)
 {
@@ -140,11 +150,14 @@ static __device__ __forceinline__ void mailbox_poll(const struct mailbox_args &a
 			ring[profile->n++ % PROFILE_EVENTS] = now;
 		}
 	}
+	unsigned addresses = __ballot_sync(0xffffffffu, (two.x & ADDRESS) > MAILBOX_SKIP),
+			 tasks = addresses & fresh, rows = addresses >> 1 & fresh & ~tasks;
+	if (!blockIdx.x && rows)
+		mailbox_acquire();
 	if (!blockIdx.x && lane < MAILBOX_WORDS / 2) {
 		bool mine = posted >> (pair & ~1) & 1;
 		mailbox_store(copy, mine ? two.x : tag << 48, mine ? two.y : tag << 48);
 	}
-	unsigned tasks = __ballot_sync(0xffffffffu, (two.x & ADDRESS) > MAILBOX_SKIP) & fresh;
 	int task = __popc(tasks & ((1u << (lane & ~1)) - 1));
 	if (tasks >> (lane & ~1) & 1 && lane < MAILBOX_WORDS / 2) {
 		const uint8_t *at = (const uint8_t *)(two.x & ADDRESS);
@@ -156,8 +169,6 @@ static __device__ __forceinline__ void mailbox_poll(const struct mailbox_args &a
 			work->rank[task] = (uint8_t)(lane / 2);
 		}
 	}
-	unsigned rows =
-		__ballot_sync(0xffffffffu, (two.x & ADDRESS) > MAILBOX_SKIP) >> 1 & fresh & ~tasks;
 	int row = __popc(tasks) + __popc(rows & ((1u << (lane & ~1)) - 1));
 	if (lane & 1 && rows >> (lane & ~1) & 1 && lane < MAILBOX_WORDS / 2) {
 		work->down[row] = (const uint8_t *)(two.x & ADDRESS);
