@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * expert_ffn for many rows (prefill; kernels: grouped_gemm.cuh, wgmma_gemm.cuh, gemm.cu). Jobs are
- * taken in batches of at most SLOTS_MOST (token, rank) slots, half of them in two passes, so that
- * the panels take the same memory:
+ * taken in batches of at most SLOTS_MOST (token, rank) slots. That is halved in two passes, whose x
+ * panels are twice as large, and halved where weights are unpacked, because their panel takes up to
+ * GEMM_W_MOST bytes: so the buffers stay within CUDA_SCRATCH_MOST. A batch:
  *   1. the rows of the slots are gathered and rounded to halves (gemm.cuh);
  *   2. gate and up give [slots][gate, up];
  *   3. SwiGLU of those is split in the same way;
@@ -289,7 +290,6 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		struct expert_batch r = {};
 		int n_token_slots;
 		r.jobs = jobs + j;
-		r.most = b->exact_prompts ? SLOTS_MOST / 2 : SLOTS_MOST;
 		r.n_embd = r.jobs->gate.n_in;
 		r.n_ff = r.jobs->gate.n_out;
 		r.ff_pad = up_to(r.n_ff, GEMM_M);
@@ -297,6 +297,7 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		r.packed = grouped_gemm_enqueue(b, r.jobs->gate.type, NULL, 0) &&
 				   grouped_gemm_enqueue(b, r.jobs->up.type, NULL, 0) &&
 				   grouped_gemm_enqueue(b, r.jobs->down.type, NULL, 0);
+		r.most = SLOTS_MOST / (b->exact_prompts ? 2 : 1) / (r.packed ? 1 : 2);
 		if (r.packed) {
 			r.order = wgmma_gemm_x_order(b, &r.jobs->gate);
 			r.order = r.order == wgmma_gemm_x_order(b, &r.jobs->up) ? r.order : X_PLAIN;

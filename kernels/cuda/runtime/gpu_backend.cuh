@@ -41,8 +41,14 @@ struct cuda_tables {
 #define DECODE_MAX_ROWS      64  /* rows of a step for decode kernels; prefill's have more */
 #define CUDA_KERNELS         512 /* with more than 40 KiB of shared memory; a power of two */
 
-/* The most that the scratch buffers of struct cuda_backend take: gemm panels of rows of up to 6144
- * values (gemm.cuh), experts of 2048 (experts_prefill.cu), scores of the longest context. */
+/* The most that the scratch buffers of struct cuda_backend take, computed for rows of up to 6144
+ * values and experts of 2048. In MB:
+ *   gemm_panels    the largest of: dense products 412 (GEMM_W_MOST, X_MOST and a tile of x);
+ *                  experts from packed blocks 352 (in two passes 320); experts with unpacked
+ *                  weights 403 (252 of them weights; in two passes 374)
+ *   scratch        134 (attend.cu)
+ *   gemv_partials  17
+ * These are 563; limbs, flags and hidden rows take the rest. */
 #define CUDA_SCRATCH_MOST ((size_t)600000000)
 
 /* Graphs need memory of the card: after a failure some hundred steps do without. */
@@ -85,7 +91,7 @@ struct cuda_backend {
 	int device;
 	int n_sm;
 	size_t max_shared; /* dynamic shared memory that a block may use */
-	bool has_wgmma;    /* wgmma_gemm.cuh */
+	bool has_wgmma;    /* wgmma_gemm.cuh, attend_wgmma.cu */
 	bool has_pdl;      /* programmatic dependent launch; compute capability 9.0 and newer */
 	bool no_graphs;
 	bool no_deferred;
