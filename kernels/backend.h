@@ -26,9 +26,11 @@
  *   failed for want of memory can be tried again after `recover`.
  * - Numbers: every row is computed independently, in an order that does not depend on the number of
  *   rows: a row is bit-identical in a batch of 1 and in a batch of 512. A backend may have one way
- *   for few rows (decode) and one for many (prefill), whose activations have 11 bits, or 22 with
- *   backend_options.exact_prompts; the rule then holds within each. The decode way has steps of at
- *   most ops->decode_rows rows; the CPU has one way.
+ *   for few rows (decode) and one for many (prefill), whose activations have 11 bits, in attention
+ *   also queries and weights, or 22 with backend_options.exact_prompts; the rule then holds within
+ *   each. The decode way has steps of at most ops->decode_rows rows; the CPU has one way. So where
+ *   a prompt is cut into chunks, its numbers are the same for every chunk of at least
+ *   2 * decode_rows + 1 rows (session.c sees to it), and for every one of at most decode_rows.
  * - Threads: one thread computes. It makes all calls of the table.
  */
 #ifndef GLM_KERNELS_BACKEND_H
@@ -222,7 +224,8 @@ struct route {
 	float *h;          /* [rows][w.n_in]: an output of the first router; of the others scratch */
 	uint64_t *h_words; /* out [rows][w.n_in], MEM_SHARED, of the first router: h for the host, who
 						* reads it by wait_expert_ids, the bits of a float in place of an id;
-						* NULL: not wanted. With x only */
+						* NULL: not wanted. With x only; w.n_in is a multiple of 4, the
+						* address of 16 bytes */
 	float *logits;     /* [rows][n_experts]; with x undefined afterwards */
 	const float *bias; /* [n_experts] */
 	uint64_t *expert_ids; /* out [rows][n_used], MEM_SHARED, read by wait_expert_ids */
@@ -438,7 +441,8 @@ struct backend_ops {
 
 	/* Stands for an expert_ffn of these jobs whose slots the caller has computed itself: out[slot]
 	 * = results[slot], rows of n_embd values (a multiple of 4). results: MEM_SHARED, laid out as
-	 * out; the rows stay as they are until the op has run. Of the jobs only the slots are read.
+	 * out; the rows stay as they are until the op has run. results and out: at multiples of 16
+	 * bytes. Of the jobs only the slots are read.
 	 * Calls of it and of expert_ffn may follow each other in any order, also for a deferred expert
 	 * kernel.
 	 */
@@ -512,13 +516,14 @@ struct backend_options {
 	const char *name; /* "auto", "cpu", "cuda" */
 	int threads;      /* CPU threads; 0: all of this process's affinity mask */
 	bool no_graphs;   /* SEGMENT_EAGER always; numbers are the same */
-	/* On a card, products of steps above DECODE_MAX_ROWS rows use activations of 22 bits instead of
-	 * 11, in twice the time. No effect on the CPU, which has float32. */
+	/* On a card, products and attention of steps above DECODE_MAX_ROWS rows use activations,
+	 * queries and attention weights of 22 bits instead of 11, in twice the time. No effect on the
+	 * CPU, which has float32. */
 	bool exact_prompts;
 	uint32_t card; /* number of the card; the CPU has 0 only */
 	/* The CPU only: computes experts for a card. expert_ffn has the bits of the card's decode way
-	 * (expert_arithmetic.h; types of expert_arithmetic_covers, at most 16 rows), and threads wait
-	 * for the next op a few milliseconds before they sleep, each pinned to a core. */
+	 * (expert_arithmetic.h; types of expert_arithmetic_covers, at most DECODE_MAX_ROWS rows), and
+	 * threads wait for the next op a few milliseconds before they sleep, each pinned to a core. */
 	bool for_card;
 };
 

@@ -6,8 +6,9 @@
  * tests/kernels/test_expert_bits.c compares card and processor, test_expert_limbs.c the
  * processor's instruction sets.
  *
- * Scope: expert_ffn with at most 64 rows (DECODE_MAX_ROWS, gpu_backend.cuh:41), matrices of the
- * types of expert_arithmetic_covers. With more rows the card computes otherwise (experts.cu:87).
+ * Scope: expert_ffn with at most 64 rows (DECODE_MAX_ROWS, gpu_backend.cuh), matrices of the types
+ * of expert_arithmetic_covers. With more rows the card computes otherwise (cuda_expert_ffn). The
+ * processor computes beside a card in steps of at most HOST_EXPERT_ROWS rows (host_experts.h).
  *
  * An output of a matrix is a function of one packed weight row, one row of x and `split` (point 4),
  * which follows from the type, n_in, n_out and the experts of a token. No other row, task or thread
@@ -19,8 +20,8 @@
  * of x. The output is the sum of the parts. (A chunk here is gemv_tiling's CHUNK, which has nothing
  * to do with the chunks of a transfer or of a prompt.)
  *
- * 1. Limbs of x. gemv_mma.cuh:143 write_limbs, experts_fused_types.cuh:72 write_two_limbs
- *    - x is cut into super-blocks of 256 values, zeros past n_in (gemv_mma.cuh:133).
+ * 1. Limbs of x. write_limbs (gemv_mma.cuh), write_two_limbs (experts_fused_types.cuh)
+ *    - x is cut into super-blocks of 256 values, zeros past n_in (gemv_mma.cuh).
  *    - most = the largest magnitude of the super-block, compared as bits, so that an infinity or a
  *      NaN is the largest.
  *    - scale = fl(most / 8323072), inv = fl(8323072 / most); both 0 where most < 2^-100.
@@ -34,38 +35,38 @@
  *        whole = sum over weights of scale * byte * limb
  *        least = sum over weights of least * limb                 (Q2_K and Q4_K)
  *    - The names are block_bytes.cuh's: weight = unit * scale * byte - minimum * least.
- *    - gemv_mma.cuh:188 super_block_mma sums 32 weights at a time (SCALE_STEP, SCALE_FLOAT), 16
- *      (SCALE_HALF: IQ2_XS, Q3_K, Q6_K) or 256 (SCALE_NONE: Q2_K). experts_fused_types.cuh:172
- *      super_block_pair sums groups of 32; :297 one_super_block takes 4^j times the weights.
+ *    - super_block_mma (gemv_mma.cuh) sums 32 weights at a time (SCALE_STEP, SCALE_FLOAT), 16
+ *      (SCALE_HALF: IQ2_XS, Q3_K, Q6_K) or 256 (SCALE_NONE: Q2_K). In experts_fused_types.cuh
+ *      super_block_pair sums groups of 32; one_super_block takes 4^j times the weights.
  *    - Scales are whole numbers: IQ2_XXS and IQ2_XS 2 n + 1, Q3_K -32 .. 31, Q6_K -128 .. 127,
  *      Q2_K 0 .. 15, Q4_K 0 .. 63.
  *
- * 3. Each limb's integers become a float v. gemv_mma.cuh:281
+ * 3. Each limb's integers become a float v (super_block_mma).
  *    - v = fl(unit * fl(whole)). unit is the block's d; IQ2_XXS and IQ2_XS: fl(d * 0.125), which
  *      is exact. fl(whole) rounds: whole may exceed 2^24.
  *    - Types with minima: v = fma(-dmin, fl(least), v).
  *    - Q8_0 has a float scale for every 32 weights: v = +0, then v = fma(d_s, fl(sum_s), v) for the
  *      steps s = 0 .. 7 in order, sum_s being the sum of 32 weights times limbs, below 2^22
- *      (gemv_mma.cuh:243). Steps past the end of the row have d_s = 0.
+ *      (super_block_mma). Steps past the end of the row have d_s = 0.
  *
  * 4. Sums over super-blocks. Each limb of each part has a sum that starts at +0:
- *    sum = fma(scale of x, v, sum), super-blocks ascending. gemv_mma.cuh:284,
- *    experts_fused.cu:203 finish_stage
- *    - The row is cut into chunks of expert_chunk super-blocks (gemv_tiling, gemv_mma.cuh:610).
+ *    sum = fma(scale of x, v, sum), super-blocks ascending. super_block_mma,
+ *    finish_stage (experts_fused.cu)
+ *    - The row is cut into chunks of expert_chunk super-blocks (gemv_tiling, gemv_mma.cuh).
  *      Part p of `split` has the chunks p, p + split, ...; split = expert_split (gemv_mma_k_split,
- *      gemv_mma.cuh:623), which depends on the matrix and on the experts of a token.
- *    - Limbs: part = fma(65536, high, fma(256, middle, low)). gemv_mma.cuh:290 combine_limbs
- *    - Parts: y = +0, then y = fl(y + part) in order. gemv_mma.cuh:325 add_warp_partials
+ *      gemv_mma.cuh), which depends on the matrix and on the experts of a token.
+ *    - Limbs: part = fma(65536, high, fma(256, middle, low)). combine_limbs (gemv_mma.cuh)
+ *    - Parts: y = +0, then y = fl(y + part) in order. add_warp_partials (gemv_mma.cuh)
  *
- * 5. SwiGLU. device_math.cuh:62 swiglu_one: fl(fl(gate / fl(1 + e)) * up), e = exp_exact(-gate)
- *    (device_math.cuh:38), which is lanes_exp (kernels/cpu/cpu_lanes.h) step by step. Gate and up
- *    of different types take cuda_swiglu (elementwise.cu:119), the same function.
+ * 5. SwiGLU. swiglu_one (device_math.cuh): fl(fl(gate / fl(1 + e)) * up), e = exp_exact(-gate)
+ *    (device_math.cuh), which is lanes_exp (kernels/cpu/cpu_lanes.h) step by step. Gate and up
+ *    of different types take cuda_swiglu (elementwise.cu), the same function.
  *
  * 6. Down takes the hidden row through 1 to 4. The output is not scaled; moe_combine does that.
  *
  * Not on every card: gemv_mma_kernel for IQ2_XXS needs 188 KiB of shared memory a block for one or
  * two rows of x and 208 KiB for more. Where a block may have less, gemv_mma_launch_as
- * (gemv_mma.cuh:672) launches it with 4 warps, which caps `split` at 4. The last bits of an output
+ * (gemv_mma.cuh) launches it with 4 warps, which caps `split` at 4. The last bits of an output
  * then differ where expert_split is 8:
  *    - n_in above 7168, if n_out times the experts of a token is below 4096;
  *    - n_in above 15360, whatever n_out is.
@@ -102,7 +103,7 @@ static inline int expert_chunk(enum dtype type)
 }
 
 /* `split`: the parts of a row. rows: n_out of the matrix times the experts of a token
- * (experts.cu:53). */
+ * (experts.cu). */
 static inline int expert_split(enum dtype type, int64_t n_in, int64_t rows)
 {
 	int chunk = expert_chunk(type), split = 1;

@@ -17,7 +17,9 @@
 #include "kernels/backend.h"
 #include "src/model/config.h"
 
-#define HOST_EXPERT_ROWS 16 /* most rows of a step: what expert_arithmetic.h covers */
+/* Most rows of a step with such experts. The bits are the card's up to 64 rows
+ * (expert_arithmetic.h), but steps of more than 16 were not measured. */
+#define HOST_EXPERT_ROWS 16
 
 struct host_experts;
 

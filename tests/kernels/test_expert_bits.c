@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Experts on the card against experts on the processor (kernels/expert_arithmetic.h): equal bits,
- * every type of expert_arithmetic_covers, steps of 1 to 8 and of 16 rows. Down of Q4_K is Q6_K.
- * Exits with 77 where no card answers.
+ * every type of expert_arithmetic_covers, steps of 1 to 8, of 16, 33 and 64 rows. Down of Q4_K is
+ * Q6_K. Exits with 77 where no card answers.
  *
  * The shapes reach each kernel of the card: experts_kernel (IQ2_XXS, Q2_K of a few MB), and
  * gemv_mma_kernel with one, two and more rows of x to an expert, with 1 to 8 parts of a row.
@@ -87,6 +87,17 @@ static void test_large(void **state)
 	check_shape(DTYPE_IQ2_XXS, 2, 8192, 256, 3);
 }
 
+/* Up to the most rows of a decode step: experts of many tasks, and tasks of every size. */
+static void test_many_rows(void **state)
+{
+	(void)state;
+	for (size_t t = 0; t < ARRAY_LEN(types); t++)
+		for (int rows = 33; rows <= 64; rows += 31) {
+			check_shape(types[t], rows, 2304, 768, 6);
+			check_shape(types[t], rows, 2304, 256, 30);
+		}
+}
+
 int main(void)
 {
 	struct err e = {0};
@@ -102,6 +113,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_small),
 		cmocka_unit_test(test_large),
+		cmocka_unit_test(test_many_rows),
 		cmocka_unit_test(test_gate_and_up),
 	};
 	int rc = cmocka_run_group_tests(tests, NULL, NULL);

@@ -97,7 +97,10 @@ struct arg_group common_opts_group(struct common_opts *c)
 				"files with the same content as the model on other drives, read at the same time",
 			.fallback = "none"},
 		{"chunk", 0, ARG_UINT, .u32 = &c->chunk, .min = 1, .max = 65536, .value = "N",
-			.help = "most tokens of a prompt that are computed at once", .fallback = "512"},
+			.help =
+				"most tokens of a prompt that are computed at once. On a card a prompt's numbers "
+				"are the same for every N from 129 on",
+			.fallback = "512"},
 		{"exact-prompts", 0, ARG_FLAG, .flag = &c->exact_prompts,
 			.help = "on a card, multiply prompts with activations of 22 bits instead of 11, in two "
 					"passes; the CPU always computes them in float32"},

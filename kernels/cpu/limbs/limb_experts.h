@@ -18,7 +18,8 @@ bool limb_experts_covers(const struct expert_job *job);
  * - Every job must be covered: this is not checked. All jobs have the same n_embd and n_ff.
  * - Failures are kept in the backend. ERR_MEMORY: out stays as it was. ERR_INTERRUPTED
  * (set_cancel): out may be written in part.
- * - The bits equal the card's for rows <= 16; with more rows the card takes other kernels. */
+ * - The bits equal the card's for up to 64 rows (DECODE_MAX_ROWS); with more rows the card takes
+ *   other kernels. */
 void limb_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out);
 

@@ -21,6 +21,8 @@ extern "C" {
 #define WARPS    (THREADS / 32)
 #define PART_IDS (WARPS * DRAW_BLOCK)
 
+static_assert(DECODE_MAX_ROWS <= DRAW_ROWS_MAX, "one call draws from all rows of a step");
+
 struct row_request {
 	uint64_t seed;
 	double inv_t;

@@ -334,8 +334,9 @@ static int session_step(
 }
 
 /* The rows of the next step of `rest` tokens. A device may compute steps of few rows in another way
- * than those of prompts (batch_decode_rows). A prompt of more rows than that leaves no such rest,
- * where chunks are large enough: so its numbers do not depend on the size of a chunk. */
+ * than those of prompts (batch_decode_rows). A prompt of more rows than that leaves no such rest
+ * where chunks have at least 2 * few + 1 rows: its numbers are then the same for each such size.
+ * Smaller chunks can leave a rest that is computed as a decode step is. */
 static uint32_t chunk_rows(const struct engine *g, uint32_t rest)
 {
 	uint32_t few = batch_decode_rows(g), n = MIN(rest, g->chunk);

@@ -27,6 +27,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert(SCHEDULER_ROWS <= DRAW_ROWS_MAX, "one call draws from all rows of a step");
+
 #define PROGRESS_NS 100000000ull /* between two reports of how far a prompt is */
 #define SLICE_STEPS 4 /* a slice of prompts takes about as long as so many steps that write */
 
