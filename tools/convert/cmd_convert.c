@@ -347,9 +347,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		{"feedback", 0, ARG_FLAG, .flag = &o->feedback,
 			.help =
 				"quantise routed experts with error feedback: columns make up for errors of the "
-				"columns before, as far as their inputs go together (imatrix --moments; of "
-				"other files, by the expert's own columns). Same size, better; takes 2 to 4 times "
-				"as long"},
+				"columns before, by the moments that --imatrix may hold, else by those of the "
+				"expert's own columns. Same size, better; takes 2 to 4 times as long"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "worker threads", .fallback = "all cores"},
 		{"split-gb", 0, ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9,
