@@ -12,12 +12,13 @@
  *      values    two: O += P V [64 x 256], each for half of the columns
  *      gather    brings the cache rows (cp.async)
  *
- *      query     scaled by a power of two per head (mma.cuh). The first QUERY_HELD times 64 columns
- *                are held in registers, the others are in shared memory
+ *      query     scaled by a power of two per head (mma.cuh). The first QUERY_REGISTER_CHUNKS
+ *                chunks of 64 columns stay in registers of the scores warpgroup, the others in
+ *                shared memory
  *      key slot  [9][BLOCK][128 bytes]: 64 columns of a position in a line, its piece i at
  *                i ^ (position % 8)
- *      weights   [BLOCK / 16][128][16 bytes]: the A operand of a thread of a values warpgroup, made
- *                by the thread of the same number in the scores warpgroup
+ *      weights   [BLOCK / 16][128][16 bytes]: the A operand of a values warpgroup; thread i of
+ *                the scores warpgroup writes what thread i of each values warpgroup reads
  *
  * The running maximum of a head is raised only when a block exceeds it by more than RAISE (as a
  * power of two): most blocks then need no rescaling of O. Weights are at most
@@ -26,7 +27,7 @@
  * The values of a block are added when the scores of the next one are done, beside its softmax:
  * the tensor cores would otherwise serve both at once and then idle during that softmax.
  *
- * A row's numbers depend on its query, its list and the order of the list alone.
+ * A row's results depend on its query, its list and the order of the list alone.
  *
  * Bytes moved: every chosen cache row once per 64 heads (mostly from the L2 cache), queries and
  * outputs once.
@@ -36,16 +37,16 @@
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
 
-#define WIDTH        576
-#define VALUE        512
-#define HEADS        64
-#define BLOCK        48
-#define KEY_SLOTS    3
-#define CHUNKS       (WIDTH / 64) /* of 64 columns: lines of 128 bytes */
-#define QUERY_HELD   4
-#define WEIGHT_SLOTS 2
-#define WEIGHT_SHIFT 7.0f
-#define RAISE        8.0f
+#define WIDTH                 576
+#define VALUE                 512
+#define HEADS                 64
+#define BLOCK                 48
+#define KEY_SLOTS             3
+#define CHUNKS                (WIDTH / 64) /* of 64 columns: lines of 128 bytes */
+#define QUERY_REGISTER_CHUNKS 4
+#define WEIGHT_SLOTS          2
+#define WEIGHT_SHIFT          7.0f
+#define RAISE                 8.0f
 
 #define GROUP_THREADS 128
 #define THREADS       (4 * GROUP_THREADS)
@@ -58,15 +59,19 @@ enum role { SCORES, VALUES_LOW, VALUES_HIGH, GATHER };
 
 /* Shared memory, from a multiple of 1024 on */
 #define AT_QUERY    (KEY_SLOTS * KEY_BYTES)
-#define AT_WEIGHTS  (AT_QUERY + (CHUNKS - QUERY_HELD) * QUERY_CHUNK_BYTES)
-#define AT_SHRINK   (AT_WEIGHTS + WEIGHT_SLOTS * WEIGHT_BYTES) /* [WEIGHT_SLOTS][HEADS] floats */
-#define AT_UNSCALE  (AT_SHRINK + WEIGHT_SLOTS * HEADS * 4)     /* [HEADS] floats */
+#define AT_WEIGHTS  (AT_QUERY + (CHUNKS - QUERY_REGISTER_CHUNKS) * QUERY_CHUNK_BYTES)
+#define AT_RESCALE  (AT_WEIGHTS + WEIGHT_SLOTS * WEIGHT_BYTES) /* [WEIGHT_SLOTS][HEADS] floats */
+#define AT_UNSCALE  (AT_RESCALE + WEIGHT_SLOTS * HEADS * 4)    /* [HEADS] floats */
 #define AT_SUM      (AT_UNSCALE + HEADS * 4)                   /* [HEADS] floats */
 #define AT_BARRIERS (AT_SUM + HEADS * 4)
 #define N_BARRIERS  (2 * KEY_SLOTS + 3 * WEIGHT_SLOTS + 1)
-/* what is held in registers passes through the last key slot */
-#define AT_HELD      ((KEY_SLOTS - 1) * KEY_BYTES)
-#define SHARED_BYTES (1024 + AT_BARRIERS + N_BARRIERS * 8)
+/* The chunks of the query that go to registers pass through the last key slot. */
+#define AT_QUERY_STAGING ((KEY_SLOTS - 1) * KEY_BYTES)
+#define SHARED_BYTES     (1024 + AT_BARRIERS + N_BARRIERS * 8)
+
+static_assert(
+	QUERY_REGISTER_CHUNKS * QUERY_CHUNK_BYTES <= KEY_BYTES, "the last key slot holds the chunks");
+static_assert(SHARED_BYTES <= 232448, "shared memory of a block on compute capability 9.0");
 
 /* Named barriers */
 #define QUERY_READY 1
@@ -118,7 +123,7 @@ static __device__ __forceinline__ void load_shared(uint32_t (&v)[4], uint32_t at
 				 : "memory");
 }
 
-/* The part of a query that a lane has: columns 4 lane + 128 i and the three behind. */
+/* The part of a query that a lane reads: columns 4 lane + 128 i to 4 lane + 128 i + 3. */
 struct query_part {
 	float4 q[5];
 };
@@ -139,8 +144,9 @@ static __device__ __forceinline__ void read_query(
 	}
 }
 
-/* Scales a query and stores its halves, and what unscales its scores to exponents of two. h: of the
- * block; angle: NULL or those of this lane. */
+/* Scales a query and stores its halves, and the factor that turns its scores into exponents of two.
+ * h: head of the block; angle: cosine and sine of this lane's two pairs, read where rotate is set.
+ */
 static __device__ __forceinline__ void store_query(
 	struct query_part &p, int h, int lane, float scale, bool rotate, float4 angle, uint8_t *shared)
 {
@@ -169,32 +175,34 @@ static __device__ __forceinline__ void store_query(
 		int chunk = 2 * i + lane / 16, piece = lane % 16 / 2;
 		__half2 low = __floats2half2_rn(__fmul_rn(p.q[i].x, factor), __fmul_rn(p.q[i].y, factor)),
 				high = __floats2half2_rn(__fmul_rn(p.q[i].z, factor), __fmul_rn(p.q[i].w, factor));
-		uint32_t to = chunk < QUERY_HELD ? AT_HELD + chunk * QUERY_CHUNK_BYTES
-										 : AT_QUERY + (chunk - QUERY_HELD) * QUERY_CHUNK_BYTES;
+		uint32_t to = chunk < QUERY_REGISTER_CHUNKS
+						  ? AT_QUERY_STAGING + chunk * QUERY_CHUNK_BYTES
+						  : AT_QUERY + (chunk - QUERY_REGISTER_CHUNKS) * QUERY_CHUNK_BYTES;
 		*(uint2 *)(shared + to + h * 128 + (piece ^ (h & 7)) * 16 + lane % 2 * 8) =
 			make_uint2(*(uint32_t *)&low, *(uint32_t *)&high);
 	}
 }
 
-/* All queries, by the warps of the scores and values warpgroups: some at once, against latency. */
+/* The queries of the block's heads, by the warps of the scores and values warpgroups. A warp reads
+ * HEADS_AT_ONCE heads before it uses the first, so that their latencies overlap. */
 static __device__ __forceinline__ void load_queries(
 	const struct attend &a, int64_t r, int head, uint8_t *shared)
 {
-	constexpr int WARPS = 3 * GROUP_THREADS / 32, AT_ONCE = 3;
+	constexpr int WARPS = 3 * GROUP_THREADS / 32, HEADS_AT_ONCE = 3;
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	float4 angle = make_float4(1, 0, 1, 0);
 	if (a.rotate && lane < 16) {
 		const float2 *from = (const float2 *)(a.rope.cos_sin + r * a.rope.dim) + 2 * lane;
 		angle = make_float4(from[0].x, from[0].y, from[1].x, from[1].y);
 	}
-	for (int h = warp; h < HEADS; h += AT_ONCE * WARPS) {
-		struct query_part p[AT_ONCE];
+	for (int h = warp; h < HEADS; h += HEADS_AT_ONCE * WARPS) {
+		struct query_part p[HEADS_AT_ONCE];
 #pragma unroll
-		for (int i = 0; i < AT_ONCE; i++)
+		for (int i = 0; i < HEADS_AT_ONCE; i++)
 			if (h + i * WARPS < HEADS)
 				read_query(a, r, head + h + i * WARPS, lane, p[i]);
 #pragma unroll
-		for (int i = 0; i < AT_ONCE; i++)
+		for (int i = 0; i < HEADS_AT_ONCE; i++)
 			if (h + i * WARPS < HEADS)
 				store_query(p[i], h + i * WARPS, lane, a.scale, a.rotate, angle, shared);
 	}
@@ -204,7 +212,8 @@ struct attend_barriers {
 	uint32_t key_full, key_empty, weights_full, weights_empty, scored, query_taken;
 };
 
-/* The gather warpgroup: the rows of the list, block by block; behind the last its last row. */
+/* The gather warpgroup: copies the cache rows of the list, block by block. Behind
+ * the end of the list its last row is repeated, with weights of 0. */
 static __device__ __forceinline__ void gather_keys(const struct attend_wgmma_args &g, int64_t r,
 	int n_sel, int n_blocks, uint32_t base, const struct attend_barriers &bars)
 {
@@ -250,18 +259,18 @@ static __device__ __forceinline__ void score_blocks(
 	const int tid = threadIdx.x % GROUP_THREADS, warp = tid / 32, lane = tid % 32, c = lane % 4,
 			  row = warp * 16 + lane / 4;
 	named_barrier_sync(QUERY_READY, 3 * GROUP_THREADS);
-	uint32_t q[QUERY_HELD * 4][4];
+	uint32_t q[QUERY_REGISTER_CHUNKS * 4][4];
 #pragma unroll
-	for (int s = 0; s < QUERY_HELD * 4; s++) {
+	for (int s = 0; s < QUERY_REGISTER_CHUNKS * 4; s++) {
 		int h = warp * 16 + lane % 16, piece = s % 4 * 2 + lane / 16;
-		load_matrices(
-			q[s], base + AT_HELD + s / 4 * QUERY_CHUNK_BYTES + h * 128 + (piece ^ (h & 7)) * 16);
+		load_matrices(q[s],
+			base + AT_QUERY_STAGING + s / 4 * QUERY_CHUNK_BYTES + h * 128 + (piece ^ (h & 7)) * 16);
 	}
 	float unscale[2] = {((const float *)(shared + AT_UNSCALE))[row],
 		((const float *)(shared + AT_UNSCALE))[row + 8]};
 	mbarrier_arrive_warp(bars.query_taken, lane);
 
-	float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+	float running_max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 	uint64_t query = wgmma_desc_128(base + AT_QUERY);
 	int slot = 0, round = 0;
 	for (int j = 0; j < n_blocks; j++) {
@@ -271,12 +280,12 @@ static __device__ __forceinline__ void score_blocks(
 		wgmma_fence();
 		uint64_t keys = wgmma_desc_128(base + slot * KEY_BYTES);
 #pragma unroll
-		for (int k = 0; k < QUERY_HELD * 4; k++)
+		for (int k = 0; k < QUERY_REGISTER_CHUNKS * 4; k++)
 			wgmma_f16(s, q[k], keys + k / 4 * (KEY_CHUNK_BYTES >> 4) + k % 4 * 2, k > 0);
 #pragma unroll
-		for (int k = 0; k < (CHUNKS - QUERY_HELD) * 4; k++)
+		for (int k = 0; k < (CHUNKS - QUERY_REGISTER_CHUNKS) * 4; k++)
 			wgmma_f16(s, query + k / 4 * (QUERY_CHUNK_BYTES >> 4) + k % 4 * 2,
-				keys + (QUERY_HELD + k / 4) * (KEY_CHUNK_BYTES >> 4) + k % 4 * 2, 1);
+				keys + (QUERY_REGISTER_CHUNKS + k / 4) * (KEY_CHUNK_BYTES >> 4) + k % 4 * 2, 1);
 		wgmma_commit();
 		wgmma_wait<0>();
 		wgmma_keep_registers(s);
@@ -289,22 +298,22 @@ static __device__ __forceinline__ void score_blocks(
 			for (int i = 0; i < BLOCK / 2; i++)
 				if (j * BLOCK + i / 4 * 8 + 2 * c + i % 2 >= n_sel)
 					s[i] = -INFINITY;
-		float shrink[2], offset[2];
+		float rescale[2], offset[2];
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			float most = -INFINITY;
+			float block_max = -INFINITY;
 #pragma unroll
 			for (int n = 0; n < BLOCK / 8; n++)
-				most = fmaxf(most, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
-			most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-			most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-			most = __fmul_rn(most, unscale[i]);
-			shrink[i] = 1;
-			if (most > top[i] + RAISE) {
-				shrink[i] = exp2_fast(top[i] - most);
-				top[i] = most;
+				block_max = fmaxf(block_max, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
+			block_max = fmaxf(block_max, __shfl_xor_sync(0xffffffffu, block_max, 1));
+			block_max = fmaxf(block_max, __shfl_xor_sync(0xffffffffu, block_max, 2));
+			block_max = __fmul_rn(block_max, unscale[i]);
+			rescale[i] = 1;
+			if (block_max > running_max[i] + RAISE) {
+				rescale[i] = exp2_fast(running_max[i] - block_max);
+				running_max[i] = block_max;
 			}
-			offset[i] = WEIGHT_SHIFT - top[i];
+			offset[i] = WEIGHT_SHIFT - running_max[i];
 		}
 		uint32_t p[BLOCK / 16][4];
 		float total[2] = {0, 0};
@@ -321,7 +330,7 @@ static __device__ __forceinline__ void score_blocks(
 			}
 #pragma unroll
 		for (int i = 0; i < 2; i++)
-			sum[i] = __fmaf_rn(sum[i], shrink[i], total[i]);
+			sum[i] = __fmaf_rn(sum[i], rescale[i], total[i]);
 		int to = j % WEIGHT_SLOTS;
 		if (j >= WEIGHT_SLOTS)
 			mbarrier_wait(bars.weights_empty + 8 * to, (j / WEIGHT_SLOTS & 1) ^ 1);
@@ -332,7 +341,7 @@ static __device__ __forceinline__ void score_blocks(
 		if (!c)
 #pragma unroll
 			for (int i = 0; i < 2; i++)
-				((float *)(shared + AT_SHRINK))[to * HEADS + row + 8 * i] = shrink[i];
+				((float *)(shared + AT_RESCALE))[to * HEADS + row + 8 * i] = rescale[i];
 		mbarrier_arrive_warp(bars.weights_full + 8 * to, lane);
 	}
 #pragma unroll
@@ -362,17 +371,19 @@ static __device__ __forceinline__ void add_values(int n_blocks, int half, int he
 		for (int k = 0; k < BLOCK / 16; k++)
 			load_shared(
 				p[k], base + AT_WEIGHTS + from * WEIGHT_BYTES + (k * GROUP_THREADS + tid) * 16);
-		const float *factors = (const float *)(shared + AT_SHRINK) + from * HEADS + row;
-		float shrink[2] = {factors[0], factors[8]};
+		const float *factors = (const float *)(shared + AT_RESCALE) + from * HEADS + row;
+		float rescale[2] = {factors[0], factors[8]};
+		/* not beside the scores of the next block (top of the file) */
 		if (j + 1 < n_blocks)
 			mbarrier_wait(bars.scored + 8 * ((j + 1) % WEIGHT_SLOTS), (j + 1) / WEIGHT_SLOTS & 1);
 		mbarrier_arrive_warp(bars.weights_empty + 8 * from, lane);
-		if (j && __any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1))
+		if (j && __any_sync(0xffffffffu, rescale[0] != 1 || rescale[1] != 1))
 #pragma unroll
 			for (int i = 0; i < 128; i++)
-				acc[i / 64][i % 64] = __fmul_rn(acc[i / 64][i % 64], shrink[i / 2 % 2]);
-		mbarrier_wait(
-			bars.key_full + 8 * slot, round & 1); /* over: the scores have waited for it */
+				acc[i / 64][i % 64] = __fmul_rn(acc[i / 64][i % 64], rescale[i / 2 % 2]);
+		/* returns at once, because the scores warpgroup has waited for this block; it orders the
+		 * copies before this thread's reads */
+		mbarrier_wait(bars.key_full + 8 * slot, round & 1);
 		wgmma_fence_shared();
 		wgmma_keep_registers(acc[0]);
 		wgmma_keep_registers(acc[1]);
@@ -382,8 +393,8 @@ static __device__ __forceinline__ void add_values(int n_blocks, int half, int he
 		for (int k = 0; k < BLOCK / 16; k++)
 #pragma unroll
 			for (int m = 0; m < 2; m++)
-				wgmma_f16_turned(acc[m], p[k],
-					wgmma_desc_turned(
+				wgmma_f16_transposed(acc[m], p[k],
+					wgmma_desc_transposed(
 						values + m * 2 * KEY_CHUNK_BYTES + k * 16 * 128, KEY_CHUNK_BYTES),
 					j > 0 || k > 0);
 		wgmma_commit();

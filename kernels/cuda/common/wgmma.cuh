@@ -5,7 +5,7 @@
  *      a [64 x 16]  in registers of four warps, each 16 rows: lane 4 g + c has rows g and
  *                   g + 8, columns 2 c, 2 c + 1 (a[0], a[1]) and 8 further on (a[2], a[3])
  *      b [16 x N]   in shared memory, column by column, in lines that begin at a multiple of
- *                   1024 (and 32 bytes further on for each 16 rows), with swizzled 16-byte
+ *                   1024 (for rows from 16 i on 32 i bytes further), with swizzled 16-byte
  *                   pieces
  *      d [64 x N]   row g (d[4 n], d[4 n + 1]) and g + 8 (d[4 n + 2], d[4 n + 3]), columns
  *                   8 n + 2 c and the next
@@ -31,15 +31,18 @@ static __device__ __forceinline__ uint64_t wgmma_desc_64(uint32_t address)
 		   (uint64_t)2 << 62;
 }
 
-/* Of b [16 x N] stored row by row: line i has 64 columns of row i, swizzled as above; the next 64
- * columns are `columns_64` bytes further on (a multiple of 1024). */
-static __device__ __forceinline__ uint64_t wgmma_desc_turned(uint32_t address, uint32_t columns_64)
+/* Matrix descriptor of b [16 x N] stored row by row (MN-major): line i has 64 columns of row i,
+ * swizzled as above. columns_64: bytes from a line to that of the next 64 columns, a multiple of
+ * 1024. */
+static __device__ __forceinline__ uint64_t wgmma_desc_transposed(
+	uint32_t address, uint32_t columns_64)
 {
 	return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(columns_64 >> 4) << 16 |
 		   (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* Makes this thread's view of shared memory, as of the last barrier, that of the products. */
+/* Orders this thread's accesses to shared memory, and those that a barrier has ordered before them,
+ * before the accesses of wgmma instructions (the async proxy). */
 static __device__ __forceinline__ void wgmma_fence_shared()
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -155,8 +158,8 @@ static __device__ __forceinline__ void wgmma_f16(float (&d)[24], uint64_t a, uin
 				 : "l"(a), "l"(b), "r"(add));
 }
 
-/* The same as the first with b stored row by row (wgmma_desc_turned). */
-static __device__ __forceinline__ void wgmma_f16_turned(
+/* The same as the first with b stored row by row (wgmma_desc_transposed). */
+static __device__ __forceinline__ void wgmma_f16_transposed(
 	float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add)
 {
 	asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"

@@ -19,7 +19,8 @@ static const struct weight *weight_of(const struct expert_job *job, enum pass pa
 }
 
 /* Launches of a pass: tasks of at most so many slots, which fill one, two and three tiles of limb
- * columns (gemv_mma.cuh). */
+ * columns. Only types with tables have a kernel of two tiles (gemv_mma_launch); the others take
+ * that of three. */
 #define LAUNCHES 3
 static const int launch_slots[LAUNCHES] = {2, 5, GEMV_ROWS};
 

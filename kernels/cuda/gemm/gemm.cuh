@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Prefill's matrix products (gemm) of packed weights with more than DECODE_MAX_ROWS rows.
+ * Matrix products (gemm) of packed weights for prefill: steps of more than DECODE_MAX_ROWS rows.
  *
  * Three implementations with the same contract: the wgmma gemm (wgmma_gemm.cuh, sm_90a) and the
  * grouped gemm (grouped_gemm.cuh, for experts) multiply straight from packed blocks; gemm_kernel
@@ -12,9 +12,9 @@
  * and offsets are applied in float32 after each group of 16, 32 or 256.
  *
  * Passes. One pass multiplies the rounded activations: each is off by at most 2^-11 of itself, or
- * 2^-39 of the row's largest. Two passes (backend_options.exact_prompts)
- * multiply what the rounding left as well, with the same weights: 22 bits of each activation, as
- * exact as float32 sums. To the kernels the second pass is more of the same inner dimension.
+ * 2^-39 of the row's largest. Two passes (backend_options.exact_prompts) multiply what the rounding
+ * left as well, with the same weights: 22 bits of each activation, as exact as float32 sums. To the
+ * kernels the second pass is more of the same inner dimension.
  *
  * A row's result depends on the weights and the row alone, not on the number of rows, tiles or
  * slices. It differs from decode's.
@@ -50,15 +50,18 @@ struct x_panel {
 	__half *x;
 	float2 *sums;
 	float *unscale;
-	int64_t pad;     /* rows, and space for one tile behind the last */
-	int n_in, steps; /* steps: of 32, of a pass, a multiple of 8; zeros behind n_in */
+	int64_t pad; /* rows, and space for one tile behind the last */
+	/* steps: of 32 values, of a pass; a multiple of 8, because the wgmma gemm takes whole
+	 * super-blocks of 256. Values past n_in are zeros. */
+	int n_in, steps;
 	int passes;
 };
 
 /* Orders of the values in an x panel: as they are; the two of wgmma_gemm.cuh. */
 enum x_order { X_PLAIN, X_EIGHTS, X_QUADS };
 
-/* x rows, or what else becomes an x panel. */
+/* What becomes the rows of an x panel: rows of x, rows of (token, rank) slots, SwiGLU of gate and
+ * up. */
 enum split_from { FROM_ROWS, FROM_SLOTS, FROM_GLU };
 
 struct split_args {
@@ -73,7 +76,7 @@ struct split_args {
 	int rows;
 };
 
-/* A tile: x rows that are multiplied by one matrix of a panel. */
+/* A tile: x rows that are multiplied by one matrix of a weight panel. */
 struct gemm_tile {
 	int32_t w_first;      /* panel row where the matrix begins */
 	int32_t x_first, n_x; /* x_first is even */

@@ -11,17 +11,21 @@
  *               c of a row unpacks
  *
  * wgmma_gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack),
- * block 256: a warp multiplies 16 weight rows by all x rows. One thread loads x by bulk copies,
- * WGMMA_AHEAD steps of 32 ahead. A warp loads its own weights (cp.async), a super-block ahead, and
- * unpacks a step while the products of the step before run.
+ * block 256: a warp multiplies 16 weight rows by all x rows. Bulk copies load x, WGMMA_AHEAD steps
+ * of 32 ahead; the warps issue them in turn, one thread each. A warp loads its own weights
+ * (cp.async), a super-block ahead, and unpacks a step while the products of the step before run.
  *
  * weight = unit * (byte * by): wgmma gets byte * by as a half, and its sums are scaled by the
  * super-block's unit in float32. The product is exact where by is a small integer. Where each step
- * has a factor of its own (ROUNDS), by is the factor over a power of two and the product is rounded
- * to 11 bits; two passes of x then have a third one, x times what that rounding left.
+ * has a factor of its own (ROUNDS), by is the factor divided by unit, the power of two below the
+ * super-block's largest factor, and the product is rounded to 11 bits; two passes of x then have a
+ * third one, x times what that rounding left. Limits of by as a half: a factor below 2^-14 of that
+ * power of two loses bits (a subnormal half). Where the largest factor is 2^127 or more, by is 0.
  *
- * Types with minima (LEAST): weight = factor * byte - minimum * least. The sums of 16 x, as two
- * halves, times the sixteen leasts of the super-block are one more product per super-block:
+ * Types with minima (LEAST): weight = factor * byte - minimum * least (block_bytes.cuh). The sums
+ * of 16 x, as two halves, times the sixteen `least` integers of the super-block are one more
+ * product per super-block. No type has both ROUNDS and LEAST, so there are no sums for a third
+ * pass.
  *
  *      sums     [stack][pass][n_in / 256][x_pad][64 bytes]: hi 16, lo 16 halves, each
  *               sum / 32; pieces as above
@@ -66,8 +70,9 @@ template <int T, int BN> struct wgmma_gemm_shape {
  * are whole numbers), of signed bytes with the top bit flipped, so 1024 + 128 + byte. */
 template <int T> struct wgmma_halves {
 	static constexpr bool UNSIGNED = T == DTYPE_Q4_K || T == DTYPE_Q5_K || T == DTYPE_Q2_K;
-	/* (zero + byte) * by - zero * by is exact as a half operation: by is an integer and zero * by
-	 * below 65504 */
+	/* Whether one fused multiply-add makes byte * by: (zero + byte) * by - zero * by is exact as a
+	 * half operation, because by is an integer and zero * by below 65504. Not Q2_K, which has no by
+	 * (SCALE_NONE). */
 	static constexpr bool FUSED = T == DTYPE_Q4_K || T == DTYPE_Q5_K || T == DTYPE_Q3_K ||
 								  T == DTYPE_IQ2_XXS || T == DTYPE_IQ2_XS || T == DTYPE_IQ2_S ||
 								  T == DTYPE_IQ3_XXS || T == DTYPE_IQ3_S || T == DTYPE_IQ1_S ||
@@ -169,8 +174,8 @@ template <typename type> struct wgmma_scale<type, SCALE_NONE> : wgmma_scale_whol
 	}
 };
 
-/* The leasts of step c and of step c + 4, each of both halves of the step, as pairs of halves; and
- * the factor of all of them. */
+/* `least` of step c and of step c + 4, each for both halves of the step, as pairs of halves; and
+ * minimum, their common factor. */
 template <int T, bool LEAST> struct wgmma_minima {
 	static __device__ __forceinline__ void get(
 		const uint8_t *, const typename bytes_type<T>::head &, int, uint32_t[2], float &)
@@ -215,6 +220,8 @@ static __global__ void __launch_bounds__(
 	typedef struct wgmma_scale<type, type::SCALE> scales;
 	constexpr bool ROUNDS = type::SCALE == SCALE_FLOAT || T == DTYPE_IQ4_XS,
 				   WHOLE = type::SCALE != SCALE_FLOAT; /* rows are whole super-blocks */
+	static_assert(!(ROUNDS && type::LEAST), "the third pass has no sums");
+	static_assert(shape::BYTES <= 232448, "shared memory of a block on compute capability 9.0");
 	typedef struct wgmma_halves<T> halves;
 	extern __shared__ uint8_t shared_begin[];
 	uint32_t begin = shared_address(shared_begin), base = (begin + 1023) & ~1023u;
@@ -317,14 +324,14 @@ static __global__ void __launch_bounds__(
 	tables.lane = 4 * lane;
 	const uint8_t *p[2];
 	typename type::head head[2];
-	bool rest = false; /* the third pass */
+	bool third_pass = false;
 	float next_unit[2], inverse[2] = {1, 1}, next_minimum[2] = {0, 0};
 	uint32_t next_least[2][2] = {}; /* [row][step c, step c + 4] */
 	int filled = 8; /* steps of the super-block that has begun; the row ends behind them */
 	auto begin_super_block = [&](int sb) {
 		async_wait<1>();
 		__syncwarp();
-		rest = ROUNDS && sb >= 2 * sb_of_pass;
+		third_pass = ROUNDS && sb >= 2 * sb_of_pass;
 		if (!WHOLE)
 			filled = min(8, g.x.n_in / 32 - 8 * sb_of_weights(sb));
 #pragma unroll
@@ -358,7 +365,7 @@ static __global__ void __launch_bounds__(
 						v = __hfma2(v, by, shift);
 					else {
 						v = __hsub2(v, zero);
-						if (ROUNDS && rest) /* what the rounding of the product leaves */
+						if (ROUNDS && third_pass) /* what the rounding of the product leaves */
 							v = __hfma2(v, by, __hneg2(__hmul2(v, by)));
 						else if (scales::MULTIPLIES)
 							v = __hmul2(v, by);

@@ -7,8 +7,8 @@
  * memory and are loaded once. The partial sums of the shares go through global memory:
  * gemv_many_sum_kernel adds them up in the order of the shares.
  *
- *      kind     share of k (gemv_k_split) and group of up to 8 * HALVES rows of x; block i has kind
- *               i % kinds and a range of the items
+ *      kind     a share of k (gemv_k_split) with a group of up to 8 * ROW_TILES rows of x. Block i
+ *               has kind i % kinds; the blocks of a kind divide the items
  *      item     16 weight rows (glu: 8 of gate and 8 of up) by the rows of the group; by one warp
  *      column   of a tile of 8: a row of x; a tile has one limb of 8 rows, so that a lane has all
  *               three limbs of its results
@@ -35,36 +35,38 @@
 #define MANY_SUM      256 /* threads of a block of gemv_many_sum_kernel */
 
 /* As many as registers allow. */
-static constexpr __host__ __device__ int many_warps(int halves)
+static constexpr __host__ __device__ int many_warps(int row_tiles)
 {
-	return halves > 2 ? 8 : 16;
+	return row_tiles > 2 ? 8 : 16;
 }
 
 struct gemv_many_args {
 	struct gemv_rows_args of;
-	float *partials;         /* [split][n_items][groups * 8 * HALVES rows of x][16 weight rows] */
+	float *partials; /* [split][n_items][groups * 8 * ROW_TILES rows of x][16 weight rows] */
 	int first_item, n_items; /* of this launch */
 	int groups, group_rows;  /* of rows of x */
 	int share_blocks;        /* super-blocks of a share, at most */
 };
 
-template <int T, int HALVES>
-__global__ void __launch_bounds__(many_warps(HALVES) * 32, 1)
+template <int T, int ROW_TILES>
+__global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 	gemv_many_kernel(const __grid_constant__ struct gemv_many_args m)
 {
 	typedef struct bytes_type<T> type;
 	typedef struct item_stage<T> stage_shape;
 	constexpr int CHUNK = stage_shape::CHUNK, STRIDE = stage_shape::STRIDE,
-				  STAGE = stage_shape::STAGE, X = 8 * HALVES, TILES = 3 * HALVES, STEP = 3 * X * 4;
+				  STAGE = stage_shape::STAGE, X = 8 * ROW_TILES, TILES = 3 * ROW_TILES,
+				  STEP = 3 * X * 4;
 	static_assert(!type::TABLES, "types with codebooks need their tables in shared memory");
 	extern __shared__ __align__(16) uint8_t shared[];
 	const struct gemv_rows_args &a = m.of;
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 	int split = 1 << a.log_split, kinds = split * m.groups, kind = blockIdx.x % kinds,
 		share = kind & (split - 1), group = kind >> a.log_split;
-	int place = blockIdx.x / kinds, places = ((int)gridDim.x - kind + kinds - 1) / kinds;
-	int first = (int)((int64_t)m.n_items * place / places),
-		end = (int)((int64_t)m.n_items * (place + 1) / places);
+	/* this block among those of its kind */
+	int nth = blockIdx.x / kinds, of_kind = ((int)gridDim.x - kind + kinds - 1) / kinds;
+	int first = (int)((int64_t)m.n_items * nth / of_kind),
+		end = (int)((int64_t)m.n_items * (nth + 1) / of_kind);
 	int n_sb = (a.n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
 	int tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS;
 	int x_first = group * m.group_rows, n_x = min(m.group_rows, a.n_rows - x_first);
@@ -173,7 +175,7 @@ __global__ void __launch_bounds__(many_warps(HALVES) * 32, 1)
 		float *to = m.partials +
 					(((int64_t)share * m.n_items + item) * m.groups + group) * (X * MMA_ROWS) + r0;
 #pragma unroll
-		for (int h = 0; h < HALVES; h++)
+		for (int h = 0; h < ROW_TILES; h++)
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				int x = 8 * h + 2 * c + i % 2;
@@ -186,8 +188,8 @@ __global__ void __launch_bounds__(many_warps(HALVES) * 32, 1)
 	copy_wait<0>();
 }
 
-/* y from the partial sums. Grid: (items times 16 in blocks of MANY_SUM, rows of x). x_rows: of a
- * group's partial sums. */
+/* y from the partial sums. Grid: (items times 16 in blocks of MANY_SUM, rows of x). x_rows: rows of
+ * x for which a group has room in partials, 8 * ROW_TILES; group_rows of them are used. */
 static __global__ void __launch_bounds__(MANY_SUM)
 	gemv_many_sum_kernel(const __grid_constant__ struct gemv_many_args m, int x_rows)
 {
@@ -223,10 +225,10 @@ static __global__ void __launch_bounds__(MANY_SUM)
 }
 
 /* False: not enough shared memory; nothing was enqueued. */
-template <int T, int HALVES>
+template <int T, int ROW_TILES>
 static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_rows_args *a)
 {
-	constexpr int X = 8 * HALVES, CHUNK = item_stage<T>::CHUNK;
+	constexpr int X = 8 * ROW_TILES, CHUNK = item_stage<T>::CHUNK;
 	constexpr size_t stages = MANY_STAGES * item_stage<T>::STAGE;
 	struct gemv_many_args m = {*a, NULL, 0, 0, 0, 0, 0};
 	int split = 1 << a->log_split, n_sb = (a->n_in + 255) / 256,
@@ -238,19 +240,20 @@ static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_rows_a
 	if (bytes + MANY_LEAST * stages > b->max_shared)
 		return false;
 	size_t warps = (b->max_shared - bytes) / stages;
-	warps = warps < many_warps(HALVES) ? warps : many_warps(HALVES);
+	warps = warps < many_warps(ROW_TILES) ? warps : many_warps(ROW_TILES);
 	bytes += warps * stages;
 	size_t item_bytes = (size_t)split * (size_t)m.groups * X * MMA_ROWS * sizeof(float);
 	int most = (int)(MANY_PARTIALS / item_bytes), kinds = split * m.groups;
 	m.partials = (float *)cuda_scratch_reserve(b, &b->gemv_partials, MANY_PARTIALS);
-	if (!m.partials || !cuda_allow_shared(b, (const void *)gemv_many_kernel<T, HALVES>, bytes))
+	if (!m.partials || !cuda_allow_shared(b, (const void *)gemv_many_kernel<T, ROW_TILES>, bytes))
 		return true;
 	for (; m.first_item < items && !b->base.failure.code; m.first_item += m.n_items) {
 		m.n_items = min(items - m.first_item, most);
 		int blocks = kinds * min(m.n_items, max(b->n_sm / kinds, 1));
+		/* SMs that are too few for one more block of each kind: blocks of the first kinds */
 		blocks = blocks + kinds > b->n_sm ? max(b->n_sm, kinds) : blocks;
-		cuda_launch(
-			b, gemv_many_kernel<T, HALVES>, dim3((unsigned)blocks), (unsigned)warps * 32, bytes, m);
+		cuda_launch(b, gemv_many_kernel<T, ROW_TILES>, dim3((unsigned)blocks), (unsigned)warps * 32,
+			bytes, m);
 		unsigned sums = (unsigned)(m.n_items * MMA_ROWS + MANY_SUM - 1) / MANY_SUM;
 		cuda_launch(b, gemv_many_sum_kernel, dim3(sums, (unsigned)a->n_rows), MANY_SUM, 0, m, X);
 	}
@@ -263,7 +266,7 @@ template <int T> static bool gemv_many_launch(struct cuda_backend *b, const stru
 	struct gemv_rows_args a;
 	if (p->n_rows < MANY_ROWS || !gemv_rows_args_of(p, &a))
 		return false;
-	/* large groups, where they leave no more columns without a row */
+	/* groups of 32 rows where they leave no more columns unused than groups of 16 do */
 	bool large = p->n_rows > 16 && (p->n_rows + 15) / 16 % 2 == 0;
 	if (large && gemv_many_launch_as<T, 4>(b, &a))
 		return true;

@@ -2,9 +2,9 @@
 /*
  * gemv for 3 to 16 rows of x, where gemv_many_kernel (gemv_many.cuh) does not apply: what
  * gemv_mma_kernel (gemv_mma.cuh) computes, for matrices (no stacks) whose rows are 16-byte aligned.
- * The sums and their order are the same, so the bits are
- * the same. It is faster because less code runs for each tile: no columns are tested, up to 5 rows
- * of x are 2 tiles of limb columns instead of 3, and one block per SM takes any number of items.
+ * The sums and their order are the same, so the bits are the same. It is faster because less code
+ * runs for each tile: no columns are tested, up to 5 rows of x are 2 tiles of limb columns instead
+ * of 3, and one block per SM takes any number of items.
  *
  *      item   16 weight rows (glu: 8 of gate and 8 of up) by all rows of x
  *      part   one of up to ROWS_PARTS matrices that multiply the same x (struct rows_part)
