@@ -16,6 +16,7 @@
  * scale has a factor; a weight by 2^-11 of itself, in the sum of values and in that of weights.
  */
 #include "kernels/backend.h"
+#include "src/base/half.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tests/kernels/op_cases.h"
@@ -140,6 +141,121 @@ static void test_attention(void **state)
 	}
 }
 
+/* ---- rows of every magnitude ---- */
+
+enum { N_IN = 512, N_OUT = 160, ROWS = 72 };
+
+/* y [ROWS][N_OUT] = weights of a type times x, on one backend. */
+static void multiply(struct backend *b, enum dtype type, const float *x, float *y)
+{
+	struct err e = {0};
+	uint64_t row = 0;
+	assert_true(dtype_row_bytes(type, N_IN, &row));
+	size_t bytes = (size_t)row * N_OUT, x_bytes = ROWS * N_IN * sizeof *x,
+		   y_bytes = ROWS * N_OUT * sizeof *y;
+	uint8_t *blocks = NEW_ARRAY(uint8_t, bytes);
+	op_random_blocks(7, (int)type, type, blocks, bytes);
+	void *w, *from, *to;
+	assert_int_equal(b->ops->alloc(b, MEM_DEVICE, bytes, &w, &e), 0);
+	assert_int_equal(b->ops->alloc(b, MEM_DEVICE, x_bytes, &from, &e), 0);
+	assert_int_equal(b->ops->alloc(b, MEM_DEVICE, y_bytes, &to, &e), 0);
+	b->ops->upload(b, w, blocks, bytes);
+	b->ops->upload(b, from, x, x_bytes);
+	struct matmul m = {.w = {.data = w,
+						   .type = type,
+						   .n_in = N_IN,
+						   .n_out = N_OUT,
+						   .n_stack = 1,
+						   .row_bytes = (size_t)row,
+						   .stack_bytes = bytes},
+		.y = to};
+	b->ops->matmul(b, &m, 1, from, ROWS);
+	if (b->ops->download(b, y, to, y_bytes, &e))
+		fail_msg("%s", e.text);
+	b->ops->free(b, MEM_DEVICE, w, bytes);
+	b->ops->free(b, MEM_DEVICE, from, x_bytes);
+	b->ops->free(b, MEM_DEVICE, to, y_bytes);
+	free(blocks);
+}
+
+/* Values of row r are around 10 to the power of this: from denormals to 1e30. */
+static double row_exponent(int r)
+{
+	return -42 + 72.0 * r / (ROWS - 1);
+}
+
+/* Row 3 is zero; rows 25 and 26 have one value that dwarfs the others. */
+static void ranges(float *x)
+{
+	op_random(11, 1, x, ROWS * N_IN);
+	for (int r = 0; r < ROWS; r++) {
+		float *row = x + r * N_IN, by = (float)pow(10, row_exponent(r));
+		for (int i = 0; i < N_IN; i++)
+			row[i] = r == 3 ? 0 : row[i] * by;
+		if (r == 25 || r == 26)
+			row[77] = r == 25 ? 1e20f : -1e-2f;
+	}
+}
+
+static void test_ranges(void **state)
+{
+	(void)state;
+	static const enum dtype types[] = {
+		DTYPE_Q8_0, DTYPE_IQ2_XXS, DTYPE_Q2_K, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_BF16, DTYPE_F32};
+	float *x = NEW_ARRAY(float, ROWS *N_IN), *want = NEW_ARRAY(float, ROWS *N_OUT),
+		  *got = NEW_ARRAY(float, ROWS *N_OUT);
+	ranges(x);
+	for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+		multiply(cpu, types[t], x, want);
+		for (int passes = 1; passes <= 2; passes++) {
+			multiply(passes == 1 ? one : two, types[t], x, got);
+			for (int r = 0; r < ROWS; r++) {
+				const float *a = got + r * N_OUT, *b = want + r * N_OUT;
+				/* near the smallest floats both lose bits: only no large values come out */
+				bool tiny = row_exponent(r) < -33;
+				double error = error_of(a, b, N_OUT),
+					   limit = passes == 1 ? ERROR_PRODUCT : ERROR_EXACT;
+				for (int i = 0; i < N_OUT; i++) {
+					if (!isfinite(a[i]))
+						fail_msg("%s, %d pass, row %d: value %d is %g", dtype_name(types[t]),
+							passes, r, i, (double)a[i]);
+					if (r == 3 && a[i] != 0)
+						fail_msg("%s: zeros give %g", dtype_name(types[t]), (double)a[i]);
+					if (tiny && fabsf(a[i]) > 1e-28f)
+						fail_msg(
+							"%s, row %d: value %d is %g", dtype_name(types[t]), r, i, (double)a[i]);
+				}
+				if (!tiny && !(error <= limit))
+					fail_msg("%s, %d pass, row %d: normalised error %.3e", dtype_name(types[t]),
+						passes, r, error);
+			}
+		}
+		/* what is not finite stays so, in its row alone */
+		float *broken = NEW_ARRAY(float, ROWS *N_IN), *other = NEW_ARRAY(float, ROWS *N_OUT);
+		memcpy(broken, x, ROWS * N_IN * sizeof *x);
+		broken[9 * N_IN + 300] = INFINITY;
+		broken[12 * N_IN + 5] = NAN;
+		multiply(one, types[t], x, got);
+		multiply(one, types[t], broken, other);
+		for (int r = 0; r < ROWS; r++)
+			for (int i = 0; i < N_OUT; i++) {
+				float v = other[r * N_OUT + i];
+				if (r == 9 || r == 12)
+					continue;
+				if (f32_bits(v) != f32_bits(got[r * N_OUT + i]))
+					fail_msg("%s: row %d is not its own", dtype_name(types[t]), r);
+			}
+		for (int i = 0; i < N_OUT; i++)
+			if (isfinite(other[9 * N_OUT + i]) || isfinite(other[12 * N_OUT + i]))
+				fail_msg("%s: value %d is finite, its row is not", dtype_name(types[t]), i);
+		free(broken);
+		free(other);
+	}
+	free(x);
+	free(want);
+	free(got);
+}
+
 int main(int argc, char **argv)
 {
 	struct err e = {0};
@@ -156,6 +272,7 @@ int main(int argc, char **argv)
 	}
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_products),
+		cmocka_unit_test(test_ranges),
 		cmocka_unit_test(test_attention),
 	};
 	int rc = cmocka_run_group_tests(tests, NULL, NULL);
