@@ -147,7 +147,7 @@ ranks 2 inspect "$POCKET"
 exits 2
 check "inspect takes one process" grep -q '^glmstream: inspect works in one process' "$work/err"
 ranks 2 bench ops
-refused=$((rc == 2 || rc == 1)) # mpirun has 1 where it ends a rank that has not told its status
+refused=$((rc == 2 || rc == 1)) # mpirun answers 1 if it ends a rank before that reports its status
 check "bench ops is refused" [ "$refused" = 1 ]
 check "bench ops too" grep -q '^glmstream: of bench only decode' "$work/err"
 ranks 2 dump-logits -m "$POCKET" --ids "$work/ids" -o "$work/x" --trace "$work/y"
