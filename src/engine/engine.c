@@ -14,6 +14,7 @@
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -235,6 +236,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->context = p->context;
 	g->chunk = p->chunk;
 	g->n_sessions = p->sessions;
+	g->exact_prompts = o->exact_prompts && engine_last(g)->backend->ops->decode_rows < INT_MAX;
 	g->taken = NEW_ARRAY(bool, p->sessions);
 	const struct model_weights *w = whole.layers ? &whole : &g->stages->weights;
 	if (o->trace)
@@ -430,6 +432,7 @@ void engine_add_expert_stats(struct expert_stats *sum, const struct expert_stats
 
 void engine_overlap(struct engine *g, struct engine_overlap *out)
 {
+	pipeline_settle(g->pipeline); /* answers of ranks come in the order of commands */
 	*out = (struct engine_overlap){.n_stages = pipeline_depth(g)};
 	pipeline_overlap(g->pipeline, out);
 	if (g->ranks)

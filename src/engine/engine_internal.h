@@ -20,6 +20,7 @@ struct engine {
 	bool streaming;                  /* some stage streams its experts */
 	struct engine_cache cache;       /* what of it does not change */
 	uint64_t fingerprint;
+	bool exact_prompts;         /* asked for, and the backend has two ways */
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */
 	/* engine_profile.c */

@@ -44,11 +44,13 @@ struct prefix_store {
 /* mtp: of blocks that hold the rows of the MTP layer too. */
 static uint64_t store_key(const struct session *s, bool mtp)
 {
-	const char *backend = engine_backend_name(s->g);
+	char maker[SESSION_MAKER_BYTES];
+	session_rows_maker(s->g, maker);
 	uint64_t h = hash_u64(session_fingerprint(s->g), SESSION_FILE_VERSION);
 	h = hash_u64(h, (uint64_t)s->g->stages->plan.kv_type << 1 | mtp);
 	h = hash_u64(h, PREFIX_BLOCK);
-	return hash_bytes(h, backend, strlen(backend));
+	h = hash_u64(h, SESSION_ARITHMETIC);
+	return hash_bytes(h, maker, strlen(maker));
 }
 
 /* The names of a prompt's blocks, one after the other: without and with the rows of the MTP layer.

@@ -5,6 +5,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "src/engine/engine_internal.h"
 #include "src/engine/prefix_store.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/temp_dir.h"
@@ -100,6 +101,27 @@ static int prefix_store_setup(void **state)
 			i < 600 ? text[i] : (int32_t)rng_below(&r, 8000); /* one block and a piece in common */
 	}
 	return temp_dir_make(state);
+}
+
+/* Rows of prompts with 22 bits are none of prompts with 11. The engine takes the flag where its
+ * backend has two ways; the key of the store is the same code everywhere. */
+static void test_exact_prompts(void **state)
+{
+	(void)state;
+	struct engine *g = prefix_store_open_engine(1, false);
+	struct prefix_store *p = open_store("exact", 0, g);
+	struct session *s = session_of(g, false);
+	sync_to(s, text, 600, 0);
+	keep(p, s, 600, 1);
+	session_free(s);
+	s = session_of(g, false);
+	g->exact_prompts = !g->exact_prompts;
+	restore(p, s, text, 600, 0, 0);
+	g->exact_prompts = !g->exact_prompts;
+	restore(p, s, text, 600, 512, 512);
+	session_free(s);
+	prefix_store_close(p);
+	engine_close(g, NULL);
 }
 
 /* With MTP rows, which have rules of their own; test_damage looks at the bits without them. */
@@ -418,6 +440,7 @@ int main(void)
 		cmocka_unit_test(test_same_bits),
 		cmocka_unit_test(test_mtp),
 		cmocka_unit_test(test_apart),
+		cmocka_unit_test(test_exact_prompts),
 		cmocka_unit_test(test_damage),
 		cmocka_unit_test(test_limit),
 		cmocka_unit_test(test_foreign_files),

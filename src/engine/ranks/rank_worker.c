@@ -5,6 +5,7 @@
 #include "src/base/num.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"
+#include "src/forward/moe.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,8 @@ static int worker_step(struct engine *g, const struct rank_command *c, const uin
 	size_t bytes, struct err *e)
 {
 	const size_t numbers = c->n * sizeof(int32_t);
-	if (!c->n || c->n > g->chunk || bytes != 3 * numbers + (c->draft ? c->n : 0))
+	if (!c->n || c->n > g->chunk || (c->answers && c->n > ANSWER_ROWS) ||
+		bytes != 3 * numbers + (c->draft ? c->n : 0))
 		return unexpected(c, e);
 	bool draft[c->n];
 	for (uint32_t i = 0; i < c->n && c->draft; i++)

@@ -37,7 +37,7 @@ enum head_offset {
 	AT_INDEX = 40,
 	AT_FIRST = 44,
 	AT_N = 48,
-	AT_ZERO = 52,
+	AT_ARITHMETIC = 52, /* 0: of a version that did not note it */
 	AT_NOTE = 56,
 	AT_BACKEND = 64, /* [16] */
 	AT_MODEL = 80,   /* [128] */
@@ -45,8 +45,8 @@ enum head_offset {
 
 struct session_head {
 	uint64_t fingerprint, note_bytes, check;
-	uint32_t value_bytes, n_layers, mtp, latent, index, first, n;
-	char backend[16], model[128]; /* printable, 0-terminated */
+	uint32_t value_bytes, n_layers, mtp, latent, index, first, n, arithmetic;
+	char backend[SESSION_MAKER_BYTES], model[128]; /* printable, 0-terminated */
 };
 
 uint64_t session_fingerprint(struct engine *g)
@@ -142,6 +142,12 @@ static void copy_text(char *to, size_t size, const char *from, size_t n)
 	err_plain(to);
 }
 
+void session_rows_maker(const struct engine *g, char out[SESSION_MAKER_BYTES])
+{
+	snprintf(out, SESSION_MAKER_BYTES, "%.9s%s", engine_backend_name(g),
+		g->exact_prompts ? " exact" : "");
+}
+
 static struct session_head own_head(const struct session *s)
 {
 	const struct model_config *c = &s->g->config;
@@ -152,8 +158,9 @@ static struct session_head own_head(const struct session *s)
 		.mtp = s->mtp,
 		.latent = config_cache_width(c),
 		.index = c->index_dim,
+		.arithmetic = SESSION_ARITHMETIC,
 	};
-	copy_text(h.backend, sizeof h.backend, engine_backend_name(s->g), SIZE_MAX);
+	session_rows_maker(s->g, h.backend);
 	copy_text(h.model, sizeof h.model, c->name, sizeof c->name);
 	return h;
 }
@@ -172,6 +179,7 @@ static uint64_t encode_head(const struct session_head *h, uint8_t out[SESSION_FI
 	store_u32(out + AT_INDEX, h->index);
 	store_u32(out + AT_FIRST, h->first);
 	store_u32(out + AT_N, h->n);
+	store_u32(out + AT_ARITHMETIC, h->arithmetic);
 	store_u64(out + AT_NOTE, h->note_bytes);
 	memcpy(out + AT_BACKEND, h->backend, sizeof h->backend);
 	memcpy(out + AT_MODEL, h->model, sizeof h->model);
@@ -295,6 +303,7 @@ static int read_head(FILE *f, const char *name, struct session_head *h, struct e
 		.index = load_u32(in + AT_INDEX),
 		.first = load_u32(in + AT_FIRST),
 		.n = load_u32(in + AT_N),
+		.arithmetic = load_u32(in + AT_ARITHMETIC),
 	};
 	copy_text(h->backend, sizeof h->backend, (const char *)in + AT_BACKEND, sizeof h->backend);
 	copy_text(h->model, sizeof h->model, (const char *)in + AT_MODEL, sizeof h->model);
@@ -493,10 +502,16 @@ int session_file_read(struct session *s, FILE *f, const char *name, struct buf *
 	if ((rc = read_content(s, f, name, 0, NULL, 0, true, &c, e)) ||
 		(rc = commit_timeline(s, &c, e)))
 		goto out;
-	if (strcmp(c.head.backend, engine_backend_name(s->g)))
+	char maker[SESSION_MAKER_BYTES];
+	session_rows_maker(s->g, maker);
+	if (strcmp(c.head.backend, maker))
 		log_warn("%s: was computed by the %s backend; what follows differs from an unbroken run in "
 				 "the last bits",
 			name, c.head.backend);
+	else if (c.head.arithmetic != SESSION_ARITHMETIC)
+		log_warn("%s: was computed by another version; what follows differs from an unbroken run "
+				 "in the last bits",
+			name);
 	if (info) {
 		*info = (struct session_file_info){
 			.first = 0, .n = c.head.n, .bytes = c.bytes, .raw_bytes = c.raw_bytes};
