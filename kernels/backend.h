@@ -31,7 +31,9 @@
  *   each. The decode way has steps of at most ops->decode_rows rows; the CPU has one way. So where
  *   a prompt is cut into chunks, its numbers are the same for every chunk of at least
  *   2 * decode_rows + 1 rows (session.c sees to it), and for every one of at most decode_rows.
- * - Threads: one thread computes. It makes all calls of the table.
+ * - Threads: one thread at a time makes calls of the table. It may be another one from call to
+ *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each
+ *   call.
  */
 #ifndef GLM_KERNELS_BACKEND_H
 #define GLM_KERNELS_BACKEND_H

@@ -3,6 +3,7 @@
  * consists. Here these rows become places in mapped files instead of being converted. */
 #include "src/checkpoint/checkpoint.h"
 
+#include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -273,7 +274,11 @@ static int open_shards(struct gguf *g, const struct safetensors *st, struct err 
 				from->size);
 			continue;
 		}
-		f->data_offset = 8 + load_u64(f->map.data); /* checked with the header */
+		/* by name again: it may be another file by now */
+		f->data_offset = 8 + from->header_bytes;
+		if (hash_bytes(hash_bytes(HASH_START, f->map.data, 8), f->map.data + 8,
+				(size_t)from->header_bytes) != from->header_hash)
+			rc = err_set(e, ERR_INPUT, "%s: was replaced while it was opened", f->path);
 	}
 	return rc;
 }

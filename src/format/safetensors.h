@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Hugging Face checkpoints: one safetensors file or a directory of shards. Only headers are held in
- * memory; data are read with pread into the caller's buffers, so memory use does not grow with the
- * model.
+ * memory. Data are read with pread into the caller's buffers, so memory use does not grow with the
+ * model; a folder that is run as a model is mapped instead (src/checkpoint/checkpoint.h).
  *
  *   u64 N
  *   N bytes of JSON: { name: {dtype, shape, data_offsets: [b, e]}, "__metadata__": {...} }
@@ -59,7 +59,9 @@ struct safetensors_tensor {
 struct safetensors_file {
 	char *path;
 	uint64_t size;
-	int fd; /* -1 when the bytes came from safetensors_parse */
+	uint64_t header_bytes; /* of the JSON, behind the first 8 */
+	uint64_t header_hash;  /* of these 8 + header_bytes bytes (hash.h) */
+	int fd;                /* -1 when the bytes came from safetensors_parse */
 };
 
 /* Read-only for callers. */

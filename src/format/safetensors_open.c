@@ -6,6 +6,7 @@
  */
 #include "src/format/safetensors_parse.h"
 
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/format/file_map.h"
 
@@ -58,8 +59,11 @@ static int add_shard(struct safetensors *st, const char *path, struct err *e)
 		else
 			got += (uint64_t)k;
 	}
-	if (!code)
+	if (!code) {
+		st->files[file].header_bytes = n;
+		st->files[file].header_hash = hash_bytes(hash_bytes(HASH_START, first, 8), json, n);
 		code = safetensors_parse_header(st, file, json, n, e);
+	}
 	free(json);
 	return code;
 }
