@@ -5,7 +5,9 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/format/file_map.h"
 #include "src/model/config.h"
+#include "src/text/vocab.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -17,8 +19,9 @@
 #include <jansson.h>
 
 /* Whole numbers, read in this order. */
-#define AT(field) offsetof(struct convert_config, field)
-#define NO_LIMIT  SIZE_MAX
+#define AT(field)      offsetof(struct convert_config, field)
+#define NO_LIMIT       SIZE_MAX
+#define JSON_MAX_BYTES (64u << 20)
 static const struct number_key {
 	const char *key;
 	size_t at; /* of the uint32_t in struct convert_config */
@@ -30,7 +33,7 @@ static const struct number_key {
 	{"num_hidden_layers", AT(n_layers), 1, CONVERT_MAX_LAYERS - 1, NO_LIMIT, false, 0},
 	{"num_nextn_predict_layers", AT(n_nextn), 0, 1, NO_LIMIT, true, 0},
 	{"hidden_size", AT(hidden), 1, 1u << 24, NO_LIMIT, false, 0},
-	{"vocab_size", AT(vocab), 1, 1u << 28, NO_LIMIT, false, 0},
+	{"vocab_size", AT(vocab), 1, VOCAB_TOKENS_MAX, NO_LIMIT, false, 0},
 	{"max_position_embeddings", AT(max_positions), 1, 1u << 30, NO_LIMIT, false, 0},
 	{"num_attention_heads", AT(n_heads), 1, 65536, NO_LIMIT, false, 0},
 	{"q_lora_rank", AT(q_lora), 1, 1u << 20, NO_LIMIT, false, 0},
@@ -158,21 +161,28 @@ static int expect_bool(const struct json_source *s, const char *key, bool want)
 	return 0;
 }
 
-static json_t *load_json(const char *path, struct err *e)
+json_t *convert_json_load(const char *path, struct err *e)
 {
 	json_error_t why;
+	struct file_map map;
 	if (access(path, R_OK)) {
 		err_set(e, ERR_INPUT, "%s: is missing or cannot be read", path);
 		return NULL;
 	}
-	json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &why);
-	if (!root)
+	if (file_map_open(&map, path, e))
+		return NULL;
+	json_t *root = NULL;
+	if (map.size > JSON_MAX_BYTES)
+		err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %u expected", path, map.size,
+			JSON_MAX_BYTES);
+	else if (!(root = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &why)))
 		err_set(e, ERR_INPUT, "%s: is not valid JSON: %s (line %d)", path, why.text, why.line);
 	else if (!json_is_object(root)) {
 		err_set(e, ERR_INPUT, "%s: is not a JSON object", path);
 		json_decref(root);
 		root = NULL;
 	}
+	file_map_close(&map);
 	return root;
 }
 
@@ -356,7 +366,7 @@ static int read_generation(struct convert_config *c, const struct json_source *s
 int convert_config_read_file(struct convert_config *c, const char *path, struct err *e)
 {
 	memset(c, 0, sizeof *c);
-	json_t *root = load_json(path, e);
+	json_t *root = convert_json_load(path, e);
 	struct json_source s = {root, path, e};
 	int code = root ? read_model(c, &s) : ERR_INPUT;
 	if (!code)
@@ -374,7 +384,7 @@ int convert_config_read(struct convert_config *c, const char *dir, struct err *e
 		return code;
 	path = mem_printf("%s/generation_config.json", dir);
 	if (access(path, F_OK) == 0) {
-		json_t *root = load_json(path, e);
+		json_t *root = convert_json_load(path, e);
 		struct json_source s = {root, path, e};
 		code = root ? read_generation(c, &s) : ERR_INPUT;
 		json_decref(root);

@@ -45,6 +45,11 @@ int convert_config_read(struct convert_config *c, const char *dir, struct err *e
 /* One config.json alone. */
 int convert_config_read_file(struct convert_config *c, const char *path, struct err *e);
 
+struct json_t;
+/* The object in a file of at most 64 MiB, the caller's reference. NULL: ERR_INPUT and others, with
+ * a sentence; also for what is no regular file. */
+struct json_t *convert_json_load(const char *path, struct err *e);
+
 /* The other direction, for transformers: the caller owns the reference. `dtype`: "bfloat16" or
  * "float32". Numbers as the struct has them. Derived, as the released file has them:
  * - architectures, head_dim, qk_head_dim, num_key_value_heads, moe_layer_freq, mlp_layer_types,
@@ -54,7 +59,6 @@ int convert_config_read_file(struct convert_config *c, const char *path, struct 
  *   depends on.
  * Left out, since they depend on a library's version or repeat a default: transformers_version,
  * bos_token_id, index_topk_pattern, pretraining_tp. */
-struct json_t;
 struct json_t *convert_config_json(const struct convert_config *c, const char *dtype);
 /* generation_config.json: stop ids, padding, and sampling where the struct has it. */
 struct json_t *convert_config_generation_json(const struct convert_config *c);

@@ -179,7 +179,12 @@ static int set_template(struct gguf_writer *w, const char *dir, struct buf *note
 	}
 	free(path);
 	path = mem_printf("%s/tokenizer_config.json", dir);
-	json_t *root = json_load_file(path, 0, NULL);
+	const bool there = access(path, F_OK) == 0;
+	json_t *root = there ? convert_json_load(path, e) : NULL;
+	if (there && !root) {
+		free(path);
+		return ERR_INPUT;
+	}
 	const char *text = json_string_value(json_object_get(root, "chat_template"));
 	if (text)
 		gguf_writer_set_str(w, "tokenizer.chat_template", text);

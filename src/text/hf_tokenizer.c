@@ -320,7 +320,7 @@ int hf_tokenizer_open(struct hf_tokenizer *t, const char *path, struct err *e)
 	char *text = NULL;
 	struct stat st;
 	size_t len = 0;
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not a pipe */
 	if (fd < 0)
 		return err_errno(e, errno, "%s", path);
 	if (fstat(fd, &st)) {

@@ -60,20 +60,38 @@ static void add_folder(struct place_list *l, const char *file, bool write)
 	free(real);
 }
 
-/* A checkpoint's folder, and where links in it lead to: a download keeps the files elsewhere. */
+/* Whether a checkpoint's file of this name is read. */
+static bool checkpoint_reads(const char *name)
+{
+	static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
+		"tokenizer_config.json", "chat_template.jinja", "model.safetensors.index.json",
+		"model.safetensors.xxh3"};
+	static const char shard[] = ".safetensors";
+	const size_t n = strlen(name), k = sizeof shard - 1;
+	for (size_t i = 0; i < ARRAY_LEN(names); i++)
+		if (!strcmp(name, names[i]))
+			return true;
+	return n > k && !strcmp(name + n - k, shard);
+}
+
+/* A checkpoint's folder, and the files that links in it lead to: a download keeps them elsewhere.
+ * Only files, and only of names that are read: who made the folder chose the links. */
 static void add_checkpoint(struct place_list *l, const char *path)
 {
 	DIR *d = opendir(path);
 	add_place(l, mem_strdup(path), false);
 	for (struct dirent *x; d && (x = readdir(d));) {
-		char *file = mem_printf("%s/%s", path, x->d_name), *real = realpath(file, NULL);
-		char *folder = real ? folder_of(real) : NULL;
-		if (folder && x->d_type == DT_LNK && strcmp(folder, l->paths[l->n - 1].path) != 0)
-			add_place(l, folder, false);
-		else
-			free(folder);
-		free(real);
+		if (!checkpoint_reads(x->d_name))
+			continue;
+		struct stat link, target;
+		char *file = mem_printf("%s/%s", path, x->d_name);
+		/* not d_type, which some file systems leave open */
+		char *real = !lstat(file, &link) && S_ISLNK(link.st_mode) ? realpath(file, NULL) : NULL;
 		free(file);
+		if (real && !lstat(real, &target) && S_ISREG(target.st_mode))
+			add_place(l, real, false);
+		else
+			free(real);
 	}
 	if (d)
 		closedir(d);
