@@ -39,17 +39,10 @@ static float nan_to_minus_inf(float v)
 #define LANES 4
 typedef float lanes __attribute__((vector_size(16)));
 
-/* x[0 .. LANES), -infinity from `left` on */
-static inline lanes lanes_load(const float *x, size_t left)
+static inline lanes lanes_load(const float *x)
 {
 	lanes v;
-	if (left >= LANES) {
-		memcpy(&v, x, sizeof v);
-		return v;
-	}
-	v = (lanes){} - INFINITY;
-	for (size_t i = 0; i < left; i++)
-		v[i] = x[i];
+	memcpy(&v, x, sizeof v);
 	return v;
 }
 
@@ -107,7 +100,7 @@ bool sampler_all_finite(const float *logits, int32_t n_valid)
 	for (; i + 4 * LANES <= n; i += 4 * LANES)
 #pragma GCC unroll 4
 		for (size_t k = 0; k < 4; k++)
-			sum[k] += lanes_load(logits + i + k * LANES, LANES) * 0.0f;
+			sum[k] += lanes_load(logits + i + k * LANES) * 0.0f;
 	bool finite = true;
 	for (; i < n; i++)
 		finite &= isfinite(logits[i]) != 0;

@@ -204,12 +204,48 @@ static void test_batch_refusals(void **state)
 	assert_true(logits_hash(s) == expected(2, 11));
 }
 
+/* A step with more rows of logits than are kept on the device at once (64). */
+static void test_many_rows_of_logits(void **state)
+{
+	(void)state;
+	enum { N = 9, ROWS = SESSION_ROWS_MAX };
+	struct engine_options o = {.model_path = MODEL,
+		.backend = "cpu",
+		.context = 128,
+		/* a chunk has no more */ .chunk = CHUNK,
+		.sessions = N + 1};
+	struct engine *many = engine_of(&o);
+	struct session *s[N], *single = session_of(many, false);
+	struct batch_part parts[N];
+	struct err e = {0};
+	size_t n_vocab = engine_config(many)->n_vocab;
+	for (uint32_t i = 0; i < N; i++) {
+		s[i] = session_of(many, false);
+		assert_int_equal(session_sync(s[i], text[i % N_SESSIONS], 3 + i, NULL, NULL, &e), 0);
+		parts[i] = (struct batch_part){
+			.session = s[i], .tokens = text[i % N_SESSIONS] + 3 + i, .n = ROWS, .verify = true};
+	}
+	assert_int_equal(batch_step(parts, N, NULL, &e), 0);
+	for (uint32_t i = 0; i < N; i++) {
+		session_rewind(single, 0);
+		assert_int_equal(session_sync(single, text[i % N_SESSIONS], 3 + i, NULL, NULL, &e), 0);
+		assert_int_equal(session_verify(single, parts[i].tokens, ROWS, NULL, &e), 0);
+		for (uint32_t k = 0; k < ROWS; k++)
+			assert_memory_equal(session_row_logits(s[i], k), session_row_logits(single, k),
+				n_vocab * sizeof(float));
+		session_free(s[i]);
+	}
+	session_free(single);
+	assert_int_equal(engine_close(many, NULL), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_mixed_steps),
 		cmocka_unit_test(test_copied_prefix),
 		cmocka_unit_test(test_batch_refusals),
+		cmocka_unit_test(test_many_rows_of_logits),
 	};
 	return cmocka_run_group_tests(tests, batch_setup, batch_teardown);
 }

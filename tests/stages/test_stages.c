@@ -388,6 +388,9 @@ static void test_refusals(void **state)
 	o.wrap_source = wrap_nothing;
 	refuse_stages(&o, ERR_USAGE, "one stage");
 	o = cut_options(2, NULL);
+	o.copier = (struct copier *)(void *)&o; /* never used */
+	refuse_stages(&o, ERR_USAGE, "one copier serves one stage");
+	o = cut_options(2, NULL);
 	o.cache_bytes = full.floor_bytes; /* of one stage */
 	refuse_stages(&o, ERR_MEMORY, "the stages on card 0");
 	o = cut_options(2, NULL);
