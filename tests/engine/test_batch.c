@@ -239,6 +239,28 @@ static void test_many_rows_of_logits(void **state)
 	assert_int_equal(engine_close(many, NULL), 0);
 }
 
+/* Budgets that the plan chooses from the free memory: the same bits. */
+static void test_chosen_budgets(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	for (int tiers = 1; tiers <= 2; tiers++) {
+		struct engine_options o = {.model_path = MODEL,
+			.backend = "cpu",
+			.context = 128,
+			.chunk = CHUNK,
+			.sessions = 1,
+			.cache_bytes = ENGINE_CACHE_AUTO,
+			.ram_bytes = tiers == 2 ? ENGINE_CACHE_AUTO : 0};
+		struct engine *auto_budgets = engine_of(&o);
+		struct session *s = session_of(auto_budgets, false);
+		assert_int_equal(session_sync(s, text[0], 40, NULL, NULL, &e), 0);
+		assert_true(logits_hash(s) == expected(0, 40));
+		session_free(s);
+		assert_int_equal(engine_close(auto_budgets, NULL), 0);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -246,6 +268,7 @@ int main(void)
 		cmocka_unit_test(test_copied_prefix),
 		cmocka_unit_test(test_batch_refusals),
 		cmocka_unit_test(test_many_rows_of_logits),
+		cmocka_unit_test(test_chosen_budgets),
 	};
 	return cmocka_run_group_tests(tests, batch_setup, batch_teardown);
 }

@@ -205,6 +205,8 @@ static void test_session_files(void **state)
 		assert_int_equal(session_sync(s, prompt, N_PROMPT, NULL, &reused, &e), 0);
 		assert_int_equal(reused, N_PROMPT - 1);
 		assert_true(drafts_hash(s, prompt + 5, 3, GENERATE_HASH_START) == want);
+		assert_int_equal(session_file_load(s, part, NULL, NULL, &e), ERR_INPUT); /* no session */
+		assert_non_null(strstr(e.text, "a part of a prefix store"));
 		session_rewind(s, 0);
 		assert_int_equal(session_sync(s, prompt, 64, NULL, NULL, &e), 0);
 		if (session_rows_load(s, 64, prompt, N_PROMPT, part, &e))
