@@ -224,9 +224,9 @@ double card_distinct_experts(const struct model_config *c, double rows)
 int card_check_steps(const struct card_step **steps, int *n, struct err *e)
 {
 	static struct card_step list[] = {{"iq2", 78, 1, 9.21, 0}, {"iq2-s", 78, 1, 10.88, 0},
-		{"q2", 78, 1, 9.17, 0}, {"iq2", 11, 1, 1.60, 0}, {"iq2", 11, 2, 2.12, 0},
-		{"iq2", 11, 3, 2.72, 0}, {"iq2", 11, 4, 3.09, 0}, {"iq2", 11, 8, 4.72, 0},
-		{"iq2", 11, 16, 8.90, 0}};
+		{"q2", 78, 1, 9.17, 0}, {"iq2", 11, 1, 1.58, 0}, {"iq2", 11, 4, 2.88, 0},
+		{"iq2", 11, 8, 4.17, 0}, {"iq2", 11, 16, 6.96, 0}, {"iq2", 11, 24, 10.39, 0},
+		{"iq2", 11, 32, 12.19, 0}, {"iq2", 11, 48, 17.61, 0}, {"iq2", 11, 64, 21.23, 0}};
 	int rc = 0;
 	for (size_t i = 0; i < ARRAY_LEN(list) && !rc; i++) {
 		struct card_step *s = &list[i];

@@ -63,9 +63,9 @@ const struct card_op_rate *card_op_rate_of(
 #define CARD_OTHER_ROW_MS 0.03
 /* What each further row adds to the products with resident weights, in parts of the first row's
  * time on an H200. Fitted to the steps of card_check_steps. */
-#define CARD_ROW_PART 0.18
+#define CARD_ROW_PART 0.115
 /* Most rows of a step that is forecast: CARD_ROW_PART is fitted to steps of up to so many. */
-#define CARD_STEP_ROWS 16
+#define CARD_STEP_ROWS 64
 
 /* Work of a step of one row, as bytes that a copy would move in the same time. */
 struct card_work {

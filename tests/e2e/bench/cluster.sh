@@ -32,7 +32,7 @@ says 'one micro-batch at a time: [0-9]+ tok/s'
 says 'data sheet: https://.*h200'
 says 'assumed: .*\[--hop-us\]'
 says 'RESULTS.md, experts IQ2_XXS'
-says '^  iq2 +11 +16 +8.90 +[0-9.]+ +[+-][0-9.]+%'
+says '^  iq2 +11 +64 +21.23 +[0-9.]+ +[+-][0-9.]+%'
 
 run inspect --cards 2 --card H200 --json
 exits 0
