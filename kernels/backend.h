@@ -504,12 +504,17 @@ struct backend_ops {
 		const struct draw_request *requests, int rows, struct draw_result *out);
 };
 
+#define BACKEND_UUID_BYTES 16
+
 /* Implementations put this first in their own struct. Fields belong to the thread that computes. */
 struct backend {
 	const struct backend_ops *ops;
 	struct err failure;   /* the first failed op; code 0: none */
 	uint64_t fence_value; /* of the latest fence enqueued, those of replayed segments included */
 	size_t scratch_bytes; /* device memory that ops may take beside what `alloc` gave; constant */
+	/* Of the card: the same in every process, another for every card; constant. The CPU has none:
+	 * zeros. */
+	uint8_t uuid[BACKEND_UUID_BYTES];
 	/* Borrowed; NULL: nobody. To be set between steps, where ops->observable. */
 	const struct product_observer *observer;
 };

@@ -39,7 +39,8 @@ struct engine_options {
 	int threads;         /* CPU threads; 0: all */
 	/* The cards on which the layers lie, in order. Each entry is a stage: consecutive layers with a
 	 * cache of their own. A card may be named again. n_cards 0: one stage, on card 0;
-	 * ENGINE_CARDS_AUTO: a stage on every card. */
+	 * ENGINE_CARDS_AUTO: a stage on every card. Ranks may share a card only if all of them name it
+	 * here. */
 	const uint32_t *cards;
 	uint32_t n_cards;
 	/* For tests: [n_cards - 1] the first layers of the stages behind the first, ascending; NULL:

@@ -736,6 +736,21 @@ static void test_failures(void **state)
 	b->ops->close(b);
 }
 
+/* A card has the same UUID each time it is opened, the processor none. */
+static void test_uuid(void **state)
+{
+	(void)state;
+	static const uint8_t none[BACKEND_UUID_BYTES];
+	struct err e = {0};
+	struct backend_options options = {.name = "cuda"};
+	struct backend *again;
+	assert_int_equal(backend_open(&options, &again, &e), 0);
+	assert_memory_equal(cuda->uuid, again->uuid, sizeof none);
+	assert_memory_not_equal(cuda->uuid, none, sizeof none);
+	assert_memory_equal(cpu->uuid, none, sizeof none);
+	again->ops->close(again);
+}
+
 int main(int argc, char **argv)
 {
 	struct err e = {0};
@@ -757,6 +772,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_copies),
 		cmocka_unit_test(test_failures),
+		cmocka_unit_test(test_uuid),
 		cmocka_unit_test(test_deferred),
 		cmocka_unit_test(test_every_case),
 		cmocka_unit_test(test_large_cases),

@@ -9,6 +9,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/engine/ranks/engine_ranks.h"
+#include "src/engine/ranks/rank_cards.h"
 #include "src/engine/ranks/rank_worker.h"
 #include "src/ranks/ranks.h"
 
@@ -248,12 +249,44 @@ static int refuse_messages(struct ranks *r, struct err *e)
 	return engine_run_worker(g, e);
 }
 
+/* Cards with UUIDs of one repeated byte; 0 ends the list. */
+static struct rank_cards cards_of(bool named, const uint8_t *bytes)
+{
+	struct rank_cards c = {.named = named};
+	for (; bytes[c.n]; c.n++) {
+		c.card[c.n].number = c.n + 2;
+		memset(c.card[c.n].uuid, bytes[c.n], BACKEND_UUID_BYTES);
+	}
+	return c;
+}
+
+/* Rank 2 has a card of rank 1, which that one has named. */
+static int share_a_card(struct ranks *r, struct err *e)
+{
+	static const uint8_t bytes[3][4] = {{0xa1, 0xa2}, {0xb1, 0xb2}, {0xc1, 0xb2}};
+	const uint32_t me = ranks_me(r);
+	const struct rank_cards mine = cards_of(me == 1, bytes[me]);
+	int rc = rank_cards_check(r, &mine, e);
+	if (!ranks_is_orderly(r))
+		return FAIL("not settled");
+	fprintf(stderr, "hint of %u: %s\n", me, e->hint);
+	return rc;
+}
+
+/* All ranks have named the one card that they share. */
+static int share_a_named_card(struct ranks *r, struct err *e)
+{
+	const struct rank_cards mine = cards_of(true, (const uint8_t[]){0xb2, 0});
+	return rank_cards_check(r, &mine, e);
+}
+
 static const struct role {
 	const char *name;
 	int (*run)(struct ranks *r, struct err *e);
 } roles[] = {{"talk", talk}, {"disagree", disagree}, {"leave", leave}, {"end_early", end_early},
 	{"end_late", end_late}, {"long_message", long_message}, {"hang", hang}, {"die", die},
-	{"refuse_commands", refuse_commands}, {"refuse_messages", refuse_messages}};
+	{"refuse_commands", refuse_commands}, {"refuse_messages", refuse_messages},
+	{"share_a_card", share_a_card}, {"share_a_named_card", share_a_named_card}};
 
 void __gcov_dump(void) __attribute__((weak)); /* _exit writes no counts of coverage */
 
@@ -389,6 +422,63 @@ static void test_commands_that_make_no_sense(void **state)
 	expect_said("rank 0 sent a command of 3 bytes");
 }
 
+static void test_cards_of_stages(void **state)
+{
+	(void)state;
+	struct backend processor = {0}, card = {0};
+	memset(card.uuid, 0xb2, sizeof card.uuid);
+	const struct stage stages[] = {
+		{.card = 3, .backend = &card}, {.card = 0, .backend = &processor}};
+	const struct rank_cards c = rank_cards_describe(stages, 2, true);
+	assert_int_equal(c.n, 2);
+	assert_true(c.named);
+	assert_int_equal(c.card[0].number, 3);
+	assert_memory_equal(c.card[0].uuid, card.uuid, sizeof card.uuid);
+	assert_int_equal(c.card[1].number, 0);
+	assert_memory_equal(c.card[1].uuid, processor.uuid, sizeof card.uuid);
+	assert_false(rank_cards_describe(stages, 2, false).named);
+}
+
+static void test_cards_that_collide(void **state)
+{
+	(void)state;
+	uint32_t i = 9, k = 9;
+	struct rank_cards a = cards_of(false, (const uint8_t[]){1, 2, 3, 0});
+	struct rank_cards b = cards_of(false, (const uint8_t[]){4, 3, 0});
+	assert_true(rank_cards_collide(&a, &b, &i, &k));
+	assert_int_equal(i, 2);
+	assert_int_equal(k, 1);
+	/* one that names a card does not speak for the other */
+	a.named = true;
+	assert_true(rank_cards_collide(&a, &b, &i, &k));
+	assert_true(rank_cards_collide(&b, &a, &k, &i));
+	b.named = true;
+	assert_false(rank_cards_collide(&a, &b, &i, &k));
+	a.named = b.named = false;
+	b.card[1].uuid[BACKEND_UUID_BYTES - 1] ^= 1;
+	assert_false(rank_cards_collide(&a, &b, &i, &k));
+	/* processors have no UUID: ranks of one host share them */
+	memset(&a.card, 0, sizeof a.card);
+	memset(&b.card, 0, sizeof b.card);
+	assert_false(rank_cards_collide(&a, &b, &i, &k));
+	b.n = UINT32_MAX; /* as a message may have it */
+	assert_false(rank_cards_collide(&a, &b, &i, &k));
+}
+
+static void test_shared_card_is_refused(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	assert_int_equal(run_ranks("share_a_card", 3), err_exit_status(ERR_USAGE));
+	/* by any rank: mpirun may end the others before they have said it */
+	expect_said(": rank 2 (");
+	expect_said("): card 3 (GPU-b2b2b2b2-b2b2-b2b2-b2b2-b2b2b2b2b2b2) is also card 3 of rank 1 (");
+	expect_said("): give each rank cards of its own with --cards");
+	expect_said(": two ranks share a card if both name it with --cards");
+	if (run_ranks("share_a_named_card", 3))
+		fail_msg("%s", said);
+}
+
 static void test_without_mpirun(void **state)
 {
 	(void)state;
@@ -411,6 +501,9 @@ int main(int argc, char **argv)
 		return run_role(argv[1]);
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_without_mpirun),
+		cmocka_unit_test(test_cards_of_stages),
+		cmocka_unit_test(test_cards_that_collide),
+		cmocka_unit_test(test_shared_card_is_refused),
 		cmocka_unit_test(test_messages),
 		cmocka_unit_test(test_disagreement_names_the_lowest_rank),
 		cmocka_unit_test(test_rank_that_leaves_is_named),

@@ -487,6 +487,9 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 			"backend cuda: %s has compute capability %d.%d; 8.0 or newer is needed", prop.name,
 			prop.major, prop.minor);
 	}
+	static_assert(sizeof prop.uuid == sizeof b->base.uuid, "a UUID of CUDA has another length");
+	if (rc == cudaSuccess)
+		memcpy(b->base.uuid, &prop.uuid, sizeof b->base.uuid);
 	b->has_pdl = rc == cudaSuccess && prop.major >= 9;
 	/* Deferred kernels wait for the host. They would not end where the driver limits the time of a
 	 * kernel (the host may be stopped), or a launch waits for its kernel, or copies that the host

@@ -40,7 +40,8 @@ static inline uint32_t rank_at(const struct ranks *r, uint32_t place)
 }
 
 /* rc, *e: how opening the file went. Compares what must be the same. ERR_USAGE: an option that
- * takes one rank; ERR_RUN: ranks that differ. Sets g->ranks. */
+ * takes one rank, a card that two ranks take by accident (rank_cards.h); ERR_RUN: ranks that
+ * differ. Sets g->ranks. */
 int engine_ranks_handshake(struct engine *g, const struct engine_options *o, int rc, struct err *e);
 /* Shares the layers out: sets cuts. whole: all weights, bound, with the MTP layer's if mtp.
  * ERR_USAGE: more stages than layers. */

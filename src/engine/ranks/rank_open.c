@@ -5,6 +5,7 @@
 #include "src/base/num.h"
 #include "src/base/version.h"
 #include "src/engine/ranks/engine_ranks.h"
+#include "src/engine/ranks/rank_cards.h"
 #include "src/engine/ranks/rank_link.h"
 #include "src/engine/session/session_file.h"
 
@@ -76,7 +77,11 @@ int engine_ranks_handshake(struct engine *g, const struct engine_options *o, int
 		return rc;
 	k->counts = first.counts;
 	rc = compare_start(&mine, &first, e);
-	return ranks_agree(k->ranks, rc, e);
+	if ((rc = ranks_agree(k->ranks, rc, e)))
+		return rc;
+	const bool named = o->n_cards && o->n_cards != ENGINE_CARDS_AUTO;
+	const struct rank_cards cards = rank_cards_describe(g->stages, g->n_stages, named);
+	return rank_cards_check(k->ranks, &cards, e);
 }
 
 /* ---- layers and memory ---- */

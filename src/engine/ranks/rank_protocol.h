@@ -9,6 +9,9 @@
  *   agree       the file is open
  *   broadcast   struct rank_start: what must be the same everywhere
  *   agree       it is
+ *   gather      struct rank_cards (rank_cards.h): on which cards each computes
+ *   broadcast   the same of all ranks
+ *   agree       no two share a card by accident
  *   gather      struct rank_room: what each could hold
  *   broadcast   struct rank_cuts: which layers each gets
  *   agree       each has a memory plan

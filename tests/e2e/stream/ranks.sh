@@ -156,6 +156,24 @@ check "a trace takes one rank" grep -q -- '^glmstream: .*--trace .* takes one ra
 ranks 8 dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/x"
 exits 2
 check "no more ranks than layers" grep -q '^glmstream: .*8 ranks make 8 stages, the model has 7 layers' "$work/err"
+# ---- two ranks on one card ----
+one_card=(dump-logits --backend cuda -m "$POCKET" --ids "$work/ids" -o "$work/x" --force)
+run "${one_card[@]}"
+if [ $rc != 0 ]; then
+	skip_part 'two ranks on one card: no graphics card answers'
+else
+	ranks 2 "${one_card[@]}"
+	exits 2
+	check "two ranks on one card are named" grep -qE '^glmstream: rank 1 \(.*\): card 0 \(GPU-[0-9a-f-]{36}\) is also card 0 of rank 0 \(.*--cards$' "$work/err"
+	ranks 2 "${one_card[@]}" --cards 0
+	exits 0
+	timeout -k 5 60 "${mpi[@]}" -np 1 "$GLMSTREAM" "${one_card[@]}" --cards 0 : \
+		-np 1 "$GLMSTREAM" "${one_card[@]}" >"$work/out" 2>"$work/err" </dev/null
+	rc=$? said='two ranks of which one names the card'
+	exits 2
+fi
+
+# ---- files that are missing or differ ----
 ranks 2 -p hello -m "$work/none.gguf"
 check "a file that is missing" [ "$rc" = 3 ]
 check "a file that is missing is named" grep -q '^glmstream: rank 0 (.*none.gguf' "$work/err"
