@@ -280,6 +280,25 @@ out:
 	return code;
 }
 
+/* After the run, however it ended. Blocks that a run before has made are not among them. */
+static void report_feedback(const struct convert_work *w, const struct convert_result *r)
+{
+	struct buf text = {0};
+	const uint64_t without = r->not_definite + r->uncorrelated;
+	if (!r->feedback_blocks || (w->opt.quiet && !without))
+		return;
+	buf_printf(&text,
+		"error feedback: in this run %" PRIu64 " of %" PRIu64 " blocks of columns did without it",
+		without, r->feedback_blocks);
+	if (without)
+		buf_printf(&text,
+			": the correlations of %" PRIu64 " are not positive definite, %" PRIu64 " have none",
+			r->not_definite, r->uncorrelated);
+	buf_printf(&text, "\n");
+	report_notes(&text);
+	buf_free(&text);
+}
+
 static int convert(struct convert_work *w, struct err *e)
 {
 	char took[32];
@@ -299,7 +318,9 @@ static int convert(struct convert_work *w, struct err *e)
 		.n_workers = w->opt.jobs,
 		.progress = !w->opt.quiet,
 		.cancel = interrupt_flag()};
-	code = convert_run(&job, e);
+	struct convert_result result;
+	code = convert_run(&job, &result, e);
+	report_feedback(w, &result);
 	if (code == ERR_INPUT) { /* a broken source: a mended one is another */
 		gguf_writer_discard(w->writer);
 		convert_journal_close(&w->journal, true);
@@ -348,7 +369,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			.help =
 				"quantise routed experts with error feedback: columns make up for errors of the "
 				"columns before, by the moments that --imatrix may hold, else by those of the "
-				"expert's own columns. Same size, better; takes 2 to 4 times as long"},
+				"expert's own columns. Same size, better; takes 2 to 4 times as long. The end says "
+				"how many blocks of 256 columns did without it"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "worker threads", .fallback = "all cores"},
 		{"split-gb", 0, ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9,

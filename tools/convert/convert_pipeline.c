@@ -47,6 +47,7 @@ struct pipeline {
 	uint32_t *finished; /* [n_finished] tensors not yet in the journal */
 	size_t n_finished;
 	uint64_t bytes_done; /* of output */
+	struct convert_result *result;
 	/* the caller's */
 	uint32_t *journaled; /* [n_tensors] scratch of write_journal */
 	uint64_t total, journal_ns, journal_every;
@@ -63,6 +64,8 @@ struct row_buffers {
 	const float **row; /* [rows of a block] */
 	struct quant_feedback *feedback;
 	double *work; /* [256][256] */
+	/* of the unit; convert_worker adds them to the result */
+	uint64_t feedback_blocks, not_definite, uncorrelated;
 };
 
 static bool whole_slab(const struct pipeline *s, uint32_t i)
@@ -231,9 +234,14 @@ static int make_feedback(struct pipeline *s, const struct convert_tensor *t, uin
 		return code;
 	if (!has_importance)
 		moments_importance(b->moments, t->src_cols, b->importance);
-	for (uint64_t i = 0; i < t->src_cols / FEEDBACK_COLUMNS; i++)
-		(void)quant_feedback_make(&b->feedback[i], b->moments + i * FEEDBACK_MOMENTS,
-			b->importance + i * FEEDBACK_COLUMNS, trust, b->work);
+	for (uint64_t i = 0; i < t->src_cols / FEEDBACK_COLUMNS; i++) {
+		const bool definite =
+			quant_feedback_make(&b->feedback[i], b->moments + i * FEEDBACK_MOMENTS,
+				b->importance + i * FEEDBACK_COLUMNS, trust, b->work);
+		b->feedback_blocks++;
+		b->not_definite += !definite;
+		b->uncorrelated += definite && !b->feedback[i].correlated;
+	}
 	return 0;
 }
 
@@ -327,6 +335,15 @@ static void row_buffers_fini(struct row_buffers *b)
 	free(b->work);
 }
 
+/* Under the lock. */
+static void add_feedback_counts(struct convert_result *r, struct row_buffers *b)
+{
+	r->feedback_blocks += b->feedback_blocks;
+	r->not_definite += b->not_definite;
+	r->uncorrelated += b->uncorrelated;
+	b->feedback_blocks = b->not_definite = b->uncorrelated = 0;
+}
+
 static int convert_worker(void *user, struct err *e)
 {
 	struct pipeline *s = user;
@@ -342,6 +359,7 @@ static int convert_worker(void *user, struct err *e)
 		else
 			code = convert_unit(s, &u, &b, e);
 		pthread_mutex_lock(&s->lock);
+		add_feedback_counts(s->result, &b);
 		if (code)
 			break;
 		s->bytes_done += unit_bytes(&s->job->plan->tensors[u.tensor], &u);
@@ -409,10 +427,12 @@ static void count_units(struct pipeline *s)
 	}
 }
 
-int convert_run(const struct convert_job *job, struct err *e)
+int convert_run(const struct convert_job *job, struct convert_result *result, struct err *e)
 {
 	size_t n = job->plan->n_tensors;
+	*result = (struct convert_result){0};
 	struct pipeline s = {.job = job,
+		.result = result,
 		.lock = PTHREAD_MUTEX_INITIALIZER,
 		.units_left = NEW_ARRAY(uint64_t, n),
 		.finished = NEW_ARRAY(uint32_t, n),
