@@ -111,8 +111,17 @@ static bool take_unit(struct pipeline *s, struct unit *out)
 	return true;
 }
 
-/* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
-static int read_rows(const struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
+/* It may be the values or their scales. Called without the lock. */
+static void mark_damaged(struct pipeline *s, const struct convert_slab *x)
+{
+	pthread_mutex_lock(&s->lock);
+	s->job->damaged[x->src->file] = true;
+	if (x->scale)
+		s->job->damaged[x->scale->file] = true;
+	pthread_mutex_unlock(&s->lock);
+}
+
+static int read_finite(const struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
 	uint64_t row0, uint64_t row1, float *out, struct err *e)
 {
 	const struct convert_slab *x = &t->slabs[slab];
@@ -129,6 +138,16 @@ static int read_rows(const struct pipeline *s, const struct convert_tensor *t, u
 				x->row0 + row0 + i / t->src_cols, i % t->src_cols,
 				isnan(out[i]) ? "not a number" : "infinite");
 	return 0;
+}
+
+/* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
+static int read_rows(struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
+	uint64_t row0, uint64_t row1, float *out, struct err *e)
+{
+	int code = read_finite(s, t, slab, row0, row1, out, e);
+	if (code == ERR_INPUT)
+		mark_damaged(s, &t->slabs[slab]);
+	return code;
 }
 
 /* Rows of the tensor as stored, quantised and written; first_row counts over the whole stack.

@@ -29,6 +29,7 @@ struct convert_job {
 	struct gguf_writer *writer;      /* created; tensor i of the plan is its tensor i */
 	struct convert_journal *journal; /* open */
 	const bool *done;                /* [n_tensors] finished by an earlier run */
+	bool *damaged; /* [st->n_files] set for files of which input was refused (ERR_INPUT) */
 	uint32_t n_workers;
 	bool progress;             /* say how far it is on stderr */
 	const atomic_bool *cancel; /* looked at between blocks; may be NULL */

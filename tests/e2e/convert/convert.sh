@@ -365,6 +365,7 @@ f.write(b"\xc0\x7f")  # value 5 becomes a NaN
 END
 run convert "$work/bad" -o "$work/nan.gguf" --recipe q2 -q
 error_is_one_sentence 3 'model.norm.weight: the value in row 0, column 5 is not a number'
-check "nothing is left of a broken source" [ -z "$(find "$work" -name 'nan.gguf*')" ]
+check "no output of a broken source" [ ! -e "$work/nan.gguf" ]
+check "what is finished is kept (mended.sh)" [ -e "$work/nan.gguf.partial" -a -e "$work/nan.gguf.journal" ]
 
 finish
