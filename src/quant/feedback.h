@@ -55,7 +55,7 @@ void quant_feedback_add_rows(float *moments, const float *const *row, size_t n, 
  * moments: [FEEDBACK_MOMENTS], of any common factor; 0 where nothing is known.
  * importance: [256], non-negative. trust: 0 .. 1; below 1 for correlations from few samples.
  * work: [256][256], scratch. False: H is not positive definite with these numbers; *out is then
- * as without correlation. */
+ * as without correlation, and the caller says so. */
 bool quant_feedback_make(struct quant_feedback *out, const float *moments, const float *importance,
 	float trust, double *work);
 

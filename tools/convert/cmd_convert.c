@@ -51,6 +51,8 @@ struct convert_work {
 	struct gguf_writer *writer;
 	struct convert_journal journal;
 	bool *done;
+	uint64_t *sources; /* [n_tensors] identity of the files that a tensor is made from */
+	bool *damaged;     /* [st->n_files] */
 };
 
 /* Source, types, parts: exact bytes, one line each. */
@@ -220,11 +222,12 @@ out:
 	return code;
 }
 
-static uint64_t hash_file(uint64_t h, const char *path)
+/* fd: of the file as it was opened, since another may have its name by now; -1: by name. */
+static uint64_t hash_file(uint64_t h, const char *path, int fd)
 {
 	struct stat s;
 	uint64_t v[3] = {0};
-	if (stat(path, &s) == 0) {
+	if ((fd < 0 ? stat(path, &s) : fstat(fd, &s)) == 0) {
 		v[0] = (uint64_t)s.st_size;
 		v[1] = (uint64_t)s.st_mtim.tv_sec;
 		v[2] = (uint64_t)s.st_mtim.tv_nsec;
@@ -234,7 +237,7 @@ static uint64_t hash_file(uint64_t h, const char *path)
 	return hash_bytes(h, v, sizeof v);
 }
 
-/* What the data of the output depend on. (The header is compared byte by byte when a run is taken
+/* What all data of the output depend on. (The header is compared byte by byte when a run is taken
  * up.) */
 static uint64_t fingerprint(const struct convert_work *w)
 {
@@ -242,10 +245,64 @@ static uint64_t fingerprint(const struct convert_work *w)
 	h = hash_bytes(h, w->opt.recipe.name, strlen(w->opt.recipe.name) + 1);
 	if (w->opt.types_text)
 		h = hash_bytes(h, w->opt.types_text, strlen(w->opt.types_text) + 1);
-	h = hash_u64(h, w->opt.feedback);
-	for (uint32_t i = 0; i < w->st->n_files; i++)
-		h = hash_file(h, w->st->files[i].path);
-	return w->opt.imatrix ? hash_file(h, w->opt.imatrix) : h;
+	return hash_u64(h, w->opt.feedback);
+}
+
+/* What the data of single tensors depend on: a shard that was replaced is no other source for the
+ * tensors of other shards. */
+static void identify_sources(struct convert_work *w)
+{
+	const size_t n = w->plan.n_tensors;
+	uint64_t *files = NEW_ARRAY(uint64_t, w->st->n_files);
+	for (uint32_t i = 0; i < w->st->n_files; i++) {
+		const struct safetensors_file *f = &w->st->files[i];
+		files[i] = hash_file(hash_u64(HASH_START, f->header_hash), f->path, f->fd);
+	}
+	const uint64_t imatrix = w->opt.imatrix ? hash_file(HASH_START, w->opt.imatrix, -1) : 0;
+	w->sources = NEW_ARRAY(uint64_t, n);
+	for (size_t i = 0; i < n; i++) {
+		const struct convert_tensor *t = &w->plan.tensors[i];
+		uint64_t h = hash_u64(HASH_START, w->has_importance[i] ? imatrix : 0);
+		for (uint64_t k = 0; k < t->n_slabs; k++) {
+			h = hash_u64(h, files[t->slabs[k].src->file]);
+			if (t->slabs[k].scale)
+				h = hash_u64(h, files[t->slabs[k].scale->file]);
+		}
+		w->sources[i] = h ? h : 1;
+	}
+	free(files);
+}
+
+static bool is_from_damaged(const struct convert_work *w, const struct convert_tensor *t)
+{
+	for (uint64_t k = 0; k < t->n_slabs; k++)
+		if (w->damaged[t->slabs[k].src->file] ||
+			(t->slabs[k].scale && w->damaged[t->slabs[k].scale->file]))
+			return true;
+	return false;
+}
+
+/* After an input error: what was made from a damaged shard is not kept, even if the mended one has
+ * its size and time (as wget and rsync set it). Returns the code of the error. */
+static int keep_sound_tensors(struct convert_work *w, struct err *e)
+{
+	struct buf note = {0};
+	struct err why = {0};
+	uint32_t *ids = NEW_ARRAY(uint32_t, w->plan.n_tensors);
+	size_t n = 0, n_dropped;
+	for (uint32_t i = 0; i < w->plan.n_tensors; i++)
+		if (is_from_damaged(w, &w->plan.tensors[i]))
+			ids[n++] = i;
+	if (convert_journal_drop(&w->journal, ids, n, &n_dropped, &why))
+		buf_printf(&note, "%s\n", why.text);
+	else if (n_dropped)
+		buf_printf(
+			&note, "%zu finished tensors of the damaged file will be made again\n", n_dropped);
+	report_notes(&note);
+	buf_free(&note);
+	free(ids);
+	return err_hint(
+		e, "what is finished is kept: with that file mended, the same command goes on from here");
 }
 
 /* Opens the output: takes up an earlier run's when its journal and files allow it, else begins a
@@ -256,10 +313,15 @@ static int open_output(struct convert_work *w, struct err *e)
 	struct err why = {0};
 	size_t n = w->plan.n_tensors, n_done = 0;
 	w->done = NEW_ARRAY(bool, n);
+	w->damaged = NEW_ARRAY(bool, w->st->n_files);
+	identify_sources(w);
 	int code = gguf_writer_check_output(w->writer, w->opt.out, w->opt.force, e);
 	if (code || (code = convert_journal_open(&w->journal, w->opt.out, w->opt.force, fingerprint(w),
-					 w->done, n, &n_done, &notes, e)))
+					 w->sources, w->done, n, &n_done, &notes, e)))
 		goto out;
+	if (w->journal.n_other)
+		buf_printf(&notes, "%zu finished tensors are made again: their source has changed\n",
+			w->journal.n_other);
 	if (n_done && gguf_writer_create(w->writer, w->opt.out, true, &why) == 0) {
 		buf_printf(
 			&notes, "going on with an earlier run: %zu of %zu tensors are done\n", n_done, n);
@@ -280,6 +342,25 @@ out:
 	return code;
 }
 
+/* After the run, however it ended. Blocks that a run before has made are not among them. */
+static void report_feedback(const struct convert_work *w, const struct convert_result *r)
+{
+	struct buf text = {0};
+	const uint64_t without = r->not_definite + r->uncorrelated;
+	if (!r->feedback_blocks || (w->opt.quiet && !without))
+		return;
+	buf_printf(&text,
+		"error feedback: in this run %" PRIu64 " of %" PRIu64 " blocks of columns did without it",
+		without, r->feedback_blocks);
+	if (without)
+		buf_printf(&text,
+			": the correlations of %" PRIu64 " are not positive definite, %" PRIu64 " have none",
+			r->not_definite, r->uncorrelated);
+	buf_printf(&text, "\n");
+	report_notes(&text);
+	buf_free(&text);
+}
+
 static int convert(struct convert_work *w, struct err *e)
 {
 	char took[32];
@@ -296,15 +377,15 @@ static int convert(struct convert_work *w, struct err *e)
 		.writer = w->writer,
 		.journal = &w->journal,
 		.done = w->done,
+		.damaged = w->damaged,
 		.n_workers = w->opt.jobs,
 		.progress = !w->opt.quiet,
 		.cancel = interrupt_flag()};
-	code = convert_run(&job, e);
-	if (code == ERR_INPUT) { /* a broken source: a mended one is another */
-		gguf_writer_discard(w->writer);
-		convert_journal_close(&w->journal, true);
-		return code;
-	}
+	struct convert_result result;
+	code = convert_run(&job, &result, e);
+	report_feedback(w, &result);
+	if (code == ERR_INPUT)
+		return keep_sound_tensors(w, e);
 	if (!code && (code = gguf_writer_commit(w->writer, e)) == ERR_INPUT) {
 		err_hint(e, "the same command with --force replaces it, and goes on from here");
 		return code;
@@ -348,7 +429,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			.help =
 				"quantise routed experts with error feedback: columns make up for errors of the "
 				"columns before, by the moments that --imatrix may hold, else by those of the "
-				"expert's own columns. Same size, better; takes 2 to 4 times as long"},
+				"expert's own columns. Same size, better; takes 2 to 4 times as long. The end says "
+				"how many blocks of 256 columns did without it"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "worker threads", .fallback = "all cores"},
 		{"split-gb", 0, ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9,
@@ -370,11 +452,14 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream convert",
 		.usage = "SRC_DIR -o OUT.gguf --recipe NAME [options]",
-		.about = "Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to "
-				 "GGUF. Memory use does not grow with the model. A conversion that was interrupted "
-				 "goes on where it stood when the same command is given again; OUT.gguf appears "
-				 "only when it is complete. f32 and bf16 files are aligned to 32 bytes, so that "
-				 "llama-quantize can take them.",
+		.about =
+			"Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to "
+			"GGUF. Memory use does not grow with the model. A conversion that was interrupted "
+			"goes on where it stood when the same command is given again, and so does one that "
+			"a damaged shard has ended: after the shard has been replaced, only the tensors "
+			"that are made from it and the unfinished ones are converted. OUT.gguf appears "
+			"only when it is complete. f32 and bf16 files are aligned to 32 bytes, so that "
+			"llama-quantize can take them.",
 		.example = "glmstream convert GLM-5.2-FP8 -o glm52-q2.gguf --recipe q2\n"
 				   "glmstream convert GLM-5.2 --recipe iq2 --dry-run",
 		.groups = groups,
@@ -394,13 +479,24 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 	return 0;
 }
 
+/* The source cannot be used, and an earlier run has left its work. */
+static void hint_unfinished(const struct convert_options *o, struct err *e)
+{
+	char *journal = o->out && !o->dry_run ? mem_printf("%s.journal", o->out) : NULL;
+	struct stat st;
+	if (journal && e && !e->hint[0] && !stat(journal, &st) && st.st_size)
+		err_hint(e, "with that mended, the same command goes on with the earlier run's work");
+	free(journal);
+}
+
 int cmd_convert(int argc, char **argv, struct err *e)
 {
 	struct convert_work w = {.journal.fd = -1};
 	int rc = parse_convert_options(argc, argv, &w.opt, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	rc = make_plan(&w, e);
+	if ((rc = make_plan(&w, e)) == ERR_INPUT)
+		hint_unfinished(&w.opt, e);
 	if (!rc && (w.opt.dry_run || !w.opt.quiet))
 		print_plan(&w, w.opt.dry_run ? stdout : stderr);
 	if (!rc && !w.opt.dry_run)
@@ -411,6 +507,8 @@ int cmd_convert(int argc, char **argv, struct err *e)
 	convert_plan_fini(&w.plan);
 	safetensors_close(w.st);
 	free(w.done);
+	free(w.sources);
+	free(w.damaged);
 	free(w.has_importance);
 	free(w.feedback);
 	return rc;

@@ -2,11 +2,11 @@
 /*
  * Text, one line per event, each line with its own check value:
  *
- *     glmstream-convert 2 <fingerprint>
- *     <tensor> <check of fingerprint and tensor>
+ *     glmstream-convert 3 <fingerprint>
+ *     <tensor> <source> <check of fingerprint, tensor and source>
  *
- * A last line without line feed is what a crash leaves and is ignored. Any other flaw makes the
- * whole journal worthless.
+ * The last line of a tensor counts. Source 0: the tensor is not done. A last line without line feed
+ * is what a crash leaves and is ignored. Any other flaw makes the whole journal worthless.
  */
 #include "tools/convert/convert_journal.h"
 
@@ -25,13 +25,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAX_BYTES (64u << 20)
-#define MAGIC     "glmstream-convert "
-#define VERSION   "2 " /* 1: check values of another function */
+#define MAX_BYTES  (64u << 20)
+#define MAGIC      "glmstream-convert "
+#define VERSION    "3 " /* 1: check values of another function; 2: no sources */
+#define LINE_BYTES 80
 
-static uint64_t check_value(uint64_t fingerprint, uint32_t id)
+static uint64_t source_of(const struct convert_journal *j, uint32_t id)
 {
-	return hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4);
+	return j->sources ? j->sources[id] : 1;
+}
+
+/* Returns its length. */
+static int tensor_line(char out[LINE_BYTES], uint64_t fingerprint, uint32_t id, uint64_t source)
+{
+	const uint64_t check =
+		hash_u64(hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4), source);
+	return snprintf(out, LINE_BYTES, "%u %016" PRIx64 " %016" PRIx64 "\n", id, source, check);
 }
 
 static void head_line(char out[80], uint64_t fingerprint)
@@ -39,12 +48,11 @@ static void head_line(char out[80], uint64_t fingerprint)
 	snprintf(out, 80, MAGIC VERSION "%016" PRIx64 "\n", fingerprint);
 }
 
-/* Takes over what a text vouches for; false when it is of another conversion or damaged. */
-static bool read_text(
-	const char *text, uint64_t fingerprint, bool *done, size_t n, size_t *n_done, const char **why)
+/* Fills j->listed; false when the text is of another conversion or damaged. */
+static bool read_text(const struct convert_journal *j, const char *text, const char **why)
 {
-	char head[80], line[80];
-	head_line(head, fingerprint);
+	char head[80], line[LINE_BYTES];
+	head_line(head, j->fingerprint);
 	*why = "is damaged";
 	if (strncmp(text, MAGIC VERSION, strlen(MAGIC VERSION))) {
 		if (!strncmp(text, MAGIC, strlen(MAGIC)))
@@ -58,14 +66,13 @@ static bool read_text(
 	for (const char *p = text + strlen(head), *end; (end = strchr(p, '\n')); p = end + 1) {
 		char *rest;
 		unsigned long id = strtoul(p, &rest, 10);
-		if (id >= n)
+		if (id >= j->n)
 			return false;
-		int len = snprintf(
-			line, sizeof line, "%lu %016" PRIx64 "\n", id, check_value(fingerprint, (uint32_t)id));
+		uint64_t source = strtoull(rest, NULL, 16);
+		int len = tensor_line(line, j->fingerprint, (uint32_t)id, source);
 		if (len != end + 1 - p || memcmp(p, line, (size_t)len))
 			return false;
-		*n_done += !done[id];
-		done[id] = true;
+		j->listed[id] = source;
 	}
 	*why = NULL;
 	return true;
@@ -99,45 +106,6 @@ static int open_locked(struct convert_journal *j, const char *out, struct stat *
 	}
 }
 
-int convert_journal_open(struct convert_journal *j, const char *out, bool force,
-	uint64_t fingerprint, bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e)
-{
-	struct stat st;
-	const char *why = NULL;
-	int code = 0;
-	*n_done = 0;
-	memset(done, 0, n * sizeof *done);
-	j->path = mem_printf("%s.journal", out);
-	j->fingerprint = fingerprint;
-	if ((code = out_file_may_replace(j->path, &out_journal, force, e)))
-		goto fail;
-	if ((code = open_locked(j, out, &st, e)))
-		goto fail;
-	j->is_new = !st.st_size;
-	if (st.st_size > 0 && (uint64_t)st.st_size <= MAX_BYTES) {
-		char *text = mem_new((size_t)st.st_size + 1, 1);
-		ssize_t got = pread(j->fd, text, (size_t)st.st_size, 0);
-		if (got != st.st_size || memchr(text, 0, (size_t)got))
-			why = "is damaged";
-		else if (read_text(text, fingerprint, done, n, n_done, &why))
-			code = drop_torn_line(j, text, e);
-		free(text);
-		if (code)
-			goto fail;
-	} else if (st.st_size) {
-		why = "is damaged";
-	}
-	if (why) {
-		buf_printf(notes, "%s %s: starting over\n", j->path, why);
-		memset(done, 0, n * sizeof *done);
-		*n_done = 0;
-	}
-	return 0;
-fail:
-	convert_journal_close(j, false);
-	return code;
-}
-
 static int append(struct convert_journal *j, const char *text, size_t n, struct err *e)
 {
 	while (n) {
@@ -151,20 +119,102 @@ static int append(struct convert_journal *j, const char *text, size_t n, struct 
 	return TEMP_FAILURE_RETRY(fdatasync(j->fd)) < 0 ? err_errno(e, errno, "%s", j->path) : 0;
 }
 
+int convert_journal_drop(
+	struct convert_journal *j, const uint32_t *ids, size_t n, size_t *n_dropped, struct err *e)
+{
+	struct buf b = {0};
+	char line[LINE_BYTES];
+	size_t dropped = 0;
+	for (size_t i = 0; i < n; i++)
+		if (j->listed[ids[i]]) {
+			j->listed[ids[i]] = 0;
+			buf_append(&b, line, (size_t)tensor_line(line, j->fingerprint, ids[i], 0));
+			dropped++;
+		}
+	int code = dropped ? append(j, b.data, b.len, e) : 0;
+	buf_free(&b);
+	if (n_dropped)
+		*n_dropped = dropped;
+	return code;
+}
+
+/* Tensors of another source: their data will be written over. */
+static int drop_other(struct convert_journal *j, struct err *e)
+{
+	uint32_t *ids = NEW_ARRAY(uint32_t, j->n);
+	size_t n = 0;
+	for (uint32_t i = 0; i < j->n; i++)
+		if (j->listed[i] && j->listed[i] != source_of(j, i))
+			ids[n++] = i;
+	int code = convert_journal_drop(j, ids, n, &j->n_other, e);
+	free(ids);
+	return code;
+}
+
+int convert_journal_open(struct convert_journal *j, const char *out, bool force,
+	uint64_t fingerprint, const uint64_t *sources, bool *done, size_t n, size_t *n_done,
+	struct buf *notes, struct err *e)
+{
+	struct stat st;
+	const char *why = NULL;
+	int code = 0;
+	*n_done = 0;
+	memset(done, 0, n * sizeof *done);
+	j->path = mem_printf("%s.journal", out);
+	j->fingerprint = fingerprint;
+	j->n = n;
+	j->sources = sources;
+	j->n_other = 0;
+	j->listed = NEW_ARRAY(uint64_t, n);
+	if ((code = out_file_may_replace(j->path, &out_journal, force, e)))
+		goto fail;
+	if ((code = open_locked(j, out, &st, e)))
+		goto fail;
+	j->is_new = !st.st_size;
+	if (st.st_size > 0 && (uint64_t)st.st_size <= MAX_BYTES) {
+		char *text = mem_new((size_t)st.st_size + 1, 1);
+		ssize_t got = pread(j->fd, text, (size_t)st.st_size, 0);
+		if (got != st.st_size || memchr(text, 0, (size_t)got))
+			why = "is damaged";
+		else if (read_text(j, text, &why))
+			code = drop_torn_line(j, text, e);
+		free(text);
+		if (code)
+			goto fail;
+	} else if (st.st_size) {
+		why = "is damaged";
+	}
+	if (why) {
+		buf_printf(notes, "%s %s: starting over\n", j->path, why);
+		memset(j->listed, 0, n * sizeof *j->listed);
+	}
+	for (uint32_t i = 0; i < n; i++)
+		*n_done += done[i] = j->listed[i] == source_of(j, i);
+	if (!(code = drop_other(j, e)))
+		return 0;
+fail:
+	convert_journal_close(j, false);
+	return code;
+}
+
 int convert_journal_restart(struct convert_journal *j, struct err *e)
 {
 	char head[80];
 	head_line(head, j->fingerprint);
 	if (TEMP_FAILURE_RETRY(ftruncate(j->fd, 0)) < 0)
 		return err_errno(e, errno, "%s", j->path);
+	memset(j->listed, 0, j->n * sizeof *j->listed);
 	return append(j, head, strlen(head), e);
 }
 
 int convert_journal_add(struct convert_journal *j, const uint32_t *ids, size_t n, struct err *e)
 {
 	struct buf b = {0};
-	for (size_t i = 0; i < n; i++)
-		buf_printf(&b, "%u %016" PRIx64 "\n", ids[i], check_value(j->fingerprint, ids[i]));
+	char line[LINE_BYTES];
+	for (size_t i = 0; i < n; i++) {
+		j->listed[ids[i]] = source_of(j, ids[i]);
+		buf_append(&b, line, (size_t)tensor_line(line, j->fingerprint, ids[i], j->listed[ids[i]]));
+	}
 	int code = n ? append(j, b.data, b.len, e) : 0;
 	buf_free(&b);
 	return code;
@@ -178,5 +228,6 @@ void convert_journal_close(struct convert_journal *j, bool remove)
 		close(j->fd);
 	}
 	free(j->path);
+	free(j->listed);
 	*j = (struct convert_journal){.fd = -1};
 }

@@ -2,10 +2,12 @@
 /*
  * The diary of a conversion: OUT.gguf.journal lists the tensors whose data are in the .partial
  * files, so that a run that was killed goes on where it stood. It belongs to one fingerprint
- * (source, recipe, header); with any other, or when it is damaged, it is worthless and the
- * conversion starts over.
+ * (recipe, header); with any other, or when it is damaged, it is worthless and the conversion
+ * starts over. Each tensor is listed with its source (the identity of the files it was made from):
+ * a tensor of another source is made again, the others are kept.
  *
- * The caller syncs the data before it adds a tensor. The file is locked: one conversion per output.
+ * The caller syncs the data before it adds a tensor, and drops a tensor before it writes over data
+ * that the journal vouches for. The file is locked: one conversion per output.
  */
 #ifndef GLM_TOOLS_CONVERT_JOURNAL_H
 #define GLM_TOOLS_CONVERT_JOURNAL_H
@@ -22,14 +24,20 @@ struct convert_journal {
 	int fd;      /* -1: closed */
 	bool is_new; /* there was none, or an empty one, before it was opened */
 	uint64_t fingerprint;
+	size_t n;                /* tensors */
+	const uint64_t *sources; /* [n], the caller's; or NULL */
+	uint64_t *listed;        /* [n] source with which the file lists it; 0: it does not */
+	size_t n_other;          /* tensors that it listed with another source when it was opened */
 };
 
 /* Opens or creates the journal of output `out` and sets done[i] for every tensor i < n it vouches
- * for; *n_done counts them. A journal that cannot be used is said in a line of `notes` and emptied
- * by the next convert_journal_restart. A file of that name that is no journal is replaced only with
- * force, else ERR_INPUT. */
+ * for; *n_done counts them. sources: [n], not 0, as long as the journal is open; NULL: all tensors
+ * have one source. Tensors of another source are dropped at once and counted in n_other. A journal
+ * that cannot be used is said in a line of `notes` and emptied by the next convert_journal_restart.
+ * A file of that name that is no journal is replaced only with force, else ERR_INPUT. */
 int convert_journal_open(struct convert_journal *j, const char *out, bool force,
-	uint64_t fingerprint, bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e);
+	uint64_t fingerprint, const uint64_t *sources, bool *done, size_t n, size_t *n_done,
+	struct buf *notes, struct err *e);
 
 /* Empties it: nothing is done yet. */
 int convert_journal_restart(struct convert_journal *j, struct err *e);
@@ -37,7 +45,13 @@ int convert_journal_restart(struct convert_journal *j, struct err *e);
 /* Vouches for tensors ids[n]. */
 int convert_journal_add(struct convert_journal *j, const uint32_t *ids, size_t n, struct err *e);
 
-/* Closes; with `remove` deletes the file: the output is complete or nothing of it is left. */
+/* Takes back what was said of tensors ids[n]; *n_dropped (may be NULL) counts those that it listed.
+ */
+int convert_journal_drop(
+	struct convert_journal *j, const uint32_t *ids, size_t n, size_t *n_dropped, struct err *e);
+
+/* Closes; with `remove` deletes the file: the output is complete or nothing of it is left.
+ */
 void convert_journal_close(struct convert_journal *j, bool remove);
 
 #endif

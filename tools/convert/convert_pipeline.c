@@ -47,6 +47,7 @@ struct pipeline {
 	uint32_t *finished; /* [n_finished] tensors not yet in the journal */
 	size_t n_finished;
 	uint64_t bytes_done; /* of output */
+	struct convert_result *result;
 	/* the caller's */
 	uint32_t *journaled; /* [n_tensors] scratch of write_journal */
 	uint64_t total, journal_ns, journal_every;
@@ -63,6 +64,8 @@ struct row_buffers {
 	const float **row; /* [rows of a block] */
 	struct quant_feedback *feedback;
 	double *work; /* [256][256] */
+	/* of the unit; convert_worker adds them to the result */
+	uint64_t feedback_blocks, not_definite, uncorrelated;
 };
 
 static bool whole_slab(const struct pipeline *s, uint32_t i)
@@ -108,8 +111,17 @@ static bool take_unit(struct pipeline *s, struct unit *out)
 	return true;
 }
 
-/* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
-static int read_rows(const struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
+/* It may be the values or their scales. Called without the lock. */
+static void mark_damaged(struct pipeline *s, const struct convert_slab *x)
+{
+	pthread_mutex_lock(&s->lock);
+	s->job->damaged[x->src->file] = true;
+	if (x->scale)
+		s->job->damaged[x->scale->file] = true;
+	pthread_mutex_unlock(&s->lock);
+}
+
+static int read_finite(const struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
 	uint64_t row0, uint64_t row1, float *out, struct err *e)
 {
 	const struct convert_slab *x = &t->slabs[slab];
@@ -126,6 +138,16 @@ static int read_rows(const struct pipeline *s, const struct convert_tensor *t, u
 				x->row0 + row0 + i / t->src_cols, i % t->src_cols,
 				isnan(out[i]) ? "not a number" : "infinite");
 	return 0;
+}
+
+/* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
+static int read_rows(struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
+	uint64_t row0, uint64_t row1, float *out, struct err *e)
+{
+	int code = read_finite(s, t, slab, row0, row1, out, e);
+	if (code == ERR_INPUT)
+		mark_damaged(s, &t->slabs[slab]);
+	return code;
 }
 
 /* Rows of the tensor as stored, quantised and written; first_row counts over the whole stack.
@@ -231,9 +253,14 @@ static int make_feedback(struct pipeline *s, const struct convert_tensor *t, uin
 		return code;
 	if (!has_importance)
 		moments_importance(b->moments, t->src_cols, b->importance);
-	for (uint64_t i = 0; i < t->src_cols / FEEDBACK_COLUMNS; i++)
-		(void)quant_feedback_make(&b->feedback[i], b->moments + i * FEEDBACK_MOMENTS,
-			b->importance + i * FEEDBACK_COLUMNS, trust, b->work);
+	for (uint64_t i = 0; i < t->src_cols / FEEDBACK_COLUMNS; i++) {
+		const bool definite =
+			quant_feedback_make(&b->feedback[i], b->moments + i * FEEDBACK_MOMENTS,
+				b->importance + i * FEEDBACK_COLUMNS, trust, b->work);
+		b->feedback_blocks++;
+		b->not_definite += !definite;
+		b->uncorrelated += definite && !b->feedback[i].correlated;
+	}
 	return 0;
 }
 
@@ -327,6 +354,15 @@ static void row_buffers_fini(struct row_buffers *b)
 	free(b->work);
 }
 
+/* Under the lock. */
+static void add_feedback_counts(struct convert_result *r, struct row_buffers *b)
+{
+	r->feedback_blocks += b->feedback_blocks;
+	r->not_definite += b->not_definite;
+	r->uncorrelated += b->uncorrelated;
+	b->feedback_blocks = b->not_definite = b->uncorrelated = 0;
+}
+
 static int convert_worker(void *user, struct err *e)
 {
 	struct pipeline *s = user;
@@ -342,6 +378,7 @@ static int convert_worker(void *user, struct err *e)
 		else
 			code = convert_unit(s, &u, &b, e);
 		pthread_mutex_lock(&s->lock);
+		add_feedback_counts(s->result, &b);
 		if (code)
 			break;
 		s->bytes_done += unit_bytes(&s->job->plan->tensors[u.tensor], &u);
@@ -409,10 +446,12 @@ static void count_units(struct pipeline *s)
 	}
 }
 
-int convert_run(const struct convert_job *job, struct err *e)
+int convert_run(const struct convert_job *job, struct convert_result *result, struct err *e)
 {
 	size_t n = job->plan->n_tensors;
+	*result = (struct convert_result){0};
 	struct pipeline s = {.job = job,
+		.result = result,
 		.lock = PTHREAD_MUTEX_INITIALIZER,
 		.units_left = NEW_ARRAY(uint64_t, n),
 		.finished = NEW_ARRAY(uint32_t, n),

@@ -29,13 +29,23 @@ struct convert_job {
 	struct gguf_writer *writer;      /* created; tensor i of the plan is its tensor i */
 	struct convert_journal *journal; /* open */
 	const bool *done;                /* [n_tensors] finished by an earlier run */
+	bool *damaged; /* [st->n_files] set for files of which input was refused (ERR_INPUT) */
 	uint32_t n_workers;
 	bool progress;             /* say how far it is on stderr */
 	const atomic_bool *cancel; /* looked at between blocks; may be NULL */
 };
 
+/* What a run says about its work, also when it failed. */
+struct convert_result {
+	/* Blocks of FEEDBACK_COLUMNS columns of matrices that this run has begun with error feedback.
+	 */
+	uint64_t feedback_blocks;
+	uint64_t not_definite; /* those that did without it: their correlations cannot be factored */
+	uint64_t uncorrelated; /* those that did without it: no two columns are correlated */
+};
+
 /* Converts every tensor that is not done. Finished tensors are in the journal also when this fails
- * or is cancelled (ERR_INTERRUPTED). */
-int convert_run(const struct convert_job *job, struct err *e);
+ * or is cancelled (ERR_INTERRUPTED). *result: always set. */
+int convert_run(const struct convert_job *job, struct convert_result *result, struct err *e);
 
 #endif

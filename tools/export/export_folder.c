@@ -192,7 +192,7 @@ int export_folder_open(struct export_folder *f, const char *path, const struct e
 		return code;
 	char *stem = export_folder_file(f, "export");
 	code = convert_journal_open(
-		&f->journal, stem, force, fingerprint, f->done, plan->n_shards, &n_done, notes, e);
+		&f->journal, stem, force, fingerprint, NULL, f->done, plan->n_shards, &n_done, notes, e);
 	free(stem);
 	if (code)
 		return code;

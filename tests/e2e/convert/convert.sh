@@ -258,7 +258,28 @@ run convert "$work/tiny" -o "$work/moments-q2.gguf" --recipe q2 --feedback --ima
 exits 0
 check "moments are used" grep -qE 'error feedback for ([0-9]+) tensors of routed experts, by .* inputs for [1-9]' "$work/err"
 check "and change the file" differ "$work/tiny-q2.gguf" "$work/moments-q2.gguf"
+# down of experts that no token reached has no correlations
+without=$(sed -nE 's/^error feedback: in this run ([0-9]+) of 48 blocks of columns did without it.*/\1/p' "$work/err")
+check "the number of blocks without it is said" [ -n "$without" ]
+check "of these none is unusable" grep -qE "did without it(: the correlations of 0 are not positive definite, $without have none)?\$" "$work/err"
 run verify "$work/moments-q2.gguf" -q
+exits 0
+# correlations above 1 in what goes into gate and up of the 4 experts of a layer
+python3 - "$work/moments.gguf" "$work/broken.gguf" <<'END'
+import struct, sys
+from imatrix_files import read_gguf
+data = bytearray(open(sys.argv[1], "rb").read())
+values = struct.pack("<257f", *read_gguf(sys.argv[1])[1]["blk.1.ffn_in.moments.in_sum2"][1][:257])
+at = data.index(values)
+diagonal, = struct.unpack_from("<f", data, at)
+struct.pack_into("<255f", data, at + 4, *[1e4 * diagonal] * 255)
+open(sys.argv[2], "wb").write(data)
+END
+run convert "$work/tiny" -o "$work/broken-q2.gguf" --recipe q2 --feedback --imatrix "$work/broken.gguf" -q
+exits 0
+check "blocks without usable correlations are said" grep -qx \
+	"error feedback: in this run $((without + 8)) of 48 blocks of columns did without it: the correlations of 8 are not positive definite, $without have none" "$work/err"
+run verify "$work/broken-q2.gguf" -q
 exits 0
 run convert "$work/tiny" -o "$work/x.gguf" --recipe q8 --feedback
 error_is_one_sentence 2 '--feedback: no routed expert gets a type that it applies to'
@@ -344,6 +365,7 @@ f.write(b"\xc0\x7f")  # value 5 becomes a NaN
 END
 run convert "$work/bad" -o "$work/nan.gguf" --recipe q2 -q
 error_is_one_sentence 3 'model.norm.weight: the value in row 0, column 5 is not a number'
-check "nothing is left of a broken source" [ -z "$(find "$work" -name 'nan.gguf*')" ]
+check "no output of a broken source" [ ! -e "$work/nan.gguf" ]
+check "what is finished is kept (mended.sh)" [ -e "$work/nan.gguf.partial" -a -e "$work/nan.gguf.journal" ]
 
 finish

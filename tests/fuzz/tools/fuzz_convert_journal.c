@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Any bytes as the journal of a conversion. Input: a byte of options, then the file; with its bit 1
- * a head and the check values of lines "NUMBER ?" are made right. Checked: a refusal has a
- * sentence; what is not believed is said, and then nothing counts as done; a journal to which
- * tensors are added says so when it is read again, besides what it said before.
+ * a head and the ends of lines "NUMBER ?" (done) and "NUMBER !" (dropped) are made right. Checked:
+ * a refusal has a sentence; what is not believed is said, and then nothing counts as done; a
+ * journal to which tensors are added says so when it is read again, besides what it said before;
+ * one that was dropped is not done when it is read again.
  */
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -28,20 +29,23 @@ struct read_back {
 	bool worthless;
 };
 
-/* What a writer would have written: a head, and for each '?' the check value of its number. */
+/* What a writer would have written: a head, and for each '?' and '!' the source and the check
+ * value of its number. */
 static void seal_lines(const uint8_t *d, size_t n, struct buf *out)
 {
 	uint64_t fingerprint = FINGERPRINT;
 	uint32_t id = 0;
-	buf_printf(out, "glmstream-convert 2 %016llx\n", FINGERPRINT);
+	buf_printf(out, "glmstream-convert 3 %016llx\n", FINGERPRINT);
 	for (size_t i = 0; i < n; i++) {
 		if (d[i] >= '0' && d[i] <= '9')
 			id = id * 10 + (d[i] - '0');
-		if (d[i] == '?')
-			buf_printf(
-				out, "%016" PRIx64, hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4));
-		else
+		if (d[i] == '?' || d[i] == '!') {
+			const uint64_t source = d[i] == '?';
+			const uint64_t head = hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4);
+			buf_printf(out, "%016" PRIx64 " %016" PRIx64, source, hash_u64(head, source));
+		} else {
 			buf_append(out, &d[i], 1);
+		}
 		if (d[i] == '\n')
 			id = 0;
 	}
@@ -55,7 +59,7 @@ static bool open_journal(struct read_back *r, bool force)
 	snprintf(out, sizeof out, "%s", fixture_path("out.gguf"));
 	*r = (struct read_back){0};
 	int rc = convert_journal_open(
-		&r->journal, out, force, FINGERPRINT, r->done, N_TENSORS, &r->n_done, &notes, &e);
+		&r->journal, out, force, FINGERPRINT, NULL, r->done, N_TENSORS, &r->n_done, &notes, &e);
 	if (rc && (!e.text[0] || rc != e.code))
 		bug("refused without a sentence");
 	r->worthless = notes.len != 0;
@@ -89,10 +93,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		bug("%s", e.text);
 	if (convert_journal_add(&first.journal, more, 2, &e))
 		bug("%s", e.text);
+	const uint32_t dropped[] = {data[0] / 2 % N_TENSORS};
+	size_t n_dropped;
+	if (convert_journal_drop(&first.journal, dropped, 1, &n_dropped, &e))
+		bug("%s", e.text);
 	convert_journal_close(&first.journal, false);
 	if (!open_journal(&second, false) || second.worthless)
 		bug("a journal that was just written is not believed");
 	first.done[more[0]] = first.done[more[1]] = true;
+	if (n_dropped != first.done[dropped[0]])
+		bug("%zu tensors dropped", n_dropped);
+	first.done[dropped[0]] = false;
 	if (memcmp(first.done, second.done, sizeof first.done) != 0)
 		bug("other tensors are done when it is read again");
 	convert_journal_close(&second.journal, data[0] & 4);
