@@ -57,28 +57,28 @@ static int resolve_card(
 	const struct plan_options *o, struct machine *m, char *name, size_t n, struct err *e)
 {
 	const struct card *known = NULL;
+	const double bandwidth = o->card_gb_s_given ? (double)o->card_gb_s : 0;
 	uint64_t free_bytes = 0;
 	if (o->card && card_find_named(o->card, &known, e))
 		return e->code;
-	if (!o->card && o->vram_given)
-		known = card_of_size((double)o->vram_gb);
-	else if (!o->card)
+	if (!o->card && !o->vram_given) {
 		known = find_local_card(&free_bytes, name, n);
-	if (known && (o->card || o->vram_given))
-		snprintf(name, n, "%s", known->name);
-	if (!known && !free_bytes && !o->vram_given) {
-		err_set(e, ERR_USAGE, "no graphics card found");
-		return err_hint(e, "say which one to plan for: --card \"RTX 4090\", or --vram-gb 24");
+		if (!known && !free_bytes) {
+			err_set(e, ERR_USAGE, "no graphics card found");
+			return err_hint(e, "say which one to plan for: --card \"RTX 4090\", or --vram-gb 24");
+		}
 	}
-	if (!known)
-		snprintf(name, n, "a card");
-	m->card = known ? *known : card_unknown((double)o->card_gb_s);
-	if (o->vram_given || !free_bytes)
-		free_bytes = card_free_bytes(o->vram_given ? (double)o->vram_gb : m->card.sold_gb);
+	m->card = known           ? *known
+			  : o->vram_given ? card_of_size((double)o->vram_gb, bandwidth)
+							  : card_unknown(bandwidth);
 	if (o->vram_given)
 		m->card.sold_gb = (double)o->vram_gb;
 	if (o->card_gb_s_given)
-		m->card.memory_gb_s = (double)o->card_gb_s;
+		m->card.memory_gb_s = bandwidth;
+	if (o->vram_given || !free_bytes)
+		free_bytes = card_free_bytes(m->card.sold_gb);
+	if (o->card || o->vram_given)
+		card_print_name(&m->card, name, n);
 	if (o->pcie_given)
 		m->card.link_gb_s = (double)o->pcie_gb_s;
 	m->memory.card_bytes = free_bytes;

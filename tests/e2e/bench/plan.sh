@@ -81,6 +81,18 @@ run plan --card 4090 --ram-gb 64 --tiers 5,20
 exits 0
 says 'on RTX 4090:'
 says 'glmstream -m glm52-iq2-s.gguf --cache-gb 5 --ram-gb 20 -c 32768'
+run plan --vram-gb 24 --card-gb-s 400 --ram-gb 64 # a bandwidth that no such card has
+exits 0
+says 'on a card with 24 GB and 400 GB/s: .* 400 GB/s; link 25 GB/s'
+run plan --vram-gb 24 --card-gb-s 936 --ram-gb 64
+exits 0
+says 'on RTX 3090:'
+run plan --vram-gb 24 --ram-gb 64
+exits 0
+says 'on RTX 4090:'
+run plan --vram-gb 20 --card-gb-s 500 --pcie-gb-s 25 --ram-gb 64 --json
+exits 0
+says '"card": ?"a card with 20 GB and 500 GB/s"'
 run plan -m "$POCKET" --recipe iq2 --vram-gb 24
 error_is_one_sentence 2 'one of them'
 run plan --vram-gb 24 --recipe q3
