@@ -24,9 +24,9 @@
 struct plan_options {
 	const char *card, *recipe, *trace, *model, *tiers;
 	float vram_gb, ram_gb, disk_gb_s, card_gb_s, pcie_gb_s;
-	uint32_t context, jobs;
+	uint32_t context, jobs, sessions;
 	bool vram_given, ram_given, disk_given, card_gb_s_given, pcie_given, measure, jobs_given;
-	bool recipe_given, context_given;
+	bool recipe_given, context_given, sessions_given, no_mtp;
 	bool json, table;
 };
 
@@ -112,18 +112,21 @@ static void print_command(
 	const struct plan_options *o, const struct machine *m, const struct machine_plan *p)
 {
 	const char *file = o->model;
-	char own[64];
+	char own[64], sessions[32] = "";
 	if (!file) {
 		snprintf(own, sizeof own, "glm52-%s.gguf", o->recipe);
 		file = own;
 		printf("  convert    glmstream convert GLM-5.2-FP8/ -o %s --recipe %s\n", file, o->recipe);
 	}
+	if (o->sessions_given)
+		snprintf(sessions, sizeof sessions, " --sessions %u", o->sessions);
+	printf("  run        glmstream%s -m %s ", o->sessions_given ? " serve" : "", file);
 	if (o->tiers)
-		printf("  run        glmstream -m %s --cache-gb %g --ram-gb %g -c %u\n", file,
-			gb((double)m->tier_bytes[0]), gb((double)m->tier_bytes[1]), p->plan.context);
+		printf("--cache-gb %g --ram-gb %g", gb((double)m->tier_bytes[0]),
+			gb((double)m->tier_bytes[1]));
 	else
-		printf("  run        glmstream -m %s --cache-gb auto --ram-gb auto -c %u\n", file,
-			p->plan.context);
+		printf("--cache-gb auto --ram-gb auto");
+	printf(" -c %u%s%s\n", p->plan.context, sessions, o->no_mtp ? " --draft off" : "");
 }
 
 static void print_plan_text(const struct plan_options *o, const struct machine *m, const char *card,
@@ -139,9 +142,12 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 		o->measure      ? " (measured)"
 		: o->disk_given ? ""
 						: " (assumed: --disk-gb-s, or --measure with -m)");
-	printf(
-		"  card       %.2f GB weights, %.2f caches of %u tokens, %.2f workspace, %.2f left free\n",
-		gb((double)plan->resident), gb((double)plan->kv), plan->context,
+	char sessions[32] = "";
+	if (plan->sessions > 1)
+		snprintf(sessions, sizeof sessions, "%u sessions of ", plan->sessions);
+	printf("  card       %.2f GB weights, %.2f caches of %s%u tokens, %.2f workspace, %.2f left "
+		   "free\n",
+		gb((double)plan->resident), gb((double)plan->kv), sessions, plan->context,
 		gb((double)(plan->workspace + t->device_staging_bytes)),
 		gb((double)(m->memory.card_bytes - plan->resident - plan->kv - plan->workspace -
 					t->device_staging_bytes - t->tier_bytes[0])));
@@ -186,6 +192,8 @@ static void print_plan_json(const struct plan_options *o, const struct machine *
 	json_out_real(j, "pcie_gb_s", m->card.link_gb_s);
 	json_out_real(j, "disk_gb_s", m->drive_gb_s);
 	json_out_uint(j, "context", p->plan.context);
+	json_out_uint(j, "sessions", p->plan.sessions);
+	json_object_set_new(j, "mtp", json_boolean(p->plan.mtp));
 	json_out_uint(j, "resident_bytes", p->plan.resident);
 	json_out_uint(j, "kv_bytes", p->plan.kv);
 	json_out_uint(j, "workspace_bytes", p->plan.workspace);
@@ -301,6 +309,7 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 	struct forecast f = {0};
 	struct machine_plan p;
 	struct machine m = {.cores = o->jobs,
+		.sessions = o->sessions,
 		.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO},
 		.memory = {
 			0, o->ram_given ? machine_host_bytes((double)o->ram_gb) : mem_available_bytes()}};
@@ -310,6 +319,8 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 		return rc;
 	rc = o->model ? model_headers_open(&model, o->model, e)
 				  : model_headers_make(&model, o->recipe, e);
+	if (!rc && o->no_mtp)
+		rc = model_headers_leave_mtp(&model, e);
 	if (rc || (rc = resolve_drive(o, &model, &m, e)) ||
 		(rc = machine_plan_memory(&model, &m, o->context, &p, e)) || (rc = check_rates(&m, e)) ||
 		(rc = machine_plan_forecast(&model, trace, &f, e))) {
@@ -333,6 +344,7 @@ int cmd_plan(int argc, char **argv, struct err *e)
 {
 	struct plan_options o = {.recipe = RECIPE_DEFAULT,
 		.context = CONTEXT_DEFAULT,
+		.sessions = 1,
 		.disk_gb_s = DRIVE_DEFAULT,
 		.jobs = workers_cores()};
 	const struct arg machine[] = {
@@ -366,7 +378,13 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		{"model", 'm', ARG_STRING, .string = &o.model, .value = "FILE",
 			.help = "plan for this file in place of a recipe; only its headers are read"},
 		{"ctx", 'c', ARG_UINT, .u32 = &o.context, .min = 1, .max = INT32_MAX, .value = "N",
-			.given = &o.context_given, .help = "context in tokens", .fallback = "32768"},
+			.given = &o.context_given, .help = "context in tokens, of each session",
+			.fallback = "32768"},
+		{"sessions", 0, ARG_UINT, .u32 = &o.sessions, .given = &o.sessions_given, .min = 1,
+			.max = 64, .value = "N", .help = "plan for glmstream serve with so many sessions",
+			.fallback = "1, as in a chat; serve has 4"},
+		{"no-mtp", 0, ARG_FLAG, .flag = &o.no_mtp,
+			.help = "leave out the MTP layer, as run and serve do with --draft off"},
 		{"tiers", 0, ARG_STRING, .string = &o.tiers, .value = "C,R",
 			.help = "GB of the expert cache on the card and in host memory, as --cache-gb and "
 					"--ram-gb of a run",
@@ -399,8 +417,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		return rc == ARGS_HELP ? 0 : rc;
 	const bool one_machine = o.card || o.vram_given || o.card_gb_s_given || o.pcie_given ||
 							 o.ram_given || o.disk_given || o.measure || o.jobs_given;
-	if (o.table &&
-		(o.json || one_machine || o.model || o.recipe_given || o.context_given || o.tiers))
+	if (o.table && (o.json || one_machine || o.model || o.recipe_given || o.context_given ||
+					   o.tiers || o.sessions_given || o.no_mtp))
 		return err_set(e, ERR_USAGE,
 			"--table lists machines and models of its own: only --trace goes with it");
 	if (o.model && o.recipe_given)

@@ -40,6 +40,35 @@ says 'glmstream convert GLM-5.2-FP8/ -o glm52-iq2-s.gguf --recipe iq2-s'
 says 'glmstream -m glm52-iq2-s.gguf --cache-gb auto --ram-gb auto -c 32768'
 says 'not measured'
 
+# --sessions and --no-mtp are budgeted as run and serve do
+run plan --vram-gb 24 --ram-gb 64 -c 8192 --json
+exits 0
+cp "$work/out" "$work/one"
+compared() { # Python expression of the plans o (this) and p (one session, with MTP)
+	python3 - "$work/out" "$work/one" "$1" <<'END'
+import json, sys
+o, p = (json.load(open(f)) for f in sys.argv[1:3])
+sys.exit(not eval(sys.argv[3]))
+END
+}
+run plan --vram-gb 24 --ram-gb 64 -c 8192 --sessions 4 --json
+exits 0
+check "four sessions have four caches" compared 'o["sessions"] == 4 and o["kv_bytes"] == 4 * p["kv_bytes"]'
+check "and leave less for experts" compared 'o["cache_bytes"] < p["cache_bytes"] - 2e9'
+run plan --vram-gb 24 --ram-gb 64 -c 8192 --no-mtp --json
+exits 0
+check "no MTP layer: 78 layers of weights and caches" compared '
+not o["mtp"] and p["mtp"] and o["kv_bytes"] < p["kv_bytes"] and o["resident_bytes"] < p["resident_bytes"] - 5e7'
+check "and more for experts" compared 'o["cache_bytes"] > p["cache_bytes"]'
+run plan --vram-gb 24 --ram-gb 64 -c 8192 --sessions 2 --no-mtp
+exits 0
+says 'caches of 2 sessions of 8192 tokens'
+says 'glmstream serve -m glm52-iq2-s.gguf --cache-gb auto --ram-gb auto -c 8192 --sessions 2 --draft off'
+run plan --vram-gb 16 --ram-gb 64 -c 8192 --sessions 8
+error_is_one_sentence 4 'caches of 65536 tokens'
+run plan --sessions 65 --vram-gb 24
+error_is_one_sentence 2 'sessions'
+
 # a file in place of a recipe, with a trace of its own
 head -n 4 tests/data/pocket_ids.txt >"$work/ids"
 run dump-logits -q -m "$POCKET" --ids "$work/ids" --chunk 1 --trace "$work/trace" -o "$work/x.f32"
@@ -52,6 +81,19 @@ exits 0
 check "the drive was measured" value disk_gb_s 0.001 1000
 run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024
 error_is_one_sentence 3 'another model'
+for draft in auto off; do # the program's own words on the CPU; the plan is of a card
+	run run -m "$POCKET" -v -p x -n 1 -c 1024 --draft "$draft"
+	exits 0
+	run_gb=$(sed -n 's/.*memory: \([0-9.]*\) GB resident weights, \([0-9.]*\) GB caches.*/\1 \2/p' "$work/err")
+	mtp=()
+	[ "$draft" = auto ] || mtp=(--no-mtp)
+	run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024 --trace "$work/trace" --json "${mtp[@]}"
+	exits 0
+	check "weights and caches with --draft $draft are those of a run" [ "$run_gb" = "$(python3 -c '
+import json, sys
+o = json.load(open(sys.argv[1]))
+print("%.3f %.3f" % (o["resident_bytes"] / 1e9, o["kv_bytes"] / 1e9))' "$work/out")" ]
+done
 
 # refusals
 run plan --vram-gb 24 --ram-gb 64 --recipe iq2
@@ -99,7 +141,7 @@ run plan --vram-gb 24 --recipe q3
 error_is_one_sentence 2 'recipe'
 run plan --vram-gb 24 --tiers 5
 error_is_one_sentence 2 'two sizes'
-for option in --json "--recipe q2" "--ram-gb 64" "-c 8192" "--tiers 5,20"; do
+for option in --json "--recipe q2" "--ram-gb 64" "-c 8192" "--tiers 5,20" "--sessions 2" --no-mtp; do
 	# shellcheck disable=SC2086 # an option and its value
 	run plan --table $option
 	error_is_one_sentence 2 'table.*only --trace'
