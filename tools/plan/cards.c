@@ -5,6 +5,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/plan.h"
 #include "tools/plan/model_headers.h"
 #include "tools/trace/model_sizes.h"
 
@@ -114,7 +115,7 @@ struct card card_unknown(double memory_gb_s)
 
 uint64_t card_free_bytes(double sold_gb)
 {
-	return (uint64_t)(sold_gb * 1073741824.0 * 0.97);
+	return plan_card_bytes(sold_gb);
 }
 
 /* ---- computing ---- */

@@ -34,6 +34,7 @@ exits 0
 check "a 16 GB card works with 8192" value experts_on_card 100 600
 run plan --vram-gb 24 --ram-gb 64 --disk-gb-s 7
 exits 0
+lacks() { ! grep -qE -- "$1" "$work/err"; }
 says() { check "says $1" grep -qE -- "$1" "$work/out"; }
 says 'GB for experts: [0-9]+ of 19456 fit'
 says 'glmstream convert GLM-5.2-FP8/ -o glm52-iq2-s.gguf --recipe iq2-s'
@@ -110,6 +111,24 @@ run plan --vram-gb 20 --ram-gb 64
 error_is_one_sentence 2 'no card of 20 GB'
 run plan --vram-gb 12 --ram-gb 64 -c 4096
 error_is_one_sentence 4 'needs a card with more memory'
+hint_is() { check "the hint is: $1" grep -qE -- "^hint: .*$1" "$work/err"; }
+hint_is 'at least 14\.[0-9] GB free, a card of 16 GB'
+run plan --vram-gb 12 --ram-gb 64
+error_is_one_sentence 4 'needs a card with more memory'
+hint_is 'options as they are need 1[78]\.[0-9] GB free, a card of 24 GB'
+run plan --vram-gb 24 --ram-gb 64 --recipe iq2
+hint_is '-c [0-9]+ would fit.*options as they are need 2[67]\.[0-9] GB free, a card of 32 GB'
+run plan --vram-gb 24 --ram-gb 64 --tiers 20,1 # a budget of the first tier that the card lacks
+error_is_one_sentence 4 'cache-gb .* would fit'
+hint_is 'a card of 48 GB'
+run plan --vram-gb 24 --ram-gb 64 --tiers 0.5,1
+error_is_one_sentence 4 'smallest that works is'
+hint_is '--cache-gb auto would fit'
+run plan --vram-gb 12 --ram-gb 64 --tiers 0.5,1
+hint_is 'smallest cache the model needs 1[78]\.[0-9] GB free, a card of 24 GB'
+run plan --vram-gb 24 --ram-gb 64 --tiers 2,70 # no card helps a host that has too little
+error_is_one_sentence 4 'ram-gb .* would fit'
+check "no card is named" lacks 'a card of'
 run plan --vram-gb 24 --ram-gb 1
 error_is_one_sentence 2 'out of range'
 run plan --vram-gb 24 --ram-gb 2 --json
