@@ -46,7 +46,7 @@
 #define RAM_COPIES_PART 6
 
 /* Bisection for the least memory of a card ends with so many bytes. */
-#define LEAST_STEP ((size_t)5000000)
+#define LEAST_STEP ((size_t)100000)
 
 const double plan_card_sizes[PLAN_CARD_SIZES] = {8, 12, 16, 24, 32, 48, 80, 96, 141, 192, 256, 288};
 

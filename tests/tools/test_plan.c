@@ -46,7 +46,7 @@ static void check_least(const struct model_headers *h, const struct engine_optio
 		smaller = plan_card_sizes[i];
 	m.card_bytes = p.least;
 	assert_int_equal(plan_of(h, o, &m, &again, &e), 0);
-	m.card_bytes = p.least - 10000000;
+	m.card_bytes = p.least - 200000;
 	assert_int_equal(plan_of(h, o, &m, &again, &e), ERR_MEMORY);
 	m.card_bytes = plan_card_bytes(size);
 	assert_int_equal(plan_of(h, o, &m, &again, &e), 0);

@@ -13,6 +13,7 @@
 #include "tools/plan/machine_plan.h"
 #include "tools/trace/trace_simulate.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -224,6 +225,7 @@ static const double table_ram_gb[] = {32, 64, 128, 256}, table_drives[] = {3, 7,
 struct table_row {
 	const char *card, *recipe;
 	uint32_t context;
+	double sold_gb; /* without a card of the table: its size */
 };
 
 /* Prints tok/s with this much host memory, one for each drive, or one if they hardly differ. */
@@ -255,30 +257,61 @@ static int print_cell(const struct model_headers *model, const struct forecast *
 	return 0;
 }
 
+/* The row of a size for which the table has no card: what it lacks. ERR_RUN: it lacks nothing, so a
+ * card's speed is needed. */
+static int print_too_small(
+	const struct model_headers *model, const struct table_row *row, struct err *e)
+{
+	struct machine_plan p;
+	struct err why = {0};
+	const struct machine m = {
+		.memory = {card_free_bytes(row->sold_gb), machine_host_bytes(table_ram_gb[0])},
+		.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO}};
+	const int rc = machine_plan_memory(model, &m, row->context, &p, &why);
+	if (rc != ERR_MEMORY || !p.plan.least)
+		return err_set(e, ERR_RUN, "a card of %g GB has no row that fits it", row->sold_gb);
+	printf("| %g GB, %s, %u | does not fit: needs %.1f GiB", row->sold_gb, row->recipe,
+		row->context, ceil(10 * (double)p.plan.least / (double)card_free_bytes(1)) / 10);
+	for (size_t r = 1; r < ARRAY_LEN(table_ram_gb); r++)
+		printf(" | -");
+	printf(" |\n");
+	return 0;
+}
+
+/* The row of a card of the table. */
+static int print_row(const struct model_headers *model, const struct table_row *row,
+	const char *trace, struct err *e)
+{
+	const struct card *card = card_find(row->card);
+	struct forecast f = {0};
+	int rc = machine_plan_forecast(model, trace, &f, e);
+	if (!rc)
+		printf("| %g GB (%s), %s, %u", card->sold_gb, card->name, row->recipe, row->context);
+	for (size_t r = 0; r < ARRAY_LEN(table_ram_gb) && !rc; r++)
+		rc = print_cell(model, &f, card, row, table_ram_gb[r], e);
+	if (!rc)
+		printf(" |\n");
+	forecast_fini(&f);
+	return rc;
+}
+
 static int print_table(const char *trace, struct err *e)
 {
-	static const struct table_row rows[] = {{"RTX 4080", "iq2-s", 8192}, {"RTX 4090", "iq2-s", 0},
-		{"RTX 5090", "iq2-s", 0}, {"L40S", "iq2", 0}, {"H100", "iq2", 0},
-		{"RTX PRO 6000", "iq2", 0}, {"H200", "iq2", 0}};
+	/* 1024: the shortest context that a plan chooses */
+	static const struct table_row rows[] = {{NULL, "iq2-s", 1024, 8}, {NULL, "iq2-s", 1024, 12},
+		{"RTX 4080", "iq2-s", 8192, 0}, {"RTX 4090", "iq2-s", 0, 0}, {"RTX 5090", "iq2-s", 0, 0},
+		{"L40S", "iq2", 0, 0}, {"H100", "iq2", 0, 0}, {"RTX PRO 6000", "iq2", 0, 0},
+		{"H200", "iq2", 0, 0}};
 	printf(
 		"| card, recipe, context | 32 GB RAM | 64 GB | 128 GB | 256 GB |\n|---|---|---|---|---|\n");
 	for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-		const struct card *card = card_find(rows[i].card);
 		struct table_row row = rows[i];
 		row.context = row.context ? row.context : CONTEXT_DEFAULT;
 		struct model_headers model;
-		struct forecast f = {0};
 		int rc = model_headers_make(&model, row.recipe, e);
 		if (!rc)
-			rc = machine_plan_forecast(&model, trace, &f, e);
-		if (!rc)
-			printf("| %g GB (%s), %s, %u", card->sold_gb, card->name, row.recipe, row.context);
-		for (size_t r = 0; r < ARRAY_LEN(table_ram_gb) && !rc; r++)
-			rc = print_cell(&model, &f, card, &row, table_ram_gb[r], e);
-		if (!rc)
-			printf(" |\n");
+			rc = row.card ? print_row(&model, &row, trace, e) : print_too_small(&model, &row, e);
 		fflush(stdout);
-		forecast_fini(&f);
 		model_headers_close(&model);
 		if (rc)
 			return rc;
@@ -395,8 +428,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 	const struct arg output[] = {
 		{"table", 0, ARG_FLAG, .flag = &o.table,
 			.help =
-				"tokens per second of seven cards, four sizes of host memory and drives of 3, 7 "
-				"and 14 GB/s, as Markdown; takes some seconds"},
+				"tokens per second of cards of 8 to 141 GB, four sizes of host memory and drives "
+				"of 3, 7 and 14 GB/s, as Markdown; takes some seconds"},
 		{"json", 0, ARG_FLAG, .flag = &o.json, .help = "print one JSON object"},
 	};
 	const struct arg_group groups[] = {{"Machine", machine, ARRAY_LEN(machine)},

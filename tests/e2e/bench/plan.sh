@@ -185,5 +185,20 @@ measured iq2 20,0 2.20 tok_s_cold 0.770
 
 run plan --table
 exits 0
-check "seven cards" [ "$(grep -cE '^\| [0-9]+ GB ' "$work/out")" = 7 ]
+check "seven cards" [ "$(grep -cE '^\| [0-9]+ GB \(' "$work/out")" = 7 ]
+for size in 8 12; do
+	says "^\| $size GB, iq2-s, [0-9]+ \| does not fit: needs 1[45]\.[0-9] GiB( \| -){3} \|$"
+done
+check "every row has five cells" [ "$(grep -vcE '^(\|[^|]+){5}\|$' "$work/out")" = 0 ]
+sed '/^|/!d' "$work/out" >"$work/table"
+check "the README has the table" python3 - "$work/table" README.md <<'END'
+import sys
+table, readme = (open(f).read() for f in sys.argv[1:3])
+sys.exit(table not in readme)
+END
+needs=$(sed -n 's/^| 12 GB.* needs \([0-9.]*\) GiB.*/\1/p' "$work/out")
+run plan --vram-gb "$needs" --card-gb-s 500 --pcie-gb-s 25 --ram-gb 64 -c 1024 --json
+exits 0
+run plan --vram-gb "$(awk "BEGIN { print $needs - 0.1 }")" --ram-gb 64 -c 1024
+error_is_one_sentence 4
 finish
