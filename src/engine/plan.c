@@ -45,6 +45,16 @@
  * slots in the first tier, 12, 26, 48 and 53 % of the demotions with 5, 10, 15 and 20 GB more. */
 #define RAM_COPIES_PART 6
 
+/* Bisection for the least memory of a card ends with so many bytes. */
+#define LEAST_STEP ((size_t)100000)
+
+const double plan_card_sizes[PLAN_CARD_SIZES] = {8, 12, 16, 24, 32, 48, 80, 96, 141, 192, 256, 288};
+
+size_t plan_card_bytes(double sold_gib)
+{
+	return (size_t)(sold_gib * 1073741824.0 * 0.97);
+}
+
 static double gigabytes(size_t bytes)
 {
 	return (double)bytes / 1e9;
@@ -157,13 +167,30 @@ static int stream_from_host(
 	return plan_tiers(p, o->cache_bytes != ENGINE_CACHE_AUTO, e);
 }
 
+/* GB in tenths, rounded up: what is printed is enough. */
+static double tenths_up(size_t bytes)
+{
+	return (double)((bytes + 99999999) / 100000000) / 10;
+}
+
+/* ", a card of 16 GB" into out: the first of plan_card_sizes that has so much free; empty: none. */
+static const char *print_card_size(size_t bytes, char *out, size_t size)
+{
+	out[0] = 0;
+	for (size_t i = 0; i < PLAN_CARD_SIZES && !out[0]; i++)
+		if (plan_card_bytes(plan_card_sizes[i]) >= bytes)
+			snprintf(out, size, ", a card of %g GB", plan_card_sizes[i]);
+	return out;
+}
+
 /* Hints at what would make room on the card: a shorter context, a file with smaller resident
  * weights, or both. `least`: bytes that experts and their staging buffers need at least. */
 static void hint_smaller(const struct model_config *c, const struct plan *p,
 	const struct model_weights *w, size_t least, struct err *e)
 {
 	const size_t fixed = p->workspace + least, usable = usable_bytes(p);
-	const size_t kv_least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP * p->sessions);
+	const uint32_t shortest = MIN(p->context, CONTEXT_STEP);
+	const size_t kv_least = kv_cache_bytes(c, p->mtp, p->kv_type, shortest * p->sessions);
 	const struct weight *m =
 		&w->layers[c->first_layer].attn_out; /* what type most resident matrices have */
 	const double value_bytes = (double)m->row_bytes / (double)m->n_in;
@@ -181,8 +208,14 @@ static void hint_smaller(const struct model_config *c, const struct plan *p,
 		else
 			err_hint(e, "-c %u would fit", n);
 	} else if (!can_shrink || small + fixed + kv_least > usable) {
-		err_hint(e, "this model needs a card with more memory: at least %.1f GB free",
-			gigabytes(small + fixed + kv_least + CARD_RESERVE + p->scratch));
+		const size_t need = small + fixed + kv_least + CARD_RESERVE + p->scratch;
+		char sold[40], how[80] = "";
+		if (can_shrink)
+			snprintf(how, sizeof how, " (with -c %u and --recipe iq2-s or q2-s)", shortest);
+		else if (p->context > shortest)
+			snprintf(how, sizeof how, " (with -c %u)", shortest);
+		err_hint(e, "this model needs a card with more memory: at least %.1f GB free%s%s",
+			tenths_up(need), print_card_size(need, sold, sizeof sold), how);
 	} else if (small_fits) {
 		err_hint(e, "a file of --recipe iq2-s or q2-s would fit: %s", weights);
 	} else {
@@ -348,7 +381,8 @@ struct loader_options plan_loader_options(const struct model_config *c,
 	};
 }
 
-int plan_on_machine(const struct model_config *c, const struct engine_options *o,
+/* Without hints at other cards. */
+static int plan_once(const struct model_config *c, const struct engine_options *o,
 	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
 	const struct plan_machine *machine, struct plan *p, struct err *e)
 {
@@ -401,6 +435,97 @@ int plan_on_machine(const struct model_config *c, const struct engine_options *o
 			gigabytes(o->ram_bytes), gigabytes(p->tiers.everything_bytes));
 	plan_log(p);
 	return plan_check(c, p, w, b, e);
+}
+
+/* What plan_on_machine gets, to plan again with another card. */
+struct plan_request {
+	const struct model_config *config;
+	struct engine_options options;
+	const struct gguf *file;
+	const struct model_weights *weights;
+	size_t resident;
+	struct backend *backend;
+	size_t host_bytes;
+};
+
+static bool fits_card(const struct plan_request *r, size_t card_bytes)
+{
+	const struct plan_machine m = {.card_bytes = card_bytes, .host_bytes = r->host_bytes};
+	struct plan p;
+	struct err e = {0};
+	return !plan_once(
+		r->config, &r->options, r->file, r->weights, r->resident, r->backend, &m, &p, &e);
+}
+
+/* The least free bytes of a card on which this fits, where so many are too few, and *size: the
+ * first of plan_card_sizes that has them. 0: none has. */
+static size_t find_least_card(const struct plan_request *r, size_t too_few, double *size)
+{
+	size_t fits = 0;
+	for (size_t i = 0; i < PLAN_CARD_SIZES && !fits; i++) {
+		const size_t bytes = plan_card_bytes(*size = plan_card_sizes[i]);
+		if (bytes <= too_few)
+			continue;
+		if (fits_card(r, bytes))
+			fits = bytes;
+		else
+			too_few = bytes;
+	}
+	while (fits && fits - too_few > LEAST_STEP) {
+		const size_t middle = too_few + (fits - too_few) / 2;
+		if (fits_card(r, middle))
+			fits = middle;
+		else
+			too_few = middle;
+	}
+	return fits;
+}
+
+/* Adds to the hint of a refusal on which card the options as they are would fit. A first tier that
+ * is too small for any card is taken as auto. Returns what that card has to have free. */
+static size_t hint_card(struct plan_request *r, size_t available, struct err *e)
+{
+	char before[ERR_HINT_MAX];
+	double size = 0;
+	const char *what = "the options as they are need";
+	const size_t host_bytes = r->host_bytes;
+	r->host_bytes = 0; /* unknown: only the card can be too small */
+	if (fits_card(r, available))
+		return 0;
+	r->host_bytes = host_bytes;
+	size_t least = find_least_card(r, available, &size);
+	if (!least && r->options.cache_bytes && r->options.cache_bytes != ENGINE_CACHE_AUTO) {
+		r->options.cache_bytes = ENGINE_CACHE_AUTO;
+		if (fits_card(r, available)) {
+			err_hint(e, "--cache-gb auto would fit");
+			return 0;
+		}
+		what = "with the smallest cache the model needs";
+		least = find_least_card(r, available, &size);
+	}
+	if (!least)
+		return 0;
+	char need[60];
+	snprintf(need, sizeof need, "%.1f GB free, a card of %g GB", tenths_up(least), size);
+	snprintf(before, sizeof before, "%s", e->hint);
+	if (!strstr(before, need)) /* hint_smaller may have said it */
+		err_hint(e, "%s%s%s %s", before, before[0] ? "; " : "", what, need);
+	return least;
+}
+
+int plan_on_machine(const struct model_config *c, const struct engine_options *o,
+	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
+	const struct plan_machine *machine, struct plan *p, struct err *e)
+{
+	int rc = plan_once(c, o, file, w, resident, b, machine, p, e);
+	if (rc != ERR_MEMORY || !e || !p->on_card || machine->part || !machine->card_bytes)
+		return rc;
+	struct plan_request r = {c, *o, file, w, resident, b, machine->host_bytes};
+	const enum log_level level = log_level();
+	log_set_level(LOG_QUIET);
+	p->least = hint_card(&r, machine->card_bytes, e);
+	log_set_level(level);
+	return rc;
 }
 
 int plan_make(const struct model_config *c, const struct engine_options *o, const struct gguf *file,

@@ -27,6 +27,7 @@ struct plan {
 	size_t ram_copies;            /* --ram-gb auto: part of the second tier for inclusive copies */
 	size_t scratch;               /* on a card: what ops take for themselves */
 	size_t experts;               /* all experts when they are copied to the card, else 0 */
+	size_t least;                 /* after a refusal, see plan_on_machine; else 0 */
 	struct loader_options loader; /* final budgets; borrows from the engine's options */
 	struct loader_plan tiers;     /* zeros without streaming */
 };
@@ -39,8 +40,15 @@ struct loader_options plan_loader_options(const struct model_config *c,
 /* What --ram-gb auto leaves free of so many bytes of host memory. */
 size_t plan_host_reserve(size_t host_available);
 
+/* Free bytes of a card that is sold with so many GiB: driver and context take some. */
+size_t plan_card_bytes(double sold_gib);
+/* The sizes of cards, ascending, in GiB as they are sold, that a refusal names. */
+#define PLAN_CARD_SIZES 12
+extern const double plan_card_sizes[PLAN_CARD_SIZES];
+
 /* Decides and prints. `w`: bound, of `resident` bytes. ERR_MEMORY when the machine has too little,
- * with a hint what would fit; ERR_USAGE for a context longer than the model's. */
+ * with a hint what would fit, and the size of card on which the plan would; ERR_USAGE for a context
+ * longer than the model's. */
 int plan_make(const struct model_config *c, const struct engine_options *o, const struct gguf *file,
 	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
 	struct err *e);
@@ -48,9 +56,12 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 /* Bytes that a card (on the CPU: the memory it computes in) and its host have free. */
 struct plan_machine {
 	size_t card_bytes, host_bytes;
+	bool part; /* of a card, or for some of the layers: a refusal names no size of card */
 };
 
-/* plan_make with so much memory. */
+/* plan_make with so much memory. Where it refuses because the card has too little, p->least is what
+ * a card has to have free for the same options (with the smallest first tier, where the budget of
+ * the options is below that). 0: no card of plan_card_sizes has so much. */
 int plan_on_machine(const struct model_config *c, const struct engine_options *o,
 	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
 	const struct plan_machine *machine, struct plan *p, struct err *e);

@@ -5,6 +5,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/plan.h"
 #include "tools/plan/model_headers.h"
 #include "tools/trace/model_sizes.h"
 
@@ -73,12 +74,29 @@ int card_find_named(const char *text, const struct card **out, struct err *e)
 	return err_hint(e, "--vram-gb, --card-gb-s and --pcie-gb-s describe any card");
 }
 
-const struct card *card_of_size(double sold_gb)
+struct card card_of_size(double sold_gb, double memory_gb_s)
 {
-	for (size_t i = 0; i < ARRAY_LEN(cards); i++)
-		if (cards[i].sold_gb == sold_gb)
-			return &cards[i];
-	return NULL;
+	const struct card *first = NULL;
+	for (size_t i = 0; i < ARRAY_LEN(cards); i++) {
+		const struct card *k = &cards[i];
+		if (k->sold_gb != sold_gb)
+			continue;
+		first = first ? first : k;
+		if (memory_gb_s <= 0 || fabs(k->memory_gb_s - memory_gb_s) < 0.5)
+			return *k;
+	}
+	struct card unknown = card_unknown(memory_gb_s);
+	unknown.sold_gb = sold_gb;
+	unknown.link_gb_s = first ? first->link_gb_s : 0;
+	return unknown;
+}
+
+void card_print_name(const struct card *k, char *out, size_t size)
+{
+	if (k->name)
+		snprintf(out, size, "%s", k->name);
+	else
+		snprintf(out, size, "a card with %g GB and %g GB/s", k->sold_gb, k->memory_gb_s);
 }
 
 int card_check_rates(const struct card *k, double sold_gb, struct err *e)
@@ -97,7 +115,7 @@ struct card card_unknown(double memory_gb_s)
 
 uint64_t card_free_bytes(double sold_gb)
 {
-	return (uint64_t)(sold_gb * 1073741824.0 * 0.97);
+	return plan_card_bytes(sold_gb);
 }
 
 /* ---- computing ---- */

@@ -29,8 +29,12 @@ struct card {
 const struct card *card_find(const char *text);
 /* The same; ERR_USAGE with the names of all cards for none or several. */
 int card_find_named(const char *text, const struct card **out, struct err *e);
-/* The first card of this size in the table (of 16 GB an RTX 4080); NULL: none. */
-const struct card *card_of_size(double sold_gb);
+/* The first card of this size in the table (of 16 GB an RTX 4080); memory_gb_s above 0: and of this
+ * bandwidth. Where the table has none: a card without a name, with the link of the first card of
+ * the size, or none. */
+struct card card_of_size(double sold_gb, double memory_gb_s);
+/* Its name; of a card without one, its size and bandwidth. */
+void card_print_name(const struct card *k, char *out, size_t size);
 /* ERR_USAGE when its bandwidths are not known. sold_gb: for the sentence. */
 int card_check_rates(const struct card *k, double sold_gb, struct err *e);
 

@@ -29,7 +29,8 @@ static int plan_stage(const struct model_headers *model, const struct cluster *k
 		.ram_bytes = s->experts_bytes ? k->ram_bytes / k->cards : 0,
 		.policy = k->policy,
 		.lookahead = k->lookahead};
-	const struct plan_machine memory = {.card_bytes = card_free_bytes(k->card.sold_gb)};
+	const struct plan_machine memory = {
+		.card_bytes = card_free_bytes(k->card.sold_gb), .part = true};
 	rc = plan_for_machine(&c, &o, model->file, &w, resident, &memory, &s->plan, e);
 	const struct loader_plan *t = &s->plan.tiers;
 	s->experts_part = !t->n_experts || t->n_fit[0] >= t->n_experts

@@ -13,6 +13,7 @@
 #include "tools/plan/machine_plan.h"
 #include "tools/trace/trace_simulate.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +25,9 @@
 struct plan_options {
 	const char *card, *recipe, *trace, *model, *tiers;
 	float vram_gb, ram_gb, disk_gb_s, card_gb_s, pcie_gb_s;
-	uint32_t context, jobs;
+	uint32_t context, jobs, sessions;
 	bool vram_given, ram_given, disk_given, card_gb_s_given, pcie_given, measure, jobs_given;
-	bool recipe_given, context_given;
+	bool recipe_given, context_given, sessions_given, no_mtp;
 	bool json, table;
 };
 
@@ -57,28 +58,28 @@ static int resolve_card(
 	const struct plan_options *o, struct machine *m, char *name, size_t n, struct err *e)
 {
 	const struct card *known = NULL;
+	const double bandwidth = o->card_gb_s_given ? (double)o->card_gb_s : 0;
 	uint64_t free_bytes = 0;
 	if (o->card && card_find_named(o->card, &known, e))
 		return e->code;
-	if (!o->card && o->vram_given)
-		known = card_of_size((double)o->vram_gb);
-	else if (!o->card)
+	if (!o->card && !o->vram_given) {
 		known = find_local_card(&free_bytes, name, n);
-	if (known && (o->card || o->vram_given))
-		snprintf(name, n, "%s", known->name);
-	if (!known && !free_bytes && !o->vram_given) {
-		err_set(e, ERR_USAGE, "no graphics card found");
-		return err_hint(e, "say which one to plan for: --card \"RTX 4090\", or --vram-gb 24");
+		if (!known && !free_bytes) {
+			err_set(e, ERR_USAGE, "no graphics card found");
+			return err_hint(e, "say which one to plan for: --card \"RTX 4090\", or --vram-gb 24");
+		}
 	}
-	if (!known)
-		snprintf(name, n, "a card");
-	m->card = known ? *known : card_unknown((double)o->card_gb_s);
-	if (o->vram_given || !free_bytes)
-		free_bytes = card_free_bytes(o->vram_given ? (double)o->vram_gb : m->card.sold_gb);
+	m->card = known           ? *known
+			  : o->vram_given ? card_of_size((double)o->vram_gb, bandwidth)
+							  : card_unknown(bandwidth);
 	if (o->vram_given)
 		m->card.sold_gb = (double)o->vram_gb;
 	if (o->card_gb_s_given)
-		m->card.memory_gb_s = (double)o->card_gb_s;
+		m->card.memory_gb_s = bandwidth;
+	if (o->vram_given || !free_bytes)
+		free_bytes = card_free_bytes(m->card.sold_gb);
+	if (o->card || o->vram_given)
+		card_print_name(&m->card, name, n);
 	if (o->pcie_given)
 		m->card.link_gb_s = (double)o->pcie_gb_s;
 	m->memory.card_bytes = free_bytes;
@@ -112,18 +113,21 @@ static void print_command(
 	const struct plan_options *o, const struct machine *m, const struct machine_plan *p)
 {
 	const char *file = o->model;
-	char own[64];
+	char own[64], sessions[32] = "";
 	if (!file) {
 		snprintf(own, sizeof own, "glm52-%s.gguf", o->recipe);
 		file = own;
 		printf("  convert    glmstream convert GLM-5.2-FP8/ -o %s --recipe %s\n", file, o->recipe);
 	}
+	if (o->sessions_given)
+		snprintf(sessions, sizeof sessions, " --sessions %u", o->sessions);
+	printf("  run        glmstream%s -m %s ", o->sessions_given ? " serve" : "", file);
 	if (o->tiers)
-		printf("  run        glmstream -m %s --cache-gb %g --ram-gb %g -c %u\n", file,
-			gb((double)m->tier_bytes[0]), gb((double)m->tier_bytes[1]), p->plan.context);
+		printf("--cache-gb %g --ram-gb %g", gb((double)m->tier_bytes[0]),
+			gb((double)m->tier_bytes[1]));
 	else
-		printf("  run        glmstream -m %s --cache-gb auto --ram-gb auto -c %u\n", file,
-			p->plan.context);
+		printf("--cache-gb auto --ram-gb auto");
+	printf(" -c %u%s%s\n", p->plan.context, sessions, o->no_mtp ? " --draft off" : "");
 }
 
 static void print_plan_text(const struct plan_options *o, const struct machine *m, const char *card,
@@ -139,9 +143,12 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 		o->measure      ? " (measured)"
 		: o->disk_given ? ""
 						: " (assumed: --disk-gb-s, or --measure with -m)");
-	printf(
-		"  card       %.2f GB weights, %.2f caches of %u tokens, %.2f workspace, %.2f left free\n",
-		gb((double)plan->resident), gb((double)plan->kv), plan->context,
+	char sessions[32] = "";
+	if (plan->sessions > 1)
+		snprintf(sessions, sizeof sessions, "%u sessions of ", plan->sessions);
+	printf("  card       %.2f GB weights, %.2f caches of %s%u tokens, %.2f workspace, %.2f left "
+		   "free\n",
+		gb((double)plan->resident), gb((double)plan->kv), sessions, plan->context,
 		gb((double)(plan->workspace + t->device_staging_bytes)),
 		gb((double)(m->memory.card_bytes - plan->resident - plan->kv - plan->workspace -
 					t->device_staging_bytes - t->tier_bytes[0])));
@@ -186,6 +193,8 @@ static void print_plan_json(const struct plan_options *o, const struct machine *
 	json_out_real(j, "pcie_gb_s", m->card.link_gb_s);
 	json_out_real(j, "disk_gb_s", m->drive_gb_s);
 	json_out_uint(j, "context", p->plan.context);
+	json_out_uint(j, "sessions", p->plan.sessions);
+	json_object_set_new(j, "mtp", json_boolean(p->plan.mtp));
 	json_out_uint(j, "resident_bytes", p->plan.resident);
 	json_out_uint(j, "kv_bytes", p->plan.kv);
 	json_out_uint(j, "workspace_bytes", p->plan.workspace);
@@ -216,6 +225,7 @@ static const double table_ram_gb[] = {32, 64, 128, 256}, table_drives[] = {3, 7,
 struct table_row {
 	const char *card, *recipe;
 	uint32_t context;
+	double sold_gb; /* without a card of the table: its size */
 };
 
 /* Prints tok/s with this much host memory, one for each drive, or one if they hardly differ. */
@@ -247,30 +257,61 @@ static int print_cell(const struct model_headers *model, const struct forecast *
 	return 0;
 }
 
+/* The row of a size for which the table has no card: what it lacks. ERR_RUN: it lacks nothing, so a
+ * card's speed is needed. */
+static int print_too_small(
+	const struct model_headers *model, const struct table_row *row, struct err *e)
+{
+	struct machine_plan p;
+	struct err why = {0};
+	const struct machine m = {
+		.memory = {card_free_bytes(row->sold_gb), machine_host_bytes(table_ram_gb[0])},
+		.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO}};
+	const int rc = machine_plan_memory(model, &m, row->context, &p, &why);
+	if (rc != ERR_MEMORY || !p.plan.least)
+		return err_set(e, ERR_RUN, "a card of %g GB has no row that fits it", row->sold_gb);
+	printf("| %g GB, %s, %u | does not fit: needs %.1f GiB", row->sold_gb, row->recipe,
+		row->context, ceil(10 * (double)p.plan.least / (double)card_free_bytes(1)) / 10);
+	for (size_t r = 1; r < ARRAY_LEN(table_ram_gb); r++)
+		printf(" | -");
+	printf(" |\n");
+	return 0;
+}
+
+/* The row of a card of the table. */
+static int print_row(const struct model_headers *model, const struct table_row *row,
+	const char *trace, struct err *e)
+{
+	const struct card *card = card_find(row->card);
+	struct forecast f = {0};
+	int rc = machine_plan_forecast(model, trace, &f, e);
+	if (!rc)
+		printf("| %g GB (%s), %s, %u", card->sold_gb, card->name, row->recipe, row->context);
+	for (size_t r = 0; r < ARRAY_LEN(table_ram_gb) && !rc; r++)
+		rc = print_cell(model, &f, card, row, table_ram_gb[r], e);
+	if (!rc)
+		printf(" |\n");
+	forecast_fini(&f);
+	return rc;
+}
+
 static int print_table(const char *trace, struct err *e)
 {
-	static const struct table_row rows[] = {{"RTX 4080", "iq2-s", 8192}, {"RTX 4090", "iq2-s", 0},
-		{"RTX 5090", "iq2-s", 0}, {"L40S", "iq2", 0}, {"H100", "iq2", 0},
-		{"RTX PRO 6000", "iq2", 0}, {"H200", "iq2", 0}};
+	/* 1024: the shortest context that a plan chooses */
+	static const struct table_row rows[] = {{NULL, "iq2-s", 1024, 8}, {NULL, "iq2-s", 1024, 12},
+		{"RTX 4080", "iq2-s", 8192, 0}, {"RTX 4090", "iq2-s", 0, 0}, {"RTX 5090", "iq2-s", 0, 0},
+		{"L40S", "iq2", 0, 0}, {"H100", "iq2", 0, 0}, {"RTX PRO 6000", "iq2", 0, 0},
+		{"H200", "iq2", 0, 0}};
 	printf(
 		"| card, recipe, context | 32 GB RAM | 64 GB | 128 GB | 256 GB |\n|---|---|---|---|---|\n");
 	for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-		const struct card *card = card_find(rows[i].card);
 		struct table_row row = rows[i];
 		row.context = row.context ? row.context : CONTEXT_DEFAULT;
 		struct model_headers model;
-		struct forecast f = {0};
 		int rc = model_headers_make(&model, row.recipe, e);
 		if (!rc)
-			rc = machine_plan_forecast(&model, trace, &f, e);
-		if (!rc)
-			printf("| %g GB (%s), %s, %u", card->sold_gb, card->name, row.recipe, row.context);
-		for (size_t r = 0; r < ARRAY_LEN(table_ram_gb) && !rc; r++)
-			rc = print_cell(&model, &f, card, &row, table_ram_gb[r], e);
-		if (!rc)
-			printf(" |\n");
+			rc = row.card ? print_row(&model, &row, trace, e) : print_too_small(&model, &row, e);
 		fflush(stdout);
-		forecast_fini(&f);
 		model_headers_close(&model);
 		if (rc)
 			return rc;
@@ -301,6 +342,7 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 	struct forecast f = {0};
 	struct machine_plan p;
 	struct machine m = {.cores = o->jobs,
+		.sessions = o->sessions,
 		.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO},
 		.memory = {
 			0, o->ram_given ? machine_host_bytes((double)o->ram_gb) : mem_available_bytes()}};
@@ -310,6 +352,8 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 		return rc;
 	rc = o->model ? model_headers_open(&model, o->model, e)
 				  : model_headers_make(&model, o->recipe, e);
+	if (!rc && o->no_mtp)
+		rc = model_headers_leave_mtp(&model, e);
 	if (rc || (rc = resolve_drive(o, &model, &m, e)) ||
 		(rc = machine_plan_memory(&model, &m, o->context, &p, e)) || (rc = check_rates(&m, e)) ||
 		(rc = machine_plan_forecast(&model, trace, &f, e))) {
@@ -333,6 +377,7 @@ int cmd_plan(int argc, char **argv, struct err *e)
 {
 	struct plan_options o = {.recipe = RECIPE_DEFAULT,
 		.context = CONTEXT_DEFAULT,
+		.sessions = 1,
 		.disk_gb_s = DRIVE_DEFAULT,
 		.jobs = workers_cores()};
 	const struct arg machine[] = {
@@ -366,7 +411,13 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		{"model", 'm', ARG_STRING, .string = &o.model, .value = "FILE",
 			.help = "plan for this file in place of a recipe; only its headers are read"},
 		{"ctx", 'c', ARG_UINT, .u32 = &o.context, .min = 1, .max = INT32_MAX, .value = "N",
-			.given = &o.context_given, .help = "context in tokens", .fallback = "32768"},
+			.given = &o.context_given, .help = "context in tokens, of each session",
+			.fallback = "32768"},
+		{"sessions", 0, ARG_UINT, .u32 = &o.sessions, .given = &o.sessions_given, .min = 1,
+			.max = 64, .value = "N", .help = "plan for glmstream serve with so many sessions",
+			.fallback = "1, as in a chat; serve has 4"},
+		{"no-mtp", 0, ARG_FLAG, .flag = &o.no_mtp,
+			.help = "leave out the MTP layer, as run and serve do with --draft off"},
 		{"tiers", 0, ARG_STRING, .string = &o.tiers, .value = "C,R",
 			.help = "GB of the expert cache on the card and in host memory, as --cache-gb and "
 					"--ram-gb of a run",
@@ -377,8 +428,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 	const struct arg output[] = {
 		{"table", 0, ARG_FLAG, .flag = &o.table,
 			.help =
-				"tokens per second of seven cards, four sizes of host memory and drives of 3, 7 "
-				"and 14 GB/s, as Markdown; takes some seconds"},
+				"tokens per second of cards of 8 to 141 GB, four sizes of host memory and drives "
+				"of 3, 7 and 14 GB/s, as Markdown; takes some seconds"},
 		{"json", 0, ARG_FLAG, .flag = &o.json, .help = "print one JSON object"},
 	};
 	const struct arg_group groups[] = {{"Machine", machine, ARRAY_LEN(machine)},
@@ -399,8 +450,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		return rc == ARGS_HELP ? 0 : rc;
 	const bool one_machine = o.card || o.vram_given || o.card_gb_s_given || o.pcie_given ||
 							 o.ram_given || o.disk_given || o.measure || o.jobs_given;
-	if (o.table &&
-		(o.json || one_machine || o.model || o.recipe_given || o.context_given || o.tiers))
+	if (o.table && (o.json || one_machine || o.model || o.recipe_given || o.context_given ||
+					   o.tiers || o.sessions_given || o.no_mtp))
 		return err_set(e, ERR_USAGE,
 			"--table lists machines and models of its own: only --trace goes with it");
 	if (o.model && o.recipe_given)

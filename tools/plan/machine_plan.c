@@ -23,6 +23,8 @@ int machine_plan_memory(const struct model_headers *model, const struct machine 
 	uint32_t context, struct machine_plan *out, struct err *e)
 {
 	const struct engine_options o = {.context = context,
+		.sessions = m->sessions,
+		.no_mtp = model->no_mtp,
 		.cache_bytes = m->tier_bytes[0],
 		.ram_bytes = m->tier_bytes[1],
 		.lookahead = ENGINE_LOOKAHEAD_AUTO};

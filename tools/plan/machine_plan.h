@@ -18,6 +18,7 @@ struct machine {
 	double drive_gb_s;
 	unsigned cores;         /* that convert */
 	uint64_t tier_bytes[2]; /* of the expert cache; ENGINE_CACHE_AUTO: what memory leaves */
+	uint32_t sessions;      /* most at a time, as serve --sessions; 0: 1 */
 };
 
 struct machine_plan {
@@ -38,7 +39,7 @@ uint64_t machine_host_bytes(double sold_gb);
 /* Order of use: machine_plan_memory, machine_plan_forecast once for a model, machine_plan_speed.
  *
  * Sets *out to the memory plan alone. ERR_MEMORY with a hint when the model does not fit. context:
- * tokens; 0: what memory allows. */
+ * tokens of a session; 0: what memory allows. */
 int machine_plan_memory(const struct model_headers *model, const struct machine *m,
 	uint32_t context, struct machine_plan *out, struct err *e);
 

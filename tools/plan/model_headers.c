@@ -104,6 +104,13 @@ int model_headers_open(struct model_headers *m, const char *path, struct err *e)
 	return bind_model(m, path, e);
 }
 
+int model_headers_leave_mtp(struct model_headers *m, struct err *e)
+{
+	weights_free(&m->weights, NULL);
+	m->no_mtp = true;
+	return weights_bind(m->file, &m->config, false, &m->weights, &m->resident, e);
+}
+
 void model_headers_close(struct model_headers *m)
 {
 	weights_free(&m->weights, NULL);

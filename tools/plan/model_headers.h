@@ -17,6 +17,7 @@ struct model_headers {
 	struct model_config config;
 	struct model_weights weights; /* bound */
 	size_t resident;              /* bytes that weights_load would take */
+	bool no_mtp;                  /* bound without the MTP layer, as a run with --draft off does */
 	uint64_t values;              /* weights of all tensors */
 	int fd;                       /* the file in memory, else -1 */
 };
@@ -26,6 +27,8 @@ struct model_headers {
 int model_headers_make(struct model_headers *m, const char *recipe, struct err *e);
 /* The file at `path`; ERR_INPUT as of gguf_open, config_read and weights_bind. */
 int model_headers_open(struct model_headers *m, const char *path, struct err *e);
+/* After one of these: binds again without the MTP layer. A model that has none stays as it is. */
+int model_headers_leave_mtp(struct model_headers *m, struct err *e);
 /* Whether this program could open what a planned writer is going to write: ERR_INPUT as above. Of
  * several parts the first is looked at. */
 struct gguf_writer;

@@ -104,17 +104,16 @@ static int describe_card(const struct inspect_cluster *c, const struct inspect_s
 	const struct card *known = NULL;
 	if (c->card && card_find_named(c->card, &known, e))
 		return e->code;
-	if (!known && s->vram_gb > 0)
-		known = card_of_size(s->vram_gb);
 	if (!known && !(s->vram_gb > 0)) {
 		err_set(e, ERR_USAGE, "the cards of the cluster are not named");
 		return err_hint(e, "--card H200, or --vram-gb 24");
 	}
-	*out = known ? *known : card_unknown((double)c->card_gb_s);
+	const double bandwidth = c->card_gb_s_given ? (double)c->card_gb_s : 0;
+	*out = known ? *known : card_of_size(s->vram_gb, bandwidth);
 	if (s->vram_gb > 0)
 		out->sold_gb = s->vram_gb;
 	if (c->card_gb_s_given)
-		out->memory_gb_s = (double)c->card_gb_s;
+		out->memory_gb_s = bandwidth;
 	if (s->forecast->pcie_gb_s > 0)
 		out->link_gb_s = (double)s->forecast->pcie_gb_s;
 	return card_check_rates(out, out->sold_gb, e);

@@ -16,7 +16,7 @@ static void find_one(struct inspect_fits *f, const struct model_headers *h, doub
 	struct inspect_fit *x = &f->of[f->n++];
 	struct machine_plan p;
 	const struct machine m = {
-		.memory = {card_free_bytes(card_gb), 0}, .tier_bytes = {ENGINE_CACHE_AUTO, 0}};
+		.memory = {.card_bytes = card_free_bytes(card_gb)}, .tier_bytes = {ENGINE_CACHE_AUTO, 0}};
 	*x = (struct inspect_fit){.card_gb = card_gb};
 	x->fits = !machine_plan_memory(h, &m, f->context, &p, &x->why);
 	x->everything = x->fits && p.everything;

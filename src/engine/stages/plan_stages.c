@@ -99,6 +99,7 @@ static int share_budgets(const struct plan_stage *stages, uint32_t n,
 	for (uint32_t i = 0; i < n && !rc; i++) {
 		struct stage_share *s = &shares[i];
 		s->options = *o;
+		s->machine.part = true;
 		s->machine.card_bytes = plan_stage_room(stages, n, i, processes);
 		if (!s->everything_bytes) {
 			s->options.cache_bytes = s->options.ram_bytes = 0;
@@ -140,7 +141,8 @@ int plan_stages(const struct plan_stage *stages, uint32_t n, const struct engine
 	if (n == 1 && o->ranks) {
 		const uint32_t processes = ranks_on_host(o->ranks);
 		const struct plan_machine machine = {.card_bytes = plan_stage_room(stages, 1, 0, processes),
-			.host_bytes = mem_available_bytes() / processes};
+			.host_bytes = mem_available_bytes() / processes,
+			.part = true};
 		return plan_on_machine(
 			stages->c, o, file, stages->w, stages->resident, stages->backend, &machine, plans, e);
 	}

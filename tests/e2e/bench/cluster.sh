@@ -115,6 +115,10 @@ run inspect "$POCKET" --cards 2 --vram-gb 8 --card-gb-s 10 --pcie-gb-s 10 --ctx 
 exits 0
 check "a file, experts at random: the shipped trace is not of it" holds 'o["routing"] == "random" and s1["distinct_experts"] == 4'
 
+run inspect "$POCKET" --cards 2 --vram-gb 24 --card-gb-s 400 --ctx 512 --json
+exits 0
+check "a bandwidth that no card of the table has: no name of the table" holds 'o["card"] == ""'
+
 # refusals
 run inspect --cards 2 --card 4090
 error_is_one_sentence 4 'such cards are the least that work'

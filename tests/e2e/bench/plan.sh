@@ -34,11 +34,41 @@ exits 0
 check "a 16 GB card works with 8192" value experts_on_card 100 600
 run plan --vram-gb 24 --ram-gb 64 --disk-gb-s 7
 exits 0
+lacks() { ! grep -qE -- "$1" "$work/err"; }
 says() { check "says $1" grep -qE -- "$1" "$work/out"; }
 says 'GB for experts: [0-9]+ of 19456 fit'
 says 'glmstream convert GLM-5.2-FP8/ -o glm52-iq2-s.gguf --recipe iq2-s'
 says 'glmstream -m glm52-iq2-s.gguf --cache-gb auto --ram-gb auto -c 32768'
 says 'not measured'
+
+# --sessions and --no-mtp are budgeted as run and serve do
+run plan --vram-gb 24 --ram-gb 64 -c 8192 --json
+exits 0
+cp "$work/out" "$work/one"
+compared() { # Python expression of the plans o (this) and p (one session, with MTP)
+	python3 - "$work/out" "$work/one" "$1" <<'END'
+import json, sys
+o, p = (json.load(open(f)) for f in sys.argv[1:3])
+sys.exit(not eval(sys.argv[3]))
+END
+}
+run plan --vram-gb 24 --ram-gb 64 -c 8192 --sessions 4 --json
+exits 0
+check "four sessions have four caches" compared 'o["sessions"] == 4 and o["kv_bytes"] == 4 * p["kv_bytes"]'
+check "and leave less for experts" compared 'o["cache_bytes"] < p["cache_bytes"] - 2e9'
+run plan --vram-gb 24 --ram-gb 64 -c 8192 --no-mtp --json
+exits 0
+check "no MTP layer: 78 layers of weights and caches" compared '
+not o["mtp"] and p["mtp"] and o["kv_bytes"] < p["kv_bytes"] and o["resident_bytes"] < p["resident_bytes"] - 5e7'
+check "and more for experts" compared 'o["cache_bytes"] > p["cache_bytes"]'
+run plan --vram-gb 24 --ram-gb 64 -c 8192 --sessions 2 --no-mtp
+exits 0
+says 'caches of 2 sessions of 8192 tokens'
+says 'glmstream serve -m glm52-iq2-s.gguf --cache-gb auto --ram-gb auto -c 8192 --sessions 2 --draft off'
+run plan --vram-gb 16 --ram-gb 64 -c 8192 --sessions 8
+error_is_one_sentence 4 'caches of 65536 tokens'
+run plan --sessions 65 --vram-gb 24
+error_is_one_sentence 2 'sessions'
 
 # a file in place of a recipe, with a trace of its own
 head -n 4 tests/data/pocket_ids.txt >"$work/ids"
@@ -52,6 +82,19 @@ exits 0
 check "the drive was measured" value disk_gb_s 0.001 1000
 run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024
 error_is_one_sentence 3 'another model'
+for draft in auto off; do # the program's own words on the CPU; the plan is of a card
+	run run -m "$POCKET" -v -p x -n 1 -c 1024 --draft "$draft"
+	exits 0
+	run_gb=$(sed -n 's/.*memory: \([0-9.]*\) GB resident weights, \([0-9.]*\) GB caches.*/\1 \2/p' "$work/err")
+	mtp=()
+	[ "$draft" = auto ] || mtp=(--no-mtp)
+	run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024 --trace "$work/trace" --json "${mtp[@]}"
+	exits 0
+	check "weights and caches with --draft $draft are those of a run" [ "$run_gb" = "$(python3 -c '
+import json, sys
+o = json.load(open(sys.argv[1]))
+print("%.3f %.3f" % (o["resident_bytes"] / 1e9, o["kv_bytes"] / 1e9))' "$work/out")" ]
+done
 
 # refusals
 run plan --vram-gb 24 --ram-gb 64 --recipe iq2
@@ -68,6 +111,24 @@ run plan --vram-gb 20 --ram-gb 64
 error_is_one_sentence 2 'no card of 20 GB'
 run plan --vram-gb 12 --ram-gb 64 -c 4096
 error_is_one_sentence 4 'needs a card with more memory'
+hint_is() { check "the hint is: $1" grep -qE -- "^hint: .*$1" "$work/err"; }
+hint_is 'at least 14\.[0-9] GB free, a card of 16 GB'
+run plan --vram-gb 12 --ram-gb 64
+error_is_one_sentence 4 'needs a card with more memory'
+hint_is 'options as they are need 1[78]\.[0-9] GB free, a card of 24 GB'
+run plan --vram-gb 24 --ram-gb 64 --recipe iq2
+hint_is '-c [0-9]+ would fit.*options as they are need 2[67]\.[0-9] GB free, a card of 32 GB'
+run plan --vram-gb 24 --ram-gb 64 --tiers 20,1 # a budget of the first tier that the card lacks
+error_is_one_sentence 4 'cache-gb .* would fit'
+hint_is 'a card of 48 GB'
+run plan --vram-gb 24 --ram-gb 64 --tiers 0.5,1
+error_is_one_sentence 4 'smallest that works is'
+hint_is '--cache-gb auto would fit'
+run plan --vram-gb 12 --ram-gb 64 --tiers 0.5,1
+hint_is 'smallest cache the model needs 1[78]\.[0-9] GB free, a card of 24 GB'
+run plan --vram-gb 24 --ram-gb 64 --tiers 2,70 # no card helps a host that has too little
+error_is_one_sentence 4 'ram-gb .* would fit'
+check "no card is named" lacks 'a card of'
 run plan --vram-gb 24 --ram-gb 1
 error_is_one_sentence 2 'out of range'
 run plan --vram-gb 24 --ram-gb 2 --json
@@ -81,13 +142,25 @@ run plan --card 4090 --ram-gb 64 --tiers 5,20
 exits 0
 says 'on RTX 4090:'
 says 'glmstream -m glm52-iq2-s.gguf --cache-gb 5 --ram-gb 20 -c 32768'
+run plan --vram-gb 24 --card-gb-s 400 --ram-gb 64 # a bandwidth that no such card has
+exits 0
+says 'on a card with 24 GB and 400 GB/s: .* 400 GB/s; link 25 GB/s'
+run plan --vram-gb 24 --card-gb-s 936 --ram-gb 64
+exits 0
+says 'on RTX 3090:'
+run plan --vram-gb 24 --ram-gb 64
+exits 0
+says 'on RTX 4090:'
+run plan --vram-gb 20 --card-gb-s 500 --pcie-gb-s 25 --ram-gb 64 --json
+exits 0
+says '"card": ?"a card with 20 GB and 500 GB/s"'
 run plan -m "$POCKET" --recipe iq2 --vram-gb 24
 error_is_one_sentence 2 'one of them'
 run plan --vram-gb 24 --recipe q3
 error_is_one_sentence 2 'recipe'
 run plan --vram-gb 24 --tiers 5
 error_is_one_sentence 2 'two sizes'
-for option in --json "--recipe q2" "--ram-gb 64" "-c 8192" "--tiers 5,20"; do
+for option in --json "--recipe q2" "--ram-gb 64" "-c 8192" "--tiers 5,20" "--sessions 2" --no-mtp; do
 	# shellcheck disable=SC2086 # an option and its value
 	run plan --table $option
 	error_is_one_sentence 2 'table.*only --trace'
@@ -112,5 +185,20 @@ measured iq2 20,0 2.20 tok_s_cold 0.770
 
 run plan --table
 exits 0
-check "seven cards" [ "$(grep -cE '^\| [0-9]+ GB ' "$work/out")" = 7 ]
+check "seven cards" [ "$(grep -cE '^\| [0-9]+ GB \(' "$work/out")" = 7 ]
+for size in 8 12; do
+	says "^\| $size GB, iq2-s, [0-9]+ \| does not fit: needs 1[45]\.[0-9] GiB( \| -){3} \|$"
+done
+check "every row has five cells" [ "$(grep -vcE '^(\|[^|]+){5}\|$' "$work/out")" = 0 ]
+sed '/^|/!d' "$work/out" >"$work/table"
+check "the README has the table" python3 - "$work/table" README.md <<'END'
+import sys
+table, readme = (open(f).read() for f in sys.argv[1:3])
+sys.exit(table not in readme)
+END
+needs=$(sed -n 's/^| 12 GB.* needs \([0-9.]*\) GiB.*/\1/p' "$work/out")
+run plan --vram-gb "$needs" --card-gb-s 500 --pcie-gb-s 25 --ram-gb 64 -c 1024 --json
+exits 0
+run plan --vram-gb "$(awk "BEGIN { print $needs - 0.1 }")" --ram-gb 64 -c 1024
+error_is_one_sentence 4
 finish

@@ -55,6 +55,14 @@ run help --man
 for section in CLIENTS 'BEHIND A PROXY' 'THREAT MODEL OF THE SERVER'; do
 	check "the manual has the section" grep -q "^.SH $section" "$work/out"
 done
+section_of() { # section: its text, without font changes
+	sed -n "/^\.SH $1\$/,/^\.SH /p" "$work/out" | sed 's/\\f[BIR]//g; s/\\-/-/g' | tr '\n' ' '
+}
+explains() { section_of "$1" | grep -qE -- "$2"; }
+check "MEMORY explains --cpu-experts" explains MEMORY \
+	'--cpu-experts auto lets the processor .*off, the default.* answers are the same .*Try it where'
+check "MODELS explains --exact-prompts" explains MODELS \
+	'--exact-prompts makes .*The default is off.* the same bits .*Use it to'
 run help trace show
 exits 0
 check "help knows the parts of a command" grep -q '^Usage: glmstream trace show' "$work/out"

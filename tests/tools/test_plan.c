@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/* A card that is too small: the least memory that a refusal names is enough, a little less is not;
+ * the card it names has it, the next smaller one has not. A run on a card is refused in the words
+ * of a plan. */
+#include "src/engine/plan.h"
+
+#include "src/base/log.h"
+#include "src/base/num.h"
+#include "tools/plan/machine_plan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static int plan_of(const struct model_headers *h, const struct engine_options *o,
+	const struct plan_machine *m, struct plan *p, struct err *e)
+{
+	*e = (struct err){0};
+	return plan_for_machine(&h->config, o, h->file, &h->weights, h->resident, m, p, e);
+}
+
+/* The last "a card of N GB" of the hint; 0: none. */
+static double named_size(const struct err *e)
+{
+	static const char words[] = "a card of ";
+	double size = 0;
+	for (const char *at = strstr(e->hint, words); at; at = strstr(at + 1, words))
+		size = strtod(at + sizeof words - 1, NULL);
+	return size;
+}
+
+static void check_least(const struct model_headers *h, const struct engine_options *o)
+{
+	struct plan p, again;
+	struct err e;
+	struct plan_machine m = {.card_bytes = plan_card_bytes(12), .host_bytes = 64000000000u};
+	assert_int_equal(plan_of(h, o, &m, &p, &e), ERR_MEMORY);
+	assert_true(p.least > m.card_bytes);
+	const double size = named_size(&e);
+	double smaller = 0;
+	for (size_t i = 0; i < PLAN_CARD_SIZES && plan_card_sizes[i] < size; i++)
+		smaller = plan_card_sizes[i];
+	m.card_bytes = p.least;
+	assert_int_equal(plan_of(h, o, &m, &again, &e), 0);
+	m.card_bytes = p.least - 200000;
+	assert_int_equal(plan_of(h, o, &m, &again, &e), ERR_MEMORY);
+	m.card_bytes = plan_card_bytes(size);
+	assert_int_equal(plan_of(h, o, &m, &again, &e), 0);
+	m.card_bytes = plan_card_bytes(smaller);
+	assert_int_equal(plan_of(h, o, &m, &again, &e), ERR_MEMORY);
+}
+
+static void test_least(void **state)
+{
+	static const char *const recipes[] = {"iq2-s", "q2-s", "iq2"};
+	static const uint32_t contexts[] = {0, 1, 1024, 8192, 32768};
+	(void)state;
+	for (size_t r = 0; r < ARRAY_LEN(recipes); r++) {
+		struct model_headers h;
+		struct err e = {0};
+		assert_int_equal(model_headers_make(&h, recipes[r], &e), 0);
+		for (size_t i = 0; i < ARRAY_LEN(contexts); i++) {
+			struct engine_options o = {
+				.context = contexts[i], .cache_bytes = ENGINE_CACHE_AUTO, .sessions = 1 + r};
+			check_least(&h, &o);
+			o.cache_bytes = 6000000000u;
+			o.ram_bytes = ENGINE_CACHE_AUTO;
+			check_least(&h, &o);
+		}
+		model_headers_close(&h);
+	}
+}
+
+/* ---- a run: a card that only says how much is free ---- */
+
+static size_t card_free;
+
+static size_t free_bytes(struct backend *b)
+{
+	(void)b;
+	return card_free;
+}
+
+static int no_copier(struct backend *b, struct copier **out, struct err *e)
+{
+	(void)b;
+	*out = NULL;
+	return err_set(e, ERR_RUN, "no copies here");
+}
+
+static void test_run(void **state)
+{
+	static const struct backend_ops ops = {
+		.name = "the card", .copier_open = no_copier, .free_bytes = free_bytes};
+	(void)state;
+	struct backend card = {.ops = &ops, .scratch_bytes = 600000000};
+	struct model_headers h;
+	struct err of_run = {0}, of_plan;
+	struct plan p;
+	assert_int_equal(model_headers_make(&h, "iq2-s", &of_run), 0);
+	const struct engine_options o = {.context = 32768};
+	const struct plan_machine m = {.card_bytes = plan_card_bytes(16)};
+	card_free = m.card_bytes;
+	assert_int_equal(
+		plan_make(&h.config, &o, h.file, &h.weights, h.resident, &card, &p, &of_run), ERR_MEMORY);
+	assert_true(named_size(&of_run) == 24);
+	assert_int_equal(plan_of(&h, &o, &m, &p, &of_plan), ERR_MEMORY);
+	assert_string_equal(of_run.text, of_plan.text);
+	assert_string_equal(of_run.hint, of_plan.hint);
+	model_headers_close(&h);
+}
+
+/* No size of card is named where another card would not help, or where the plan is of a part. */
+static void test_not_named(void **state)
+{
+	(void)state;
+	struct model_headers h;
+	struct err e = {0};
+	struct plan p;
+	assert_int_equal(model_headers_make(&h, "iq2-s", &e), 0);
+	struct engine_options o = {.context = 8192, .cache_bytes = ENGINE_CACHE_AUTO};
+	struct plan_machine m = {.card_bytes = plan_card_bytes(12), .part = true};
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	assert_true(p.least == 0);
+	assert_null(strstr(e.hint, "options as they are"));
+	o.ram_bytes = 70000000000u;
+	m = (struct plan_machine){.card_bytes = plan_card_bytes(24), .host_bytes = 64000000000u};
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	assert_true(p.least == 0 && named_size(&e) == 0);
+	o = (struct engine_options){.context = 1000000, .sessions = 60};
+	m.card_bytes = plan_card_bytes(288); /* the largest of the list */
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	assert_true(p.least == 0 && named_size(&e) == 0);
+	/* a first tier below the smallest */
+	o = (struct engine_options){.context = 8192, .cache_bytes = 500000000};
+	m.card_bytes = plan_card_bytes(24);
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.hint, "--cache-gb auto would fit"));
+	m.card_bytes = plan_card_bytes(12);
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	assert_true(p.least > m.card_bytes && named_size(&e) == 16);
+	model_headers_close(&h);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_least), cmocka_unit_test(test_run), cmocka_unit_test(test_not_named)};
+	log_set_level(LOG_WARN);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
