@@ -234,6 +234,8 @@ static void test_rewound(void **state)
 	struct session *s = session_of(g, false);
 	const char *path = temp_dir_path("rewound.session");
 	uint32_t reused;
+	/* the last token alone, as after the file: a card's rows have equal bits in equal steps */
+	go_on(s, text, 149, 0, NULL);
 	uint64_t want = go_on(s, text, 150, 30, NULL);
 	session_rewind(s, 170);
 	ok(session_file_save(s, session_length(s), path, false, NULL, 0, NULL, &e), &e);

@@ -33,7 +33,7 @@ static const char *backend = "cpu";
 static bool exact_prompts;
 /* on the CPU; a card adds up in another order */
 static double max_logit_difference = 3e-4, min_cosine = 0.999999, max_resid_difference = 1e-4,
-			  max_router_share = 0;
+			  max_router_share = 0, max_index_share = 0;
 
 static struct engine *engine;
 static struct safetensors *golden;
@@ -148,10 +148,18 @@ static void check_index(
 		size_t n;
 		double *want = golden_values(prompt, what, &n);
 		assert_int_equal(taps->n_index_last[l], n);
-		for (size_t i = 0; i < n; i++)
-			if (taps->index_last[(size_t)l * c->index_top_k + i] != (int32_t)want[i])
-				fail_msg("%s: layer %u selects position %d, golden %d", prompt, l,
-					taps->index_last[(size_t)l * c->index_top_k + i], (int)want[i]);
+		/* both ascend */
+		const int32_t *got = taps->index_last + (size_t)l * c->index_top_k;
+		size_t equal = 0;
+		for (size_t i = 0, k = 0; i < n && k < n;) {
+			equal += got[i] == (int32_t)want[k];
+			const bool next = got[i] >= (int32_t)want[k];
+			i += got[i] <= (int32_t)want[k];
+			k += next;
+		}
+		if ((double)(n - equal) > max_index_share * (double)n)
+			fail_msg("%s: layer %u selects %zu of %zu positions that the golden row has not",
+				prompt, l, n - equal, n);
 		free(want);
 	}
 }
@@ -310,6 +318,7 @@ int main(int argc, char **argv)
 		/* one pass takes another expert where two are near: 1.5e-3 was measured */
 		max_resid_difference = exact_prompts ? 1e-3 : 3e-3;
 		max_router_share = 1e-3;
+		max_index_share = exact_prompts ? 0 : 0.02; /* keys of a half's precision: near ties */
 	}
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_prompt)};
 	return cmocka_run_group_tests(tests, forward_golden_setup, forward_golden_teardown);

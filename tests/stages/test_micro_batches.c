@@ -365,6 +365,10 @@ static void faulty_begin(struct backend *b, uint32_t fails_at)
 static void faulty_end(void)
 {
 	faulty.b->ops = faulty.real;
+	/* as for want of memory: a card counts the ops that were left out */
+	faulty.b->failure.code = ERR_MEMORY;
+	if (faulty.b->ops->recover)
+		faulty.b->ops->recover(faulty.b);
 	faulty.b->failure = (struct err){0};
 }
 
