@@ -513,6 +513,9 @@ static int read_model(struct convert_config *c, const struct json_source *s)
 	c->has_latent_eps = present(s, "latent_rms_norm_eps");
 	if (c->has_latent_eps && (code = get_f32(s, "latent_rms_norm_eps", &c->latent_eps)))
 		return code;
+	/* drafts after the first of a step use its selection (src/forward/mtp.c) */
+	if (c->n_nextn && (code = expect_bool(s, "index_share_for_mtp_iteration", true)))
+		return code;
 	if ((code = read_rope(c, s)) || (code = read_schedule(c, s)))
 		return code;
 	return read_moe(c, s);
