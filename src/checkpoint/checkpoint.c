@@ -232,6 +232,15 @@ static int set_tensor(struct gguf *g, struct checkpoint *c, size_t i, struct err
 
 /* ---- opening ---- */
 
+/* Lines of notes, for -v. */
+static void log_notes(const struct buf *notes)
+{
+	char *text = mem_strndup(notes->data ? notes->data : "", notes->len);
+	for (char *save, *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+		log_verbose("%s", ERR_PLAIN(line));
+	free(text);
+}
+
 /* The keys as a GGUF without tensors. */
 static int open_keys(struct checkpoint *c, struct gguf **out, struct err *e)
 {
@@ -246,10 +255,8 @@ static int open_keys(struct checkpoint *c, struct gguf **out, struct err *e)
 		rc = gguf_parse(c->keys, n, c->folder, out, e);
 	}
 	gguf_writer_free(w);
-	buf_append(&notes, "", 1);
-	for (char *save, *line = strtok_r(notes.data, "\n", &save); line && !rc;
-		 line = strtok_r(NULL, "\n", &save))
-		log_verbose("%s", ERR_PLAIN(line));
+	if (!rc)
+		log_notes(&notes);
 	buf_free(&notes);
 	return rc;
 }
@@ -301,6 +308,7 @@ int checkpoint_open(const char *folder, struct gguf **out, struct err *e)
 		checkpoint_free(c);
 		return rc;
 	}
+	log_notes(&c->plan.notes);
 	g->folder = c->folder;
 	g->folder_data = c;
 	g->folder_ops = &folder_ops;

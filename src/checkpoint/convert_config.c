@@ -6,6 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/format/file_map.h"
+#include "src/format/safetensors.h"
 #include "src/model/config.h"
 #include "src/text/vocab.h"
 
@@ -44,7 +45,7 @@ static const struct number_key {
 	{"index_n_heads", AT(index_heads), 1, 65536, NO_LIMIT, false, 0},
 	{"index_head_dim", AT(index_dim), 1, 1u << 16, NO_LIMIT, false, 0},
 	{"index_topk", AT(index_topk), 1, 1u << 30, NO_LIMIT, false, 0},
-	{"first_k_dense_replace", AT(n_dense), 0, UINT32_MAX, AT(n_layers), false, 0},
+	{"first_k_dense_replace", AT(n_dense), 0, UINT32_MAX, NO_LIMIT, false, 0},
 	{"intermediate_size", AT(dense_width), 1, 1u << 24, NO_LIMIT, false, 0},
 	{"moe_intermediate_size", AT(moe_width), 1, 1u << 24, NO_LIMIT, false, 0},
 	{"n_routed_experts", AT(n_experts), 1, 65536, NO_LIMIT, false, 0},
@@ -71,6 +72,23 @@ static const struct fixed_word {
 	{"hidden_act", "silu", true},
 	{"scoring_func", "sigmoid", false},
 	{"topk_method", "noaux_tc", false},
+};
+
+/* Inside quantization_config, where there is one. */
+static const struct fixed_word quant_words[] = {
+	{"quant_method", "fp8", true},
+	{"fmt", "e4m3", false},
+	{"activation_scheme", "dynamic", false},
+};
+
+/* Numbers that must equal one above. transformers lets num_experts replace n_routed_experts. */
+static const struct alias_key {
+	const char *key, *of;
+	size_t at; /* of the uint32_t in struct convert_config */
+} alias_keys[] = {
+	{"num_key_value_heads", "num_attention_heads", AT(n_heads)},
+	{"num_local_experts", "n_routed_experts", AT(n_experts)},
+	{"num_experts", "n_routed_experts", AT(n_experts)},
 };
 
 static const struct fixed_bool {
@@ -133,6 +151,17 @@ static int get_f32(const struct json_source *s, const char *key, float *out)
 	return 0;
 }
 
+enum { VALUE_BYTES = 64 };
+
+/* A value as JSON, for sentences: its beginning. */
+static const char *value_text(const json_t *v, char out[VALUE_BYTES])
+{
+	char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
+	snprintf(out, VALUE_BYTES, "%s", text ? text : "(not valid)");
+	free(text);
+	return out;
+}
+
 /* The key, when present, must hold this text. */
 static int expect_str(const struct json_source *s, const char *key, const char *want, bool required)
 {
@@ -140,12 +169,13 @@ static int expect_str(const struct json_source *s, const char *key, const char *
 	if (!required && (!v || json_is_null(v)))
 		return 0;
 	const char *found = v ? json_string_value(v) : NULL;
+	char text[VALUE_BYTES];
 	if (!v)
 		return err_set(
 			s->e, ERR_INPUT, "%s: key %s is missing, \"%s\" expected", s->path, key, want);
 	if (!found || strcmp(found, want))
-		return err_set(s->e, ERR_INPUT, "%s: key %s is \"%.60s\", only \"%s\" is supported",
-			s->path, key, found ? found : "(not a string)", want);
+		return err_set(s->e, ERR_INPUT, "%s: key %s is %s, only \"%s\" is supported", s->path, key,
+			value_text(v, text), want);
 	return 0;
 }
 
@@ -186,31 +216,85 @@ json_t *convert_json_load(const char *path, struct err *e)
 	return root;
 }
 
-/* rope_parameters.rope_theta, or rope_theta at the top level where older files have it. */
+/* The key, when present, must hold this number. */
+static int expect_number(const struct json_source *s, const char *key, double want)
+{
+	const json_t *v = json_object_get(s->root, key);
+	if (!v || json_is_null(v) || (json_is_number(v) && json_number_value(v) == want))
+		return 0;
+	char text[VALUE_BYTES];
+	return err_set(s->e, ERR_INPUT, "%s: key %s is %s, only %g is supported", s->path, key,
+		value_text(v, text), want);
+}
+
+/* rope_theta of one object; all that are there must agree: readers differ in which they believe.
+ * `*found` is 0 before the first. */
+static int read_theta(const struct json_source *s, float *found)
+{
+	float theta;
+	int code;
+	if (!present(s, "rope_theta"))
+		return 0;
+	if ((code = get_f32(s, "rope_theta", &theta)))
+		return code;
+	if (*found > 0 && *found != theta)
+		return err_set(s->e, ERR_INPUT,
+			"%s: key rope_theta is %g, but another rope_theta in this file is %g", s->path,
+			(double)theta, (double)*found);
+	*found = theta;
+	return 0;
+}
+
+/* The object `key` of rope settings: rope_parameters, or rope_scaling in older files. */
+static int read_rope_object(const struct json_source *s, const char *key, float *theta)
+{
+	enum { N_FACTORS = 3 }; /* the first ones of: */
+	static const char *const known[] = {
+		"partial_rotary_factor", "factor", "attention_factor", "rope_theta", "rope_type", "type"};
+	json_t *v = json_object_get(s->root, key), *each;
+	const char *name;
+	char text[VALUE_BYTES];
+	int code;
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_object(v))
+		return err_set(s->e, ERR_INPUT, "%s: key %s is %s, an object expected", s->path, key,
+			value_text(v, text));
+	char *place = mem_printf("%s: %s", s->path, key);
+	struct json_source in = {v, place, s->e};
+	code = expect_str(&in, "rope_type", "default", false);
+	if (!code)
+		code = expect_str(&in, "type", "default", false);
+	for (size_t i = 0; i < N_FACTORS && !code; i++)
+		code = expect_number(&in, known[i], 1);
+	json_object_foreach(v, name, each)
+	{
+		size_t i = 0;
+		while (i < ARRAY_LEN(known) && strcmp(known[i], name))
+			i++;
+		if (!code && i == ARRAY_LEN(known) && !json_is_null(each))
+			code = err_set(s->e, ERR_INPUT, "%s: key %.60s is %s, which is not supported", place,
+				name, value_text(each, text));
+	}
+	if (!code)
+		code = read_theta(&in, theta);
+	free(place);
+	return code;
+}
+
+/* rope_theta stands in rope_parameters, in rope_scaling, or at the top level. No scaling, and the
+ * whole of qk_rope_head_dim is rotated. */
 static int read_rope(struct convert_config *c, const struct json_source *s)
 {
-	const json_t *nested = json_object_get(s->root, "rope_parameters");
-	int code = 0;
-	if (json_is_object(nested)) {
-		char *place = mem_printf("%s: rope_parameters", s->path);
-		struct json_source in = {nested, place, s->e};
-		code = expect_str(&in, "rope_type", "default", false);
-		if (!code)
-			code = get_f32(&in, "rope_theta", &c->rope_theta);
-		free(place);
-		if (code)
-			return code;
-	} else if ((code = get_f32(s, "rope_theta", &c->rope_theta))) {
+	int code;
+	if ((code = read_rope_object(s, "rope_parameters", &c->rope_theta)) ||
+		(code = read_rope_object(s, "rope_scaling", &c->rope_theta)) ||
+		(code = read_theta(s, &c->rope_theta)) ||
+		(code = expect_number(s, "partial_rotary_factor", 1)))
+		return code;
+	if (!(c->rope_theta > 0))
 		return err_set(s->e, ERR_INPUT,
 			"%s: neither rope_parameters.rope_theta nor rope_theta is there", s->path);
-	}
-	const json_t *scaling = json_object_get(s->root, "rope_scaling");
-	if (scaling && !json_is_null(scaling)) {
-		const char *type = json_string_value(json_object_get(scaling, "rope_type"));
-		if (!type || strcmp(type, "default"))
-			return err_set(
-				s->e, ERR_INPUT, "%s: key rope_scaling is set, which is not supported", s->path);
-	}
 	return 0;
 }
 
@@ -261,6 +345,121 @@ static int read_schedule(struct convert_config *c, const struct json_source *s)
 	return code;
 }
 
+/* The word of layer `il` in a list that says what this program does anyhow. */
+typedef bool layer_word_ok(const struct convert_config *c, uint32_t il, const char *word);
+
+static bool mlp_word_ok(const struct convert_config *c, uint32_t il, const char *word)
+{
+	return !strcmp(word, il < c->n_dense ? "dense" : "sparse");
+}
+
+/* The old and the new name of attention to what an indexer selects. */
+static bool attention_word_ok(const struct convert_config *c, uint32_t il, const char *word)
+{
+	(void)c;
+	(void)il;
+	return !strcmp(word, "indexed_attention") || !strcmp(word, "deepseek_sparse_attention");
+}
+
+static int check_words(const struct convert_config *c, const struct json_source *s, const char *key,
+	layer_word_ok *ok, const char *want)
+{
+	const json_t *v = json_object_get(s->root, key);
+	char text[VALUE_BYTES];
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_array(v) || json_array_size(v) != c->n_layers)
+		return err_set(s->e, ERR_INPUT, "%s: key %s describes %zu layers, %u expected", s->path,
+			key, json_array_size(v), c->n_layers);
+	for (uint32_t il = 0; il < c->n_layers; il++) {
+		const json_t *each = json_array_get(v, il);
+		const char *word = json_string_value(each);
+		if (!word || !ok(c, il, word))
+			return err_set(s->e, ERR_INPUT, "%s: %s[%u] is %s, which contradicts %s", s->path, key,
+				il, value_text(each, text), want);
+	}
+	return 0;
+}
+
+/* per_layer_config: settings of single layers, {"LAYER": {"KEY": VALUE}}. Only those that repeat
+ * the setting of all layers are supported. */
+static int check_per_layer(const struct json_source *s)
+{
+	json_t *v = json_object_get(s->root, "per_layer_config");
+	const char *layer, *key;
+	json_t *settings, *each;
+	char text[VALUE_BYTES];
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_object(v))
+		return err_set(s->e, ERR_INPUT, "%s: key per_layer_config is %s, an object expected",
+			s->path, value_text(v, text));
+	json_object_foreach(v, layer, settings)
+	{
+		if (!json_is_object(settings))
+			return err_set(s->e, ERR_INPUT,
+				"%s: per_layer_config: layer %.20s is %s, an object expected", s->path, layer,
+				value_text(settings, text));
+		json_object_foreach(settings, key, each)
+		{
+			if (!json_equal(each, json_object_get(s->root, key)))
+				return err_set(s->e, ERR_INPUT,
+					"%s: per_layer_config: key %.60s of layer %.20s is %s: a setting of one layer"
+					" is not supported",
+					s->path, key, layer, value_text(each, text));
+		}
+	}
+	return 0;
+}
+
+static int check_layers(const struct convert_config *c, const struct json_source *s)
+{
+	char dense[64];
+	int code;
+	snprintf(dense, sizeof dense, "first_k_dense_replace = %u", c->n_dense);
+	if ((code = check_words(c, s, "mlp_layer_types", mlp_word_ok, dense)) ||
+		(code = check_words(c, s, "layer_types", attention_word_ok, "attention with an indexer")))
+		return code;
+	return check_per_layer(s);
+}
+
+/* quantization_config: what is stored must be FP8 with a scale for each 128 x 128 block. */
+static int check_quantization(const struct json_source *s)
+{
+	const json_t *v = json_object_get(s->root, "quantization_config");
+	char text[VALUE_BYTES];
+	int code = 0;
+	if (!v || json_is_null(v))
+		return 0;
+	char *place = mem_printf("%s: quantization_config", s->path);
+	struct json_source in = {v, place, s->e};
+	for (size_t i = 0; i < ARRAY_LEN(quant_words) && !code; i++)
+		code = expect_str(&in, quant_words[i].key, quant_words[i].word, quant_words[i].required);
+	const json_t *block = json_object_get(v, "weight_block_size");
+	json_t *want = json_pack("[i,i]", SAFETENSORS_SCALE_BLOCK, SAFETENSORS_SCALE_BLOCK);
+	if (!code && block && !json_is_null(block) && !json_equal(block, want))
+		code =
+			err_set(s->e, ERR_INPUT, "%s: key weight_block_size is %s, only [%d,%d] is supported",
+				place, value_text(block, text), SAFETENSORS_SCALE_BLOCK, SAFETENSORS_SCALE_BLOCK);
+	json_decref(want);
+	free(place);
+	return code;
+}
+
+static int check_aliases(const struct convert_config *c, const struct json_source *s)
+{
+	for (size_t i = 0; i < ARRAY_LEN(alias_keys); i++) {
+		const struct alias_key *k = &alias_keys[i];
+		const uint32_t want = *(const uint32_t *)((const char *)c + k->at);
+		const json_t *v = json_object_get(s->root, k->key);
+		char text[VALUE_BYTES];
+		if (v && !json_is_null(v) && (!json_is_integer(v) || json_integer_value(v) != want))
+			return err_set(s->e, ERR_INPUT, "%s: key %s is %s, but %s is %u", s->path, k->key,
+				value_text(v, text), k->of, want);
+	}
+	return 0;
+}
+
 static int read_moe(struct convert_config *c, const struct json_source *s)
 {
 	int code;
@@ -275,15 +474,7 @@ static int read_moe(struct convert_config *c, const struct json_source *s)
 	if (tied && !json_is_null(tied) && !json_is_boolean(tied))
 		return err_set(s->e, ERR_INPUT, "%s: key tie_word_embeddings is not a bool", s->path);
 	c->tied = json_is_true(tied);
-	const json_t *types = json_object_get(s->root, "mlp_layer_types");
-	for (size_t il = 0; il < json_array_size(types) && il < c->n_layers; il++) {
-		const char *word = json_string_value(json_array_get(types, il));
-		if (!word || strcmp(word, il < c->n_dense ? "dense" : "sparse"))
-			return err_set(s->e, ERR_INPUT,
-				"%s: mlp_layer_types[%zu] contradicts first_k_dense_replace = %u", s->path, il,
-				c->n_dense);
-	}
-	return 0;
+	return check_layers(c, s);
 }
 
 static int read_numbers(struct convert_config *c, const struct json_source *s)
@@ -298,7 +489,9 @@ static int read_numbers(struct convert_config *c, const struct json_source *s)
 	}
 	for (size_t i = 0; i < ARRAY_LEN(real_keys) && !code; i++)
 		code = get_f32(s, real_keys[i].key, (float *)((char *)c + real_keys[i].at));
-	return code;
+	/* as transformers has it: a model may be cut to fewer layers than were dense */
+	c->n_dense = MIN(c->n_dense, c->n_layers);
+	return code ? code : check_aliases(c, s);
 }
 
 static int read_model(struct convert_config *c, const struct json_source *s)
@@ -309,7 +502,8 @@ static int read_model(struct convert_config *c, const struct json_source *s)
 		code = expect_str(s, fixed_words[i].key, fixed_words[i].word, fixed_words[i].required);
 	for (size_t i = 0; i < ARRAY_LEN(fixed_bools) && !code; i++)
 		code = expect_bool(s, fixed_bools[i].key, fixed_bools[i].value);
-	if (code || (code = read_numbers(c, s)) ||
+	if (code || (code = expect_str(s, "moe_router_dtype", "float32", false)) ||
+		(code = check_quantization(s)) || (code = read_numbers(c, s)) ||
 		(code = get_u32_or(s, "qk_head_dim", 1, 1u << 15, c->nope + c->rope, &width)))
 		return code;
 	if (width != c->nope + c->rope)
@@ -318,6 +512,9 @@ static int read_model(struct convert_config *c, const struct json_source *s)
 			c->nope + c->rope);
 	c->has_latent_eps = present(s, "latent_rms_norm_eps");
 	if (c->has_latent_eps && (code = get_f32(s, "latent_rms_norm_eps", &c->latent_eps)))
+		return code;
+	/* drafts after the first of a step use its selection (src/forward/mtp.c) */
+	if (c->n_nextn && (code = expect_bool(s, "index_share_for_mtp_iteration", true)))
 		return code;
 	if ((code = read_rope(c, s)) || (code = read_schedule(c, s)))
 		return code;

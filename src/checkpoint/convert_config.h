@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A checkpoint's config.json, as far as a GGUF needs it, checked. What this program cannot run
- * (another architecture, rope scaling, biases) is refused by name. Known traps: head_dim means
- * nothing here; rope_theta sits in rope_parameters; class defaults of the library differ from
- * released values, so nothing that matters has a default.
+ * (another architecture, rope scaling, biases) is refused by name. So is a key that contradicts
+ * what the program computes; one that repeats it is accepted:
+ * - every rope_theta of the file is the same; every type of RoPE is "default";
+ * - num_key_value_heads, num_experts, num_local_experts, mlp_layer_types, layer_types,
+ *   per_layer_config, moe_router_dtype and quantization_config say nothing new;
+ * - indexer_types wins over a pattern, a pattern over frequency and offset, as in transformers.
+ * Known traps: head_dim means nothing here; rope_theta sits in rope_parameters; class defaults of
+ * the library differ from released values, so nothing that matters has a default.
  */
 #ifndef GLM_CHECKPOINT_CONVERT_CONFIG_H
 #define GLM_CHECKPOINT_CONVERT_CONFIG_H
@@ -24,6 +29,7 @@ struct convert_config {
 	uint32_t n_heads, q_lora, kv_lora, nope, rope, v_dim;
 	uint32_t index_heads, index_dim, index_topk;
 	bool full[CONVERT_MAX_LAYERS]; /* [n_layers] the layer has its own indexer */
+	/* n_dense: at most n_layers, also where first_k_dense_replace is more */
 	uint32_t n_dense, dense_width, moe_width, n_experts, n_used, n_shared, n_group, n_group_used;
 	bool norm_topk;
 	bool tied; /* the head is the embedding, and no tensor of its own */

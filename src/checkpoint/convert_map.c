@@ -464,7 +464,8 @@ static void check_nextn(
 		if (!strncmp(st->tensors[i].name, name, strlen(name)))
 			return; /* part of it is there: the missing rest is an error */
 	cfg->n_nextn = 0;
-	buf_printf(&p->notes, "the checkpoint lacks layer %u (MTP): the model will have no drafts\n",
+	buf_printf(&p->notes,
+		"the checkpoint lacks layer %u (MTP): the model will have no drafts of its own\n",
 		cfg->n_layers);
 }
 

@@ -342,6 +342,16 @@ fresh --set first_k_dense_replace=1
 refused 'mlp_layer_types'
 fresh --set 'rope_parameters={"rope_theta":8000000,"rope_type":"yarn"}'
 refused 'rope_type is "yarn"'
+fresh --set 'rope_parameters={"rope_theta":8000000,"type":"yarn"}'
+refused 'rope_parameters: key type is "yarn", only "default" is supported'
+fresh --set 'rope_scaling={"type":"default","rope_theta":10000}'
+refused 'rope_theta is (1e\+04|10000), but another rope_theta in this file is 8e\+06'
+fresh --set num_key_value_heads=1
+refused 'num_key_value_heads is 1, but num_attention_heads is 3'
+fresh --set num_experts=8
+refused 'num_experts is 8, but n_routed_experts is 5'
+fresh --set 'per_layer_config={"2":{"num_experts_per_tok":1}}'
+refused 'key num_experts_per_tok of layer 2 is 1'
 fresh --set 'rope_parameters=null'
 refused 'rope_theta'
 fresh --set rope_interleave=false

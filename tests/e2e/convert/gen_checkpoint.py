@@ -4,7 +4,7 @@
 generation_config.json, safetensors shards, index. Plain Python; the same arguments give the same bytes.
 
     gen_checkpoint.py DIR [--shape tiny|ragged|big|glm-5.2] [--dtype bf16|f16|f32|fp8] [--fused] [--shards N]
-                      [--headers-only] [--no-mtp] [--tied] [--set KEY=JSON ...] [--vocab N] [--tokenizer FILE]
+                      [--headers-only] [--no-mtp] [--tied] [--layers N] [--set KEY=JSON ...] [--vocab N] [--tokenizer FILE]
 
 Shapes: tiny (every row a multiple of 256), ragged (nothing is a multiple of anything: FP8 blocks straddle heads and edges,
 rows fit no 256-block), big (4.6 GB as BF16), glm-5.2 (the real one; with --headers-only the shards are sparse files of
@@ -95,7 +95,7 @@ def tensor_list(cfg, dtype, fused, mtp):
             plain(a + "indexer.k_norm.weight", dim)
             plain(a + "indexer.k_norm.bias", dim)
             plain(a + "indexer.weights_proj.weight", cfg["index_n_heads"], hidden)
-        if layer < cfg["first_k_dense_replace"]:
+        if layer < min(cfg["first_k_dense_replace"], layers):
             matrix(p + "mlp.gate_proj", cfg["intermediate_size"], hidden)
             matrix(p + "mlp.up_proj", cfg["intermediate_size"], hidden)
             matrix(p + "mlp.down_proj", hidden, cfg["intermediate_size"])
@@ -181,12 +181,14 @@ def main():
     p.add_argument("--headers-only", action="store_true")
     p.add_argument("--no-mtp", action="store_true", help="leave the MTP layer out, though config.json announces it")
     p.add_argument("--tied", action="store_true", help="the embedding is the head too")
+    p.add_argument("--layers", type=int, metavar="N", help="cut the trunk to N layers")
     p.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="change a key of config.json; null removes it")
     p.add_argument("--vocab", type=int, help="rows of embedding and head, for a tokenizer")
     p.add_argument("--tokenizer", metavar="FILE")
     a = p.parse_args()
 
     cfg = dict(COMMON, **SHAPES[a.shape])
+    cfg["num_hidden_layers"] = a.layers or cfg["num_hidden_layers"]
     cfg["vocab_size"] = a.vocab or cfg["vocab_size"]
     cfg["num_key_value_heads"] = cfg["num_attention_heads"]
     cfg["qk_head_dim"] = cfg["qk_nope_head_dim"] + cfg["qk_rope_head_dim"]

@@ -71,6 +71,27 @@ want=$hash
 logits "a tied head" tied
 check "a tied head" [ "$hash" = "$want" ]
 
+# a cut model: fewer layers than were dense, and an MTP layer that only config.json knows
+for cut in "1" "1 --no-mtp" "2" "2 --no-mtp" "4 --no-mtp"; do
+	read -r layers no_mtp <<<"$cut"
+	name=cut$layers$no_mtp
+	gen "$name" --shape ragged --layers "$layers" --vocab 8192 --dtype f32 --shards 1 ${no_mtp:+"$no_mtp"}
+	[ "$layers" -gt 2 ] || sed -i 's/"first_k_dense_replace": 2/"first_k_dense_replace": 3/' "$work/$name/config.json"
+	run convert "$work/$name" -o "$work/$name.gguf" --recipe f32
+	exits 0
+	logits "$name, converted" "$name.gguf"
+	want=$hash
+	logits "$name" "$name"
+	check "$name has the bits of its GGUF" [ "$hash" = "$want" ]
+	run run -m "$work/$name" -p 'Define river.' --temp 0 -n 4 --draft 2 -v
+	exits 0
+	if [ -n "$no_mtp" ]; then
+		check "$name: -v says what is missing" grep -q "lacks layer $layers (MTP)" "$work/err"
+		run dump-logits -m "$work/$name" --ids "$work/ids" --mtp-steps 2 -o /dev/null
+		error_is_one_sentence 3 'the model has no MTP layer'
+	fi
+done
+
 # ---- check values --------------------------------------------------------------------------------
 
 run verify -m "$work/tiny-fp8"
