@@ -188,8 +188,9 @@ static void plan_file(const char *path, const uint8_t *d)
 	struct plan p;
 	struct err e = {0};
 	size_t resident = 0;
-	const struct plan_machine m = {
-		(size_t)load_u32(d) << (d[14] % 12), (size_t)load_u32(d + 4) << (d[14] / 16)};
+	const struct plan_machine m = {.card_bytes = (size_t)load_u32(d) << (d[14] % 12),
+		.host_bytes = (size_t)load_u32(d + 4) << (d[14] / 16),
+		.part = d[12] >> 7};
 	const struct engine_options o = {.context = d[12] & 1 ? load_u16(d + 8) : 0,
 		.sessions = d[12] >> 1 & 7,
 		.chunk = d[12] & 16 ? load_u16(d + 10) : 0,
