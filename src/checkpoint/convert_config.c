@@ -101,9 +101,25 @@ static const struct fixed_bool {
 	{"indexer_rope_interleave", true},
 };
 
+/* Names of settings that change what a model computes begin so, in this architecture and in those
+ * close to it. */
+static const char *const setting_prefixes[] = {"attention_", "attn_", "compress_", "engram_",
+	"expert_", "final_logit_", "hc_", "index_", "indexer_", "kv_", "latent_", "logit", "mhc_",
+	"mlp_", "moe_", "n_", "num_", "partial_", "q_", "qk_", "rope_", "router_", "scale_", "sliding_",
+	"swiglu_", "use_", "v_"};
+
+/* Keys that begin so, stand in none of the tables above, and are either read below or mean nothing
+ * to what is computed here. */
+static const char *const other_keys[] = {"attention_dropout", "index_share_for_mtp_iteration",
+	"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "indexer_types",
+	"latent_rms_norm_eps", "mlp_layer_types", "moe_layer_freq", "moe_router_dtype",
+	"num_beam_groups", "num_beams", "num_return_sequences", "partial_rotary_factor", "qk_head_dim",
+	"rope_parameters", "rope_scaling", "rope_theta", "router_aux_loss_coef", "router_jitter_noise",
+	"router_z_loss_coef", "use_bfloat16", "use_cache"};
+
 /* A JSON object and where it came from, for sentences. */
 struct json_source {
-	const json_t *root;
+	json_t *root;
 	const char *path;
 	struct err *e;
 };
@@ -426,7 +442,7 @@ static int check_layers(const struct convert_config *c, const struct json_source
 /* quantization_config: what is stored must be FP8 with a scale for each 128 x 128 block. */
 static int check_quantization(const struct json_source *s)
 {
-	const json_t *v = json_object_get(s->root, "quantization_config");
+	json_t *v = json_object_get(s->root, "quantization_config");
 	char text[VALUE_BYTES];
 	int code = 0;
 	if (!v || json_is_null(v))
@@ -494,6 +510,53 @@ static int read_numbers(struct convert_config *c, const struct json_source *s)
 	return code ? code : check_aliases(c, s);
 }
 
+#define IS_KEY_OF(table, name)                                                                     \
+	is_key_of((const char *)(table), sizeof *(table), ARRAY_LEN(table), name)
+
+/* Whether `name` is the first member of one of n structs of `step` bytes. */
+static bool is_key_of(const char *table, size_t step, size_t n, const char *name)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!strcmp(*(const char *const *)(const void *)(table + i * step), name))
+			return true;
+	return false;
+}
+
+static bool is_known(const char *name)
+{
+	return IS_KEY_OF(number_keys, name) || IS_KEY_OF(real_keys, name) ||
+		   IS_KEY_OF(fixed_words, name) || IS_KEY_OF(alias_keys, name) ||
+		   IS_KEY_OF(fixed_bools, name) || IS_KEY_OF(other_keys, name);
+}
+
+/* Null, false, 0, "", [] and {}: the setting is off. */
+static bool is_off(const json_t *v)
+{
+	const char *text = json_string_value(v);
+	return json_is_null(v) || json_is_false(v) ||
+		   (json_is_number(v) && json_number_value(v) == 0) || (text && !*text) ||
+		   (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
+}
+
+/* A setting that this program does not know, by its name, would be computed wrongly in silence. */
+static int check_unknown(const struct json_source *s)
+{
+	const char *name;
+	json_t *v;
+	char text[VALUE_BYTES];
+	json_object_foreach(s->root, name, v)
+	{
+		for (size_t i = 0; i < ARRAY_LEN(setting_prefixes); i++)
+			if (!strncmp(name, setting_prefixes[i], strlen(setting_prefixes[i])) && !is_off(v) &&
+				!is_known(name))
+				return err_set(s->e, ERR_INPUT,
+					"%s: key %.60s is %s: this setting is not known here, so what it changes would"
+					" not be computed",
+					s->path, name, value_text(v, text));
+	}
+	return 0;
+}
+
 static int read_model(struct convert_config *c, const struct json_source *s)
 {
 	int code = 0;
@@ -516,9 +579,9 @@ static int read_model(struct convert_config *c, const struct json_source *s)
 	/* drafts after the first of a step use its selection (src/forward/mtp.c) */
 	if (c->n_nextn && (code = expect_bool(s, "index_share_for_mtp_iteration", true)))
 		return code;
-	if ((code = read_rope(c, s)) || (code = read_schedule(c, s)))
+	if ((code = read_rope(c, s)) || (code = read_schedule(c, s)) || (code = read_moe(c, s)))
 		return code;
-	return read_moe(c, s);
+	return check_unknown(s);
 }
 
 /* eos_token_id: a number or a list; pad_token_id. Present values replace what was there. */

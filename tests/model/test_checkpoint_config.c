@@ -145,6 +145,9 @@ static void test_contradictions(void **state)
 			"quantization_config: key fmt is \"e5m2\""},
 		{"{'quantization_config': true}", "quantization_config: key quant_method is missing"},
 		{"{'hidden_act': 'gelu'}", "key hidden_act is \"gelu\""},
+		{"{'index_kpool': 4}", "key index_kpool is 4: this setting is not known"},
+		{"{'swiglu_limit': 7.0}", "key swiglu_limit is 7.0: this setting is not known"},
+		{"{'mhc_streams': [1]}", "key mhc_streams is [1]: this setting is not known"},
 		{"{'scoring_func': 'softmax'}", "key scoring_func is \"softmax\""},
 		{"{'topk_method': 'greedy'}", "key topk_method is \"greedy\""},
 		{"{'attention_bias': true}", "key attention_bias must be false"},
@@ -183,6 +186,7 @@ static void test_repetitions(void **state)
 		"{'per_layer_config': {}}",
 		"{'per_layer_config': {'1': {'n_routed_experts': 8}}}",
 		"{'moe_router_dtype': 'float32', 'head_dim': 192}",
+		"{'index_kpool': 0, 'swiglu_limit': null, 'use_qk_norm': false, 'rope_extra': {}, 'note': 1}",
 		"{'quantization_config': {'quant_method': 'fp8', 'fmt': 'e4m3', 'activation_scheme':"
 		" 'dynamic', 'weight_block_size': [128, 128], 'modules_to_not_convert': ['lm_head']}}",
 	};

@@ -3,12 +3,16 @@
 """A checkpoint of the GLM-5.2 architecture with random weights, in the released Hugging Face layout: config.json,
 generation_config.json, safetensors shards, index. Plain Python; the same arguments give the same bytes.
 
-    gen_checkpoint.py DIR [--shape tiny|ragged|big|glm-5.2] [--dtype bf16|f16|f32|fp8] [--fused] [--shards N]
-                      [--headers-only] [--no-mtp] [--tied] [--layers N] [--set KEY=JSON ...] [--vocab N] [--tokenizer FILE]
+    gen_checkpoint.py DIR [--shape tiny|ragged|even|big|glm-5.2] [--family glm-5|glm-5.2] [--dtype bf16|f16|f32|fp8] [--fused]
+                      [--shards N] [--headers-only] [--no-mtp] [--tied] [--layers N] [--set KEY=JSON ...] [--vocab N]
+                      [--tokenizer FILE]
 
 Shapes: tiny (every row a multiple of 256), ragged (nothing is a multiple of anything: FP8 blocks straddle heads and edges,
-rows fit no 256-block), big (4.6 GB as BF16), glm-5.2 (the real one; with --headers-only the shards are sparse files of
-the real size that hold nothing but their headers)."""
+rows fit no 256-block), even (so many indexer heads that no position has a score of 0), big (4.6 GB as BF16), glm-5.2 (the
+real one; with --headers-only the shards are sparse files of the real size that hold nothing but their headers).
+
+Families: glm-5.2 (5.3 has the same keys) has layers that share the selection of an indexer; in glm-5 (5.1 has the same keys)
+every layer has an indexer, config.json has none of the keys of sharing, and rope_theta is another."""
 import argparse
 import json
 import os
@@ -35,6 +39,11 @@ SHAPES = {
         qk_nope_head_dim=96, qk_rope_head_dim=32, v_head_dim=72, index_n_heads=3, index_head_dim=48, index_topk=64,
         first_k_dense_replace=2, intermediate_size=417, moe_intermediate_size=144, n_routed_experts=5, num_experts_per_tok=2,
         max_position_embeddings=4096),
+    "even": dict(
+        vocab_size=515, hidden_size=192, num_hidden_layers=7, num_attention_heads=4, q_lora_rank=128, kv_lora_rank=128,
+        qk_nope_head_dim=48, qk_rope_head_dim=16, v_head_dim=64, index_n_heads=16, index_head_dim=64, index_topk=64,
+        first_k_dense_replace=2, intermediate_size=384, moe_intermediate_size=96, n_routed_experts=8, num_experts_per_tok=3,
+        max_position_embeddings=4096),
     "big": dict(
         vocab_size=32768, hidden_size=2048, num_hidden_layers=6, num_attention_heads=16, q_lora_rank=1024, kv_lora_rank=512,
         qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256, index_n_heads=8, index_head_dim=128, index_topk=512,
@@ -50,8 +59,19 @@ SHAPES = {
 BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
 
 
+# What config.json of a family says otherwise than COMMON; None: the key is absent.
+FAMILIES = {
+    "glm-5.2": {},
+    "glm-5": dict(
+        index_topk_freq=None, index_skip_topk_offset=None, index_topk_pattern=None, index_share_for_mtp_iteration=None,
+        indexer_types=None, rope_parameters={"rope_theta": 1000000, "rope_type": "default"}),
+}
+
+
 def is_full(cfg, layer):
-    return layer >= cfg["num_hidden_layers"] or max(layer - 3 + 1, 0) % 4 == 0
+    """Whether a layer has an indexer: no keys of sharing say that each has."""
+    freq, offset = cfg.get("index_topk_freq", 1), cfg.get("index_skip_topk_offset", 0)
+    return layer >= cfg["num_hidden_layers"] or max(layer - offset + 1, 0) % freq == 0
 
 
 def tensor_list(cfg, dtype, fused, mtp):
@@ -174,6 +194,7 @@ def main():
     p = argparse.ArgumentParser(description="random GLM-5.2-shaped checkpoint")
     p.add_argument("dir")
     p.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
+    p.add_argument("--family", choices=sorted(FAMILIES), default="glm-5.2")
     p.add_argument("--dtype", choices=["bf16", "f16", "f32", "fp8"], default="bf16")
     p.add_argument("--fused", action="store_true")
     p.add_argument("--shards", type=int, default=3)
@@ -188,12 +209,16 @@ def main():
     a = p.parse_args()
 
     cfg = dict(COMMON, **SHAPES[a.shape])
+    cfg["indexer_types"] = []  # filled in below, where the family has it
+    cfg.update(FAMILIES[a.family])
+    cfg = {k: v for k, v in cfg.items() if v is not None or k == "index_topk_pattern" and a.family == "glm-5.2"}
     cfg["num_hidden_layers"] = a.layers or cfg["num_hidden_layers"]
     cfg["vocab_size"] = a.vocab or cfg["vocab_size"]
     cfg["num_key_value_heads"] = cfg["num_attention_heads"]
     cfg["qk_head_dim"] = cfg["qk_nope_head_dim"] + cfg["qk_rope_head_dim"]
     cfg["head_dim"] = cfg["qk_nope_head_dim"]  # as released; means nothing
-    cfg["indexer_types"] = ["full" if is_full(cfg, i) else "shared" for i in range(cfg["num_hidden_layers"])]
+    if "indexer_types" in cfg:
+        cfg["indexer_types"] = ["full" if is_full(cfg, i) else "shared" for i in range(cfg["num_hidden_layers"])]
     cfg["mlp_layer_types"] = [
         "dense" if i < cfg["first_k_dense_replace"] else "sparse" for i in range(cfg["num_hidden_layers"])]
     cfg.setdefault("eos_token_id", [cfg["vocab_size"] - 64, cfg["vocab_size"] - 57])
