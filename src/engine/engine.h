@@ -94,8 +94,9 @@ struct engine_options {
 	 * start with GLM-5.2 is seeded from published use. Nothing fails because of it. NULL: none. */
 	const char *profile_folder;
 	/* For instruments: puts a source of the caller's between the model and the engine's own one.
-	 * Called once while the engine opens; refused with several stages. Takes `inner` on success,
-	 * and closes it with *out, which the engine closes. NULL: none. */
+	 * Called for each stage, in order, while the engine opens; refused with ranks. c: of the whole
+	 * model. Takes `inner` on success, and closes it with *out, which the engine closes. The
+	 * sources of different stages may be used at the same time. NULL: none. */
 	int (*wrap_source)(void *user, const struct model_config *c, struct expert_source *inner,
 		struct expert_source **out, struct err *e);
 	void *wrap_user;

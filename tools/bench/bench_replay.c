@@ -16,6 +16,8 @@
  * as random numbers of a fixed seed say. What is computed and read for the others is paid for. The
  * tokens of a step are done at the same moment.
  *
+ * With stages on several cards the link is that of card 0: more than 100 % of it is possible.
+ *
  * A shared drive is not the same a second later. While its reads are the bound, decoding pauses now
  * and then and the drive is measured (SAMPLE_S). An interval is held against the samples in it, and
  * its time is that of decoding alone. Without samples the drive is measured before and after.
@@ -57,7 +59,7 @@ struct replay {
 	struct common_opts c;
 	struct bench_replay_options o;
 	struct engine *g;
-	struct expert_source *routing; /* owned by the engine */
+	struct replayed_routing *routing; /* NULL until the engine opens its first stage */
 	struct session *s;
 	const char *what; /* section of the figures */
 	char backend[BENCH_BACKEND_MAX];
@@ -233,8 +235,9 @@ static int wrap_source(void *user, const struct model_config *c, struct expert_s
 		.n_dense = c->n_dense,
 		.n_experts = c->n_experts,
 		.n_used = c->n_used};
-	int rc = replayed_routing_open(inner, &o, out, e);
-	j->routing = *out;
+	int rc = j->routing ? 0 : replayed_routing_new(&o, &j->routing, e);
+	if (!rc)
+		*out = replayed_routing_wrap(j->routing, inner);
 	return rc;
 }
 
@@ -533,6 +536,7 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 	}
 	session_free(j->s);
 	rc = common_opts_close(j->g, rc, e);
+	replayed_routing_free(j->routing);
 	snprintf(o->backend, BENCH_BACKEND_MAX, "%s", j->backend);
 	if (!rc)
 		rc = limits_measure(b, c, j->what, j->backend, &j->limits, e);

@@ -28,8 +28,6 @@ static int check_stage_options(
 	if (n > STAGES_MAX)
 		return err_set(
 			e, ERR_USAGE, "%u stages were asked for, at most %d are possible", n, STAGES_MAX);
-	if (n > 1 && o->wrap_source)
-		return err_set(e, ERR_USAGE, "a replayed or observed routing takes one stage, not %u", n);
 	if (n > 1 && o->copier)
 		return err_set(e, ERR_USAGE, "one copier serves one stage, not %u", n);
 	return 0;
