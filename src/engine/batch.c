@@ -228,6 +228,7 @@ static int run_finish(struct batch_run *r, bool stay, struct err *e)
 {
 	struct engine *g = r->parts->session->g;
 	int rc = batch_logits(r->parts, r->n_parts, stay, e);
+	engine_last_stage_done(g);
 	if (rc || (rc = gguf_check_lost(g->gguf, e)))
 		return rc;
 	batch_advance(r->parts, r->n_parts, &r->rows, r->states);

@@ -292,6 +292,33 @@ static void test_traces(void **state)
 
 /* With room for everything the map and the counters are those of one stage. A profile seeds the
  * caches of all stages. */
+/* Where the stages lie, and that each counts its steps and their time. */
+static void test_stage_figures(void **state)
+{
+	(void)state;
+	static const uint32_t cuts[] = {2, 4}, ends[] = {2, 4, N_LAYERS};
+	struct engine_options o = cut_options(3, cuts);
+	struct engine *g = engine_of(&o);
+	struct engine_stage_usage from[3], to[3];
+	assert_int_equal(engine_n_stages(g), 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		const struct engine_stage s = engine_stage(g, i);
+		assert_int_equal(s.first_layer, i ? cuts[i - 1] : 0);
+		assert_int_equal(s.end_layer, ends[i]);
+		assert_true(!s.rank && !s.card && s.has_mtp == (i == 2));
+	}
+	answer_hash(g, 2);
+	engine_stages_usage(g, from);
+	answer_hash(g, 0);
+	engine_stages_usage(g, to);
+	for (uint32_t i = 0; i < 3; i++) { /* the prompt takes two steps */
+		assert_int_equal(to[i].steps - from[i].steps, 2 + N_NEW);
+		assert_true(to[i].computing_ns > from[i].computing_ns);
+		assert_true(from[i].steps == from[0].steps && from[i].computing_ns > 0);
+	}
+	assert_int_equal(engine_close(g, NULL), 0);
+}
+
 static void test_cache_figures(void **state)
 {
 	(void)state;
@@ -489,6 +516,7 @@ int main(void)
 		cmocka_unit_test(test_session_files),
 		cmocka_unit_test(test_traces),
 		cmocka_unit_test(test_replayed_stages),
+		cmocka_unit_test(test_stage_figures),
 		cmocka_unit_test(test_cache_figures),
 		cmocka_unit_test(test_cancel_between_stages),
 	};

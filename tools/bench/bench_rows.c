@@ -44,8 +44,9 @@ struct rows_figures {
 	uint32_t n, micro_batches;
 	struct engine_overlap overlap;
 	struct bench_spread step_ms;
-	double draw_ms, bytes, experts; /* of a step, mean */
-	struct backend_usage from, to;
+	double draw_ms, bytes, experts;         /* of a step, mean */
+	struct bench_stages from, to;           /* of the last sample */
+	struct bench_stages card_from, card_to; /* of one with profile events; n 0: there was none */
 };
 
 /* The next token of answers [first, first + n): what the device drew behind the step before, as a
@@ -132,24 +133,22 @@ static int sample_steps(
 		return rc;
 	draw_ns = 0;
 	const struct expert_stats before = engine_expert_stats(r->g);
-	if (measured) {
+	if (measured)
 		engine_measure(r->g, true);
-		engine_usage(r->g, &f->from);
-	}
+	bench_stages_read(measured ? &f->card_from : &f->from, r->g);
 	struct engine_overlap overlap;
 	engine_overlap(r->g, &overlap);
 	const uint64_t start = clock_ns();
 	rc = take_steps(r, f, r->n_new, &draw_ns, e);
 	*step_ms = (double)(clock_ns() - start) * 1e-6 / r->n_new;
 	engine_overlap(r->g, &f->overlap);
+	bench_stages_read(measured ? &f->card_to : &f->to, r->g);
 	f->overlap.flight_ns -= overlap.flight_ns;
 	f->overlap.computing_ns -= overlap.computing_ns;
 	for (uint32_t k = 0; k <= STAGES_MAX; k++)
 		f->overlap.at_once_ns[k] -= overlap.at_once_ns[k];
-	if (measured) {
-		engine_usage(r->g, &f->to);
+	if (measured)
 		engine_measure(r->g, false);
-	}
 	const struct expert_stats after = engine_expert_stats(r->g);
 	f->experts = (double)(after.hit_vram + after.hit_ram + after.miss - before.hit_vram -
 						  before.hit_ram - before.miss) /
@@ -203,12 +202,15 @@ static void report_rows(
 	struct bench_spread rate = bench_rate(f->step_ms, 1e3 * f->n);
 	bench_add(b, "rows", "tok/s", rate, bytes_s / f->bytes * f->n, limit,
 		"%u answer%s, %u tokens after %u", f->n, f->n == 1 ? "" : "s", r->n_new, r->n_prompt);
-	bench_add_value(b, "rows", "ms", f->step_ms.median, "a step of %u", f->n);
+	char what[32];
+	snprintf(what, sizeof what, "a step of %u", f->n);
+	bench_add_value(b, "rows", "ms", f->step_ms.median, "%s", what);
 	bench_add_value(b, "rows", "ms", f->draw_ms, "of it drawing, %u", f->n);
 	bench_add_value(b, "rows", "/step", f->experts, "distinct experts of all layers, %u", f->n);
 	report_overlap(b, f, r->n_ranks);
-	if (f->to.launches > f->from.launches)
-		bench_usage(b, "rows", &f->from, &f->to, r->n_new);
+	bench_stages_time(b, "rows", what, &f->from, &f->to, r->n_new);
+	if (f->card_to.n)
+		bench_usage(b, "rows", &f->card_from, &f->card_to, r->n_new);
 }
 
 static int open_rows(

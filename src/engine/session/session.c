@@ -327,6 +327,7 @@ static int session_step(
 		return rc;
 	if (rows && n_rows)
 		memcpy(kept, rows + (n - n_rows) * n_vocab, n_rows * n_vocab * sizeof *rows);
+	engine_last_stage_done(s->g);
 	if (append)
 		mtp_append(m, &last->kv, &f, s->states);
 	session_advance(s, n, 0, n_rows, append);

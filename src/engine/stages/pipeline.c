@@ -104,7 +104,7 @@ static void compute_stage(const struct stage_thread *t, struct micro_batch *m)
 	struct stage *s = t->stage;
 	if (t != t->pipeline->threads)
 		stage_rows_give(&m->handed, &s->model, m->rows.n);
-	m->rc = model_forward(&s->model, &s->kv, &m->rows, m->rows.n, &m->why);
+	m->rc = stage_forward(s, &m->rows, m->rows.n, &m->why);
 	if (!m->rc)
 		m->rc = stage_rows_take(&m->handed, &s->model, m->rows.n, &m->why);
 }

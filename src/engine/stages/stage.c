@@ -317,19 +317,32 @@ static int receive_rows(struct engine *g, struct forward_rows *rows, struct err 
 	return rc || !in ? rc : in->ops->receive(in, &g->stages->model, rows->n, e);
 }
 
+int stage_forward(
+	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
+{
+	s->began_ns = clock_ns();
+	int rc = model_forward(&s->model, &s->kv, rows, first_hidden, e);
+	if (rc || first_hidden >= rows->n) {
+		s->computing_ns += rc ? 0 : clock_ns() - s->began_ns;
+		s->began_ns = 0;
+	}
+	s->n_steps += !rc;
+	return rc;
+}
+
 int stages_forward(
 	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
 {
 	struct forward_rows mine = *rows;
 	for (; s->link; s++) {
 		int rc;
-		if ((rc = model_forward(&s->model, &s->kv, &mine, rows->n, e)) ||
+		if ((rc = stage_forward(s, &mine, rows->n, e)) ||
 			(rc = s->link->ops->send(s->link, &s->model, rows->n, e)) ||
 			(rc = s->link->ops->receive(s->link, &s[1].model, rows->n, e)))
 			return rc;
 		mine.on_device_busy = NULL; /* was called */
 	}
-	return model_forward(&s->model, &s->kv, &mine, first_hidden, e);
+	return stage_forward(s, &mine, first_hidden, e);
 }
 
 int engine_forward(

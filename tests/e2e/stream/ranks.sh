@@ -72,6 +72,14 @@ check "and count the experts of all" python3 -c 'import json, sys
 e = json.loads(open(sys.argv[1]).read().splitlines()[-1])
 sys.exit(e["ranks"] != 2 or e["miss"] + e["hit_cache"] < 6 * 4 * 4)' "$work/err"
 
+# ---- figures of each stage ----
+ranks 2 bench decode --backend cpu -m "$POCKET" -t 1 --cards 0,0 --rows 1 --prompt 8 -n 6 --repeats 1 -q
+exits 0
+for where in 'stage 0 (layers 0 to [0-4], rank 1, card 0)' 'stage 1 (.*, rank 1, card 0)' \
+	'stage 2 (.*, rank 0, card 0)' 'stage 3 (layers [3-6] to 6, rank 0, card 0)'; do
+	check "$where" grep -q "^rows  *a step of 1: $where  *[0-9.]*[1-9][0-9.]* ms" "$work/out"
+done
+
 # ---- a profile counts the layers of all ranks ----
 ranks 2 --backend cpu -m "$POCKET" --temp 0 --think off -n 8 -p 'Define river.' -q --cache-gb 0.02 --warm "$work/two.profile" --draft off
 exits 0

@@ -53,6 +53,22 @@ check "shares of the time are named" \
 sum=$(awk '/of the time/ {sum += $(NF - 1)} END {print (sum > 99 && sum < 101)}' "$work/out")
 check "they are all of it" [ "$sum" = 1 ]
 
+# the time of each stage; of one answer they compute one after the other
+times() { # what: of the stages, and of all of it
+	awk -v what="$1" '$0 ~ "^rows +" what ": stage" {n++; sum += $(NF - 1)}
+		$0 ~ "^rows +" what " +[0-9]" {all = $(NF - 1)}
+		END {print (n == 2 && sum > 0.3 * all && sum <= 1.01 * all)}' "$work/out"
+}
+check "both stages are named" [ "$(grep -Ec 'a step of 1: stage [01] \(layers [0-9] to [0-9], card 0\)' "$work/out")" = 2 ]
+check "their times are those of a step" [ "$(times 'a step of 1')" = 1 ]
+run bench decode --backend cpu -m "$POCKET" -t 1 --cards 0,0,0 --routing shipped --cache-gb 0.03 -n 40 \
+	--no-direct --seconds 0.01 --repeats 1 -q
+exits 0
+check "computing alone by stage" [ "$(grep -c 'computing alone: stage' "$work/out")" = 3 ]
+run bench decode --backend cpu -m "$POCKET" -t 1 --rows 1 --prompt 8 -n 6 --repeats 1
+exits 0
+check "one stage has no line of its own" [ "$(grep -c ': stage' "$work/out")" = 0 ]
+
 dump() { run dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/x.f32" --force "$@"; }
 dump --cards 1
 error_is_one_sentence 2 'there is no card 1'
