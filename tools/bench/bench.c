@@ -189,6 +189,21 @@ void bench_stages_time(struct bench *b, const char *section, const char *what,
 	}
 }
 
+void bench_overlap(struct bench *b, const char *section, const char *what,
+	const struct engine_overlap *from, const struct engine_overlap *to, bool several_ranks)
+{
+	const double all = (double)(to->flight_ns - from->flight_ns);
+	if (all <= 0)
+		return;
+	bench_add_value(b, section, "", (double)(to->computing_ns - from->computing_ns) / all,
+		"stages computing at a time, mean (%u): %s", to->n_stages, what);
+	/* of the others a rank knows the sum */
+	for (uint32_t k = 0; k <= to->n_stages && !several_ranks; k++)
+		bench_add_value(b, section, "%",
+			100 * (double)(to->at_once_ns[k] - from->at_once_ns[k]) / all,
+			"of the time %u stage%s computed: %s", k, k == 1 ? "" : "s", what);
+}
+
 /* ---- usage of the cards ---- */
 
 /* Of all stages. */

@@ -134,6 +134,10 @@ void bench_stages_read(struct bench_stages *s, struct engine *g);
  * tokens: of all together, and how long that of each stage was busy. */
 void bench_usage(struct bench *b, const char *section, const struct bench_stages *from,
 	const struct bench_stages *to, double n);
+/* How the stages worked at the same time between two readings of engine_overlap; nothing if nothing
+ * was in flight. what: "64 rows in 2 micro-batches". */
+void bench_overlap(struct bench *b, const char *section, const char *what,
+	const struct engine_overlap *from, const struct engine_overlap *to, bool several_ranks);
 /* If there are several stages: the time of each between two readings, for each of n tokens. */
 void bench_stages_time(struct bench *b, const char *section, const char *what,
 	const struct bench_stages *from, const struct bench_stages *to, double n);

@@ -9,11 +9,13 @@
 
 #include "src/base/num.h"
 #include "kernels/backend.h"
+#include "src/engine/batch.h"
 #include "src/engine/generate.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/stats.h"
 #include "tools/trace/model_sizes.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,13 +58,20 @@ int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct e
 {
 	struct bench_prompt p = {0};
 	struct bench_spread s = {0};
+	struct engine_overlap from, to;
 	int rc = new_prompt(&p, g, n_prompt, 0, e);
+	engine_overlap(g, &from);
 	if (!rc)
 		rc = bench_time(b, prefill_work, &p, &s, e);
+	engine_overlap(g, &to);
 	if (!rc)
 		bench_add(b, "prefill", "tok/s", bench_rate(s, p.n),
 			p.cpu ? b->mac_s / (double)MAX(p.sizes.macs_per_token, 1) : 0, "FMA",
 			"%u tokens, %.4g MMAC each", p.n, (double)p.sizes.macs_per_token * 1e-6);
+	char what[48];
+	snprintf(what, sizeof what, "%u tokens in chunks of %u", n_prompt, batch_max_rows(g));
+	if (!rc)
+		bench_overlap(b, "prefill", what, &from, &to, engine_n_ranks(g) > 1);
 	free_prompt(&p);
 	return rc;
 }

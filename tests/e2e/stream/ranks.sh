@@ -40,6 +40,19 @@ logits 2 two.f32 --chunk 8
 check "logits of 2 ranks" cmp -s "$work/one.f32" "$work/two.f32"
 check "rank 1 has the first layers" grep -q '^rank 1 (.*): layers 0 to ' "$work/err"
 check "rank 0 has the last layers" grep -q '^rank 0 (.*): layers [1-6] to 6 and MTP' "$work/err"
+# a prompt of several chunks: they follow each other through the ranks
+last() { # number of ranks, file: of the last position
+	ranks "$1" dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/$2" --force --chunk 40
+	exits 0
+}
+last 1 last.1
+for n in 2 3; do
+	last $n last.$n
+	check "logits behind chunks on $n ranks" cmp -s "$work/last.1" "$work/last.$n"
+done
+ranks 2 bench prefill --backend cpu -m "$POCKET" -t 1 --chunk 40 --prompt 150 --seconds 0.01 --repeats 1 -q
+exits 0
+check "chunks in flight on 2 ranks" grep -q 'stages computing at a time, mean (2): 150 tokens' "$work/out"
 logits 3 three.f32 --cache-gb 0.02 --ram-gb 0.01 --lookahead 2
 check "logits of 3 ranks with caches" cmp -s "$work/one.f32" "$work/three.f32"
 check "a cache of each" [ "$(grep -c '^rank .*, cache of ' "$work/err")" = 3 ]
