@@ -43,7 +43,8 @@ static int check_parts(
 		const struct batch_part *p = &parts[i];
 		if (p->session->g != g || !p->n)
 			bug("batch part %u of another engine or without tokens", i);
-		int rc = session_check(p->session, p->tokens, p->n, (uint64_t)p->session->length + p->n, e);
+		const uint64_t length = (uint64_t)p->session->length + p->session->ahead + p->n;
+		int rc = session_check(p->session, p->tokens, p->n, length, e);
 		if (rc)
 			return rc;
 		if (!session_row_buffer(p->session, part_rows(p), e))
@@ -142,11 +143,12 @@ static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
 		const struct batch_part *p = &parts[i];
 		bool finite = true;
 		if (!p->draws)
-			session_check_finite(p->session, NULL);
+			finite = !session_check_finite(p->session, NULL);
 		for (uint32_t k = 0; p->draws && k < part_rows(p); k++)
 			finite &= p->drawn[k].finite;
 		if (!finite)
 			session_rewind(p->session, 0);
+		p->session->broken = !finite && p->session->ahead;
 	}
 }
 
@@ -167,7 +169,7 @@ static void run_fini(struct batch_run *r)
 	free(r->parts);
 }
 
-/* Lays the rows out. Afterwards the sessions have no logits. */
+/* Lays the rows out. Afterwards the sessions have no logits; run_prepare follows. */
 static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_t n_parts,
 	const struct batch_watch *watch, struct err *e)
 {
@@ -186,21 +188,18 @@ static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_
 		return err_set(e, ERR_MEMORY, "no memory for the token ids of %u rows", rows);
 	}
 	memcpy(r->parts, parts, n_parts * sizeof *parts);
-	int32_t *pos = ids + rows, *base = pos + rows, *states = r->states = base + rows;
-	bool *draft = (bool *)(states + rows), any_draft = false, long_prompt = false,
+	int32_t *pos = ids + rows, *base = pos + rows;
+	r->states = base + rows;
+	bool *draft = (bool *)(r->states + rows), any_draft = false, long_prompt = false,
 		 answers = rows <= ANSWER_ROWS;
 	for (uint32_t i = 0, at = 0; i < n_parts; i++) {
 		struct session *s = parts[i].session;
 		const struct batch_part *p = &parts[i];
-		session_fill_mtp_rows(s);
-		session_expect_token(s, p->tokens[0]);
-		if (session_mtp_states(s, p->n, at, states + at))
-			r->first_hidden = MIN(r->first_hidden, at);
-		else if (part_rows(p))
-			r->first_hidden = MIN(r->first_hidden, at + p->n - part_rows(p));
+		if (!s->ahead)
+			session_expect_token(s, p->tokens[0]);
 		for (uint32_t k = 0; k < p->n; k++, at++) {
 			ids[at] = p->tokens[k];
-			pos[at] = (int32_t)(s->length + k);
+			pos[at] = (int32_t)(s->length + s->ahead + k);
 			base[at] = s->base;
 			draft[at] = p->verify && k;
 			any_draft |= draft[at];
@@ -223,11 +222,27 @@ static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_
 	return 0;
 }
 
+/* Before the last stage computes, and after the steps of the same sessions that were begun earlier.
+ */
+static void run_prepare(struct batch_run *r)
+{
+	r->first_hidden = r->rows.n;
+	for (uint32_t i = 0, at = 0; i < r->n_parts; at += r->parts[i++].n) {
+		const struct batch_part *p = &r->parts[i];
+		session_fill_mtp_rows(p->session);
+		if (session_mtp_states(p->session, p->n, at, r->states + at))
+			r->first_hidden = MIN(r->first_hidden, at);
+		else if (part_rows(p))
+			r->first_hidden = MIN(r->first_hidden, at + p->n - part_rows(p));
+	}
+}
+
 /* The hidden states are there. */
 static int run_finish(struct batch_run *r, bool stay, struct err *e)
 {
 	struct engine *g = r->parts->session->g;
 	int rc = batch_logits(r->parts, r->n_parts, stay, e);
+	engine_last_stage_done(g);
 	if (rc || (rc = gguf_check_lost(g->gguf, e)))
 		return rc;
 	batch_advance(r->parts, r->n_parts, &r->rows, r->states);
@@ -243,6 +258,7 @@ static int step_as_a_whole(const struct batch_part *parts, uint32_t n_parts,
 	int rc = run_init(&r, parts, n_parts, watch, e);
 	if (rc)
 		return rc;
+	run_prepare(&r);
 	if (!(rc = engine_forward(parts->session->g, &r.rows, r.first_hidden, e)))
 		rc = run_finish(&r, true, e);
 	if (rc == ERR_MEMORY)
@@ -278,23 +294,44 @@ int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct b
 	/* a source knows the rows of one step only, so nothing is reported of which are kept
 	 * (keep_rows) */
 	r->rows.draft = NULL;
-	r->rows.on_layer = NULL;
 	rc = pipeline_begin(parts->session->g->pipeline, &r->rows, &r->flight, e);
 	if (rc) {
 		run_fini(r);
 		free(r);
 		return rc;
 	}
+	for (uint32_t i = 0; i < n_parts; i++)
+		parts[i].session->ahead += parts[i].n;
 	*out = r;
 	return 0;
+}
+
+/* The rows of a step have come back. Did an earlier step of one of its sessions fail? */
+static bool run_is_broken(const struct batch_run *r)
+{
+	bool broken = false;
+	for (uint32_t i = 0; i < r->n_parts; i++) {
+		r->parts[i].session->ahead -= r->parts[i].n;
+		broken |= r->parts[i].session->broken;
+	}
+	return broken;
 }
 
 static int end_run(struct batch_run *r, bool stay, struct err *e)
 {
 	struct stage_pipeline *p = r->parts->session->g->pipeline;
-	int rc = pipeline_end(p, r->flight, r->first_hidden, e);
-	if (!rc)
-		rc = run_finish(r, stay, e);
+	int rc;
+	if (run_is_broken(r)) {
+		pipeline_drop(p, r->flight);
+		rc = err_set(e, ERR_RUN, "an earlier step of the same prompt failed");
+	} else {
+		run_prepare(r);
+		rc = pipeline_end(p, r->flight, r->first_hidden, e);
+		if (!rc)
+			rc = run_finish(r, stay, e);
+	}
+	for (uint32_t i = 0; i < r->n_parts && rc; i++)
+		r->parts[i].session->broken = r->parts[i].session->ahead > 0;
 	if (rc == ERR_MEMORY)
 		engine_recover(r->parts->session->g);
 	pipeline_idle(p);

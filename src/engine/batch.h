@@ -72,9 +72,11 @@ uint32_t batch_micro_batch_size(
 	const struct engine *g, const uint32_t *rows, uint32_t n, uint32_t all_rows, uint32_t count);
 
 struct batch_run;
-/* Parts as of batch_step, each of SESSION_ROWS_MAX tokens at most and no prompt; with
- * batch_decode_rows tokens at most in all. Their tokens, draws and drawn are borrowed until
- * batch_end, and watch->cancel too; on_layer is not called. Errors as of batch_step. */
+/* Parts as of batch_step. Those of answers have SESSION_ROWS_MAX tokens at most, and
+ * batch_decode_rows in all. A prompt may be in several steps in flight, in its order; once one of
+ * them fails, those behind it do.
+ * Tokens, draws and drawn of the parts, and watch->cancel, are borrowed until batch_end. on_layer
+ * is called by batch_end alone. Errors as of batch_step. */
 int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
 	struct batch_run **out, struct err *e);
 /* Of the one that was begun first. Returns as batch_step; the run is over in any case. Each must be

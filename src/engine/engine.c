@@ -15,7 +15,6 @@
 #include "stream/source_mmap.h"
 
 #include <limits.h>
-#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,6 +97,7 @@ static struct rank_figures describe_rank(const struct engine *g)
 	for (uint32_t i = 0; i < g->n_stages; i++) {
 		const struct stage *s = &g->stages[i];
 		const struct plan *p = &s->plan;
+		f.card[i] = s->card;
 		f.expert_bytes += plan_expert_bytes(&s->weights, c->n_layers + c->n_mtp);
 		for (uint32_t l = 0; l < c->n_layers + c->n_mtp; l++)
 			f.n_experts += s->weights.experts[l].gate ? c->n_experts : 0;
@@ -369,45 +369,10 @@ bool engine_only_computes(const struct engine *g)
 	return !g->ranks && !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
 }
 
-/* sum += part, n counters each. */
-static void add_counters(uint64_t *sum, const uint64_t *part, size_t n)
+void engine_add_counters(uint64_t *sum, const uint64_t *part, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		sum[i] += part[i];
-}
-
-_Static_assert(
-	offsetof(struct backend_usage, event_gap_ns) + sizeof(double) == sizeof(struct backend_usage),
-	"counters, then the gap");
-#define USAGE_COUNTERS (offsetof(struct backend_usage, event_gap_ns) / sizeof(uint64_t))
-
-void engine_add_usage(struct backend_usage *sum, const struct backend_usage *part)
-{
-	add_counters((uint64_t *)(void *)sum, (const uint64_t *)(const void *)part, USAGE_COUNTERS);
-	sum->event_gap_ns = fmax(sum->event_gap_ns, part->event_gap_ns);
-}
-
-void engine_usage(struct engine *g, struct backend_usage *out)
-{
-	*out = (struct backend_usage){0};
-	pipeline_settle(g->pipeline);
-	for (uint32_t i = 0; i < g->n_stages; i++) {
-		struct backend *b = g->stages[i].backend;
-		struct backend_usage part = {0};
-		b->ops->usage(b, &part);
-		engine_add_usage(out, &part);
-	}
-	if (g->ranks)
-		engine_ranks_stats(g->ranks, NULL, out);
-}
-
-void engine_measure(struct engine *g, bool on)
-{
-	pipeline_settle(g->pipeline);
-	for (uint32_t i = 0; i < g->n_stages; i++)
-		g->stages[i].backend->ops->measure(g->stages[i].backend, on);
-	if (g->ranks)
-		engine_ranks_command(g->ranks, &(struct rank_command){.code = RANK_MEASURE, .on = on});
 }
 
 const char *engine_io_name(const struct engine *g)
@@ -424,19 +389,10 @@ const char *engine_io_name(const struct engine *g)
 /* Counters, then how the drives are read: one stage reads at a time. */
 void engine_add_expert_stats(struct expert_stats *sum, const struct expert_stats *part)
 {
-	add_counters((uint64_t *)(void *)sum, (const uint64_t *)(const void *)part,
+	engine_add_counters((uint64_t *)(void *)sum, (const uint64_t *)(const void *)part,
 		offsetof(struct expert_stats, io_depth) / sizeof(uint64_t));
 	sum->io_depth = MAX(sum->io_depth, part->io_depth);
 	sum->io_slice_bytes = MAX(sum->io_slice_bytes, part->io_slice_bytes);
-}
-
-void engine_overlap(struct engine *g, struct engine_overlap *out)
-{
-	pipeline_settle(g->pipeline); /* answers of ranks come in the order of commands */
-	*out = (struct engine_overlap){.n_stages = pipeline_depth(g)};
-	pipeline_overlap(g->pipeline, out);
-	if (g->ranks)
-		out->computing_ns += engine_ranks_computing_ns(g->ranks);
 }
 
 struct expert_stats engine_expert_stats(const struct engine *g)
@@ -526,7 +482,7 @@ struct engine_sizes engine_sizes(const struct engine *g)
 		}
 	}
 	for (uint32_t i = 1; i < engine_n_ranks(g) && g->ranks->ready; i++)
-		add_counters((uint64_t *)(void *)&sum,
+		engine_add_counters((uint64_t *)(void *)&sum,
 			(const uint64_t *)(const void *)&g->ranks->figures[i].sizes,
 			sizeof sum / sizeof(uint64_t));
 	return sum;

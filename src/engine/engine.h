@@ -13,6 +13,7 @@
 #ifndef GLM_ENGINE_ENGINE_H
 #define GLM_ENGINE_ENGINE_H
 
+#include "kernels/backend.h"
 #include "src/base/err.h"
 #include "src/format/gguf.h"
 #include "src/model/config.h"
@@ -26,7 +27,6 @@
 #include <stdint.h>
 
 struct engine;
-struct backend_usage;
 struct ranks;
 
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
@@ -94,8 +94,9 @@ struct engine_options {
 	 * start with GLM-5.2 is seeded from published use. Nothing fails because of it. NULL: none. */
 	const char *profile_folder;
 	/* For instruments: puts a source of the caller's between the model and the engine's own one.
-	 * Called once while the engine opens; refused with several stages. Takes `inner` on success,
-	 * and closes it with *out, which the engine closes. NULL: none. */
+	 * Called for each stage, in order, while the engine opens; refused with ranks. c: of the whole
+	 * model. Takes `inner` on success, and closes it with *out, which the engine closes. The
+	 * sources of different stages may be used at the same time. NULL: none. */
 	int (*wrap_source)(void *user, const struct model_config *c, struct expert_source *inner,
 		struct expert_source **out, struct err *e);
 	void *wrap_user;
@@ -133,9 +134,8 @@ uint32_t engine_n_ranks(const struct engine *g);         /* processes that compu
  * duration, and other programs do not change it. */
 bool engine_only_computes(const struct engine *g);
 const char *engine_io_name(const struct engine *g); /* "mmap", "uring", "threads" */
-/* What the backend has done so far, see struct backend_usage. Busy and idle time are counted
- * between engine_measure(g, true) and (g, false), which wait for the device. */
-void engine_usage(struct engine *g, struct backend_usage *out);
+/* The backends count busy and idle time (struct backend_usage) between engine_measure(g, true) and
+ * (g, false), which wait for the devices. */
 void engine_measure(struct engine *g, bool on);
 
 /* From the next step on the observer sees what goes into the model's matrices
@@ -195,6 +195,27 @@ struct engine_sizes {
 struct engine_sizes engine_sizes(const struct engine *g);
 
 #define STAGES_MAX 64 /* stages of an engine, all ranks together, at most */
+
+/* Consecutive layers with a cache of their own, and where they lie. */
+struct engine_stage {
+	uint32_t first_layer, end_layer; /* trunk layers first .. end - 1 */
+	bool has_mtp;                    /* and the MTP layer */
+	uint32_t rank, card;             /* the card's number on the host of that rank */
+};
+uint32_t engine_n_stages(const struct engine *g); /* of all ranks */
+/* Any thread, rank 0: stage i, in the order of the layers. */
+struct engine_stage engine_stage(const struct engine *g, uint32_t i);
+
+/* What a stage has done since the start. */
+struct engine_stage_usage {
+	uint64_t steps; /* that were computed to their end */
+	/* of these: from the time when a stage has its rows until its results are there. Waits for
+	 * experts count, waits for other stages do not */
+	uint64_t computing_ns;
+	struct backend_usage device;
+};
+/* out [engine_n_stages]. Of a rank that is lost nothing is written. */
+void engine_stages_usage(struct engine *g, struct engine_stage_usage *out);
 
 /* How the stages worked while micro-batches were in flight (batch_begin), since the start. */
 struct engine_overlap {

@@ -68,6 +68,14 @@ bool engine_has_failed(const struct engine *g);
 /* Reports how many rows of the last step are kept (expert_source.h). */
 void engine_keep_rows(struct engine *g, uint32_t first, uint32_t n);
 
+/* ---- stages_usage.c ---- */
+
+/* The hidden states or logits of a step are there: the time of the last stage ends. */
+void engine_last_stage_done(struct engine *g);
+
+/* As engine_stages_usage, of the stages of this process. */
+void engine_stages_here(struct engine *g, struct engine_stage_usage *out);
+
 /* ---- cache_rows.c: rows of a layer's latents or index keys, on whatever stage or rank ---- */
 
 /* Of one row; 0: the layer has no such cache, or is an MTP layer that was not loaded. */
@@ -85,10 +93,10 @@ int engine_copy_rows(
 
 /* ---- engine.c ---- */
 
-/* sum += part: counters, and the most of what is no counter. */
-struct backend_usage;
+/* sum += part, n counters each. */
+void engine_add_counters(uint64_t *sum, const uint64_t *part, size_t n);
+/* The same, and the most of what is no counter. */
 void engine_add_expert_stats(struct expert_stats *sum, const struct expert_stats *part);
-void engine_add_usage(struct backend_usage *sum, const struct backend_usage *part);
 
 /* ---- engine_profile.c ---- */
 

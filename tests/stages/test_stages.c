@@ -18,6 +18,7 @@
 #include "tests/stream/loader_help.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/sanitized.h"
+#include "tools/bench/replayed_routing.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -291,6 +292,33 @@ static void test_traces(void **state)
 
 /* With room for everything the map and the counters are those of one stage. A profile seeds the
  * caches of all stages. */
+/* Where the stages lie, and that each counts its steps and their time. */
+static void test_stage_figures(void **state)
+{
+	(void)state;
+	static const uint32_t cuts[] = {2, 4}, ends[] = {2, 4, N_LAYERS};
+	struct engine_options o = cut_options(3, cuts);
+	struct engine *g = engine_of(&o);
+	struct engine_stage_usage from[3], to[3];
+	assert_int_equal(engine_n_stages(g), 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		const struct engine_stage s = engine_stage(g, i);
+		assert_int_equal(s.first_layer, i ? cuts[i - 1] : 0);
+		assert_int_equal(s.end_layer, ends[i]);
+		assert_true(!s.rank && !s.card && s.has_mtp == (i == 2));
+	}
+	answer_hash(g, 2);
+	engine_stages_usage(g, from);
+	answer_hash(g, 0);
+	engine_stages_usage(g, to);
+	for (uint32_t i = 0; i < 3; i++) { /* the prompt takes two steps */
+		assert_int_equal(to[i].steps - from[i].steps, 2 + N_NEW);
+		assert_true(to[i].computing_ns > from[i].computing_ns);
+		assert_true(from[i].steps == from[0].steps && from[i].computing_ns > 0);
+	}
+	assert_int_equal(engine_close(g, NULL), 0);
+}
+
 static void test_cache_figures(void **state)
 {
 	(void)state;
@@ -365,12 +393,55 @@ static void refuse_stages(const struct engine_options *o, int code, const char *
 		fail_msg("\"%s\" does not say \"%s\"", e.text, what);
 }
 
-static int wrap_nothing(void *user, const struct model_config *c, struct expert_source *inner,
+/* ---- one routing for all stages ---- */
+
+struct wrapped {
+	struct replayed_routing *routing;
+	uint32_t n_stages;
+};
+
+static int wrap_stage(void *user, const struct model_config *c, struct expert_source *inner,
 	struct expert_source **out, struct err *e)
 {
-	(void)user, (void)c, (void)e;
-	*out = inner;
+	struct wrapped *w = user;
+	const struct replayed_routing_options o = {.path = "tests/data/trace_small.gltr1",
+		.n_layers = c->n_layers,
+		.n_dense = c->n_dense,
+		.n_experts = c->n_experts,
+		.n_used = c->n_used};
+	int rc = w->routing ? 0 : replayed_routing_new(&o, &w->routing, e);
+	if (rc)
+		return rc;
+	w->n_stages++;
+	*out = replayed_routing_wrap(w->routing, inner);
 	return 0;
+}
+
+/* The experts of a trace in place of the routers': every stage has to be at the same token of it.
+ */
+static void test_replayed_stages(void **state)
+{
+	(void)state;
+	static const uint32_t cuts[] = {2, 4};
+	uint64_t hash[2][2];
+	struct engine_options o = cut_options(1, NULL);
+	struct engine *g = engine_of(&o);
+	const uint64_t own = answer_hash(g, 0);
+	assert_int_equal(engine_close(g, NULL), 0);
+	for (int i = 0; i < 2; i++) {
+		struct wrapped w = {0};
+		o = streamed(cut_options(i ? 3 : 1, cuts), 0.5, i);
+		o.wrap_source = wrap_stage;
+		o.wrap_user = &w;
+		g = engine_of(&o);
+		assert_int_equal(w.n_stages, i ? 3 : 1);
+		hash[i][0] = answer_hash(g, 0);
+		hash[i][1] = answer_hash(g, 3);
+		assert_int_equal(engine_close(g, NULL), 0);
+		replayed_routing_free(w.routing);
+	}
+	assert_true(hash[0][0] != own);
+	assert_true(hash[0][0] == hash[1][0] && hash[0][1] == hash[1][1]);
 }
 
 static void test_refusals(void **state)
@@ -387,9 +458,6 @@ static void test_refusals(void **state)
 	refuse_stages(&o, ERR_USAGE, "cannot begin with layer 4");
 	o = cut_options(2, (const uint32_t[]){7});
 	refuse_stages(&o, ERR_USAGE, "cannot begin with layer 7");
-	o = cut_options(2, NULL);
-	o.wrap_source = wrap_nothing;
-	refuse_stages(&o, ERR_USAGE, "one stage");
 	o = cut_options(2, NULL);
 	o.copier = (struct copier *)(void *)&o; /* never used */
 	refuse_stages(&o, ERR_USAGE, "one copier serves one stage");
@@ -447,6 +515,8 @@ int main(void)
 		cmocka_unit_test(test_many_stages),
 		cmocka_unit_test(test_session_files),
 		cmocka_unit_test(test_traces),
+		cmocka_unit_test(test_replayed_stages),
+		cmocka_unit_test(test_stage_figures),
 		cmocka_unit_test(test_cache_figures),
 		cmocka_unit_test(test_cancel_between_stages),
 	};

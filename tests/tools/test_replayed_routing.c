@@ -112,10 +112,11 @@ static const struct expert_source_ops fake_ops = {.name = "fake",
 	.release = fake_release,
 	.prefetch = fake_prefetch};
 
+static struct replayed_routing *routing; /* of the source that is open */
+
 static struct expert_source *open_replayed(const char *path, uint32_t confine, uint32_t n_experts)
 {
 	struct err e = {0};
-	struct expert_source *s;
 	memset(&inner, 0, sizeof inner);
 	inner.base = (struct expert_source){.ops = &fake_ops, .max_pinned = {8, 8}, .lookahead = 1};
 	const struct replayed_routing_options o = {.path = path,
@@ -124,9 +125,15 @@ static struct expert_source *open_replayed(const char *path, uint32_t confine, u
 		.n_dense = 1,
 		.n_experts = n_experts,
 		.n_used = TOP};
-	if (replayed_routing_open(&inner.base, &o, &s, &e))
+	if (replayed_routing_new(&o, &routing, &e))
 		fail_msg("%s", e.text);
-	return s;
+	return replayed_routing_wrap(routing, &inner.base);
+}
+
+static void close_replayed(struct expert_source *s)
+{
+	s->ops->close(s);
+	replayed_routing_free(routing);
 }
 
 /* Acquires the router's ids and gives the experts back; the model's ids must come through
@@ -189,7 +196,7 @@ static void test_single_rows(void **state)
 	s->ops->step(s, EXPERT_DECODE, 1, 64);
 	use_experts(s, 1, EXPERT_DECODE, own, TOP);
 	assert_int_equal(inner.acquired[0], pick(0, 0, 0));
-	s->ops->close(s);
+	close_replayed(s);
 	assert_int_equal(inner.closed, 1);
 }
 
@@ -220,7 +227,7 @@ static void test_rows_and_groups(void **state)
 			}
 		}
 	}
-	s->ops->close(s);
+	close_replayed(s);
 }
 
 /* Steps of three rows of which one, two or all count. */
@@ -233,7 +240,7 @@ static void test_kept_rows(void **state)
 		for (int step = 0; step < 9; step++) {
 			int kept = step % 3 + 1;
 			if (kept < 3 || step % 2) /* said or not: all of them */
-				replayed_routing_keep(s, (uint32_t)kept, far);
+				replayed_routing_keep(routing, (uint32_t)kept, far);
 			s->ops->step(s, EXPERT_DECODE, 3, 0);
 			int want[3 * TOP], n = 0;
 			for (int i = 0; i < 3 * TOP; i++) {
@@ -256,7 +263,7 @@ static void test_kept_rows(void **state)
 			token += kept;
 			assert_int_equal(inner.acquired[0], pick(token % TOKENS, 0, 0));
 		}
-		s->ops->close(s);
+		close_replayed(s);
 	}
 }
 
@@ -281,24 +288,58 @@ static void test_folded_and_confined(void **state)
 			for (int i = 0; i < inner.n_prefetched; i++)
 				assert_true(inner.prefetched[i] < most);
 		}
-		s->ops->close(s);
+		close_replayed(s);
 	}
+}
+
+/* Two stages, of which the second one has the MTP layer: both are at the same token of the trace,
+ * whatever is kept, and what is confined holds for both. */
+static void test_two_stages(void **state)
+{
+	(void)state;
+	struct expert_source *first = open_replayed(write_trace(), 0, EXPERTS),
+						 *second = replayed_routing_wrap(routing, &inner.base);
+	int token = 0;
+	for (int step = 0; step < 4; step++) {
+		int kept = 1 + step % 2;
+		replayed_routing_keep(routing, (uint32_t)kept, false);
+		first->ops->step(first, EXPERT_DECODE, 2, 0);
+		use_experts(first, 1, EXPERT_DECODE, own, 1);
+		assert_int_equal(inner.acquired[0], pick(token % TOKENS, 0, 0));
+		second->ops->step(second, EXPERT_DECODE, 2, 0);
+		use_experts(second, 3, EXPERT_DECODE, own, 1);
+		assert_int_equal(inner.acquired[0], pick(token % TOKENS, 2, 0));
+		token += kept;
+		use_experts(second, 1 + LAYERS, EXPERT_DECODE, own, TOP);
+		assert_int_equal(inner.acquired[0], pick(token % TOKENS, 0, 0));
+	}
+	static const int32_t few[] = {15, 3, 8, 1};
+	replayed_routing_confine(routing, 1, few, TOP);
+	replayed_routing_confine(routing, 3, few, TOP);
+	for (int i = 0; i < 2; i++) {
+		struct expert_source *s = i ? second : first;
+		s->ops->step(s, EXPERT_DECODE, 1, 0);
+		use_experts(s, i ? 3 : 1, EXPERT_DECODE, own, 1);
+		assert_int_equal(inner.acquired[0], few[pick(token % TOKENS, i ? 2 : 0, 0) % TOP]);
+	}
+	second->ops->close(second);
+	close_replayed(first);
+	assert_int_equal(inner.closed, 2);
 }
 
 static void test_replayed_routing_refused(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct expert_source *s;
 	struct replayed_routing_options o = {
 		.confine = 3, .n_layers = 4, .n_dense = 1, .n_experts = 16, .n_used = TOP};
-	assert_int_equal(replayed_routing_open(&inner.base, &o, &s, &e), ERR_USAGE);
+	assert_int_equal(replayed_routing_new(&o, &routing, &e), ERR_USAGE);
 	o.confine = 17;
-	assert_int_equal(replayed_routing_open(&inner.base, &o, &s, &e), ERR_USAGE);
+	assert_int_equal(replayed_routing_new(&o, &routing, &e), ERR_USAGE);
 	o.confine = 0;
 	o.path = temp_dir_path("missing");
-	assert_int_equal(replayed_routing_open(&inner.base, &o, &s, &e), ERR_INPUT);
-	assert_null(s);
+	assert_int_equal(replayed_routing_new(&o, &routing, &e), ERR_INPUT);
+	assert_null(routing);
 }
 
 int main(void)
@@ -309,6 +350,7 @@ int main(void)
 		cmocka_unit_test(test_rows_and_groups),
 		cmocka_unit_test(test_kept_rows),
 		cmocka_unit_test(test_folded_and_confined),
+		cmocka_unit_test(test_two_stages),
 		cmocka_unit_test(test_replayed_routing_refused),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);

@@ -157,40 +157,124 @@ void bench_add_value(
 	add_figure(b, &f);
 }
 
-void bench_usage(struct bench *b, const char *section, const struct backend_usage *from,
+/* ---- stages ---- */
+
+void bench_stages_read(struct bench_stages *s, struct engine *g)
+{
+	*s = (struct bench_stages){.n = engine_n_stages(g)};
+	for (uint32_t i = 0; i < s->n; i++)
+		s->stage[i] = engine_stage(g, i);
+	engine_stages_usage(g, s->usage);
+}
+
+static void name_stage(const struct bench_stages *s, uint32_t i, char *out, size_t size)
+{
+	const struct engine_stage *k = &s->stage[i];
+	char rank[24] = "";
+	if (s->stage[0].rank) /* rank 0 has the last layers */
+		snprintf(rank, sizeof rank, "rank %u, ", k->rank);
+	snprintf(out, size, "stage %u (layers %u to %u, %scard %u)", i, k->first_layer,
+		k->end_layer - 1, rank, k->card);
+}
+
+void bench_stages_time(struct bench *b, const char *section, const char *what,
+	const struct bench_stages *from, const struct bench_stages *to, double n)
+{
+	for (uint32_t i = 0; i < to->n && to->n > 1; i++) {
+		char name[64];
+		name_stage(to, i, name, sizeof name);
+		bench_add_value(b, section, "ms",
+			(double)(to->usage[i].computing_ns - from->usage[i].computing_ns) * 1e-6 / n, "%s: %s",
+			what, name);
+	}
+}
+
+void bench_overlap(struct bench *b, const char *section, const char *what,
+	const struct engine_overlap *from, const struct engine_overlap *to, bool several_ranks)
+{
+	const double all = (double)(to->flight_ns - from->flight_ns);
+	if (all <= 0)
+		return;
+	bench_add_value(b, section, "", (double)(to->computing_ns - from->computing_ns) / all,
+		"stages computing at a time, mean (%u): %s", to->n_stages, what);
+	/* of the others a rank knows the sum */
+	for (uint32_t k = 0; k <= to->n_stages && !several_ranks; k++)
+		bench_add_value(b, section, "%",
+			100 * (double)(to->at_once_ns[k] - from->at_once_ns[k]) / all,
+			"of the time %u stage%s computed: %s", k, k == 1 ? "" : "s", what);
+}
+
+/* ---- usage of the cards ---- */
+
+/* Of all stages. */
+struct cards_usage {
+	double busy_ms[USAGE_KINDS], idle_ms[USAGE_KINDS], times[USAGE_KINDS], overhead_ms[USAGE_KINDS];
+	double launches, graph_launches;
+	uint64_t graphs_captured, capture_ns;
+};
+
+static void add_card(struct cards_usage *sum, const struct backend_usage *from,
 	const struct backend_usage *to, double n)
+{
+	for (int i = 0; i < USAGE_KINDS; i++) {
+		sum->busy_ms[i] += (double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n;
+		sum->idle_ms[i] += (double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n;
+		sum->times[i] += (double)(to->n_intervals[i] - from->n_intervals[i]) / n;
+		sum->overhead_ms[i] += usage_event_overhead_ns(from, to, (enum usage_kind)i) * 1e-6 / n;
+	}
+	sum->launches += (double)(to->launches - from->launches) / n;
+	sum->graph_launches += (double)(to->graph_launches - from->graph_launches) / n;
+	sum->graphs_captured += to->graphs_captured - from->graphs_captured;
+	sum->capture_ns += to->capture_ns - from->capture_ns;
+}
+
+static double busy_ms(const struct cards_usage *u)
+{
+	double sum = 0;
+	for (int i = 0; i < USAGE_KINDS; i++)
+		sum += u->busy_ms[i];
+	return sum;
+}
+
+void bench_usage(struct bench *b, const char *section, const struct bench_stages *from,
+	const struct bench_stages *to, double n)
 {
 	static const char *const name[USAGE_KINDS] = {[USAGE_EXPERTS] = "experts",
 		[USAGE_GRAPH] = "captured graph segments",
 		[USAGE_OTHER] = "the rest and the end of a token"};
-	double busy = 0, idle = 0;
-	for (int i = 0; i < USAGE_KINDS; i++) {
-		busy += (double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n;
-		idle += (double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n;
+	const bool several = to->n > 1;
+	struct cards_usage u = {0};
+	double idle = 0;
+	for (uint32_t i = 0; i < to->n; i++)
+		add_card(&u, &from->usage[i].device, &to->usage[i].device, n);
+	for (int i = 0; i < USAGE_KINDS; i++)
+		idle += u.idle_ms[i];
+	bench_add_value(b, section, "ms/tok", busy_ms(&u),
+		several ? "the cards of all stages are busy" : "the card is busy");
+	for (uint32_t i = 0; i < to->n && several; i++) {
+		struct cards_usage one = {0};
+		char stage[64];
+		add_card(&one, &from->usage[i].device, &to->usage[i].device, n);
+		name_stage(to, i, stage, sizeof stage);
+		bench_add_value(b, section, "ms/tok", busy_ms(&one), "... of %s", stage);
 	}
-	bench_add_value(b, section, "ms/tok", busy, "the card is busy");
-	bench_add_value(b, section, "ms/tok", idle, "it waits for the host (%.1f %% of the time)",
-		100 * idle / (busy + idle));
+	bench_add_value(b, section, "ms/tok", idle,
+		several ? "they wait for the host or each other (%.1f %% of the time)"
+				: "it waits for the host (%.1f %% of the time)",
+		100 * idle / (busy_ms(&u) + idle));
 	for (int i = 0; i < USAGE_KINDS; i++) {
-		double times = (double)(to->n_intervals[i] - from->n_intervals[i]) / n;
-		if (times <= 0)
+		if (u.times[i] <= 0)
 			continue;
-		bench_add_value(b, section, "ms/tok",
-			(double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n, "busy with %s, %.1f times",
-			name[i], times);
-		bench_add_value(b, section, "ms/tok",
-			(double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n,
-			"waits before them, at most %.4f of which are the profile events",
-			usage_event_overhead_ns(from, to, (enum usage_kind)i) * 1e-6 / n);
+		bench_add_value(
+			b, section, "ms/tok", u.busy_ms[i], "busy with %s, %.1f times", name[i], u.times[i]);
+		bench_add_value(b, section, "ms/tok", u.idle_ms[i],
+			"waits before them, at most %.4f of which are the profile events", u.overhead_ms[i]);
 	}
-	bench_add_value(b, section, "/tok", (double)(to->launches - from->launches) / n,
-		"kernels and copies on the card");
-	bench_add_value(b, section, "/tok", (double)(to->graph_launches - from->graph_launches) / n,
-		"graphs launched");
-	if (to->graphs_captured > from->graphs_captured)
-		bench_add_value(b, section, "ms", (double)(to->capture_ns - from->capture_ns) * 1e-6,
-			"to capture %llu graphs",
-			(unsigned long long)(to->graphs_captured - from->graphs_captured));
+	bench_add_value(b, section, "/tok", u.launches, "kernels and copies on the card");
+	bench_add_value(b, section, "/tok", u.graph_launches, "graphs launched");
+	if (u.graphs_captured)
+		bench_add_value(b, section, "ms", (double)u.capture_ns * 1e-6, "to capture %llu graphs",
+			(unsigned long long)u.graphs_captured);
 }
 
 void bench_begin(const struct bench *b, const char *backend)

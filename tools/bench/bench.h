@@ -8,6 +8,7 @@
 #define GLM_TOOLS_BENCH_H
 
 #include "src/base/err.h"
+#include "src/engine/engine.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -99,7 +100,6 @@ struct backend;
 /* Every op of the table at the shapes of the pocket model and of GLM-5.2. */
 int bench_ops(struct bench *b, struct backend *backend, const char *only, struct err *e);
 
-struct engine;
 struct common_opts;
 
 /* ERR_USAGE when a prompt and new tokens are more than the engine's context. */
@@ -122,11 +122,25 @@ int bench_decode(
 int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes,
 	int n_sizes, float seconds, char *backend, struct err *e);
 
-/* Figures of what the card did between two readings of engine_usage (measured: engine_measure), for
- * each of n tokens. */
-struct backend_usage;
-void bench_usage(struct bench *b, const char *section, const struct backend_usage *from,
-	const struct backend_usage *to, double n);
+/* The stages of an engine and what each has done until now. */
+struct bench_stages {
+	uint32_t n;
+	struct engine_stage stage[STAGES_MAX];
+	struct engine_stage_usage usage[STAGES_MAX];
+};
+void bench_stages_read(struct bench_stages *s, struct engine *g);
+
+/* Figures of what the cards did between two readings (measured: engine_measure), for each of n
+ * tokens: of all together, and how long that of each stage was busy. */
+void bench_usage(struct bench *b, const char *section, const struct bench_stages *from,
+	const struct bench_stages *to, double n);
+/* How the stages worked at the same time between two readings of engine_overlap; nothing if nothing
+ * was in flight. what: "64 rows in 2 micro-batches". */
+void bench_overlap(struct bench *b, const char *section, const char *what,
+	const struct engine_overlap *from, const struct engine_overlap *to, bool several_ranks);
+/* If there are several stages: the time of each between two readings, for each of n tokens. */
+void bench_stages_time(struct bench *b, const char *section, const char *what,
+	const struct bench_stages *from, const struct bench_stages *to, double n);
 
 /* Decoding so many answers at once, for each of rows[n_rows] <= BENCH_ROWS_MAX, against what a step
  * must read. Opens its own engine; prints the head line; see bench_replay for `backend`. */

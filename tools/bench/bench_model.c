@@ -9,11 +9,13 @@
 
 #include "src/base/num.h"
 #include "kernels/backend.h"
+#include "src/engine/batch.h"
 #include "src/engine/generate.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/stats.h"
 #include "tools/trace/model_sizes.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,13 +58,20 @@ int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct e
 {
 	struct bench_prompt p = {0};
 	struct bench_spread s = {0};
+	struct engine_overlap from, to;
 	int rc = new_prompt(&p, g, n_prompt, 0, e);
+	engine_overlap(g, &from);
 	if (!rc)
 		rc = bench_time(b, prefill_work, &p, &s, e);
+	engine_overlap(g, &to);
 	if (!rc)
 		bench_add(b, "prefill", "tok/s", bench_rate(s, p.n),
 			p.cpu ? b->mac_s / (double)MAX(p.sizes.macs_per_token, 1) : 0, "FMA",
 			"%u tokens, %.4g MMAC each", p.n, (double)p.sizes.macs_per_token * 1e-6);
+	char what[48];
+	snprintf(what, sizeof what, "%u tokens in chunks of %u", n_prompt, batch_max_rows(g));
+	if (!rc)
+		bench_overlap(b, "prefill", what, &from, &to, engine_n_ranks(g) > 1);
 	free_prompt(&p);
 	return rc;
 }
@@ -72,14 +81,14 @@ static int decode_usage(struct bench *b, struct engine *g, struct bench_prompt *
 	const struct generate_options *o, struct err *e)
 {
 	struct generate_result r;
-	struct backend_usage from, to;
+	struct bench_stages from, to;
 	int rc = session_sync(p->session, p->ids, p->n, &o->watch, NULL, e);
 	if (rc)
 		return rc;
 	engine_measure(g, true);
-	engine_usage(g, &from);
+	bench_stages_read(&from, g);
 	rc = generate(p->session, p->ids, p->n, o, &r, e);
-	engine_usage(g, &to);
+	bench_stages_read(&to, g);
 	engine_measure(g, false);
 	if (!rc && r.new_tokens)
 		bench_usage(b, "decode", &from, &to, r.new_tokens);
@@ -91,6 +100,8 @@ int bench_decode(
 {
 	struct bench_prompt p = {0};
 	double tok_s[BENCH_MAX_REPEATS], gb_s[BENCH_MAX_REPEATS];
+	struct bench_stages from, to;
+	uint64_t steps = 0;
 	const struct expert_stats before = engine_expert_stats(g);
 	int rc = new_prompt(&p, g, n_prompt, n_new, e);
 	struct generate_options o = {
@@ -98,9 +109,12 @@ int bench_decode(
 	o.sampler.top_p = 1;
 	for (int i = -1; i < b->repeats && !rc; i++) { /* the first run is not measured */
 		struct generate_result r;
+		if (!i)
+			bench_stages_read(&from, g);
 		rc = bench_generate(p.session, p.ids, p.n, &o, &r, e);
 		if (rc || i < 0)
 			continue;
+		steps += r.new_tokens;
 		tok_s[i] = (double)r.new_tokens * 1e9 / (double)r.decode_ns;
 		gb_s[i] = tok_s[i] * (double)p.sizes.weights_per_token * 1e-9;
 	}
@@ -111,6 +125,8 @@ int bench_decode(
 			per_token * 1e-6);
 		bench_add(b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read",
 			"weights read");
+		bench_stages_read(&to, g);
+		bench_stages_time(b, "decode", "a token", &from, &to, (double)steps);
 		const struct expert_stats d = stats_between(before, engine_expert_stats(g));
 		if (d.checked) /* with the first run, in which most are seen first */
 			bench_add_value(b, "decode", "ms", (double)d.check_ns * 1e-6,

@@ -16,6 +16,8 @@
  * as random numbers of a fixed seed say. What is computed and read for the others is paid for. The
  * tokens of a step are done at the same moment.
  *
+ * With stages on several cards the link is that of card 0: more than 100 % of it is possible.
+ *
  * A shared drive is not the same a second later. While its reads are the bound, decoding pauses now
  * and then and the drive is measured (SAMPLE_S). An interval is held against the samples in it, and
  * its time is that of decoding alone. Without samples the drive is measured before and after.
@@ -57,7 +59,7 @@ struct replay {
 	struct common_opts c;
 	struct bench_replay_options o;
 	struct engine *g;
-	struct expert_source *routing; /* owned by the engine */
+	struct replayed_routing *routing; /* NULL until the engine opens its first stage */
 	struct session *s;
 	const char *what; /* section of the figures */
 	char backend[BENCH_BACKEND_MAX];
@@ -70,8 +72,9 @@ struct replay {
 	struct rng rng;
 	uint32_t n_steps;
 	uint64_t draft_ns;
-	int ahead;         /* layers that the lookahead reaches */
-	double compute_ms; /* of a token without misses; 0: unknown */
+	int ahead;                     /* layers that the lookahead reaches */
+	double compute_ms;             /* of a token without misses; 0: unknown */
+	struct bench_stages *resident; /* computing alone: at token RESIDENT_SKIP; else NULL */
 	struct limits limits;
 	/* samples of the drive */
 	struct measure_drive *drive;          /* NULL: none are taken */
@@ -105,6 +108,8 @@ static bool on_token(void *user, int32_t id)
 	const uint64_t now = clock_ns();
 	j->at_ns[j->n] = now - j->paused_ns;
 	j->stats[j->n] = engine_expert_stats(j->g);
+	if (j->resident && j->n == RESIDENT_SKIP)
+		bench_stages_read(j->resident, j->g);
 	bool late = j->stop_ns && now > j->stop_ns && j->n; /* one token there must be */
 	bool last = late || j->n == j->most;
 	return (last || sample_drive(j, &j->stats[j->n])) && ++j->n <= j->most && !late;
@@ -208,13 +213,13 @@ static int decode_more(struct replay *j, uint32_t n_new, struct err *e)
 /* Busy time of the card, measured apart because profile events cost time. */
 static int card_usage(struct replay *j, const char *section, struct err *e)
 {
-	struct backend_usage from, to;
+	struct bench_stages from, to;
 	if (!strcmp(j->backend, "cpu"))
 		return 0;
 	engine_measure(j->g, true);
-	engine_usage(j->g, &from);
+	bench_stages_read(&from, j->g);
 	int rc = decode_more(j, USAGE_RUN, e);
-	engine_usage(j->g, &to);
+	bench_stages_read(&to, j->g);
 	engine_measure(j->g, false);
 	if (!rc)
 		bench_usage(j->b, section, &from, &to, j->n);
@@ -233,8 +238,9 @@ static int wrap_source(void *user, const struct model_config *c, struct expert_s
 		.n_dense = c->n_dense,
 		.n_experts = c->n_experts,
 		.n_used = c->n_used};
-	int rc = replayed_routing_open(inner, &o, out, e);
-	j->routing = *out;
+	int rc = j->routing ? 0 : replayed_routing_new(&o, &j->routing, e);
+	if (!rc)
+		*out = replayed_routing_wrap(j->routing, inner);
 	return rc;
 }
 
@@ -289,8 +295,13 @@ static int measure_compute(struct replay *j, struct err *e)
 	if (rc)
 		return rc;
 	const uint32_t least = confine_to_resident(j);
-	if ((rc = decode_more(j, RESIDENT_RUN, e)))
+	struct bench_stages from = {0}, to;
+	j->resident = &from;
+	rc = decode_more(j, RESIDENT_RUN, e);
+	j->resident = NULL;
+	if (rc)
 		return rc;
+	bench_stages_read(&to, j->g);
 	uint32_t first = MIN((uint32_t)RESIDENT_SKIP, (j->n - 1) / 2);
 	double ms[RESIDENT_RUN + 1];
 	int count = 0;
@@ -303,6 +314,8 @@ static int measure_compute(struct replay *j, struct err *e)
 	j->compute_ms = t.median;
 	bench_add(j->b, j->what, "ms/tok", t, 0, NULL,
 		"computing alone (all hits: %u or more of a layer)", least);
+	if (from.n && count)
+		bench_stages_time(j->b, j->what, "computing alone", &from, &to, count);
 	if (d.miss)
 		bench_add_value(
 			j->b, j->what, "/tok", (double)d.miss / count, "computing alone: missed all the same");
@@ -533,6 +546,7 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 	}
 	session_free(j->s);
 	rc = common_opts_close(j->g, rc, e);
+	replayed_routing_free(j->routing);
 	snprintf(o->backend, BENCH_BACKEND_MAX, "%s", j->backend);
 	if (!rc)
 		rc = limits_measure(b, c, j->what, j->backend, &j->limits, e);

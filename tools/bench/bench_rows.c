@@ -42,10 +42,11 @@ struct rows_bench {
 /* What was measured of steps of n rows. */
 struct rows_figures {
 	uint32_t n, micro_batches;
-	struct engine_overlap overlap;
+	struct engine_overlap flown_from, flown_to; /* of the last sample */
 	struct bench_spread step_ms;
-	double draw_ms, bytes, experts; /* of a step, mean */
-	struct backend_usage from, to;
+	double draw_ms, bytes, experts;         /* of a step, mean */
+	struct bench_stages from, to;           /* of the last sample */
+	struct bench_stages card_from, card_to; /* of one with profile events; n 0: there was none */
 };
 
 /* The next token of answers [first, first + n): what the device drew behind the step before, as a
@@ -132,24 +133,17 @@ static int sample_steps(
 		return rc;
 	draw_ns = 0;
 	const struct expert_stats before = engine_expert_stats(r->g);
-	if (measured) {
+	if (measured)
 		engine_measure(r->g, true);
-		engine_usage(r->g, &f->from);
-	}
-	struct engine_overlap overlap;
-	engine_overlap(r->g, &overlap);
+	bench_stages_read(measured ? &f->card_from : &f->from, r->g);
+	engine_overlap(r->g, &f->flown_from);
 	const uint64_t start = clock_ns();
 	rc = take_steps(r, f, r->n_new, &draw_ns, e);
 	*step_ms = (double)(clock_ns() - start) * 1e-6 / r->n_new;
-	engine_overlap(r->g, &f->overlap);
-	f->overlap.flight_ns -= overlap.flight_ns;
-	f->overlap.computing_ns -= overlap.computing_ns;
-	for (uint32_t k = 0; k <= STAGES_MAX; k++)
-		f->overlap.at_once_ns[k] -= overlap.at_once_ns[k];
-	if (measured) {
-		engine_usage(r->g, &f->to);
+	engine_overlap(r->g, &f->flown_to);
+	bench_stages_read(measured ? &f->card_to : &f->to, r->g);
+	if (measured)
 		engine_measure(r->g, false);
-	}
 	const struct expert_stats after = engine_expert_stats(r->g);
 	f->experts = (double)(after.hit_vram + after.hit_ram + after.miss - before.hit_vram -
 						  before.hit_ram - before.miss) /
@@ -181,21 +175,6 @@ static int measure_rows(struct rows_bench *r, struct rows_figures *f, struct err
 	return rc;
 }
 
-/* What the last sample had. */
-static void report_overlap(struct bench *b, const struct rows_figures *f, uint32_t n_ranks)
-{
-	const struct engine_overlap *o = &f->overlap;
-	if (f->micro_batches < 2 || !o->flight_ns)
-		return;
-	const double all = (double)o->flight_ns;
-	bench_add_value(b, "rows", "", (double)o->computing_ns / all,
-		"stages computing at a time, mean (%u): %u rows in %u micro-batches", o->n_stages, f->n,
-		f->micro_batches);
-	for (uint32_t k = 0; k <= o->n_stages && n_ranks == 1; k++)
-		bench_add_value(b, "rows", "%", 100 * (double)o->at_once_ns[k] / all,
-			"of the time %u stage%s computed, %u", k, k == 1 ? "" : "s", f->n);
-}
-
 static void report_rows(
 	const struct rows_bench *r, const struct rows_figures *f, double bytes_s, const char *limit)
 {
@@ -203,12 +182,17 @@ static void report_rows(
 	struct bench_spread rate = bench_rate(f->step_ms, 1e3 * f->n);
 	bench_add(b, "rows", "tok/s", rate, bytes_s / f->bytes * f->n, limit,
 		"%u answer%s, %u tokens after %u", f->n, f->n == 1 ? "" : "s", r->n_new, r->n_prompt);
-	bench_add_value(b, "rows", "ms", f->step_ms.median, "a step of %u", f->n);
+	char what[32];
+	snprintf(what, sizeof what, "a step of %u", f->n);
+	bench_add_value(b, "rows", "ms", f->step_ms.median, "%s", what);
 	bench_add_value(b, "rows", "ms", f->draw_ms, "of it drawing, %u", f->n);
 	bench_add_value(b, "rows", "/step", f->experts, "distinct experts of all layers, %u", f->n);
-	report_overlap(b, f, r->n_ranks);
-	if (f->to.launches > f->from.launches)
-		bench_usage(b, "rows", &f->from, &f->to, r->n_new);
+	char flight[48];
+	snprintf(flight, sizeof flight, "%u rows in %u micro-batches", f->n, f->micro_batches);
+	bench_overlap(b, "rows", flight, &f->flown_from, &f->flown_to, r->n_ranks > 1);
+	bench_stages_time(b, "rows", what, &f->from, &f->to, r->n_new);
+	if (f->card_to.n)
+		bench_usage(b, "rows", &f->card_from, &f->card_to, r->n_new);
 }
 
 static int open_rows(

@@ -3,6 +3,10 @@
  * Ids are translated on the way to the inner source and back on return. The model keeps its own
  * ids, by which it finds rows and weights, and gets views of other experts. The translation of a
  * layer is kept until the layer's next acquire, because release may come much later.
+ *
+ * Each stage of an engine has a source of its own. Each of them sees every step, so
+ * each counts its place in the trace for itself, and all are at the same one. They share the trace
+ * and the allowed experts, which no step changes.
  */
 #include "tools/bench/replayed_routing.h"
 
@@ -26,30 +30,37 @@ struct recorded_routing {
 	uint8_t *n_predicted;        /* [n_tokens][DISTANCES][n_moe] how many of them are there */
 };
 
-struct replayed_routing {
+/* The source of one stage. */
+struct replayed_source {
 	struct expert_source base; /* first: the two pointers are cast */
 	struct expert_source *inner;
-	struct replayed_routing_options o;
-	struct recorded_routing trace;
+	const struct replayed_routing *of;
+	struct replayed_source *next; /* in `of` */
 	uint32_t token, rows; /* the step begins with this token of the trace and has so many rows */
 	uint32_t kept;        /* of which so many count, and are passed in the trace */
 	uint32_t next_kept;   /* the same of the coming step; 0: all */
-	bool far;             /* rows that do not count use tokens half a trace further */
 	uint32_t n_drafted;   /* steps of the MTP layer since the step */
 	int32_t *map;         /* [n_layers + 1][n_experts] router's id -> expert that stands for it */
-	int32_t *allowed; /* [n_layers + 1][n_experts] all experts, those that may be acquired first */
-	uint32_t *n_allowed; /* [n_layers + 1] how many these are */
-	int layer;           /* the current one, acquired in one or several groups; -1: none */
-	int32_t *order;      /* [n_order] its experts, best first, each once; room for n_experts */
-	bool *seen;          /* [n_experts] stands in `order` */
+	int layer;            /* the current one, acquired in one or several groups; -1: none */
+	int32_t *order;       /* [n_order] its experts, best first, each once; room for n_experts */
+	bool *seen;           /* [n_experts] stands in `order` */
 	uint32_t n_order, n_taken; /* of which acquired */
 	int prefetch_layer, prefetch_distance;
 	uint32_t prefetch_row; /* of the next prefetch for that layer and distance */
 };
 
-static struct replayed_routing *replayed_of(struct expert_source *s)
+struct replayed_routing {
+	struct replayed_routing_options o;
+	struct recorded_routing trace;
+	bool far;         /* rows that do not count use tokens half a trace further */
+	int32_t *allowed; /* [n_layers + 1][n_experts] all experts, those that may be acquired first */
+	uint32_t *n_allowed; /* [n_layers + 1] how many these are */
+	struct replayed_source *sources;
+};
+
+static struct replayed_source *replayed_of(struct expert_source *s)
 {
-	return (struct replayed_routing *)s;
+	return (struct replayed_source *)s;
 }
 
 /* ---- the trace ---- */
@@ -150,27 +161,27 @@ static int32_t *allowed_experts(const struct replayed_routing *r, uint32_t layer
 
 /* Appends to the order of the current layer: `id` folded into the allowed experts, or the next one
  * that has not been taken. */
-static void append_expert(struct replayed_routing *r, uint32_t id)
+static void append_expert(struct replayed_source *r, uint32_t id)
 {
-	uint32_t layer = (uint32_t)r->layer, reach = r->n_allowed[layer];
-	uint32_t most = r->n_order < reach ? reach : r->o.n_experts, i = id % most;
-	while (r->seen[allowed_experts(r, layer)[i]])
+	uint32_t layer = (uint32_t)r->layer, reach = r->of->n_allowed[layer];
+	uint32_t most = r->n_order < reach ? reach : r->of->o.n_experts, i = id % most;
+	while (r->seen[allowed_experts(r->of, layer)[i]])
 		i = (i + 1) % most;
-	int32_t expert = allowed_experts(r, layer)[i];
+	int32_t expert = allowed_experts(r->of, layer)[i];
 	r->seen[expert] = true;
 	r->order[r->n_order++] = expert;
 }
 
 /* The token of the trace that a row of the step stands for. */
-static uint32_t token_of_row(const struct replayed_routing *r, uint32_t row)
+static uint32_t token_of_row(const struct replayed_source *r, uint32_t row)
 {
-	const uint32_t n = r->trace.n_tokens;
-	return (r->token + row + (r->far && row >= r->kept ? n / 2 : 0)) % n;
+	const uint32_t n = r->of->trace.n_tokens;
+	return (r->token + row + (r->of->far && row >= r->kept ? n / 2 : 0)) % n;
 }
 
-static bool named_before(const struct replayed_routing *of, uint32_t moe, uint32_t row, uint16_t id)
+static bool named_before(const struct replayed_source *of, uint32_t moe, uint32_t row, uint16_t id)
 {
-	const struct recorded_routing *p = &of->trace;
+	const struct recorded_routing *p = &of->of->trace;
 	for (uint32_t r = 0; r < row; r++) {
 		const uint16_t *ids = recorded_ids(p, token_of_row(of, r), moe);
 		for (uint32_t i = 0; i < p->k; i++)
@@ -182,59 +193,59 @@ static bool named_before(const struct replayed_routing *of, uint32_t moe, uint32
 
 /* Begins a layer: the distinct expert ids that the trace has for the tokens of the step, in order.
  */
-static void order_layer(struct replayed_routing *r, int layer)
+static void order_layer(struct replayed_source *r, int layer)
 {
-	const struct recorded_routing *p = &r->trace;
+	const struct recorded_routing *p = &r->of->trace;
 	r->layer = layer;
 	r->n_order = r->n_taken = 0;
-	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
+	memset(r->seen, 0, r->of->o.n_experts * sizeof *r->seen);
 	for (uint32_t row = 0; p->n_tokens && row < r->rows; row++) {
-		uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
+		uint32_t moe = ((uint32_t)layer - r->of->o.n_dense) % p->n_moe;
 		const uint16_t *ids = recorded_ids(p, token_of_row(r, row), moe);
-		for (uint32_t i = 0; i < MIN(p->k, r->o.n_used) && r->n_order < r->o.n_experts; i++)
+		for (uint32_t i = 0; i < MIN(p->k, r->of->o.n_used) && r->n_order < r->of->o.n_experts; i++)
 			if (!named_before(r, moe, row, ids[i]))
 				append_expert(r, ids[i]);
 	}
 }
 
 /* The same for one step of the MTP layer, which is one row. */
-static void order_draft(struct replayed_routing *r, int layer)
+static void order_draft(struct replayed_source *r, int layer)
 {
-	const struct recorded_routing *p = &r->trace;
+	const struct recorded_routing *p = &r->of->trace;
 	r->layer = layer;
 	r->n_order = r->n_taken = 0;
-	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
+	memset(r->seen, 0, r->of->o.n_experts * sizeof *r->seen);
 	if (!p->n_tokens)
 		return;
 	uint32_t token = (r->token + r->kept + r->n_drafted++) % p->n_tokens;
-	const uint16_t *ids = recorded_ids(p, token, ((uint32_t)layer - r->o.n_dense) % p->n_moe);
-	for (uint32_t i = 0; i < MIN(p->k, r->o.n_used); i++)
+	const uint16_t *ids = recorded_ids(p, token, ((uint32_t)layer - r->of->o.n_dense) % p->n_moe);
+	for (uint32_t i = 0; i < MIN(p->k, r->of->o.n_used); i++)
 		append_expert(r, ids[i]);
 }
 
 /* The expert that stands for the router's next one. Beyond those of the trace: any other. */
-static int32_t next_expert(struct replayed_routing *r, int32_t id)
+static int32_t next_expert(struct replayed_source *r, int32_t id)
 {
 	if (r->n_taken == r->n_order)
-		append_expert(r, r->trace.n_tokens ? r->n_order : (uint32_t)id);
+		append_expert(r, r->of->trace.n_tokens ? r->n_order : (uint32_t)id);
 	return r->order[r->n_taken++];
 }
 
-static bool is_replayed(const struct replayed_routing *r, int layer)
+static bool is_replayed(const struct replayed_source *r, int layer)
 {
-	return layer >= (int)r->o.n_dense && layer <= (int)r->o.n_layers;
+	return layer >= (int)r->of->o.n_dense && layer <= (int)r->of->o.n_layers;
 }
 
-static void to_inner_ids(struct replayed_routing *r, int layer, struct expert_ref *refs, int n)
+static void to_inner_ids(struct replayed_source *r, int layer, struct expert_ref *refs, int n)
 {
-	const int32_t *map = r->map + (size_t)layer * r->o.n_experts;
+	const int32_t *map = r->map + (size_t)layer * r->of->o.n_experts;
 	for (int i = 0; i < n; i++)
 		refs[i].id = map[refs[i].id];
 }
 
 /* Calls the inner source with its ids; refs has the model's again on return, after errors too. */
-static int call_with_inner_ids(struct replayed_routing *r, int layer, struct expert_ref *refs,
-	int n, struct err *e,
+static int call_with_inner_ids(struct replayed_source *r, int layer, struct expert_ref *refs, int n,
+	struct err *e,
 	int (*call)(
 		struct expert_source *inner, int layer, struct expert_ref *refs, int n, struct err *e))
 {
@@ -267,7 +278,7 @@ static int inner_release(
 
 static void replayed_step(struct expert_source *s, enum expert_use use, int rows, int position)
 {
-	struct replayed_routing *r = replayed_of(s);
+	struct replayed_source *r = replayed_of(s);
 	if (use == EXPERT_DECODE) {
 		r->token += r->kept; /* those of the step before */
 		r->rows = (uint32_t)rows;
@@ -282,14 +293,14 @@ static void replayed_step(struct expert_source *s, enum expert_use use, int rows
 static int replayed_acquire(struct expert_source *s, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
-	struct replayed_routing *r = replayed_of(s);
+	struct replayed_source *r = replayed_of(s);
 	r->inner->cancel = s->cancel;
 	if (!is_replayed(r, layer)) {
 		int rc = r->inner->ops->acquire(r->inner, layer, use, refs, n, e);
 		s->stats = r->inner->stats;
 		return rc;
 	}
-	int32_t *map = r->map + (size_t)layer * r->o.n_experts;
+	int32_t *map = r->map + (size_t)layer * r->of->o.n_experts;
 	if (use == EXPERT_PREFILL) {
 		for (int i = 0; i < n; i++)
 			map[refs[i].id] = refs[i].id;
@@ -297,8 +308,9 @@ static int replayed_acquire(struct expert_source *s, int layer, enum expert_use 
 		s->stats = r->inner->stats;
 		return rc;
 	}
-	bool draft = layer == (int)r->o.n_layers; /* one row: a step is over when it has its experts */
-	if (draft && (layer != r->layer || r->n_taken >= r->o.n_used))
+	bool draft =
+		layer == (int)r->of->o.n_layers; /* one row: a step is over when it has its experts */
+	if (draft && (layer != r->layer || r->n_taken >= r->of->o.n_used))
 		order_draft(r, layer);
 	else if (layer != r->layer)
 		order_layer(r, layer);
@@ -310,7 +322,7 @@ static int replayed_acquire(struct expert_source *s, int layer, enum expert_use 
 static int replayed_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
-	struct replayed_routing *r = replayed_of(s);
+	struct replayed_source *r = replayed_of(s);
 	if (is_replayed(r, layer))
 		return call_with_inner_ids(r, layer, refs, n, e, r->inner->ops->wait_ready);
 	int rc = r->inner->ops->wait_ready(r->inner, layer, refs, n, e);
@@ -321,7 +333,7 @@ static int replayed_wait_ready(
 static int replayed_poll_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
-	struct replayed_routing *r = replayed_of(s);
+	struct replayed_source *r = replayed_of(s);
 	if (is_replayed(r, layer))
 		return call_with_inner_ids(r, layer, refs, n, e, r->inner->ops->poll_ready);
 	int rc = r->inner->ops->poll_ready(r->inner, layer, refs, n, e);
@@ -332,7 +344,7 @@ static int replayed_poll_ready(
 static void replayed_release(
 	struct expert_source *s, int layer, const struct expert_ref *refs, int n)
 {
-	struct replayed_routing *r = replayed_of(s);
+	struct replayed_source *r = replayed_of(s);
 	if (!is_replayed(r, layer)) {
 		r->inner->ops->release(r->inner, layer, refs, n);
 		s->stats = r->inner->stats;
@@ -350,8 +362,8 @@ static void replayed_release(
 static void replayed_prefetch(
 	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
-	struct replayed_routing *r = replayed_of(s);
-	const struct recorded_routing *p = &r->trace;
+	struct replayed_source *r = replayed_of(s);
+	const struct recorded_routing *p = &r->of->trace;
 	int32_t named[255];
 	if (!r->inner->ops->prefetch)
 		return;
@@ -365,45 +377,34 @@ static void replayed_prefetch(
 		layer == r->prefetch_layer && distance == r->prefetch_distance ? r->prefetch_row + 1 : 0;
 	r->prefetch_layer = layer;
 	r->prefetch_distance = distance;
-	uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
+	uint32_t moe = ((uint32_t)layer - r->of->o.n_dense) % p->n_moe;
 	size_t at = prediction_at(p, token_of_row(r, r->prefetch_row), (uint32_t)distance, moe);
 	for (uint32_t i = 0; i < p->n_predicted[at]; i++)
-		named[i] =
-			allowed_experts(r, (uint32_t)layer)[p->predicted[at * p->k + i] % r->n_allowed[layer]];
+		named[i] = allowed_experts(
+			r->of, (uint32_t)layer)[p->predicted[at * p->k + i] % r->of->n_allowed[layer]];
 	if (p->n_predicted[at])
 		r->inner->ops->prefetch(r->inner, layer, named, p->n_predicted[at], distance);
 }
 
 static void replayed_keep_rows(struct expert_source *s, int first, int n)
 {
-	struct replayed_routing *r = replayed_of(s);
+	struct replayed_source *r = replayed_of(s);
 	if (r->inner->ops->keep_rows)
 		r->inner->ops->keep_rows(r->inner, first, n);
 }
 
 static void replayed_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
-	struct replayed_routing *r = replayed_of(s);
+	struct replayed_source *r = replayed_of(s);
 	if (r->inner->ops->read_ahead)
 		r->inner->ops->read_ahead(r->inner, layer, ids, n);
 }
 
-static void replayed_free(struct replayed_routing *r)
-{
-	recorded_fini(&r->trace);
-	free(r->map);
-	free(r->allowed);
-	free(r->n_allowed);
-	free(r->order);
-	free(r->seen);
-	free(r);
-}
-
 static void replayed_close(struct expert_source *s)
 {
-	struct replayed_routing *r = replayed_of(s);
+	struct replayed_source *r = replayed_of(s);
 	r->inner->ops->close(r->inner);
-	replayed_free(r);
+	r->inner = NULL;
 }
 
 static const struct expert_source_ops replayed_ops = {
@@ -418,6 +419,8 @@ static const struct expert_source_ops replayed_ops = {
 	.keep_rows = replayed_keep_rows,
 	.read_ahead = replayed_read_ahead,
 };
+
+/* ---- all sources ---- */
 
 static void log_routing(const struct replayed_routing *r)
 {
@@ -436,8 +439,8 @@ static void log_routing(const struct replayed_routing *r)
 		log_info("routing: the model's%s", confined);
 }
 
-int replayed_routing_open(struct expert_source *inner, const struct replayed_routing_options *o,
-	struct expert_source **out, struct err *e)
+int replayed_routing_new(
+	const struct replayed_routing_options *o, struct replayed_routing **out, struct err *e)
 {
 	*out = NULL;
 	int rc = 0;
@@ -445,56 +448,89 @@ int replayed_routing_open(struct expert_source *inner, const struct replayed_rou
 		return err_set(e, ERR_USAGE, "routing cannot be confined to %u experts, %u to %u expected",
 			o->confine, o->n_used, o->n_experts);
 	struct replayed_routing *r = NEW(struct replayed_routing);
-	r->base = (struct expert_source){
+	r->o = *o;
+	if (o->path && (rc = recorded_read(&r->trace, o->path, e))) {
+		replayed_routing_free(r);
+		return rc;
+	}
+	size_t n = ((size_t)o->n_layers + 1) * o->n_experts; /* the MTP layer is the last one */
+	r->allowed = NEW_ARRAY(int32_t, n);
+	r->n_allowed = NEW_ARRAY(uint32_t, o->n_layers + 1);
+	for (size_t i = 0; i < n; i++)
+		r->allowed[i] = (int32_t)(i % o->n_experts);
+	for (uint32_t l = 0; l <= o->n_layers; l++)
+		r->n_allowed[l] = o->confine ? o->confine : o->n_experts;
+	log_routing(r);
+	r->o.path = NULL; /* borrowed */
+	*out = r;
+	return 0;
+}
+
+struct expert_source *replayed_routing_wrap(struct replayed_routing *r, struct expert_source *inner)
+{
+	struct replayed_source *s = NEW(struct replayed_source);
+	const size_t n = ((size_t)r->o.n_layers + 1) * r->o.n_experts;
+	s->base = (struct expert_source){
 		.ops = &replayed_ops,
 		.max_pinned = {inner->max_pinned[0], inner->max_pinned[1]},
 		.lookahead = inner->lookahead,
 	};
-	r->inner = inner;
-	r->o = *o;
-	if (o->path && (rc = recorded_read(&r->trace, o->path, e))) {
-		replayed_free(r);
-		return rc;
-	}
-	size_t n = ((size_t)o->n_layers + 1) * o->n_experts; /* the MTP layer is the last one */
-	r->map = NEW_ARRAY(int32_t, n);
-	r->allowed = NEW_ARRAY(int32_t, n);
-	r->n_allowed = NEW_ARRAY(uint32_t, o->n_layers + 1);
+	s->inner = inner;
+	s->of = r;
+	s->layer = -1;
+	s->map = NEW_ARRAY(int32_t, n);
 	for (size_t i = 0; i < n; i++)
-		r->map[i] = r->allowed[i] = (int32_t)(i % o->n_experts);
-	for (uint32_t l = 0; l <= o->n_layers; l++)
-		r->n_allowed[l] = o->confine ? o->confine : o->n_experts;
-	r->order = NEW_ARRAY(int32_t, o->n_experts);
-	r->seen = NEW_ARRAY(bool, o->n_experts);
-	log_routing(r);
-	r->o.path = NULL; /* borrowed */
-	*out = &r->base;
-	return 0;
+		s->map[i] = (int32_t)(i % r->o.n_experts);
+	s->order = NEW_ARRAY(int32_t, r->o.n_experts);
+	s->seen = NEW_ARRAY(bool, r->o.n_experts);
+	s->next = r->sources;
+	r->sources = s;
+	return &s->base;
+}
+
+void replayed_routing_free(struct replayed_routing *r)
+{
+	if (!r)
+		return;
+	for (struct replayed_source *s = r->sources, *next; s; s = next) {
+		if (s->inner)
+			bug("a source of replayed routing is still open");
+		next = s->next;
+		free(s->map);
+		free(s->order);
+		free(s->seen);
+		free(s);
+	}
+	recorded_fini(&r->trace);
+	free(r->allowed);
+	free(r->n_allowed);
+	free(r);
 }
 
 void replayed_routing_confine(
-	struct expert_source *s, uint32_t layer, const int32_t *ids, uint32_t n)
+	struct replayed_routing *r, uint32_t layer, const int32_t *ids, uint32_t n)
 {
-	struct replayed_routing *r = replayed_of(s);
-	int32_t *all = allowed_experts(r, layer);
-	uint32_t used = 0;
 	if (layer > r->o.n_layers || n > r->o.n_experts || (n && n < r->o.n_used))
 		bug("routing cannot be confined to %u experts of layer %u", n, layer);
-	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
+	int32_t *all = allowed_experts(r, layer);
+	bool *named = NEW_ARRAY(bool, r->o.n_experts);
+	uint32_t used = 0;
 	for (; used < n; used++) {
 		all[used] = ids[used];
-		r->seen[ids[used]] = true;
+		named[ids[used]] = true;
 	}
 	for (uint32_t i = 0; i < r->o.n_experts; i++)
-		if (!r->seen[i])
+		if (!named[i])
 			all[used++] = (int32_t)i;
+	free(named);
 	r->n_allowed[layer] = n ? n : r->o.n_experts;
-	r->layer = -1;
+	for (struct replayed_source *s = r->sources; s; s = s->next)
+		s->layer = -1;
 }
 
-void replayed_routing_keep(struct expert_source *s, uint32_t kept, bool far)
+void replayed_routing_keep(struct replayed_routing *r, uint32_t kept, bool far)
 {
-	struct replayed_routing *r = replayed_of(s);
-	r->next_kept = kept;
 	r->far = far;
+	for (struct replayed_source *s = r->sources; s; s = s->next)
+		s->next_kept = kept;
 }

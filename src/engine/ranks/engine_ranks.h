@@ -85,9 +85,10 @@ int engine_ranks_write_rows(struct engine_ranks *k, const struct rank_command *w
 void engine_ranks_command(struct engine_ranks *k, const struct rank_command *c);
 /* Keys; given before `ready` they are kept until then. */
 void engine_ranks_warm(struct engine_ranks *k, const struct profile_key *keys, size_t n);
-/* Adds the statistics of all other ranks. Either may be NULL. */
+/* The statistics of all other ranks: adds those of the experts, sets those of their stages, whose
+ * places come before the ones of rank 0. Either may be NULL. */
 void engine_ranks_stats(
-	struct engine_ranks *k, struct expert_stats *experts, struct backend_usage *usage);
+	struct engine_ranks *k, struct expert_stats *experts, struct engine_stage_usage *stages);
 /* Any thread: adds the latest known statistics and places of the other ranks. */
 void engine_ranks_snapshot(const struct engine *g, struct expert_stats *experts, uint8_t *places);
 

@@ -215,28 +215,30 @@ void engine_ranks_warm(struct engine_ranks *k, const struct profile_key *keys, s
 }
 
 static uint64_t add_stats(
-	struct engine_ranks *k, struct expert_stats *experts, struct backend_usage *usage)
+	struct engine_ranks *k, struct expert_stats *experts, struct engine_stage_usage *stages)
 {
 	struct rank_stats s;
 	struct err ignored;
 	uint64_t computing_ns = 0;
 	engine_ranks_command(k, &(struct rank_command){.code = RANK_STATS});
 	for (uint32_t i = 1; k->ready && i < ranks_count(k->ranks); i++) {
-		if (receive_answer(k, i, &s, sizeof s, &ignored))
+		const uint32_t *first = &k->cuts.first_stage[rank_place(k->ranks, i)],
+					   n = first[1] - *first;
+		if (receive_answer(k, i, &s, rank_stats_bytes(n), &ignored))
 			continue; /* the answers of the others must not stay in the queue */
 		if (experts)
 			engine_add_expert_stats(experts, &s.experts);
-		if (usage)
-			engine_add_usage(usage, &s.usage);
+		if (stages)
+			memcpy(stages + *first, s.stages, n * sizeof *stages);
 		computing_ns += s.computing_ns;
 	}
 	return computing_ns;
 }
 
 void engine_ranks_stats(
-	struct engine_ranks *k, struct expert_stats *experts, struct backend_usage *usage)
+	struct engine_ranks *k, struct expert_stats *experts, struct engine_stage_usage *stages)
 {
-	add_stats(k, experts, usage);
+	add_stats(k, experts, stages);
 }
 
 uint64_t engine_ranks_computing_ns(struct engine_ranks *k)

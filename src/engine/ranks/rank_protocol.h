@@ -30,7 +30,7 @@
  *   WRITE_ROWS  the same rows; their bytes follow
  *   COPY_ROWS   n rows of each cache, from `from` to `row`
  *   KEEP_ROWS   n rows of the last step from `row` on are kept (expert_source.h)
- *   STATS       answered with struct rank_stats
+ *   STATS       answered with struct rank_stats, as long as there are stages
  *   MEASURE     `on`: as engine_measure
  *   WARM        n struct profile_key: as engine_cache_warm
  *   POPULATE    as engine_populate
@@ -47,6 +47,8 @@
 #include "src/engine/engine.h"
 #include "src/engine/stages/stage.h"
 #include "src/ranks/ranks.h"
+
+#include <stddef.h>
 
 struct rank_start {
 	char version[32], backend[16];
@@ -74,6 +76,7 @@ struct rank_limits {
 /* What of a rank does not change. */
 struct rank_figures {
 	uint32_t first_layer, end_layer, n_stages;
+	uint32_t card[STAGES_MAX]; /* of its stages */
 	uint32_t streaming, lookahead;
 	uint64_t tier_bytes[2], everything_bytes; /* of its cache */
 	uint64_t expert_bytes, n_experts;         /* of those that it may stream, all together */
@@ -111,9 +114,15 @@ struct rank_answer {
 
 struct rank_stats {
 	struct expert_stats experts;
-	struct backend_usage usage;
 	uint64_t computing_ns; /* rows of steps that may be in flight with others */
+	struct engine_stage_usage stages[STAGES_MAX]; /* [n_stages], of the rank */
 };
+
+/* Of the message, with n stages. */
+static inline size_t rank_stats_bytes(uint32_t n)
+{
+	return offsetof(struct rank_stats, stages) + n * sizeof(struct engine_stage_usage);
+}
 
 struct rank_status {
 	struct expert_stats experts;

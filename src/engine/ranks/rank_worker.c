@@ -94,8 +94,8 @@ static int worker_stats(struct engine *g, struct err *e)
 {
 	struct rank_stats s = {
 		.experts = engine_expert_stats(g), .computing_ns = g->ranks->computing_ns};
-	engine_usage(g, &s.usage);
-	return send_answer(g->ranks, 0, NULL, &s, sizeof s, e);
+	engine_stages_here(g, s.stages);
+	return send_answer(g->ranks, 0, NULL, &s, rank_stats_bytes(g->n_stages), e);
 }
 
 static int worker_execute(struct engine *g, const struct rank_command *c, const uint8_t *data,

@@ -239,15 +239,19 @@ void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_r
 	}
 }
 
+int session_not_finite(uint32_t n, struct err *e)
+{
+	return err_set(e, ERR_RUN,
+		"the logits behind token %u are not finite: the weights or the caches are damaged", n);
+}
+
 int session_check_finite(struct session *s, struct err *e)
 {
 	uint32_t length = s->length, n = s->n_rows;
 	for (uint32_t r = 0; r < n; r++)
 		if (!sampler_all_finite(session_row_logits(s, r), s->g->n_valid)) {
 			session_rewind(s, 0); /* the caches may hold what the logits were made from */
-			return err_set(e, ERR_RUN,
-				"the logits behind token %u are not finite: the weights or the caches are damaged",
-				length - n + r + 1);
+			return session_not_finite(length - n + r + 1, e);
 		}
 	return 0;
 }
@@ -298,7 +302,7 @@ static int session_step(
 		.long_prompt = chunk->total >= LONG_PROMPT && s->g->chunk >= PREFILL_ROWS,
 		.cancel = watch ? watch->cancel : NULL,
 		.on_layer = watch && watch->partial ? chunk_layer : NULL,
-		.on_device_busy = watch && watch->on_device_busy ? chunk_device_busy : NULL,
+		.on_device_busy = watch && watch->on_device_busy && !chunk->done ? chunk_device_busy : NULL,
 		.user = chunk,
 	};
 	if (s->taps) {
@@ -327,22 +331,11 @@ static int session_step(
 		return rc;
 	if (rows && n_rows)
 		memcpy(kept, rows + (n - n_rows) * n_vocab, n_rows * n_vocab * sizeof *rows);
+	engine_last_stage_done(s->g);
 	if (append)
 		mtp_append(m, &last->kv, &f, s->states);
 	session_advance(s, n, 0, n_rows, append);
 	return rows ? 0 : session_check_finite(s, e);
-}
-
-/* The rows of the next step of `rest` tokens. A device may compute steps of few rows in another way
- * than those of prompts (batch_decode_rows). A prompt of more rows than that leaves no such rest
- * where chunks have at least 2 * few + 1 rows: its numbers are then the same for each such size.
- * Smaller chunks can leave a rest that is computed as a decode step is. */
-static uint32_t chunk_rows(const struct engine *g, uint32_t rest)
-{
-	uint32_t few = batch_decode_rows(g), n = MIN(rest, g->chunk);
-	if (few < g->chunk && rest > n && rest - n <= few && rest > 2 * few + 1)
-		n = rest - (few + 1);
-	return n;
 }
 
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
@@ -353,11 +346,13 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 		return rc;
 	if (!n)
 		return 0;
+	if (!rows && session_chunk_rows(s->g, n) < n && session_can_fly(s))
+		return session_extend_in_flight(s, tokens, n, watch, e);
 	session_expect_token(s, tokens[0]);
 	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
 	struct session_chunk c = {.watch = watch, .total = n};
 	while (c.done < n) {
-		c.n = chunk_rows(s->g, n - c.done);
+		c.n = session_chunk_rows(s->g, n - c.done);
 		float *out = rows ? rows + (size_t)c.done * s->g->config.n_vocab : NULL;
 		if ((rc = session_step(s, &c, out, c.done + c.n == n, e)))
 			return rc;

@@ -12,6 +12,8 @@ struct session {
 	int32_t base;    /* first cache row */
 	int32_t *tokens; /* [context] */
 	uint32_t length; /* tokens whose cache rows are valid */
+	uint32_t ahead;  /* tokens behind them whose steps are in flight (batch_begin) */
+	bool broken;     /* of these steps an earlier one failed: they fail too */
 	/* Logits and hidden states of the last step: those of its n_rows last rows, if it was a
 	 * verification, else of its last one. The last of them belongs to position length - 1. */
 	uint32_t n_rows; /* with logits; 0: there are none */
@@ -67,6 +69,19 @@ bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int
 void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_rows, bool appended);
 /* ERR_RUN when logits of the last step are not finite; the timeline is then emptied. */
 int session_check_finite(struct session *s, struct err *e);
+
+/* ---- prompt_chunks.c ---- */
+
+/* Are the chunks of a prompt computed by the next function? */
+bool session_can_fly(const struct session *s);
+/* session_extend of several chunks, without rows: chunk k + 1 is in the first stage while chunk k
+ * is in the second. The tokens were checked. */
+int session_extend_in_flight(struct session *s, const int32_t *tokens, uint32_t n,
+	const struct session_watch *watch, struct err *e);
+/* The rows of the next step of `rest` tokens of a prompt. */
+uint32_t session_chunk_rows(const struct engine *g, uint32_t rest);
+/* The sentence for logits that are not finite, behind so many tokens. ERR_RUN. */
+int session_not_finite(uint32_t n, struct err *e);
 
 /* Whether the MTP rows of positions [first, n) are there and were made from hidden states, so that
  * session_file.h stores them. Rows made from tokens alone can be made again at any time. */

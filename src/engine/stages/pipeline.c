@@ -2,6 +2,7 @@
 #include "src/engine/stages/pipeline.h"
 
 #include "src/base/clock.h"
+#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/engine/engine_internal.h"
@@ -12,8 +13,11 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#define LAYERS_NS 100000000u /* between two calls of on_layer while the caller waits */
+
 struct micro_batch {
 	struct forward_rows rows;
+	atomic_uint layers;       /* done by the stages so far */
 	struct stage_rows handed; /* what the latest stage left */
 	int rc;                   /* of the stages so far */
 	struct err why;
@@ -39,8 +43,9 @@ struct stage_pipeline {
 	pthread_cond_t arrived;
 	bool stop;
 	/* the caller's */
-	struct micro_batch *unused, *first, **last; /* first, last: in flight, in order */
-	bool ends;                                  /* the last stage computes, for the figures */
+	struct micro_batch *unused[2];     /* without and with room for many rows */
+	struct micro_batch *first, **last; /* in flight, in order */
+	bool ends;                         /* the last stage computes, for the figures */
 	/* lock: figures */
 	uint32_t computing; /* stages, now */
 	uint64_t since_ns;  /* of the latest change of that; 0: nothing is in flight */
@@ -99,12 +104,22 @@ static void queue_push(struct stage_thread *t, struct micro_batch *m)
 	pthread_cond_signal(&t->filled);
 }
 
+static void count_layer(void *user, uint32_t done, uint32_t n_layers)
+{
+	struct micro_batch *m = user;
+	(void)n_layers;
+	atomic_store_explicit(&m->layers, done, memory_order_relaxed);
+}
+
 static void compute_stage(const struct stage_thread *t, struct micro_batch *m)
 {
 	struct stage *s = t->stage;
+	struct forward_rows rows = m->rows;
+	rows.on_layer = count_layer;
+	rows.user = m;
 	if (t != t->pipeline->threads)
 		stage_rows_give(&m->handed, &s->model, m->rows.n);
-	m->rc = model_forward(&s->model, &s->kv, &m->rows, m->rows.n, &m->why);
+	m->rc = stage_forward(s, &rows, rows.n, &m->why);
 	if (!m->rc)
 		m->rc = stage_rows_take(&m->handed, &s->model, m->rows.n, &m->why);
 }
@@ -194,7 +209,7 @@ struct stage_pipeline *pipeline_new(struct engine *g)
 	p->g = g;
 	p->last = &p->first;
 	pthread_mutex_init(&p->lock, NULL);
-	pthread_cond_init(&p->arrived, NULL);
+	cond_init(&p->arrived);
 	return p;
 }
 
@@ -205,12 +220,13 @@ void pipeline_free(struct stage_pipeline *p)
 	if (p->first)
 		bug("micro-batches are in flight at the end");
 	stop_threads(p);
-	for (struct micro_batch *m = p->unused, *next; m; m = next) {
-		next = m->next;
-		stage_rows_free(&m->handed);
-		engine_ranks_posted_free(p->g->ranks, m->sent);
-		free(m);
-	}
+	for (int many = 0; many < 2; many++)
+		for (struct micro_batch *m = p->unused[many], *next; m; m = next) {
+			next = m->next;
+			stage_rows_free(&m->handed);
+			engine_ranks_posted_free(p->g->ranks, m->sent);
+			free(m);
+		}
 	pthread_cond_destroy(&p->arrived);
 	pthread_mutex_destroy(&p->lock);
 	free(p);
@@ -228,19 +244,25 @@ bool pipeline_in_flight(const struct stage_pipeline *p)
 	return p && p->first;
 }
 
-static struct micro_batch *take_unused(struct stage_pipeline *p)
+size_t pipeline_row_bytes(const struct model_config *c)
 {
-	struct micro_batch *m = p->unused;
+	return c->n_embd * sizeof(float) + (1 + (size_t)c->index_top_k) * sizeof(int32_t);
+}
+
+static struct micro_batch *take_unused(struct stage_pipeline *p, uint32_t n)
+{
+	struct micro_batch **list = &p->unused[n > PIPELINE_FEW_ROWS], *m = *list;
 	if (!m)
 		return NEW(struct micro_batch);
-	p->unused = m->next;
+	*list = m->next;
 	return m;
 }
 
 static void give_unused(struct stage_pipeline *p, struct micro_batch *m)
 {
-	m->next = p->unused;
-	p->unused = m;
+	struct micro_batch **list = &p->unused[m->handed.max_rows > PIPELINE_FEW_ROWS];
+	m->next = *list;
+	*list = m;
 }
 
 /* Into the first stage. Its room for rows is there. */
@@ -264,8 +286,10 @@ int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	struct micro_batch **out, struct err *e)
 {
 	struct engine *g = p->g;
-	struct micro_batch *m = take_unused(p);
+	struct micro_batch *m = take_unused(p, rows->n);
 	m->rows = *rows;
+	m->rows.on_device_busy = NULL;
+	atomic_store_explicit(&m->layers, 0, memory_order_relaxed);
 	m->rc = 0;
 	m->arrived = false;
 	m->next = NULL;
@@ -305,6 +329,26 @@ static void wait_arrived(struct stage_pipeline *p, struct micro_batch *m)
 	pthread_mutex_unlock(&p->lock);
 }
 
+/* The same, and tells the caller how far the stages are. */
+static void wait_and_report(struct stage_pipeline *p, struct micro_batch *m)
+{
+	const struct engine *g = p->g;
+	bool arrived = g->ranks || !m->rows.on_layer;
+	while (!arrived) {
+		const struct timespec until = cond_deadline(LAYERS_NS);
+		pthread_mutex_lock(&p->lock);
+		int rc = 0;
+		while (!m->arrived && !rc)
+			rc = pthread_cond_timedwait(&p->arrived, &p->lock, &until);
+		arrived = m->arrived;
+		pthread_mutex_unlock(&p->lock);
+		const uint32_t layers = atomic_load_explicit(&m->layers, memory_order_relaxed);
+		if (layers)
+			m->rows.on_layer(m->rows.user, layers, g->config.n_layers);
+	}
+	wait_arrived(p, m);
+}
+
 /* The stages that the caller computes. */
 static int compute_end(struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden)
 {
@@ -314,12 +358,20 @@ static int compute_end(struct stage_pipeline *p, struct micro_batch *m, uint32_t
 	return stages_forward(s, &m->rows, first_hidden, &m->why);
 }
 
-int pipeline_end(
-	struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e)
+static void leave_flight(struct stage_pipeline *p, struct micro_batch *m)
 {
 	if (m != p->first)
 		bug("micro-batches end in the order in which they were begun");
-	wait_arrived(p, m);
+	p->first = m->next;
+	if (!p->first)
+		p->last = &p->first;
+	give_unused(p, m);
+}
+
+int pipeline_end(
+	struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e)
+{
+	wait_and_report(p, m);
 	pthread_mutex_lock(&p->lock);
 	p->ends = !m->rc;
 	if (p->ends)
@@ -331,11 +383,14 @@ int pipeline_end(
 	const int rc = m->rc;
 	if (rc && e)
 		*e = m->why;
-	p->first = m->next;
-	if (!p->first)
-		p->last = &p->first;
-	give_unused(p, m);
+	leave_flight(p, m);
 	return rc;
+}
+
+void pipeline_drop(struct stage_pipeline *p, struct micro_batch *m)
+{
+	wait_arrived(p, m);
+	leave_flight(p, m);
 }
 
 void pipeline_settle(struct stage_pipeline *p)

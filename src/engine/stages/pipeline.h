@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Micro-batches in flight: rows of different answers that follow each other through the stages, so
- * that all stages compute at the same time.
+ * Micro-batches in flight: rows of different answers, or consecutive chunks of a prompt, that
+ * follow each other through the stages, so that all stages compute at the same time.
  *
  *      caller             thread of stage 0     thread of stage 1     caller: the last stage
  *      begin -- queue --> forward -- queue -->  forward -- queue -->  end: forward
@@ -11,6 +11,9 @@
  *   flight.
  * - A micro-batch owns the host memory with its rows between two stages. It belongs to one thread
  *   at a time: the caller's, that of the stage whose queue it is in, the caller's again.
+ * - That memory is kept for the next one. Of micro-batches with more than PIPELINE_FEW_ROWS rows
+ *   there is as much as of the most that were in flight at a time; the caller keeps them to
+ *   pipeline_depth, which is what the plan counts (plan_stages.h).
  * - A stage that fails gives the micro-batch its error; later stages pass it on. Other
  *   micro-batches go on.
  * - With ranks the queues are messages: pipeline_begin sends the command of the step, the workers
@@ -38,8 +41,14 @@ void pipeline_free(struct stage_pipeline *p); /* nothing may be in flight; NULL 
 /* Stages that compute at the same time; 1: a step is computed as a whole. */
 uint32_t pipeline_depth(const struct engine *g);
 
-/* Sends rows into the first stage. What `rows` points to is lent until pipeline_end. It has no
- * callbacks and no taps. ERR_MEMORY, ERR_RUN: nothing is in flight of them. */
+#define PIPELINE_FEW_ROWS 64
+
+/* Host memory of a row between two stages. */
+size_t pipeline_row_bytes(const struct model_config *c);
+
+/* Sends rows into the first stage. What `rows` points to is lent until the end. It has no taps.
+ * on_layer is called by pipeline_end alone, on_device_busy never. ERR_MEMORY, ERR_RUN: nothing is
+ * in flight of them. */
 int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	struct micro_batch **out, struct err *e);
 
@@ -47,6 +56,9 @@ int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
  * model_forward; *m is over in any case. */
 int pipeline_end(
 	struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e);
+
+/* The same for rows that nobody wants any more: the last stage does not compute them. */
+void pipeline_drop(struct stage_pipeline *p, struct micro_batch *m);
 
 /* The device of the last stage has done with the micro-batch that was ended last: for the figures.
  */

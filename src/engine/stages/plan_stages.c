@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Shares the machine and the budgets out, then plans twice: the first time each stage for itself,
- * quietly; the second time with the least context and chunk of all. */
+/* Shares the machine and the budgets out, then plans three times: quietly, to know how long chunks
+ * are; quietly each stage for itself, without the memory of the chunks in flight; with the least
+ * context and chunk of all. */
 #include "src/engine/stages/plan_stages.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/stages/pipeline.h"
 #include "src/ranks/ranks.h"
 #include "stream/loader/loader.h"
 
@@ -135,31 +137,87 @@ static void log_stage(const struct plan_stage *s, uint32_t i)
 		s->card, (double)s->resident / 1e9, (double)plan_expert_bytes(s->w, end) / 1e9);
 }
 
+/* Memory of the host that rows in flight take on this process, with chunks of so many rows. */
+static size_t flight_bytes(
+	const struct plan_stage *stages, uint32_t n, const struct engine_options *o, uint32_t chunk)
+{
+	const uint32_t chunks = !o->ranks ? n : ranks_me(o->ranks) ? 0 : ranks_count(o->ranks);
+	return chunks * (size_t)chunk * pipeline_row_bytes(stages->c);
+}
+
+/* Takes so much off the host memory of a plan; on the CPU the stage computes in it. */
+static void take_host_bytes(struct plan_machine *m, const struct plan_stage *s, size_t bytes)
+{
+	const bool on_card = s->backend->ops->copier_open != NULL;
+	size_t *from = on_card ? &m->host_bytes : &m->card_bytes;
+	if (*from) /* 0: unknown */
+		*from -= MIN(bytes, *from - 1);
+}
+
+static int plan_quietly(const struct plan_stage *stages, uint32_t n,
+	const struct stage_share *shares, const struct gguf *file, struct plan *plans, struct err *e)
+{
+	const enum log_level level = log_level();
+	int rc = 0;
+	log_set_level(LOG_QUIET);
+	for (uint32_t i = 0; i < n && !rc; i++)
+		rc = plan_one(&stages[i], &shares[i], i, file, &plans[i], e);
+	log_set_level(level);
+	return rc;
+}
+
+static uint32_t least_chunk(const struct plan *plans, uint32_t n)
+{
+	uint32_t chunk = UINT32_MAX;
+	for (uint32_t i = 0; i < n; i++)
+		chunk = MIN(chunk, plans[i].chunk);
+	return chunk;
+}
+
+/* One stage of several ranks. */
+static int plan_alone(const struct plan_stage *s, const struct engine_options *o,
+	const struct gguf *file, struct plan *p, struct err *e)
+{
+	const uint32_t processes = ranks_on_host(o->ranks);
+	struct plan_machine machine = {.card_bytes = plan_stage_room(s, 1, 0, processes),
+		.host_bytes = mem_available_bytes() / processes,
+		.part = true};
+	const enum log_level level = log_level();
+	log_set_level(LOG_QUIET);
+	int rc = plan_on_machine(s->c, o, file, s->w, s->resident, s->backend, &machine, p, e);
+	log_set_level(level);
+	if (rc)
+		return rc;
+	take_host_bytes(&machine, s, flight_bytes(s, 1, o, p->chunk));
+	return plan_on_machine(s->c, o, file, s->w, s->resident, s->backend, &machine, p, e);
+}
+
 int plan_stages(const struct plan_stage *stages, uint32_t n, const struct engine_options *o,
 	const struct gguf *file, struct plan *plans, struct err *e)
 {
-	if (n == 1 && o->ranks) {
-		const uint32_t processes = ranks_on_host(o->ranks);
-		const struct plan_machine machine = {.card_bytes = plan_stage_room(stages, 1, 0, processes),
-			.host_bytes = mem_available_bytes() / processes,
-			.part = true};
-		return plan_on_machine(
-			stages->c, o, file, stages->w, stages->resident, stages->backend, &machine, plans, e);
-	}
+	if (n == 1 && o->ranks)
+		return plan_alone(stages, o, file, plans, e);
 	if (n == 1)
 		return plan_make(
 			stages->c, o, file, stages->w, stages->resident, stages->backend, plans, e);
 	struct stage_share *shares = NEW_ARRAY(struct stage_share, n);
-	uint32_t context = UINT32_MAX, chunk = UINT32_MAX;
+	uint32_t context = UINT32_MAX;
+	size_t flight = 0;
 	int rc = share_budgets(stages, n, o, file, shares, e);
-	enum log_level level = log_level();
-	log_set_level(LOG_QUIET); /* the second time prints */
-	for (uint32_t i = 0; i < n && !rc; i++) {
-		rc = plan_one(&stages[i], &shares[i], i, file, &plans[i], e);
-		context = MIN(context, plans[i].context);
-		chunk = MIN(chunk, plans[i].chunk);
+	if (!rc)
+		rc = plan_quietly(stages, n, shares, file, plans, e);
+	if (!rc) {
+		flight = flight_bytes(stages, n, o, least_chunk(plans, n));
+		for (uint32_t i = 0; i < n; i++)
+			take_host_bytes(&shares[i].machine, &stages[i], flight / n);
+		rc = plan_quietly(stages, n, shares, file, plans, e);
 	}
-	log_set_level(level);
+	const uint32_t chunk = least_chunk(plans, n);
+	for (uint32_t i = 0; i < n; i++)
+		context = MIN(context, plans[i].context);
+	if (!rc)
+		log_info("rows between stages: up to %.4g MB of host memory, chunks of %u",
+			(double)flight / 1e6, chunk);
 	for (uint32_t i = 0; i < n && !rc; i++) {
 		shares[i].options.context = context;
 		shares[i].options.chunk = chunk;

@@ -6,7 +6,9 @@
  * - --cache-gb with a number holds for each card. Its stages share it: each gets the least that
  *   works, and of the rest a part by the size of its experts.
  * - --ram-gb with a number holds for the host, and the stages share it by the size of their
- * experts; auto shares what the host has left in the same way.
+ *   experts; auto shares what the host has left in the same way.
+ * - The rows of a prompt that are in flight between stages lie in memory of the host: a chunk for
+ *   each stage (pipeline.h).
  */
 #ifndef GLM_ENGINE_PLAN_STAGES_H
 #define GLM_ENGINE_PLAN_STAGES_H

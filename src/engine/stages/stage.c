@@ -28,8 +28,6 @@ static int check_stage_options(
 	if (n > STAGES_MAX)
 		return err_set(
 			e, ERR_USAGE, "%u stages were asked for, at most %d are possible", n, STAGES_MAX);
-	if (n > 1 && o->wrap_source)
-		return err_set(e, ERR_USAGE, "a replayed or observed routing takes one stage, not %u", n);
 	if (n > 1 && o->copier)
 		return err_set(e, ERR_USAGE, "one copier serves one stage, not %u", n);
 	return 0;
@@ -319,19 +317,32 @@ static int receive_rows(struct engine *g, struct forward_rows *rows, struct err 
 	return rc || !in ? rc : in->ops->receive(in, &g->stages->model, rows->n, e);
 }
 
+int stage_forward(
+	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
+{
+	s->began_ns = clock_ns();
+	int rc = model_forward(&s->model, &s->kv, rows, first_hidden, e);
+	if (rc || first_hidden >= rows->n) {
+		s->computing_ns += rc ? 0 : clock_ns() - s->began_ns;
+		s->began_ns = 0;
+	}
+	s->n_steps += !rc;
+	return rc;
+}
+
 int stages_forward(
 	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
 {
 	struct forward_rows mine = *rows;
 	for (; s->link; s++) {
 		int rc;
-		if ((rc = model_forward(&s->model, &s->kv, &mine, rows->n, e)) ||
+		if ((rc = stage_forward(s, &mine, rows->n, e)) ||
 			(rc = s->link->ops->send(s->link, &s->model, rows->n, e)) ||
 			(rc = s->link->ops->receive(s->link, &s[1].model, rows->n, e)))
 			return rc;
 		mine.on_device_busy = NULL; /* was called */
 	}
-	return model_forward(&s->model, &s->kv, &mine, first_hidden, e);
+	return stage_forward(s, &mine, first_hidden, e);
 }
 
 int engine_forward(

@@ -30,6 +30,9 @@ struct stage {
 	struct kv_cache kv;        /* of these layers; all sessions */
 	struct host_experts *host; /* NULL: the card computes all experts */
 	struct stage_link *link;   /* to the next stage; NULL: this is the last one */
+	/* Written by the thread that computes the stage: struct engine_stage_usage. */
+	uint64_t n_steps, computing_ns;
+	uint64_t began_ns; /* the step in hand, whose results are not there yet; 0: none */
 };
 
 /* Opens a backend for each card that the options name (none: card 0) and returns stages without
@@ -67,7 +70,12 @@ int stage_open(struct stage *s, const struct stage_setup *setup, struct err *e);
  */
 int stage_start(struct stage *s, const struct engine_options *o, bool is_last, struct err *e);
 
-/* model_forward through the stages from `s` on. */
+/* model_forward of a stage that has its rows. Counts the step. Where the end of the model may still
+ * be computed, the time goes on until engine_last_stage_done. */
+int stage_forward(
+	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e);
+
+/* stage_forward through the stages from `s` on. */
 int stages_forward(
 	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e);
 

@@ -62,6 +62,15 @@ check "no draft is right" figures 'named("accept length, assumed: 0") == 1 and n
 run $bench --cache-gb 0.006 --routing $trace -n 100 --accept 0.72,0.60,0.50 --far
 exits 0
 check "says that acceptance is assumed" grep -q "^acceptance of drafts is assumed, not that of this model" "$work/out"
+# two stages on one card: one trace for both
+run $bench --cards 0,0 --cache-gb 0.006 --routing $trace -n 100 --accept 1,1 --lookahead 1 --json
+exits 0
+check "hits and misses of two stages are all" figures 'abs(named("cold start: experts in tier 0, or loading") + named("cold start: experts missed") - 100) < 0.01'
+check "all drafts of two stages are right" figures '2.9 < named("accept length, assumed: 1, 1") <= 3'
+check "the trace is read once" [ "$(grep -c '^routing: replayed' "$work/err")" = 1 ]
+run $bench --cards 0,0 --cache-gb 0.006 --resident 6 -n 100 --json
+exits 0
+check "confined routing of two stages misses nothing" figures 'named("steady state: experts missed") == 0'
 run $bench --accept 0.5
 error_is_one_sentence 2 "--accept belongs to bench decode with --routing"
 run $bench --routing $trace --accept 1.5

@@ -40,6 +40,19 @@ logits 2 two.f32 --chunk 8
 check "logits of 2 ranks" cmp -s "$work/one.f32" "$work/two.f32"
 check "rank 1 has the first layers" grep -q '^rank 1 (.*): layers 0 to ' "$work/err"
 check "rank 0 has the last layers" grep -q '^rank 0 (.*): layers [1-6] to 6 and MTP' "$work/err"
+# a prompt of several chunks: they follow each other through the ranks
+last() { # number of ranks, file: of the last position
+	ranks "$1" dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/$2" --force --chunk 40
+	exits 0
+}
+last 1 last.1
+for n in 2 3; do
+	last $n last.$n
+	check "logits behind chunks on $n ranks" cmp -s "$work/last.1" "$work/last.$n"
+done
+ranks 2 bench prefill --backend cpu -m "$POCKET" -t 1 --chunk 40 --prompt 150 --seconds 0.01 --repeats 1 -q
+exits 0
+check "chunks in flight on 2 ranks" grep -q 'stages computing at a time, mean (2): 150 tokens' "$work/out"
 logits 3 three.f32 --cache-gb 0.02 --ram-gb 0.01 --lookahead 2
 check "logits of 3 ranks with caches" cmp -s "$work/one.f32" "$work/three.f32"
 check "a cache of each" [ "$(grep -c '^rank .*, cache of ' "$work/err")" = 3 ]
@@ -71,6 +84,14 @@ check "figures name the ranks" last_line_is_json "$work/err" ranks
 check "and count the experts of all" python3 -c 'import json, sys
 e = json.loads(open(sys.argv[1]).read().splitlines()[-1])
 sys.exit(e["ranks"] != 2 or e["miss"] + e["hit_cache"] < 6 * 4 * 4)' "$work/err"
+
+# ---- figures of each stage ----
+ranks 2 bench decode --backend cpu -m "$POCKET" -t 1 --cards 0,0 --rows 1 --prompt 8 -n 6 --repeats 1 -q
+exits 0
+for where in 'stage 0 (layers 0 to [0-4], rank 1, card 0)' 'stage 1 (.*, rank 1, card 0)' \
+	'stage 2 (.*, rank 0, card 0)' 'stage 3 (layers [3-6] to 6, rank 0, card 0)'; do
+	check "$where" grep -q "^rows  *a step of 1: $where  *[0-9.]*[1-9][0-9.]* ms" "$work/out"
+done
 
 # ---- a profile counts the layers of all ranks ----
 ranks 2 --backend cpu -m "$POCKET" --temp 0 --think off -n 8 -p 'Define river.' -q --cache-gb 0.02 --warm "$work/two.profile" --draft off

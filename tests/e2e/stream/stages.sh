@@ -49,9 +49,33 @@ check "one answer is not cut" [ "$(grep -c ' 1 rows in ' "$work/out")" = 0 ]
 check "five answers are" grep -q 'stages computing at a time, mean (2): 5 rows in 2 micro-batches' \
 	"$work/out"
 check "shares of the time are named" \
-	[ "$(grep -Ec 'of the time [012] stages? computed, 5' "$work/out")" = 3 ]
+	[ "$(grep -Ec 'of the time [012] stages? computed: 5 rows' "$work/out")" = 3 ]
 sum=$(awk '/of the time/ {sum += $(NF - 1)} END {print (sum > 99 && sum < 101)}' "$work/out")
 check "they are all of it" [ "$sum" = 1 ]
+
+# the time of each stage; of one answer they compute one after the other
+times() { # what: of the stages, and of all of it
+	awk -v what="$1" '$0 ~ "^rows +" what ": stage" {n++; sum += $(NF - 1)}
+		$0 ~ "^rows +" what " +[0-9]" {all = $(NF - 1)}
+		END {print (n == 2 && sum > 0.3 * all && sum <= 1.01 * all)}' "$work/out"
+}
+check "both stages are named" [ "$(grep -Ec 'a step of 1: stage [01] \(layers [0-9] to [0-9], card 0\)' "$work/out")" = 2 ]
+check "their times are those of a step" [ "$(times 'a step of 1')" = 1 ]
+# a prompt of several chunks: they are in flight too, and the plan counts their rows
+run bench prefill --backend cpu -m "$POCKET" -t 1 --cards 0,0 --chunk 256 --prompt 700 --seconds 0.01 --repeats 1
+exits 0
+check "chunks in flight" grep -q 'stages computing at a time, mean (2): 700 tokens in chunks of 256' "$work/out"
+check "memory of their rows" grep -qx 'rows between stages: up to 0.7885 MB of host memory, chunks of 256' "$work/err"
+run bench prefill --backend cpu -m "$POCKET" -t 1 --cards 0,0 --chunk 256 --prompt 200 --seconds 0.01 --repeats 1
+exits 0
+check "a single chunk is not" [ "$(grep -c 'at a time' "$work/out")" = 0 ]
+run bench decode --backend cpu -m "$POCKET" -t 1 --cards 0,0,0 --routing shipped --cache-gb 0.03 -n 40 \
+	--no-direct --seconds 0.01 --repeats 1 -q
+exits 0
+check "computing alone by stage" [ "$(grep -c 'computing alone: stage' "$work/out")" = 3 ]
+run bench decode --backend cpu -m "$POCKET" -t 1 --rows 1 --prompt 8 -n 6 --repeats 1
+exits 0
+check "one stage has no line of its own" [ "$(grep -c ': stage' "$work/out")" = 0 ]
 
 dump() { run dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/x.f32" --force "$@"; }
 dump --cards 1
