@@ -210,6 +210,8 @@ static int keep_answer(struct answer *a, const struct stats *stats, bool cancell
 	a->total_prompt += stats->result.prompt_tokens - stats->result.reused_tokens;
 	a->total_new += stats->result.new_tokens;
 	a->total_ns += stats->result.prefill_ns + stats->result.decode_ns;
+	if (a->view.no_memory)
+		return err_set(e, ERR_MEMORY, "there is no memory for the arguments of a tool call");
 	if (!a->talk.raw)
 		chat_view_message(&a->view, &a->talk.chat);
 	else if ((rc = keep_raw(a, e)))
