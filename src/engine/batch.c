@@ -292,7 +292,8 @@ int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct b
 static int end_run(struct batch_run *r, bool stay, struct err *e)
 {
 	struct stage_pipeline *p = r->parts->session->g->pipeline;
-	int rc = pipeline_end(p, r->flight, r->first_hidden, e);
+	int rc =
+		engine_blame_file(r->parts->session->g, pipeline_end(p, r->flight, r->first_hidden, e), e);
 	if (!rc)
 		rc = run_finish(r, stay, e);
 	if (rc == ERR_MEMORY)

@@ -176,5 +176,28 @@ int gguf_check_lost(const struct gguf *g, struct err *e)
 	int rc = 0;
 	for (uint32_t i = 0; i < g->n_files && !rc; i++)
 		rc = file_map_check(&g->files[i].map, g->files[i].path, e);
+	for (uint32_t i = 0; i < g->n_copies && !rc; i++)
+		rc = file_map_check(&g->copies[i].map, g->copies[i].path, e);
+	return rc;
+}
+
+int gguf_watch_copy(struct gguf *g, const char *path, struct err *e)
+{
+	struct file_map map;
+	int rc = file_map_open(&map, path, e);
+	if (rc)
+		return rc;
+	g->copies = mem_grow(g->copies, g->n_copies + 1, sizeof *g->copies);
+	g->copies[g->n_copies++] = (struct gguf_copy){.path = mem_strdup(path), .map = map};
+	return 0;
+}
+
+int gguf_check_names(const struct gguf *g, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t i = 0; i < g->n_files && !rc; i++)
+		rc = file_map_check_path(&g->files[i].map, g->files[i].path, e);
+	for (uint32_t i = 0; i < g->n_copies && !rc; i++)
+		rc = file_map_check_path(&g->copies[i].map, g->copies[i].path, e);
 	return rc;
 }
