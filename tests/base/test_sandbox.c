@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -60,7 +61,7 @@ static int files_case(void)
 		 *other = mem_strdup(temp_dir_path("other"));
 	const struct sandbox_path paths[] = {
 		{readable, false}, {writable, true}, {"/no/such/place", true}};
-	int rc = sandbox_files(paths, ARRAY_LEN(paths));
+	int rc = sandbox_files(paths, ARRAY_LEN(paths), -1);
 	if (rc == -ENOSYS || rc == -EOPNOTSUPP)
 		return NO_LANDLOCK;
 	EXPECT(rc > 0);
@@ -87,6 +88,52 @@ static void test_files(void **state)
 		free(file);
 	}
 	int rc = in_child(files_case);
+	if (rc == NO_LANDLOCK)
+		skip();
+	assert_int_equal(rc, 0);
+}
+
+/* 0, or the errno of connecting to, or binding, this port of 127.0.0.1. */
+static int tcp_error(int (*call)(int, const struct sockaddr *, socklen_t), unsigned port)
+{
+	struct sockaddr_in a = {
+		.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(0x7f000001)}};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	int error = fd < 0 || call(fd, (struct sockaddr *)&a, sizeof a) ? errno : 0;
+	close(fd);
+	return error;
+}
+
+static unsigned listening; /* at this port */
+
+static int net_case(void)
+{
+	int rc = sandbox_files(NULL, 0, 0);
+	if (rc < 4)
+		return NO_LANDLOCK;
+	EXPECT(tcp_error(connect, listening) == EACCES);
+	EXPECT(tcp_error(bind, 0) == 0);
+	EXPECT(tcp_error(bind, 2) == EACCES);
+	EXPECT(sandbox_files(NULL, 0, -1) == rc);
+	EXPECT(tcp_error(bind, 0) == EACCES);
+	return 0;
+}
+
+/* No system call filter has a part in this: a connection is refused by whatever way it is asked
+ * for. */
+static void test_connections(void **state)
+{
+	(void)state;
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(0x7f000001)}};
+	socklen_t n = sizeof a;
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+	assert_int_equal(listen(fd, 8), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+	listening = ntohs(a.sin_port);
+	assert_int_equal(tcp_error(connect, listening), 0);
+	int rc = in_child(net_case);
+	close(fd);
 	if (rc == NO_LANDLOCK)
 		skip();
 	assert_int_equal(rc, 0);
@@ -146,6 +193,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_files),
+		cmocka_unit_test(test_connections),
 		cmocka_unit_test(test_calls),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);

@@ -104,7 +104,7 @@ int cmd_run(int argc, char **argv, struct err *e)
 	profile_opts_apply(&opts.profile, &opts.common);
 	if (!chat) /* whose commands open any file */
 		sandbox_opts_files(
-			&opts.sandbox, &opts.common, &opts.prefix, opts.session, opts.json_schema);
+			&opts.sandbox, &opts.common, &opts.prefix, opts.session, opts.json_schema, -1);
 	if ((rc = answer_open(&a, &opts, e)))
 		goto out;
 	sandbox_opts_calls(&opts.sandbox);

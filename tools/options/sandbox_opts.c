@@ -122,7 +122,7 @@ static bool driver_needs_help(const struct common_opts *c)
 }
 
 void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
-	const struct prefix_opts *p, const char *session, const char *read_only)
+	const struct prefix_opts *p, const char *session, const char *read_only, int port)
 {
 	static const char *const read[] = {
 		"/usr", "/lib", "/lib64", "/etc", "/opt", "/nix", "/run", "/sys"};
@@ -160,7 +160,7 @@ void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
 #ifdef COVERAGE_FOLDER
 	add_place(&l, mem_strdup(COVERAGE_FOLDER), true);
 #endif
-	o->landlock = sandbox_files(l.paths, l.n);
+	o->landlock = sandbox_files(l.paths, l.n, port);
 	for (size_t i = 0; i < l.n; i++)
 		free((char *)(uintptr_t)l.paths[i].path);
 	free(l.paths);

@@ -17,9 +17,10 @@ struct sandbox_opts {
 struct arg_group sandbox_opts_group(struct sandbox_opts *o);
 
 /* Confines the files to what these options name. Before common_opts_open, which starts threads.
- * p, session (a file that is replaced), read_only (one that is only read): may be NULL. */
+ * p, session (a file that is replaced), read_only (one that is only read): may be NULL. port: that
+ * a server will listen at, -1: none. */
 void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
-	const struct prefix_opts *p, const char *session, const char *read_only);
+	const struct prefix_opts *p, const char *session, const char *read_only, int port);
 
 /* Confines the calls, when everything is open, and says with -v what is confined. */
 void sandbox_opts_calls(const struct sandbox_opts *o);
