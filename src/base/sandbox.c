@@ -51,7 +51,10 @@ static int add_rule(int rules, const struct sandbox_path *p, uint64_t handled)
 	int fd = open(p->path, O_PATH | O_CLOEXEC), rc = 0;
 	if (fd < 0)
 		return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? 0 : -errno;
-	uint64_t rights = handled & (p->write ? READ_WRITE : READ_ONLY);
+	static const uint64_t of[] = {[SANDBOX_READ] = READ_ONLY,
+		[SANDBOX_WRITE] = READ_WRITE,
+		[SANDBOX_LIST] = LANDLOCK_ACCESS_FS_READ_DIR};
+	uint64_t rights = handled & of[p->right];
 	if (!fstat(fd, &st) && !S_ISDIR(st.st_mode))
 		rights &= OF_FILES;
 	const struct landlock_path_beneath_attr a = {.allowed_access = rights, .parent_fd = fd};

@@ -20,9 +20,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/* What may be done below a folder, or with a file. */
+enum sandbox_right {
+	SANDBOX_READ,
+	SANDBOX_WRITE, /* making and removing files too */
+	SANDBOX_LIST,  /* names, no contents */
+};
+
 struct sandbox_path {
-	const char *path; /* a folder stands for all below it; one that does not exist is left out */
-	bool write;       /* else only reading; a folder: making and removing files too */
+	const char *path; /* one that does not exist is left out */
+	enum sandbox_right right;
 };
 
 /* port: that TCP may be bound to, 0 for any that the system chooses, -1 for none. Returns

@@ -224,8 +224,7 @@ void file_map_close(struct file_map *m)
 	*m = (struct file_map){0};
 }
 
-void file_map_drop_cached(
-	const struct file_map *m, const char *path, uint64_t offset, uint64_t bytes)
+void file_map_drop_cached(const struct file_map *m, uint64_t offset, uint64_t bytes)
 {
 	if (!m->data)
 		return;
@@ -233,9 +232,5 @@ void file_map_drop_cached(
 	const uint64_t from = num_align_down(offset, DROP_ALIGN),
 				   to = MIN(num_align_up(offset + bytes, DROP_ALIGN), m->size);
 	madvise((void *)(uintptr_t)(m->data + from), (size_t)(to - from), MADV_DONTNEED);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return;
-	mem_drop_cached(fd, offset, bytes);
-	close(fd);
+	mem_drop_cached(m->watch->fd, offset, bytes);
 }

@@ -35,9 +35,8 @@ int file_map_open(struct file_map *m, const char *path, struct err *e);
 void file_map_close(struct file_map *m);
 
 /* Asks the system to drop these bytes of the file from memory, so that the next look at them reads
- * the drive. Pages that another process has mapped stay. `path`: the file's. */
-void file_map_drop_cached(
-	const struct file_map *m, const char *path, uint64_t offset, uint64_t bytes);
+ * the drive. Pages that another process has mapped stay. */
+void file_map_drop_cached(const struct file_map *m, uint64_t offset, uint64_t bytes);
 
 /* ERR_RUN with a sentence that names `path` when bytes of the mapping have been lost, or the file
  * was changed, and from then on; else 0. Any thread may call it, and a step can end with it: the

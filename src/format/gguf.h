@@ -137,6 +137,10 @@ struct gguf_folder_ops {
  * is the caller's, to be released with gguf_close. On failure *out is NULL. */
 int gguf_open(const char *path, struct gguf **out, struct err *e);
 
+/* The path of part `no`, from 1 on, of the set whose part has this path: the caller's. NULL: it is
+ * not named as a part, or there are fewer. */
+char *gguf_part_path(const char *path, unsigned no);
+
 /* Parses the complete bytes of one file, lent until gguf_close. `name` stands for the file in
  * errors and files[0].path. A part of a split set is parsed as it stands, without the others. */
 int gguf_parse(const void *bytes, size_t n, const char *name, struct gguf **out, struct err *e);

@@ -44,6 +44,15 @@ static char *split_part_path(const char *path, size_t base_len, unsigned no, uns
 	return mem_printf("%.*s-%05u-of-%05u.gguf", (int)base_len, path, no, count);
 }
 
+char *gguf_part_path(const char *path, unsigned no)
+{
+	size_t base_len;
+	unsigned own, count;
+	return parse_split_name(path, &base_len, &own, &count) && no <= count
+			   ? split_part_path(path, base_len, no, count)
+			   : NULL;
+}
+
 static int read_path(struct gguf *g, const char *path, struct gguf_split *split, struct err *e)
 {
 	struct file_map map;

@@ -58,9 +58,10 @@ static int files_case(void)
 {
 	char *readable = mem_strdup(temp_dir_path("readable")),
 		 *writable = mem_strdup(temp_dir_path("writable")),
-		 *other = mem_strdup(temp_dir_path("other"));
-	const struct sandbox_path paths[] = {
-		{readable, false}, {writable, true}, {"/no/such/place", true}};
+		 *other = mem_strdup(temp_dir_path("other")), *listed = mem_strdup(temp_dir_path("listed"));
+	const struct sandbox_path paths[] = {{readable, SANDBOX_READ}, {writable, SANDBOX_WRITE},
+		{"/no/such/place", SANDBOX_WRITE}, {listed, SANDBOX_LIST},
+		{mem_printf("%s/g", listed), SANDBOX_READ}};
 	int rc = sandbox_files(paths, ARRAY_LEN(paths), -1);
 	if (rc == -ENOSYS || rc == -EOPNOTSUPP)
 		return NO_LANDLOCK;
@@ -74,16 +75,23 @@ static int files_case(void)
 	EXPECT(!unlink(mem_printf("%s/newer", writable)));
 	EXPECT(is_denied(mem_printf("%s/f", other), O_RDONLY));
 	EXPECT(is_denied("/etc/passwd", O_RDONLY));
+	EXPECT(can_open(listed, O_RDONLY | O_DIRECTORY));
+	EXPECT(is_denied(other, O_RDONLY | O_DIRECTORY));
+	EXPECT(is_denied(mem_printf("%s/f", listed), O_RDONLY));
+	EXPECT(can_open(mem_printf("%s/g", listed), O_RDONLY));
+	EXPECT(is_denied(mem_printf("%s/g", listed), O_RDWR));
 	return 0;
 }
 
 static void test_files(void **state)
 {
 	(void)state;
-	static const char *const folders[] = {"readable", "writable", "other"};
+	static const char *const folders[] = {"readable", "writable", "other", "listed"};
 	for (size_t i = 0; i < ARRAY_LEN(folders); i++) {
 		char *file = mem_printf("%s/f", temp_dir_path(folders[i]));
 		assert_int_equal(mkdir(temp_dir_path(folders[i]), 0700), 0);
+		assert_true(can_open(file, O_WRONLY | O_CREAT));
+		file[strlen(file) - 1] = 'g';
 		assert_true(can_open(file, O_WRONLY | O_CREAT));
 		free(file);
 	}

@@ -190,7 +190,7 @@ static void test_drop_cached(void **state)
 		sum += m.data[i];
 	assert_int_equal(sum, FILE_BYTES);
 	assert_int_equal(pages_in_memory(&m), FILE_BYTES / 4096);
-	file_map_drop_cached(&m, path, 8192 + 5, 40960);
+	file_map_drop_cached(&m, 8192 + 5, 40960);
 	const size_t left = pages_in_memory(&m);
 	struct statfs fs;
 	assert_int_equal(statfs(path, &fs), 0);

@@ -211,7 +211,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	};
 	if ((rc = server_open(g, &options, &s, e)))
 		goto out;
-	sandbox_opts_calls(&o.sandbox);
+	sandbox_opts_calls(&o.sandbox, true);
 	interrupt_catch(false);
 	say_hello(&o, s, name);
 	while (!atomic_load(interrupt_flag()))

@@ -23,7 +23,7 @@
 
 #define FILE_BYTES 65536
 
-static const char *make_file(void)
+static const char *make_small_file(void)
 {
 	static char bytes[FILE_BYTES] = "a file";
 	const char *path = temp_dir_path("file");
@@ -75,7 +75,7 @@ static void test_ring(void **state)
 		print_message("skipped: no io_uring here: %s\n", strerror(-rc));
 		skip();
 	}
-	int fd = open(make_file(), O_RDWR);
+	int fd = open(make_small_file(), O_RDWR);
 	assert_true(fd >= 0);
 	assert_int_equal(uring_restrict(ring.ring_fd), 0);
 	assert_int_equal(ring_register(ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0), 0);
@@ -116,7 +116,7 @@ static void test_reader(void **state)
 	(void)state;
 	struct err e = {0};
 	struct reader *r;
-	const char *path = make_file();
+	const char *path = make_small_file();
 	struct reader_file files[] = {{.path = path, .drive = 1}, {.path = path, .drive = 2}};
 	const struct reader_options o = {.engine = READER_URING};
 	if (reader_open(&r, files, 2, &o, &e)) {
