@@ -190,11 +190,8 @@ static int restore_prefix(struct answer *a, struct err *e)
 static void keep_prefix(struct answer *a)
 {
 	struct err e = {0};
-	if (a->store && prefix_store_keep(a->store, a->session, session_length(a->session), &e)) {
-		log_warn("%s; no more is stored", e.text);
-		prefix_store_close(a->store);
-		a->store = NULL;
-	}
+	if (a->store && prefix_store_keep(a->store, a->session, session_length(a->session), &e))
+		log_warn("the prompt is not stored: %s", e.text);
 }
 
 /* Ends a turn that has an answer: the conversation, the stores, the statistics. Errors as of
