@@ -91,7 +91,7 @@ static char *block_path(const struct prefix_store *p, const char *name)
 }
 
 /* Sets the last use of a block to `now`, of later blocks of the chain a little earlier. False when
- * the file does not exist. */
+ * the file does not exist; one whose time cannot be set, as another user's, can be read. */
 static bool set_last_use(
 	const struct prefix_store *p, const struct block_chain *c, bool mtp, struct timespec now)
 {
@@ -101,7 +101,7 @@ static bool set_last_use(
 	now.tv_sec -= ns < 0;
 	now.tv_nsec = (long)(ns < 0 ? ns + 1000000000 : ns);
 	struct timespec times[2] = {now, now};
-	return utimensat(p->fd, name, times, 0) == 0;
+	return utimensat(p->fd, name, times, 0) == 0 || errno != ENOENT;
 }
 
 static struct timespec wall_clock(void)
