@@ -32,13 +32,29 @@
 		LANDLOCK_ACCESS_FS_REMOVE_DIR | LANDLOCK_ACCESS_FS_MAKE_REG |                              \
 		LANDLOCK_ACCESS_FS_MAKE_DIR | REFER | TRUNCATE)
 
+/* Of TCP, from version 4 on. */
+#define BIND     1ull
+#define CONNECT  2ull
+#define NET_PORT 2 /* the type of a rule */
+
+/* As the kernel's header has it from version 4 on. */
+struct handled_access {
+	uint64_t fs, net;
+};
+struct port_rule {
+	uint64_t allowed, port;
+};
+
 static int add_rule(int rules, const struct sandbox_path *p, uint64_t handled)
 {
 	struct stat st;
 	int fd = open(p->path, O_PATH | O_CLOEXEC), rc = 0;
 	if (fd < 0)
 		return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? 0 : -errno;
-	uint64_t rights = handled & (p->write ? READ_WRITE : READ_ONLY);
+	static const uint64_t of[] = {[SANDBOX_READ] = READ_ONLY,
+		[SANDBOX_WRITE] = READ_WRITE,
+		[SANDBOX_LIST] = LANDLOCK_ACCESS_FS_READ_DIR};
+	uint64_t rights = handled & of[p->right];
 	if (!fstat(fd, &st) && !S_ISDIR(st.st_mode))
 		rights &= OF_FILES;
 	const struct landlock_path_beneath_attr a = {.allowed_access = rights, .parent_fd = fd};
@@ -48,19 +64,24 @@ static int add_rule(int rules, const struct sandbox_path *p, uint64_t handled)
 	return rc;
 }
 
-int sandbox_files(const struct sandbox_path *paths, size_t n)
+int sandbox_files(const struct sandbox_path *paths, size_t n, int port)
 {
 	long version = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
 	if (version < 0)
 		return -errno;
-	const struct landlock_ruleset_attr a = {
-		.handled_access_fs = RIGHTS_1 | (version >= 2 ? REFER : 0) | (version >= 3 ? TRUNCATE : 0)};
-	int rules = (int)syscall(SYS_landlock_create_ruleset, &a, sizeof a.handled_access_fs, 0);
+	const bool net = version >= 4;
+	const struct handled_access a = {
+		.fs = RIGHTS_1 | (version >= 2 ? REFER : 0) | (version >= 3 ? TRUNCATE : 0),
+		.net = BIND | CONNECT};
+	int rules = (int)syscall(SYS_landlock_create_ruleset, &a, net ? sizeof a : sizeof a.fs, 0);
 	if (rules < 0)
 		return -errno;
 	int rc = 0;
 	for (size_t i = 0; i < n && !rc; i++)
-		rc = add_rule(rules, &paths[i], a.handled_access_fs);
+		rc = add_rule(rules, &paths[i], a.fs);
+	const struct port_rule own = {BIND, (uint64_t)port};
+	if (!rc && net && port >= 0 && syscall(SYS_landlock_add_rule, rules, NET_PORT, &own, 0))
+		rc = -errno;
 	if (!rc &&
 		(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_landlock_restrict_self, rules, 0)))
 		rc = -errno;

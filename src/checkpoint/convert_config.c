@@ -6,6 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/format/file_map.h"
+#include "src/format/json_parse.h"
 #include "src/format/safetensors.h"
 #include "src/model/config.h"
 #include "src/text/vocab.h"
@@ -16,8 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <jansson.h>
 
 /* Whole numbers, read in this order. */
 #define AT(field)      offsetof(struct convert_config, field)
@@ -207,29 +206,28 @@ static int expect_bool(const struct json_source *s, const char *key, bool want)
 	return 0;
 }
 
-json_t *convert_json_load(const char *path, struct err *e)
+int convert_json_load(const char *path, json_t **root, struct err *e)
 {
-	json_error_t why;
 	struct file_map map;
-	if (access(path, R_OK)) {
-		err_set(e, ERR_INPUT, "%s: is missing or cannot be read", path);
-		return NULL;
-	}
-	if (file_map_open(&map, path, e))
-		return NULL;
-	json_t *root = NULL;
+	*root = NULL;
+	if (access(path, R_OK))
+		return err_set(e, ERR_INPUT, "%s: is missing or cannot be read", path);
+	int code = file_map_open(&map, path, e);
+	if (code)
+		return code;
 	if (map.size > JSON_MAX_BYTES)
-		err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %u expected", path, map.size,
-			JSON_MAX_BYTES);
-	else if (!(root = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &why)))
-		err_set(e, ERR_INPUT, "%s: is not valid JSON: %s (line %d)", path, why.text, why.line);
-	else if (!json_is_object(root)) {
-		err_set(e, ERR_INPUT, "%s: is not a JSON object", path);
-		json_decref(root);
-		root = NULL;
+		code = err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %u expected", path,
+			map.size, JSON_MAX_BYTES);
+	else
+		code = json_parse_part(
+			path, "", (const char *)map.data, map.size, JSON_REJECT_DUPLICATES, root, e);
+	if (!code && !json_is_object(*root)) {
+		code = err_set(e, ERR_INPUT, "%s: is not a JSON object", path);
+		json_decref(*root);
+		*root = NULL;
 	}
 	file_map_close(&map);
-	return root;
+	return code;
 }
 
 /* The key, when present, must hold this number. */
@@ -626,9 +624,11 @@ static int read_generation(struct convert_config *c, const struct json_source *s
 int convert_config_read_file(struct convert_config *c, const char *path, struct err *e)
 {
 	memset(c, 0, sizeof *c);
-	json_t *root = convert_json_load(path, e);
+	json_t *root;
+	int code = convert_json_load(path, &root, e);
 	struct json_source s = {root, path, e};
-	int code = root ? read_model(c, &s) : ERR_INPUT;
+	if (!code)
+		code = read_model(c, &s);
 	if (!code)
 		code = read_tokens(c, &s);
 	json_decref(root);
@@ -644,9 +644,11 @@ int convert_config_read(struct convert_config *c, const char *dir, struct err *e
 		return code;
 	path = mem_printf("%s/generation_config.json", dir);
 	if (access(path, F_OK) == 0) {
-		json_t *root = convert_json_load(path, e);
+		json_t *root;
+		code = convert_json_load(path, &root, e);
 		struct json_source s = {root, path, e};
-		code = root ? read_generation(c, &s) : ERR_INPUT;
+		if (!code)
+			code = read_generation(c, &s);
 		json_decref(root);
 	}
 	free(path);

@@ -54,9 +54,8 @@ int convert_config_read(struct convert_config *c, const char *dir, struct err *e
 int convert_config_read_file(struct convert_config *c, const char *path, struct err *e);
 
 struct json_t;
-/* The object in a file of at most 64 MiB, the caller's reference. NULL: ERR_INPUT and others, with
- * a sentence; also for what is no regular file. */
-struct json_t *convert_json_load(const char *path, struct err *e);
+/* The object in a regular file of at most 64 MiB; *root: the caller's reference, NULL on error. */
+int convert_json_load(const char *path, struct json_t **root, struct err *e);
 
 /* The other direction, for transformers: the caller owns the reference. `dtype`: "bfloat16" or
  * "float32". Numbers as the struct has them. Derived, as the released file has them:

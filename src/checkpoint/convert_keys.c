@@ -179,11 +179,11 @@ static int set_template(struct gguf_writer *w, const char *dir, struct buf *note
 	}
 	free(path);
 	path = mem_printf("%s/tokenizer_config.json", dir);
-	const bool there = access(path, F_OK) == 0;
-	json_t *root = there ? convert_json_load(path, e) : NULL;
-	if (there && !root) {
+	json_t *root = NULL;
+	code = access(path, F_OK) == 0 ? convert_json_load(path, &root, e) : 0;
+	if (code) {
 		free(path);
-		return ERR_INPUT;
+		return code;
 	}
 	const char *text = json_string_value(json_object_get(root, "chat_template"));
 	if (text)

@@ -326,7 +326,8 @@ static int end_run(struct batch_run *r, bool stay, struct err *e)
 		rc = err_set(e, ERR_RUN, "an earlier step of the same prompt failed");
 	} else {
 		run_prepare(r);
-		rc = pipeline_end(p, r->flight, r->first_hidden, e);
+		rc = engine_blame_file(
+			r->parts->session->g, pipeline_end(p, r->flight, r->first_hidden, e), e);
 		if (!rc)
 			rc = run_finish(r, stay, e);
 	}

@@ -165,7 +165,13 @@ static int open_stages(struct engine *g, const struct engine_options *o, struct 
 		if (!(rc = wrap_experts(g, o, s, e)))
 			rc = stage_start(s, o, s == engine_last(g), e);
 	}
-	return rc;
+	return rc ? rc : gguf_check_names(g->gguf, e); /* readers have opened the files */
+}
+
+int engine_blame_file(const struct engine *g, int rc, struct err *e)
+{
+	return rc && rc != ERR_INTERRUPTED && rc != ERR_MEMORY && gguf_check_lost(g->gguf, e) ? ERR_RUN
+																						  : rc;
 }
 
 /* Whether the backends here can compute with all types of the model. */
@@ -223,6 +229,9 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		goto out;
 	if (o->verify != CHECK_OFF && (rc = check_values_open(g->gguf, &g->check_values, e)))
 		goto out;
+	for (unsigned i = 0; i < o->n_replicas; i++)
+		if ((rc = gguf_watch_copy(g->gguf, o->replicas[i], e)))
+			goto out;
 	struct engine_options planned = *o;
 	if (!g->check_values)
 		planned.verify = CHECK_OFF;

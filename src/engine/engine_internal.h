@@ -59,6 +59,10 @@ int engine_forward(
  * with it. */
 void engine_recover(struct engine *g);
 
+/* Computing has ended with rc. ERR_RUN and another sentence when that is because the model's files
+ * have been lost or changed, else rc. */
+int engine_blame_file(const struct engine *g, int rc, struct err *e);
+
 /* Waits for the devices of all stages. Returns a kept failure. */
 int engine_wait(const struct engine *g, struct err *e);
 

@@ -10,6 +10,7 @@
  */
 #include "src/engine/prefix_store.h"
 
+#include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -36,6 +37,9 @@ struct prefix_store {
 	char *folder;
 	int fd; /* of the folder */
 	uint64_t max_bytes;
+	uint64_t
+		paused_until_ns; /* by clock_ns: nothing is written before; 0: the last write succeeded */
+	uint32_t pause_s;    /* the last pause, while writes fail */
 	struct prefix_store_stats stats;
 };
 
@@ -87,7 +91,7 @@ static char *block_path(const struct prefix_store *p, const char *name)
 }
 
 /* Sets the last use of a block to `now`, of later blocks of the chain a little earlier. False when
- * the file does not exist. */
+ * the file does not exist; one whose time cannot be set, as another user's, can be read. */
 static bool set_last_use(
 	const struct prefix_store *p, const struct block_chain *c, bool mtp, struct timespec now)
 {
@@ -97,7 +101,7 @@ static bool set_last_use(
 	now.tv_sec -= ns < 0;
 	now.tv_nsec = (long)(ns < 0 ? ns + 1000000000 : ns);
 	struct timespec times[2] = {now, now};
-	return utimensat(p->fd, name, times, 0) == 0;
+	return utimensat(p->fd, name, times, 0) == 0 || errno != ENOENT;
 }
 
 static struct timespec wall_clock(void)
@@ -352,6 +356,22 @@ static bool block_kind(const struct prefix_store *p, const struct session *s,
 	return mtp;
 }
 
+/* Writing has ended with rc. */
+static int note_write(struct prefix_store *p, int rc, struct err *e)
+{
+	if (!rc) {
+		p->pause_s = 0;
+		p->paused_until_ns = 0;
+	} else if (rc != ERR_MEMORY) {
+		p->pause_s = p->pause_s ? MIN(2 * p->pause_s, PREFIX_STORE_PAUSE_MAX_S) : 1;
+		p->paused_until_ns = clock_ns() + p->pause_s * 1000000000ull;
+		struct err why = {0};
+		err_set(&why, rc, "%s", e ? e->text : "");
+		err_set(e, rc, "%s; nothing more is stored for %u s", why.text, p->pause_s);
+	}
+	return rc;
+}
+
 int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, struct err *e)
 {
 	if (s->g != p->g || n > s->length)
@@ -373,9 +393,11 @@ int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, str
 		if (i < blocks && !stored)
 			missing += bytes;
 	}
-	int rc = missing ? evict_blocks(p, missing, e) : 0;
+	if (!missing || clock_ns() < p->paused_until_ns)
+		return 0;
+	int rc = evict_blocks(p, missing, e);
 	c = chain_begin(s);
-	for (uint32_t i = 0; i < blocks && missing && !rc; i++) {
+	for (uint32_t i = 0; i < blocks && !rc; i++) {
 		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);
 		bool stored, mtp = block_kind(p, s, &c, t, &stored);
 		if (stored)
@@ -392,5 +414,5 @@ int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, str
 		p->stats.files++;
 		p->stats.bytes += info.bytes;
 	}
-	return rc;
+	return note_write(p, rc, e);
 }

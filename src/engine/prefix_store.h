@@ -46,8 +46,13 @@ void prefix_store_close(struct prefix_store *p); /* NULL is fine; the files stay
 int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_t *tokens,
 	uint32_t n, uint32_t *n_read, struct err *e);
 
+#define PREFIX_STORE_PAUSE_MAX_S 64u
+
 /* Stores the whole blocks among the first n tokens of `s` (n <= its length) that are not stored
- * yet. Errors: a folder that takes no more, a backend's failure; the session is unchanged. */
+ * yet. Errors: a folder that takes no more, a backend's failure; the session is unchanged, and what
+ * is stored can be read. After an error of the folder calls write nothing for a second, twice as
+ * long after the next one, PREFIX_STORE_PAUSE_MAX_S at most; they return 0. ERR_MEMORY: no pause.
+ */
 int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, struct err *e);
 
 struct prefix_store_stats {

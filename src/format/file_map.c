@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Read-only file mappings. The descriptor is closed at once: readers that want O_DIRECT open the
- * file by themselves. */
+/* Read-only file mappings. The descriptor stays open to see whether the file changes. Readers that
+ * want O_DIRECT open the file by themselves. */
 #include "src/format/file_map.h"
 
+#include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -20,19 +21,33 @@
 #define NOTHING_LOST UINT64_MAX
 #define DROP_ALIGN   ((uint64_t)2 << 20) /* as mem_drop_cached */
 
-/* An address range that the handler knows. Ranges are never freed, so that the handler may walk
- * the list at any time; those of closed mappings are used again. */
+/* Of the time of those who ask, so much at most is spent on asking the system: 1 / LOOK_SHARE. */
+#define LOOK_SHARE 100
+
+/* A mapped file. The handler knows its address range. Watches are never freed, so that the handler
+ * may walk the list at any time; those of closed mappings are used again. */
 struct file_map_watch {
 	struct file_map_watch *next; /* constant once in the list */
 	atomic_uintptr_t begin;      /* 0: not in use */
 	atomic_size_t size;
 	atomic_uint_fast64_t lost_from; /* offset; NOTHING_LOST */
+	atomic_uint_fast64_t look_ns;   /* when the system is asked again, by clock_ns */
+	atomic_bool changed;
+	int fd;         /* constant while in use, as the rest */
+	struct stat as; /* it was opened */
 };
 
 static _Atomic(struct file_map_watch *) watches;
 static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER; /* guards use and reuse */
 static struct sigaction earlier;                               /* constant once installed */
 static uintptr_t page_bytes;                                   /* the same */
+
+static void note_lost(struct file_map_watch *w, uint64_t offset)
+{
+	uint_fast64_t known = atomic_load(&w->lost_from);
+	while (offset < known && !atomic_compare_exchange_weak(&w->lost_from, &known, offset))
+		;
+}
 
 /* If the address lies in a mapping of ours, makes the mapping read as zeros from its page on, notes
  * the offset, and returns true. */
@@ -44,9 +59,7 @@ static bool replace_lost(uintptr_t at)
 		if (!begin || at < begin || offset >= size)
 			continue;
 		offset &= ~(page_bytes - 1);
-		uint_fast64_t known = atomic_load(&w->lost_from);
-		while (offset < known && !atomic_compare_exchange_weak(&w->lost_from, &known, offset))
-			;
+		note_lost(w, offset);
 		/* MAP_NORESERVE: the lost part may be larger than memory */
 		return mmap((void *)(begin + offset), size - offset, PROT_READ,
 				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
@@ -83,7 +96,7 @@ static void install_handler(void)
 	sigaction(SIGBUS, &a, &earlier);
 }
 
-static struct file_map_watch *watch_begin(const void *data, size_t size)
+static struct file_map_watch *watch_begin(const void *data, int fd, const struct stat *st)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	pthread_once(&once, install_handler);
@@ -96,8 +109,12 @@ static struct file_map_watch *watch_begin(const void *data, size_t size)
 		w = NEW(struct file_map_watch);
 		w->next = atomic_load(&watches);
 	}
+	w->fd = fd;
+	w->as = *st;
+	atomic_store(&w->look_ns, 0);
+	atomic_store(&w->changed, false);
 	atomic_store(&w->lost_from, NOTHING_LOST);
-	atomic_store(&w->size, size);
+	atomic_store(&w->size, (size_t)st->st_size);
 	atomic_store(&w->begin, (uintptr_t)data);
 	if (is_new)
 		atomic_store(&watches, w);
@@ -107,21 +124,54 @@ static struct file_map_watch *watch_begin(const void *data, size_t size)
 
 static void watch_end(struct file_map_watch *w)
 {
+	close(w->fd);
 	pthread_mutex_lock(&watch_lock);
 	atomic_store(&w->begin, 0);
 	pthread_mutex_unlock(&watch_lock);
 }
 
+/* Asks the system whether the file is as it was opened. */
+static void look_at_file(struct file_map_watch *w, uint64_t now)
+{
+	struct stat st;
+	if (!fstat(w->fd, &st)) {
+		if (st.st_size < w->as.st_size)
+			note_lost(w, (uint64_t)st.st_size);
+		else if (st.st_size > w->as.st_size || st.st_mtim.tv_sec != w->as.st_mtim.tv_sec ||
+				 st.st_mtim.tv_nsec != w->as.st_mtim.tv_nsec)
+			atomic_store(&w->changed, true);
+	}
+	const uint64_t end = clock_ns();
+	atomic_store_explicit(&w->look_ns, end + LOOK_SHARE * (end - now), memory_order_relaxed);
+}
+
 int file_map_check(const struct file_map *m, const char *path, struct err *e)
 {
-	uint64_t at =
-		m->watch ? atomic_load_explicit(&m->watch->lost_from, memory_order_relaxed) : NOTHING_LOST;
-	if (at == NOTHING_LOST)
+	struct file_map_watch *w = m->watch;
+	if (!w)
 		return 0;
-	return err_set(e, ERR_RUN,
-		"%s: what lies behind byte %llu is lost: the file became shorter while it was in use, or "
-		"its drive failed",
-		path, (unsigned long long)at);
+	const uint64_t now = clock_ns();
+	if (now >= atomic_load_explicit(&w->look_ns, memory_order_relaxed))
+		look_at_file(w, now);
+	const uint64_t at = atomic_load_explicit(&w->lost_from, memory_order_relaxed);
+	if (at != NOTHING_LOST)
+		return err_set(e, ERR_RUN,
+			"%s: what lies behind byte %llu is lost: the file became shorter while it was in use, "
+			"or its drive failed",
+			path, (unsigned long long)at);
+	if (atomic_load_explicit(&w->changed, memory_order_relaxed))
+		return err_set(e, ERR_RUN,
+			"%s: was changed while in use: another program has written into the file", path);
+	return 0;
+}
+
+int file_map_check_path(const struct file_map *m, const char *path, struct err *e)
+{
+	struct stat st;
+	if (!m->watch || stat(path, &st) ||
+		(st.st_dev == m->watch->as.st_dev && st.st_ino == m->watch->as.st_ino))
+		return 0;
+	return err_set(e, ERR_RUN, "%s: was replaced while it was opened", path);
 }
 
 /* ---- open and close ---- */
@@ -158,7 +208,8 @@ int file_map_open(struct file_map *m, const char *path, struct err *e)
 	}
 	m->data = p;
 	m->size = (uint64_t)st.st_size;
-	m->watch = watch_begin(p, (size_t)st.st_size);
+	m->watch = watch_begin(p, fd, &st);
+	return 0;
 out:
 	close(fd);
 	return code;
@@ -173,8 +224,7 @@ void file_map_close(struct file_map *m)
 	*m = (struct file_map){0};
 }
 
-void file_map_drop_cached(
-	const struct file_map *m, const char *path, uint64_t offset, uint64_t bytes)
+void file_map_drop_cached(const struct file_map *m, uint64_t offset, uint64_t bytes)
 {
 	if (!m->data)
 		return;
@@ -182,9 +232,5 @@ void file_map_drop_cached(
 	const uint64_t from = num_align_down(offset, DROP_ALIGN),
 				   to = MIN(num_align_up(offset + bytes, DROP_ALIGN), m->size);
 	madvise((void *)(uintptr_t)(m->data + from), (size_t)(to - from), MADV_DONTNEED);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return;
-	mem_drop_cached(fd, offset, bytes);
-	close(fd);
+	mem_drop_cached(m->watch->fd, offset, bytes);
 }

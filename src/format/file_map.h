@@ -8,6 +8,10 @@
  * open, replaces the mapping by zeros from that page to its end and notes the offset. The thread
  * goes on, with worthless results: code that computes from a mapping calls file_map_check before it
  * passes results on. Any other SIGBUS does what it did before the first open.
+ *
+ * Bytes may also change: another process writes into the file. So the open file is kept, and
+ * file_map_check compares its size and time of modification with those at open. A file that takes
+ * its place under its name changes nothing here.
  */
 #ifndef GLM_FORMAT_FILE_MAP_H
 #define GLM_FORMAT_FILE_MAP_H
@@ -31,12 +35,16 @@ int file_map_open(struct file_map *m, const char *path, struct err *e);
 void file_map_close(struct file_map *m);
 
 /* Asks the system to drop these bytes of the file from memory, so that the next look at them reads
- * the drive. Pages that another process has mapped stay. `path`: the file's. */
-void file_map_drop_cached(
-	const struct file_map *m, const char *path, uint64_t offset, uint64_t bytes);
+ * the drive. Pages that another process has mapped stay. */
+void file_map_drop_cached(const struct file_map *m, uint64_t offset, uint64_t bytes);
 
-/* ERR_RUN with a sentence that names `path` when bytes of the mapping have been lost, else 0. Any
- * thread may call it; it costs one load, so a step can end with it. */
+/* ERR_RUN with a sentence that names `path` when bytes of the mapping have been lost, or the file
+ * was changed, and from then on; else 0. Any thread may call it, and a step can end with it: the
+ * system is asked for the file's state in each call where that is quick, and for a hundredth of
+ * the time in any case (a file on a network may take long to answer). */
 int file_map_check(const struct file_map *m, const char *path, struct err *e);
+
+/* ERR_RUN when `path` names another file by now. For who has opened it once more by its name. */
+int file_map_check_path(const struct file_map *m, const char *path, struct err *e);
 
 #endif

@@ -116,6 +116,8 @@ struct gguf {
 	size_t n_tensors;
 	struct gguf_file *files; /* [n_files], one per part */
 	uint32_t n_files;
+	struct gguf_copy *copies; /* [n_copies], private: gguf_watch_copy */
+	uint32_t n_copies;
 	uint64_t tensor_bytes;                    /* sum over tensors */
 	struct gguf_index *index;                 /* private: names and sorted orders */
 	const char *folder;                       /* of a checkpoint; NULL: a GGUF */
@@ -134,6 +136,10 @@ struct gguf_folder_ops {
 /* Maps and parses a file, with all its parts when it is the first of a split set. On success *out
  * is the caller's, to be released with gguf_close. On failure *out is NULL. */
 int gguf_open(const char *path, struct gguf **out, struct err *e);
+
+/* The path of part `no`, from 1 on, of the set whose part has this path: the caller's. NULL: it is
+ * not named as a part, or there are fewer. */
+char *gguf_part_path(const char *path, unsigned no);
 
 /* Parses the complete bytes of one file, lent until gguf_close. `name` stands for the file in
  * errors and files[0].path. A part of a split set is parsed as it stands, without the others. */
@@ -158,8 +164,16 @@ static inline const char *gguf_path(const struct gguf *g)
  * gguf_check_lost. */
 int gguf_make(const struct gguf *g, const struct gguf_tensor *t, void *dst, struct err *e);
 
-/* ERR_RUN when bytes of the mapped files have been lost since they were opened (file_map.h). */
+/* ERR_RUN when bytes of the mapped files have been lost or changed since they were opened
+ * (file_map.h); also of the files that gguf_watch_copy was given. */
 int gguf_check_lost(const struct gguf *g, struct err *e);
+
+/* A copy of the file, which somebody else reads: gguf_check_lost looks at it too. */
+int gguf_watch_copy(struct gguf *g, const char *path, struct err *e);
+
+/* ERR_RUN when the name of a file means another file than at gguf_open, which others must not read
+ * then: for who has opened the files once more by their names. */
+int gguf_check_names(const struct gguf *g, struct err *e);
 
 /* ---- metadata ----
  * The getters answer 0 or ERR_INPUT with a sentence: key missing, or of another type than expected,

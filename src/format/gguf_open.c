@@ -44,6 +44,15 @@ static char *split_part_path(const char *path, size_t base_len, unsigned no, uns
 	return mem_printf("%.*s-%05u-of-%05u.gguf", (int)base_len, path, no, count);
 }
 
+char *gguf_part_path(const char *path, unsigned no)
+{
+	size_t base_len;
+	unsigned own, count;
+	return parse_split_name(path, &base_len, &own, &count) && no <= count
+			   ? split_part_path(path, base_len, no, count)
+			   : NULL;
+}
+
 static int read_path(struct gguf *g, const char *path, struct gguf_split *split, struct err *e)
 {
 	struct file_map map;
@@ -176,5 +185,28 @@ int gguf_check_lost(const struct gguf *g, struct err *e)
 	int rc = 0;
 	for (uint32_t i = 0; i < g->n_files && !rc; i++)
 		rc = file_map_check(&g->files[i].map, g->files[i].path, e);
+	for (uint32_t i = 0; i < g->n_copies && !rc; i++)
+		rc = file_map_check(&g->copies[i].map, g->copies[i].path, e);
+	return rc;
+}
+
+int gguf_watch_copy(struct gguf *g, const char *path, struct err *e)
+{
+	struct file_map map;
+	int rc = file_map_open(&map, path, e);
+	if (rc)
+		return rc;
+	g->copies = mem_grow(g->copies, g->n_copies + 1, sizeof *g->copies);
+	g->copies[g->n_copies++] = (struct gguf_copy){.path = mem_strdup(path), .map = map};
+	return 0;
+}
+
+int gguf_check_names(const struct gguf *g, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t i = 0; i < g->n_files && !rc; i++)
+		rc = file_map_check_path(&g->files[i].map, g->files[i].path, e);
+	for (uint32_t i = 0; i < g->n_copies && !rc; i++)
+		rc = file_map_check_path(&g->copies[i].map, g->copies[i].path, e);
 	return rc;
 }

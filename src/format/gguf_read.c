@@ -600,6 +600,11 @@ void gguf_close(struct gguf *g)
 	free(x->tensor_order);
 	free(x);
 	gguf_drop_files(g);
+	for (uint32_t i = 0; i < g->n_copies; i++) {
+		free(g->copies[i].path);
+		file_map_close(&g->copies[i].map);
+	}
+	free(g->copies);
 	free(g->kvs);
 	free(g->tensors);
 	free(g);

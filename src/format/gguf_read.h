@@ -15,6 +15,11 @@ struct gguf_index {
 	size_t n_strings;
 };
 
+struct gguf_copy {
+	char *path;
+	struct file_map map;
+};
+
 /* An empty set; released with gguf_close at any stage. */
 struct gguf *gguf_read_new(void);
 

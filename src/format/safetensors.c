@@ -7,6 +7,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/format/json_parse.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -192,17 +193,14 @@ int safetensors_parse_header(
 {
 	const char *path = st->files[file].path, *key;
 	uint64_t size = st->files[file].size;
-	json_error_t why;
-	json_t *v;
-	int code = 0;
+	json_t *root, *v;
 
 	if (!n || json[0] != '{')
 		return err_set(e, ERR_INPUT,
 			"%s: its header does not begin with '{': is it a safetensors file?", path);
-	json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &why);
-	if (!root)
-		return err_set(e, ERR_INPUT, "%s: its header is not valid JSON: %s (byte %d)", path,
-			why.text, why.position);
+	int code = json_parse_part(path, "its header ", json, n, JSON_REJECT_DUPLICATES, &root, e);
+	if (code)
+		return code;
 	size_t count = json_object_size(root);
 	struct safetensors_tensor *grown =
 		realloc(st->tensors, (st->n_tensors + count + 1) * sizeof *grown);

@@ -9,6 +9,7 @@
 #include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/format/file_map.h"
+#include "src/format/json_parse.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -162,7 +163,6 @@ static int apply_index(struct safetensors *st, const char *path, json_t *map, st
 static int open_index(struct safetensors *st, const char *dir, const char *path, struct err *e)
 {
 	struct file_map map;
-	json_error_t why;
 	char **names = NULL;
 	size_t n = 0;
 	int code = file_map_open(&map, path, e);
@@ -172,9 +172,9 @@ static int open_index(struct safetensors *st, const char *dir, const char *path,
 	if (map.size > INDEX_MAX_BYTES)
 		code = err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %u expected", path,
 			map.size, INDEX_MAX_BYTES);
-	else if (!(root = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &why)))
-		code =
-			err_set(e, ERR_INPUT, "%s: is not valid JSON: %s (line %d)", path, why.text, why.line);
+	else
+		code = json_parse_part(
+			path, "", (const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &root, e);
 	file_map_close(&map);
 	if (code)
 		return code;

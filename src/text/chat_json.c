@@ -193,10 +193,12 @@ static int call_arguments(struct json_walk *w, const json_t *v, json_t **out)
 	}
 	if (!json_is_string(v))
 		return walk_refuse(w, "an object or a string of JSON", v);
-	json_t *parsed = json_text_parse(json_string_value(v), json_string_length(v), true, w->e);
-	if (!parsed) {
-		err_prefix(w->e, "%s: the string is not JSON", w->path);
-		return ERR_INPUT;
+	json_t *parsed;
+	int rc = json_parse(json_string_value(v), json_string_length(v),
+		JSON_TEXT_FLAGS | JSON_DECODE_ANY, &parsed, w->e);
+	if (rc) {
+		err_prefix(w->e, rc == ERR_INPUT ? "%s: the string is not JSON" : "%s", w->path);
+		return rc;
 	}
 	if (json_is_object(parsed)) {
 		*out = parsed;
@@ -384,10 +386,10 @@ int chat_json_options(struct chat *c, const json_t *options, const char *name, s
 int chat_json_parse(struct chat *c, const char *json, size_t len, struct err *e)
 {
 	*c = (struct chat){.options.add_generation_prompt = true};
-	json_t *root = json_text_parse(json, len, false, e);
-	if (!root)
-		return ERR_INPUT;
-	int rc;
+	json_t *root;
+	int rc = json_parse(json, len, JSON_TEXT_FLAGS, &root, e);
+	if (rc)
+		return rc;
 	const json_t *options = json_object_get(root, "options"),
 				 *tools = json_object_get(root, "tools");
 	if (!json_is_object(root))

@@ -303,10 +303,11 @@ static int vocab_fill(struct hf_tokenizer *t, const json_t *root, struct err *e)
 int hf_tokenizer_parse(struct hf_tokenizer *t, const char *json, size_t len, struct err *e)
 {
 	*t = (struct hf_tokenizer){0};
-	json_t *root = json_text_parse(json, len, false, e);
-	if (!root)
-		return ERR_INPUT;
-	int rc = vocab_fill(t, root, e);
+	json_t *root;
+	int rc = json_parse(json, len, JSON_TEXT_FLAGS, &root, e);
+	if (rc)
+		return rc;
+	rc = vocab_fill(t, root, e);
 	json_decref(root);
 	if (rc)
 		hf_tokenizer_fini(t);

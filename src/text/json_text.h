@@ -10,12 +10,11 @@
 
 #include "src/base/buf.h"
 #include "src/base/err.h"
+#include "src/format/json_parse.h"
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
-
-#define JSON_TEXT_DEPTH_MAX 128
 
 /* Before jansson 2.14 keys could not contain zero bytes. */
 #ifndef json_object_keylen_foreach
@@ -23,16 +22,14 @@
 	json_object_foreach(object, key, value) if (key_len = strlen(key), true)
 #endif
 
-/* Before there are threads, and before anything else of jansson's: its memory comes from mem.h, so
- * that a scope remembers what it had to leave out. Without it, what is left out is not noticed. */
-void json_text_setup(void);
+#define JSON_TEXT_FLAGS (JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL)
 
-/* Parses one value; duplicate keys are refused, NUL inside strings is allowed. any: a bare string,
- * number, true, false or null is accepted as well. NULL and a sentence ("line 3: ...") on error.
- * ERR_MEMORY is one. The caller owns the reference. */
+/* json_parse with these flags; duplicate keys are refused, NUL inside strings is allowed. any: a
+ * bare string, number, true, false or null is accepted as well. NULL and a sentence ("line 3: ...")
+ * on error. ERR_MEMORY is one. The caller owns the reference. */
 json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e);
 
-/* Appends the value. Values nested deeper than JSON_TEXT_DEPTH_MAX (not made by json_text_parse)
+/* Appends the value. Values nested deeper than JSON_PARSE_DEPTH_MAX (not made by json_text_parse)
  * are cut to null. */
 void json_text_dump(const json_t *value, struct buf *out);
 

@@ -120,7 +120,8 @@ int pretok_new(const char *pattern, struct pretok **out, struct err *e)
 	if (!code) {
 		PCRE2_UCHAR text[256] = "";
 		pcre2_get_error_message(code_error, text, sizeof text);
-		rc = err_set(e, ERR_INPUT, "split pattern: %s near \"%.20s\"", (const char *)text,
+		rc = err_set(e, code_error == PCRE2_ERROR_HEAP_FAILED ? ERR_MEMORY : ERR_INPUT,
+			"split pattern: %s near \"%.20s\"", (const char *)text,
 			at <= b.len ? buf_str(&b) + at : "");
 		buf_free(&b);
 		return rc;

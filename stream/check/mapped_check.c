@@ -16,7 +16,7 @@ int mapped_check_range(const struct check_values *v, const struct gguf_tensor *t
 		return 0;
 	const struct gguf_file *f = &v->map.file->files[r.run.file];
 	*reread = true;
-	file_map_drop_cached(&f->map, f->path, r.run.offset, r.run.bytes);
+	file_map_drop_cached(&f->map, r.run.offset, r.run.bytes);
 	found = xxh3_of(r.run.data, r.run.bytes);
 	return found == expected ? 0 : check_values_err(v, number, found, e);
 }

@@ -1,51 +1,63 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The tag of a read is its slot and its number in the plan. A load from a file is over when its
- * last read has completed, also when an earlier one failed: until then somebody may write to the
- * slot.
+ * A load from a file is over when its last part is: a read, or a hash of bytes that were read. That
+ * goes for a load that has failed too: until then somebody may write to the slot.
  *
- * The check pool compares the bytes of each read with check values as soon as the read is complete.
- * A checked read is over when its check is.
+ * The reads of a load that is checked are given to the reader in chunks of a slice. The check pool
+ * hashes the chunks of a read in the order of their offsets, while later ones are still being read:
+ * the last chunk of an expert waits for its own hash only (load_check.h). Chunks come in any order,
+ * so one may have to wait for an earlier one of its read.
  */
 #include "stream/loader/host_transfer.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
-#include "src/base/xxh3/xxh3.h"
+#include "src/base/num.h"
+#include "stream/loader/load_check.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define NONE (-1)
+#define NONE        (-1)
+#define CHUNKS_MAX  64u /* of a read */
+#define CHUNK_ALIGN 4096u
 
-/* The check of the bytes of one read. */
-struct host_check {
-	struct check_task task; /* first: the pointers are exchanged */
-	const struct host_transfer *h;
+/* The tag of a request of the reader. */
+#define TAG_OF(slot, read, chunk)                                                                  \
+	((uint64_t)(chunk) << 48 | ((uint64_t)(slot)*EXTENT_PARTS + (read)))
+#define TAG_CHUNK(tag) ((unsigned)((tag) >> 48))
+#define TAG_PLACE(tag) ((tag) & (((uint64_t)1 << 48) - 1))
+
+/* A read of a load that is checked. */
+struct host_read {
+	struct check_task task; /* first: the pointers are exchanged; adds memory[bytes] to `run` */
+	struct span_check *run;
+	const uint8_t *memory; /* [bytes], from `at` on in the slot */
+	uint64_t at, bytes;
 	int32_t slot;
-	unsigned read;                /* its number in the plan */
-	unsigned n_wrong, wrong_span; /* how many spans differ; the first of them, */
-	uint64_t wrong_value;         /* ... and its value */
+	bool hashing;       /* the task is the pool's */
+	uint64_t completed; /* bit c: chunk c has been read */
+	unsigned read;      /* its number in the plan */
 };
 
 /* The load into one slot. */
 struct host_load {
 	struct transfer_request q;
-	unsigned reads_left; /* to be read, or to be hashed */
+	unsigned parts_left;
 	uint64_t bytes_read;
-	struct err *failure; /* of the first read that failed */
-	/* of a load that is checked */
-	bool checked, reread;
-	unsigned n_wrong, wrong_span; /* as in host_check, of all reads */
-	uint64_t wrong_value;
+	struct err *failure;      /* of the first part that failed */
+	struct load_check *check; /* NULL: nothing is compared */
+	uint64_t slice_bytes;     /* of a load that is checked: of its chunks */
+	bool reread;
 	int32_t next_reread; /* slot, in host_transfer.rereads */
 };
 
 struct host_transfer {
-	struct transfer base;                      /* first: the pointers are exchanged */
-	struct host_load *loads;                   /* [n_slots] */
-	struct host_check (*checks)[EXTENT_PARTS]; /* [n_slots]; NULL: nothing is compared */
-	int32_t rereads;                           /* slots whose loads are to begin again; NONE */
+	struct transfer base;                    /* first: the pointers are exchanged */
+	struct host_load *loads;                 /* [n_slots] */
+	struct host_read (*reads)[EXTENT_PARTS]; /* [n_slots]; NULL: nothing is compared */
+	struct load_check_pool checks;
+	int32_t rereads; /* slots whose loads are to begin again; NONE */
 };
 
 static struct host_transfer *host_of(struct transfer *t)
@@ -61,44 +73,63 @@ static struct extent_plan plan_of(const struct transfer *t, const struct transfe
 	return p;
 }
 
-/* Compares the parts of the expert that a read has brought. In a thread of the pool. */
-static void host_hash_read(struct check_task *task)
+/* ---- chunks ---- */
+
+/* Chunks of a read are of this length; the last one is up to twice as long. */
+static uint64_t chunk_bytes(const struct host_load *x, const struct extent_read *r)
 {
-	struct host_check *k = (struct host_check *)task;
-	const struct transfer *t = &k->h->base;
-	const struct transfer_request *q = &k->h->loads[k->slot].q;
-	struct checked_span spans[EXTENT_PARTS];
-	const struct extent_plan p = plan_of(t, q);
+	return MAX(x->slice_bytes, num_align_up(r->bytes / CHUNKS_MAX, CHUNK_ALIGN));
+}
+
+static unsigned count_chunks(const struct host_load *x, const struct extent_read *r)
+{
+	return x->check ? (unsigned)MAX(r->bytes / chunk_bytes(x, r), 1) : 1;
+}
+
+/* ---- check values ---- */
+
+/* In a thread of the pool. */
+static void host_hash_chunks(struct check_task *task)
+{
+	const struct host_read *k = (struct host_read *)task;
+	span_check_add(k->run, k->at, k->memory, k->bytes);
+}
+
+/* Posts the chunks of a read that have come and are next, as one task. */
+static void host_post_chunks(struct host_transfer *h, struct host_read *k)
+{
+	struct host_load *x = &h->loads[k->slot];
+	struct read_check *c = &x->check->reads[k->read];
+	const struct extent_plan p = plan_of(&h->base, &x->q);
 	const struct extent_read *r = &p.reads[k->read];
-	const unsigned n = expert_check_spans(t->config.check, &p, q->layer, q->expert, spans);
-	for (unsigned i = 0; i < n; i++) {
-		if (spans[i].begin < r->dst_offset || spans[i].begin >= r->dst_offset + r->bytes)
-			continue;
-		const uint64_t found = xxh3_of(q->dst + spans[i].begin, spans[i].end - spans[i].begin);
-		if (found != spans[i].expected && !k->n_wrong++) {
-			k->wrong_span = i;
-			k->wrong_value = found;
-		}
-	}
+	const unsigned n = count_chunks(x, r), first = c->next_chunk;
+	if (k->hashing || x->failure)
+		return;
+	while (c->next_chunk < n && k->completed >> c->next_chunk & 1)
+		c->next_chunk++;
+	if (c->next_chunk == first)
+		return;
+	const uint64_t from = first * chunk_bytes(x, r);
+	k->run = &c->run;
+	k->at = r->dst_offset + from;
+	k->bytes = (c->next_chunk == n ? r->bytes : c->next_chunk * chunk_bytes(x, r)) - from;
+	k->memory = x->q.dst + k->at;
+	k->hashing = true;
+	k->task.hash = host_hash_chunks;
+	x->parts_left++;
+	check_pool_post(h->base.config.check_pool, c->thread, &k->task);
 }
 
-static void host_post_check(struct transfer *t, int32_t slot, unsigned read)
-{
-	struct host_check *k = &host_of(t)->checks[slot][read];
-	*k = (struct host_check){
-		.task.hash = host_hash_read, .h = host_of(t), .slot = slot, .read = read};
-	check_pool_post(t->config.check_pool, check_pool_next_thread(t->config.check_pool), &k->task);
-}
-
-/* All reads of a checked load have succeeded and were hashed. False: the bytes were wrong for the
- * first time, and the load is queued to be read again. */
+/* All parts of a checked load have succeeded. False: the bytes were wrong for the first time, and
+ * the load is queued to be read again. */
 static bool host_judge_load(struct transfer *t, struct host_load *x)
 {
 	struct host_transfer *h = host_of(t);
 	struct expert_check *c = t->config.check;
 	const struct transfer_request *q = &x->q;
+	const struct checked_span *wrong = load_check_wrong(x->check);
 	c->figures.checked += !x->reread;
-	if (!x->n_wrong) {
+	if (!wrong) {
 		expert_check_passed(c, q->layer, q->expert);
 		return true;
 	}
@@ -112,83 +143,117 @@ static bool host_judge_load(struct transfer *t, struct host_load *x)
 	}
 	c->figures.wrong++;
 	struct err why = {0};
-	expert_check_err(c, &p, q->layer, q->expert, x->wrong_span, x->wrong_value, &why);
+	expert_check_err(
+		c, &p, q->layer, q->expert, (unsigned)(wrong - x->check->spans), wrong->found, &why);
 	transfer_keep_failure(&x->failure, &why);
 	return true;
 }
 
-/* A read is over. The last one reports the slot. */
+/* A part is over. The last one reports the slot. */
 static void host_part_done(struct transfer *t, int32_t slot)
 {
-	struct host_load *x = &host_of(t)->loads[slot];
-	if (--x->reads_left || (x->checked && !x->failure && !host_judge_load(t, x)))
+	struct host_transfer *h = host_of(t);
+	struct host_load *x = &h->loads[slot];
+	if (--x->parts_left || (x->check && !x->failure && !host_judge_load(t, x)))
 		return;
+	load_check_release(&h->checks, x->check);
+	x->check = NULL;
 	t->config.done(t->config.arg, slot, x->bytes_read, x->failure);
 	transfer_drop_failure(&x->failure);
 }
 
 static void host_read_done(struct transfer *t, const struct reader_completion *c)
 {
-	const int32_t slot = (int32_t)(c->tag / EXTENT_PARTS);
-	struct host_load *x = &host_of(t)->loads[slot];
+	struct host_transfer *h = host_of(t);
+	const int32_t slot = (int32_t)(TAG_PLACE(c->tag) / EXTENT_PARTS);
+	struct host_load *x = &h->loads[slot];
 	if (c->code) {
 		struct err why = {0};
 		reader_completion_err(t->config.reader, c, &why);
 		transfer_keep_failure(&x->failure, &why);
+	} else if (x->check) {
+		struct host_read *k = &h->reads[slot][TAG_PLACE(c->tag) % EXTENT_PARTS];
+		k->completed |= (uint64_t)1 << TAG_CHUNK(c->tag);
+		host_post_chunks(h, k);
 	}
-	if (x->checked && !x->failure)
-		host_post_check(t, slot, (unsigned)(c->tag % EXTENT_PARTS));
-	else
-		host_part_done(t, slot);
+	host_part_done(t, slot);
 }
 
-/* Ends the checks of reads whose bytes were hashed. */
+/* Ends the tasks of chunks that were hashed. */
 static bool host_poll_checks(struct transfer *t)
 {
 	bool any = false;
 	for (struct check_task *task; (task = check_pool_take(t->config.check_pool)); any = true) {
-		const struct host_check *k = (struct host_check *)task;
-		struct host_load *x = &host_of(t)->loads[k->slot];
+		struct host_read *k = (struct host_read *)task;
 		t->config.check->figures.ns += k->task.ns;
-		if (k->n_wrong && !x->n_wrong) {
-			x->wrong_span = k->wrong_span;
-			x->wrong_value = k->wrong_value;
-		}
-		x->n_wrong += k->n_wrong;
+		k->hashing = false;
+		host_post_chunks(host_of(t), k);
 		host_part_done(t, k->slot);
 	}
 	return any;
 }
 
+/* ---- loads ---- */
+
+/* For a load that is due for a check. Without memory for it the load fails. */
+static void host_acquire_check(struct transfer *t, struct host_load *x, const struct extent_plan *p)
+{
+	struct host_transfer *h = host_of(t);
+	const struct transfer_request *q = &x->q;
+	x->check = load_check_acquire(
+		&h->checks, t->config.check_pool, t->config.check, p, q->layer, q->expert);
+	if (!x->check) {
+		struct err why = {0};
+		err_set(&why, ERR_MEMORY, "no memory to compare its bytes");
+		transfer_keep_failure(&x->failure, &why);
+		return;
+	}
+	x->slice_bytes = num_align_up(reader_setting(t->config.reader).slice_bytes, CHUNK_ALIGN);
+	for (unsigned i = 0; i < p->n_reads; i++)
+		h->reads[q->slot][i] = (struct host_read){.slot = q->slot, .read = i};
+}
+
+static void host_submit_chunk(struct transfer *t, const struct host_load *x,
+	const struct extent_read *r, unsigned read, unsigned chunk, unsigned n_chunks)
+{
+	const uint64_t from = chunk ? chunk * chunk_bytes(x, r) : 0;
+	const bool last = chunk + 1 == n_chunks;
+	const struct reader_request request = {
+		.file = r->file,
+		.offset = r->offset + from,
+		.bytes = last ? r->bytes - from : chunk_bytes(x, r),
+		.need = last && r->need ? r->need - from : 0,
+		.dst = x->q.dst + r->dst_offset + from,
+		.tag = TAG_OF(x->q.slot, read, chunk),
+		/* a reread is late, and a demand may wait for it by now */
+		.urgent = x->q.priority == TRANSFER_DEMAND || x->reread,
+	};
+	int rc;
+	while ((rc = reader_submit(t->config.reader, &request)) == READER_BUSY)
+		transfer_reap(t, 1, -1);
+	if (rc)
+		bug("the reader refused expert %d of layer %d: code %d", x->q.expert, x->q.layer, rc);
+}
+
 /* Submits the reads of a load from a file. */
-static void host_submit_reads(struct transfer *t, int32_t slot)
+static void host_submit_reads(struct transfer *t, int32_t slot, bool check)
 {
 	struct host_load *x = &host_of(t)->loads[slot];
-	const struct transfer_request q = x->q;
-	const struct extent_plan p = plan_of(t, &q);
-	x->reads_left = p.n_reads;
+	const struct extent_plan p = plan_of(t, &x->q);
+	unsigned n_chunks[EXTENT_PARTS];
 	x->bytes_read += p.read_bytes;
-	x->n_wrong = 0;
+	x->parts_left = 1; /* this call, which may take completions */
+	if (check)
+		host_acquire_check(t, x, &p);
+	for (unsigned i = 0; i < p.n_reads; i++)
+		x->parts_left += n_chunks[i] = count_chunks(x, &p.reads[i]);
 #ifdef LOADER_POISON
-	memset(q.dst, READER_POISON, p.dst_bytes);
+	memset(x->q.dst, READER_POISON, p.dst_bytes);
 #endif
-	for (unsigned i = 0; i < p.n_reads; i++) {
-		struct reader_request r = {
-			.file = p.reads[i].file,
-			.offset = p.reads[i].offset,
-			.bytes = p.reads[i].bytes,
-			.need = p.reads[i].need,
-			.dst = q.dst + p.reads[i].dst_offset,
-			.tag = (uint64_t)slot * EXTENT_PARTS + i,
-			/* a reread is late, and a demand may wait for it by now */
-			.urgent = q.priority == TRANSFER_DEMAND || x->reread,
-		};
-		int rc;
-		while ((rc = reader_submit(t->config.reader, &r)) == READER_BUSY)
-			transfer_reap(t, 1, -1);
-		if (rc)
-			bug("the reader refused expert %d of layer %d: code %d", q.expert, q.layer, rc);
-	}
+	for (unsigned i = 0; i < p.n_reads; i++)
+		for (unsigned c = 0; c < n_chunks[i]; c++)
+			host_submit_chunk(t, x, &p.reads[i], i, c, n_chunks[i]);
+	host_part_done(t, slot);
 }
 
 static void host_copy(struct transfer *t, const struct transfer_request *q)
@@ -203,10 +268,8 @@ static void host_load(struct transfer *t, const struct transfer_request *q)
 		host_copy(t, q);
 		return;
 	}
-	struct host_load *x = &host_of(t)->loads[q->slot];
-	*x = (struct host_load){
-		.q = *q, .checked = expert_check_due(t->config.check, q->layer, q->expert)};
-	host_submit_reads(t, q->slot);
+	host_of(t)->loads[q->slot] = (struct host_load){.q = *q};
+	host_submit_reads(t, q->slot, expert_check_due(t->config.check, q->layer, q->expert));
 }
 
 static bool host_can_demote(struct transfer *t, const struct transfer_request *q)
@@ -229,7 +292,8 @@ static bool host_run(struct transfer *t)
 	while (h->rereads != NONE) {
 		const int32_t slot = h->rereads;
 		h->rereads = h->loads[slot].next_reread;
-		host_submit_reads(t, slot);
+		load_check_release(&h->checks, h->loads[slot].check);
+		host_submit_reads(t, slot, true);
 	}
 	return any;
 }
@@ -248,10 +312,13 @@ static void host_nothing(struct transfer *t)
 static void host_close(struct transfer *t)
 {
 	struct host_transfer *h = host_of(t);
-	for (int i = 0; h->loads && i < t->config.n_slots; i++)
+	for (int i = 0; h->loads && i < t->config.n_slots; i++) {
 		transfer_drop_failure(&h->loads[i].failure);
+		load_check_release(&h->checks, h->loads[i].check);
+	}
+	load_check_pool_fini(&h->checks);
 	free(h->loads);
-	free(h->checks);
+	free(h->reads);
 	free(h);
 }
 
@@ -277,8 +344,8 @@ struct transfer *host_transfer_open(const struct transfer_config *config)
 	const size_t n_slots = (size_t)config->n_slots;
 	h->loads = mem_try_new(n_slots, sizeof *h->loads);
 	if (config->check->values)
-		h->checks = mem_try_new(n_slots, sizeof *h->checks);
-	if (h->loads && (h->checks || !config->check->values))
+		h->reads = mem_try_new(n_slots, sizeof *h->reads);
+	if (h->loads && (h->reads || !config->check->values))
 		return &h->base;
 	host_close(&h->base);
 	return NULL;

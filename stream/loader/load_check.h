@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A free list of load_checks. A load_check is the state of comparing one load whose bytes arrive in
- * chunks (card_transfer.c). Each load in flight whose expert is due for a check holds one.
+ * chunks (card_transfer.c, host_transfer.c). Each load in flight whose expert is due for a check
+ * holds one.
  *
  * The reads of a load are hashed side by side, each by one thread of the check pool, so the last
  * chunk of an expert waits for the hash of one matrix, not of three.

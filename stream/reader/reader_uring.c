@@ -14,8 +14,12 @@
  * The ring's own descriptor is not registered with the kernel: that registration belongs to a
  * thread, and what it saves (a descriptor look-up per system call) is nothing beside a read of 1
  * MiB.
+ *
+ * Before a ring is enabled it gives up all but what this file uses (uring_restrict.h): a ring can
+ * open files and make connections without a system call that a seccomp filter sees.
  */
 #include "stream/reader/reader_engine.h"
+#include "stream/reader/uring_restrict.h"
 
 #ifndef HAVE_URING
 #if __has_include(<liburing.h>)
@@ -70,6 +74,7 @@ struct uring {
 	bool wake_armed;
 	bool files_registered;
 	bool memory_on_rings; /* something is registered */
+	bool restricted;
 	unsigned setup_flags;
 	struct iovec *registered; /* registered memory, sorted; index = buffer index on every ring */
 	unsigned n_registered;
@@ -168,6 +173,10 @@ static int uring_open(const struct reader_setup *s, void **state, char *why, siz
 		if (code)
 			snprintf(why, why_bytes, "eventfd of a ring: %s", err_name(code));
 	}
+	u->restricted = true;
+	for (unsigned i = 0; i < u->n && !code; i++)
+		if (uring_restrict(u->rings[i].ring.ring_fd))
+			u->restricted = false; /* what else the process is denied stays */
 	if (code) {
 		uring_close(u);
 		return code;
@@ -184,8 +193,9 @@ static void uring_describe(void *state, char *text, size_t bytes)
 	if (u->setup_flags & IORING_SETUP_DEFER_TASKRUN)
 		mode = ", deferred task work";
 #endif
-	snprintf(text, bytes, "io_uring%s%s", mode,
-		u->files_registered ? ", registered files" : ", plain files");
+	snprintf(text, bytes, "io_uring%s%s%s", mode,
+		u->files_registered ? ", registered files" : ", plain files",
+		u->restricted ? ", reads only" : "");
 }
 
 /* First call of the owner. By system call: the shared library of liburing 2.3 does not export

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -57,10 +58,11 @@ static int files_case(void)
 {
 	char *readable = mem_strdup(temp_dir_path("readable")),
 		 *writable = mem_strdup(temp_dir_path("writable")),
-		 *other = mem_strdup(temp_dir_path("other"));
-	const struct sandbox_path paths[] = {
-		{readable, false}, {writable, true}, {"/no/such/place", true}};
-	int rc = sandbox_files(paths, ARRAY_LEN(paths));
+		 *other = mem_strdup(temp_dir_path("other")), *listed = mem_strdup(temp_dir_path("listed"));
+	const struct sandbox_path paths[] = {{readable, SANDBOX_READ}, {writable, SANDBOX_WRITE},
+		{"/no/such/place", SANDBOX_WRITE}, {listed, SANDBOX_LIST},
+		{mem_printf("%s/g", listed), SANDBOX_READ}};
+	int rc = sandbox_files(paths, ARRAY_LEN(paths), -1);
 	if (rc == -ENOSYS || rc == -EOPNOTSUPP)
 		return NO_LANDLOCK;
 	EXPECT(rc > 0);
@@ -73,20 +75,73 @@ static int files_case(void)
 	EXPECT(!unlink(mem_printf("%s/newer", writable)));
 	EXPECT(is_denied(mem_printf("%s/f", other), O_RDONLY));
 	EXPECT(is_denied("/etc/passwd", O_RDONLY));
+	EXPECT(can_open(listed, O_RDONLY | O_DIRECTORY));
+	EXPECT(is_denied(other, O_RDONLY | O_DIRECTORY));
+	EXPECT(is_denied(mem_printf("%s/f", listed), O_RDONLY));
+	EXPECT(can_open(mem_printf("%s/g", listed), O_RDONLY));
+	EXPECT(is_denied(mem_printf("%s/g", listed), O_RDWR));
 	return 0;
 }
 
 static void test_files(void **state)
 {
 	(void)state;
-	static const char *const folders[] = {"readable", "writable", "other"};
+	static const char *const folders[] = {"readable", "writable", "other", "listed"};
 	for (size_t i = 0; i < ARRAY_LEN(folders); i++) {
 		char *file = mem_printf("%s/f", temp_dir_path(folders[i]));
 		assert_int_equal(mkdir(temp_dir_path(folders[i]), 0700), 0);
 		assert_true(can_open(file, O_WRONLY | O_CREAT));
+		file[strlen(file) - 1] = 'g';
+		assert_true(can_open(file, O_WRONLY | O_CREAT));
 		free(file);
 	}
 	int rc = in_child(files_case);
+	if (rc == NO_LANDLOCK)
+		skip();
+	assert_int_equal(rc, 0);
+}
+
+/* 0, or the errno of connecting to, or binding, this port of 127.0.0.1. */
+static int tcp_error(int (*call)(int, const struct sockaddr *, socklen_t), unsigned port)
+{
+	struct sockaddr_in a = {
+		.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(0x7f000001)}};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	int error = fd < 0 || call(fd, (struct sockaddr *)&a, sizeof a) ? errno : 0;
+	close(fd);
+	return error;
+}
+
+static unsigned listening; /* at this port */
+
+static int net_case(void)
+{
+	int rc = sandbox_files(NULL, 0, 0);
+	if (rc < 4)
+		return NO_LANDLOCK;
+	EXPECT(tcp_error(connect, listening) == EACCES);
+	EXPECT(tcp_error(bind, 0) == 0);
+	EXPECT(tcp_error(bind, 2) == EACCES);
+	EXPECT(sandbox_files(NULL, 0, -1) == rc);
+	EXPECT(tcp_error(bind, 0) == EACCES);
+	return 0;
+}
+
+/* No system call filter has a part in this: a connection is refused by whatever way it is asked
+ * for. */
+static void test_connections(void **state)
+{
+	(void)state;
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(0x7f000001)}};
+	socklen_t n = sizeof a;
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+	assert_int_equal(listen(fd, 8), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+	listening = ntohs(a.sin_port);
+	assert_int_equal(tcp_error(connect, listening), 0);
+	int rc = in_child(net_case);
+	close(fd);
 	if (rc == NO_LANDLOCK)
 		skip();
 	assert_int_equal(rc, 0);
@@ -146,6 +201,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_files),
+		cmocka_unit_test(test_connections),
 		cmocka_unit_test(test_calls),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);

@@ -14,9 +14,11 @@
 #include <setjmp.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -396,6 +398,47 @@ static void put_old_file(const char *name)
 	free(path);
 }
 
+/* Lets files grow to so many bytes. */
+static void limit_files(rlim_t bytes)
+{
+	struct rlimit limit;
+	assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+	limit.rlim_cur = MIN(bytes, limit.rlim_max);
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+/* A folder that takes no more is read on, written to no more for a while, and then again. */
+static void test_full_folder(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct engine *g = prefix_store_open_engine(1, false);
+	struct prefix_store *p = open_store("full", 0, g);
+	struct session *s = session_of(g, false);
+	sync_to(s, text, 600, 0);
+	keep(p, s, 600, 1);
+	sync_to(s, text, 1030, 600);
+	signal(SIGXFSZ, SIG_IGN);
+	limit_files(4096);
+	assert_int_not_equal(prefix_store_keep(p, s, 1030, &e), 0);
+	assert_non_null(strstr(e.text, "nothing more is stored for 1 s"));
+	keep(p, s, 1030, 0);
+	session_free(s);
+	s = session_of(g, false);
+	restore(p, s, text, 1030, 512, 512);
+	sync_to(s, text, 1030, 512);
+	usleep(1100000);
+	assert_int_not_equal(prefix_store_keep(p, s, 1030, &e), 0);
+	assert_non_null(strstr(e.text, "nothing more is stored for 2 s"));
+	limit_files(RLIM_INFINITY);
+	keep(p, s, 1030, 0);
+	usleep(2100000);
+	keep(p, s, 1030, 1);
+	session_free(s);
+	prefix_store_close(p);
+	engine_close(g, NULL);
+}
+
 /* The store removes nothing that it cannot have written: neither other programs' unfinished files
  * nor names that only resemble its own. */
 static void test_foreign_files(void **state)
@@ -443,6 +486,7 @@ int main(void)
 		cmocka_unit_test(test_exact_prompts),
 		cmocka_unit_test(test_damage),
 		cmocka_unit_test(test_limit),
+		cmocka_unit_test(test_full_folder),
 		cmocka_unit_test(test_foreign_files),
 	};
 	return cmocka_run_group_tests(tests, prefix_store_setup, temp_dir_drop);

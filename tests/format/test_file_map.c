@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A mapped file that becomes shorter, and a SIGBUS that has nothing to do with it. */
+/* A mapped file that becomes shorter, is written into or is replaced; a SIGBUS that has nothing to
+ * do with it. */
 #include "src/format/file_map.h"
 
 #include "tests/support/temp_dir.h"
@@ -8,7 +9,9 @@
 #include <linux/magic.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -92,6 +95,73 @@ static void test_sent_signal(void **state)
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+static void write_into(const char *path, off_t at, const char *text)
+{
+	int fd = open(path, O_WRONLY);
+	assert_true(fd >= 0);
+	assert_int_equal(pwrite(fd, text, strlen(text), at), (ssize_t)strlen(text));
+	assert_int_equal(close(fd), 0);
+}
+
+/* Makes the file look as if it was written long ago: times of modification may be as coarse as the
+ * clock's tick. */
+static void make_old(const char *path)
+{
+	const struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+	assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+/* The error of a check soon after, when the system is asked again. */
+static int check_soon(const struct file_map *m, const char *path, struct err *e)
+{
+	usleep(20000);
+	return file_map_check(m, path, e);
+}
+
+static void test_changed(void **state)
+{
+	(void)state;
+	static const off_t at[] = {1000, FILE_BYTES}; /* in place, behind the end */
+	for (size_t i = 0; i < 2; i++) {
+		struct file_map m = {0};
+		struct err e = {0};
+		const char *path = make_file();
+		make_old(path);
+		assert_int_equal(file_map_open(&m, path, &e), 0);
+		assert_int_equal(check_soon(&m, path, &e), 0);
+		write_into(path, at[i], "two");
+		assert_int_equal(check_soon(&m, path, &e), ERR_RUN);
+		assert_non_null(strstr(e.text, "mapped: was changed while in use"));
+		make_old(path);
+		assert_int_equal(check_soon(&m, path, &e), ERR_RUN); /* what was seen stays */
+		file_map_close(&m);
+		assert_int_equal(file_map_open(&m, path, &e), 0); /* the watch is used again */
+		assert_int_equal(check_soon(&m, path, &e), 0);
+		file_map_close(&m);
+	}
+}
+
+/* Another file under its name, also when that is written into, changes nothing of the open one. */
+static void test_replaced(void **state)
+{
+	(void)state;
+	struct file_map m = {0};
+	struct err e = {0};
+	char other[512];
+	const char *path = make_file();
+	assert_int_equal(file_map_open(&m, path, &e), 0);
+	assert_int_equal(file_map_check_path(&m, path, &e), 0);
+	snprintf(other, sizeof other, "%s.new", path);
+	assert_int_equal(rename(path, other), 0);
+	make_file();
+	write_into(path, 0, "two");
+	assert_int_equal(check_soon(&m, path, &e), 0);
+	assert_int_equal(m.data[0], 1);
+	assert_int_equal(file_map_check_path(&m, path, &e), ERR_RUN);
+	assert_non_null(strstr(e.text, "mapped: was replaced"));
+	file_map_close(&m);
+}
+
 /* How many pages of the mapping are in memory. */
 static size_t pages_in_memory(const struct file_map *m)
 {
@@ -120,7 +190,7 @@ static void test_drop_cached(void **state)
 		sum += m.data[i];
 	assert_int_equal(sum, FILE_BYTES);
 	assert_int_equal(pages_in_memory(&m), FILE_BYTES / 4096);
-	file_map_drop_cached(&m, path, 8192 + 5, 40960);
+	file_map_drop_cached(&m, 8192 + 5, 40960);
 	const size_t left = pages_in_memory(&m);
 	struct statfs fs;
 	assert_int_equal(statfs(path, &fs), 0);
@@ -139,6 +209,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_lost_bytes),
 		cmocka_unit_test(test_sent_signal),
+		cmocka_unit_test(test_changed),
+		cmocka_unit_test(test_replaced),
 		cmocka_unit_test(test_drop_cached),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);

@@ -190,11 +190,8 @@ static int restore_prefix(struct answer *a, struct err *e)
 static void keep_prefix(struct answer *a)
 {
 	struct err e = {0};
-	if (a->store && prefix_store_keep(a->store, a->session, session_length(a->session), &e)) {
-		log_warn("%s; no more is stored", e.text);
-		prefix_store_close(a->store);
-		a->store = NULL;
-	}
+	if (a->store && prefix_store_keep(a->store, a->session, session_length(a->session), &e))
+		log_warn("the prompt is not stored: %s", e.text);
 }
 
 /* Ends a turn that has an answer: the conversation, the stores, the statistics. Errors as of
@@ -210,6 +207,8 @@ static int keep_answer(struct answer *a, const struct stats *stats, bool cancell
 	a->total_prompt += stats->result.prompt_tokens - stats->result.reused_tokens;
 	a->total_new += stats->result.new_tokens;
 	a->total_ns += stats->result.prefill_ns + stats->result.decode_ns;
+	if (a->view.no_memory)
+		return err_set(e, ERR_MEMORY, "there is no memory for the arguments of a tool call");
 	if (!a->talk.raw)
 		chat_view_message(&a->view, &a->talk.chat);
 	else if ((rc = keep_raw(a, e)))

@@ -155,11 +155,12 @@ int chat_note_read(struct answer *a, uint32_t n_vocab, const char *text, size_t 
 	const char *name, struct err *e)
 {
 	struct conversation c = {0};
-	int rc = 0, think = 0;
-	json_t *o = json_text_parse(text, len, false, e);
-	if (!o) {
-		err_prefix(e, "%.300s: holds no chat", name);
-		return ERR_INPUT;
+	int think = 0;
+	json_t *o;
+	int rc = json_parse(text, len, JSON_TEXT_FLAGS, &o, e);
+	if (rc) {
+		err_prefix(e, rc == ERR_INPUT ? "%.300s: holds no chat" : "%.300s", name);
+		return rc;
 	}
 	const json_t *version = json_object_get(o, "glmstream_chat"),
 				 *mode = json_object_get(o, "think"), *turns = json_object_get(o, "turns"),

@@ -5,6 +5,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/format/json_parse.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,10 +158,10 @@ static void on_chat_event(void *user, const struct chat_event *event)
 		v->calls = mem_grow(v->calls, v->n_calls + 1, sizeof *v->calls);
 		struct chat_call *c = &v->calls[v->n_calls++];
 		c->name = chat_text_new(event->call->name.data, event->call->name.len);
-		c->arguments = json_loadb(
-			event->call->arguments.data, event->call->arguments.len, JSON_ALLOW_NUL, NULL);
-		if (!c->arguments)
+		if (json_parse(event->call->arguments.data, event->call->arguments.len, JSON_ALLOW_NUL,
+				&c->arguments, NULL) == ERR_INPUT)
 			c->arguments = json_object();
+		v->no_memory |= !c->arguments;
 		show_call(v, event->call);
 		break;
 	}
@@ -176,7 +177,7 @@ void chat_view_begin(struct chat_view *v, const struct tokenizer *t, bool raw, b
 	buf_clear(&v->answer);
 	v->tokenizer = t;
 	v->raw = raw;
-	v->wrote = v->reasoning_open = v->lost = false;
+	v->wrote = v->reasoning_open = v->lost = v->no_memory = false;
 	v->stream = (struct utf8_stream){0};
 	if (!raw)
 		chat_parse_init(&v->parse, t, NULL, in_reasoning, on_chat_event, v);

@@ -21,6 +21,7 @@ struct chat_view {
 	/* of the answer being made */
 	const struct tokenizer *tokenizer;
 	bool raw, lost; /* lost: stdout takes no more */
+	bool no_memory; /* for the arguments of a call: the answer cannot be kept */
 	struct chat_parse parse;
 	struct utf8_stream stream; /* raw */
 	struct buf piece, reasoning, answer;

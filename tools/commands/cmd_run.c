@@ -102,12 +102,14 @@ int cmd_run(int argc, char **argv, struct err *e)
 	if (one && !ranks_is_worker() && (rc = read_prompt(&opts, &prompt, e)))
 		goto out;
 	profile_opts_apply(&opts.profile, &opts.common);
-	if (!chat) /* whose commands open any file */
+	if (chat)
+		sandbox_opts_any_file(&opts.sandbox, &opts.common);
+	else
 		sandbox_opts_files(
-			&opts.sandbox, &opts.common, &opts.prefix, opts.session, opts.json_schema);
+			&opts.sandbox, &opts.common, &opts.prefix, opts.session, opts.json_schema, -1);
 	if ((rc = answer_open(&a, &opts, e)))
 		goto out;
-	sandbox_opts_calls(&opts.sandbox);
+	sandbox_opts_calls(&opts.sandbox, false);
 	interrupt_catch(chat); /* not before: Ctrl+C while a large model loads ends the program */
 	if (one)
 		rc = answer_turn(&a, prompt.text, prompt.len, prompt.what, e);

@@ -184,7 +184,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	o.common.sessions = o.sessions;
 	o.common.no_mtp = o.draft.mode == DRAFT_OFF;
 	profile_opts_apply(&o.profile, &o.common);
-	sandbox_opts_files(&o.sandbox, &o.common, &o.prefix, NULL, NULL);
+	sandbox_opts_files(&o.sandbox, &o.common, &o.prefix, NULL, NULL, (int)o.port);
 	if ((rc = common_opts_open(&o.common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);
@@ -211,7 +211,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	};
 	if ((rc = server_open(g, &options, &s, e)))
 		goto out;
-	sandbox_opts_calls(&o.sandbox);
+	sandbox_opts_calls(&o.sandbox, true);
 	interrupt_catch(false);
 	say_hello(&o, s, name);
 	while (!atomic_load(interrupt_flag()))

@@ -3,7 +3,7 @@
  * run. */
 #include "src/base/args.h"
 #include "src/ranks/ranks.h"
-#include "src/text/json_text.h"
+#include "src/format/json_parse.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/manual.h"
 #include "tools/options/habits.h"
@@ -139,7 +139,7 @@ static void keep_standard_numbers(void)
 int main(int argc, char **argv)
 {
 	keep_standard_numbers();
-	json_text_setup();
+	json_parse_setup();
 	/* the line editor's idea of characters, UTF-8 in any case; numbers stay in the C locale */
 	if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
 		setlocale(LC_CTYPE, "C.UTF-8");

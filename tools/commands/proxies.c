@@ -144,7 +144,8 @@ static const struct {
 		"not read for 60 s is cut off."},
 	{"After a break-in",
 		"On Linux the process has given up files that its options do not name (landlock), other "
-		"programs and new connections (seccomp), where the kernel can do that; -v says so. The "
+		"programs and new connections (seccomp), where the kernel can do that; a line at the start "
+		"says so. The "
 		"unit for systemd adds its own limits."},
 	{"What is not promised",
 		"Encryption. Secrecy between clients who have the same key: response IDs are random and "

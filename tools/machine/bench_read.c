@@ -12,13 +12,13 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "src/format/json_parse.h"
 #include "stream/reader/reader.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/progress.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -205,10 +205,11 @@ static int parse_fio(
 	const char *start = memchr(json, '{', bytes); /* notes may stand before it */
 	if (!start)
 		return err_set(e, ERR_INPUT, "fio: no JSON in its output");
-	json_error_t je;
-	json_t *root = json_loadb(start, bytes - (size_t)(start - json), JSON_DISABLE_EOF_CHECK, &je);
-	if (!root)
-		return err_set(e, ERR_INPUT, "fio: %s", je.text);
+	json_t *root;
+	int code = json_parse_part("fio", "its output ", start, bytes - (size_t)(start - json),
+		JSON_DISABLE_EOF_CHECK, &root, e);
+	if (code)
+		return code;
 	json_t *job = json_array_get(json_object_get(root, "jobs"), 0),
 		   *rd = json_object_get(job, "read");
 	double io = json_number_value(json_object_get(rd, "io_bytes"));

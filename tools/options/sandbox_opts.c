@@ -6,6 +6,8 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/sandbox.h"
+#include "src/format/check_values.h"
+#include "src/format/gguf.h"
 #include "src/ranks/ranks.h"
 #include "tools/options/pocket.h"
 
@@ -34,10 +36,10 @@ struct place_list {
 	size_t n;
 };
 
-static void add_place(struct place_list *l, char *path, bool write)
+static void add_place(struct place_list *l, char *path, enum sandbox_right right)
 {
 	l->paths = mem_grow(l->paths, l->n + 1, sizeof *l->paths);
-	l->paths[l->n++] = (struct sandbox_path){path, write};
+	l->paths[l->n++] = (struct sandbox_path){path, right};
 }
 
 /* The folder that `path` stands in. */
@@ -47,17 +49,27 @@ static char *folder_of(const char *path)
 	return !slash ? mem_strdup(".") : mem_strndup(path, slash == path ? 1 : (size_t)(slash - path));
 }
 
-/* The folder of a file, also of the one that a link leads to: parts of a split model stand beside
- * each other, and a file that is replaced needs its folder. */
-static void add_folder(struct place_list *l, const char *file, bool write)
+/* The folder of a file that is written, also of the one that a link leads to: a file that is
+ * replaced needs its folder. */
+static void add_written(struct place_list *l, const char *file)
 {
 	if (!file)
 		return;
 	char *real = realpath(file, NULL);
-	add_place(l, folder_of(file), write);
+	add_place(l, folder_of(file), SANDBOX_WRITE);
 	if (real)
-		add_place(l, folder_of(real), write);
+		add_place(l, folder_of(real), SANDBOX_WRITE);
 	free(real);
+}
+
+/* A model's file, the other parts of its set, and its check values. */
+static void add_parts(struct place_list *l, const char *file)
+{
+	add_place(l, mem_strdup(file), SANDBOX_READ);
+	add_place(l, mem_printf("%s" CHECK_VALUES_SUFFIX, file), SANDBOX_READ);
+	char *part;
+	for (unsigned no = 1; (part = gguf_part_path(file, no)); no++)
+		add_place(l, part, SANDBOX_READ);
 }
 
 /* Whether a checkpoint's file of this name is read. */
@@ -74,24 +86,22 @@ static bool checkpoint_reads(const char *name)
 	return n > k && !strcmp(name + n - k, shard);
 }
 
-/* A checkpoint's folder, and the files that links in it lead to: a download keeps them elsewhere.
- * Only files, and only of names that are read: who made the folder chose the links. */
+/* The names in a checkpoint's folder, and the files of names that are read; links too, since a
+ * download keeps files elsewhere. A link must lead to a regular file: who made the folder chose it.
+ */
 static void add_checkpoint(struct place_list *l, const char *path)
 {
 	DIR *d = opendir(path);
-	add_place(l, mem_strdup(path), false);
+	add_place(l, mem_strdup(path), SANDBOX_LIST);
 	for (struct dirent *x; d && (x = readdir(d));) {
 		if (!checkpoint_reads(x->d_name))
 			continue;
-		struct stat link, target;
+		struct stat target;
 		char *file = mem_printf("%s/%s", path, x->d_name);
-		/* not d_type, which some file systems leave open */
-		char *real = !lstat(file, &link) && S_ISLNK(link.st_mode) ? realpath(file, NULL) : NULL;
-		free(file);
-		if (real && !lstat(real, &target) && S_ISREG(target.st_mode))
-			add_place(l, real, false);
+		if (!stat(file, &target) && S_ISREG(target.st_mode))
+			add_place(l, file, SANDBOX_READ);
 		else
-			free(real);
+			free(file);
 	}
 	if (d)
 		closedir(d);
@@ -105,11 +115,11 @@ static void add_model(struct place_list *l, const struct common_opts *c)
 	struct stat s;
 	if (model && stat(model, &s) == 0 && S_ISDIR(s.st_mode))
 		add_checkpoint(l, model);
-	else
-		add_folder(l, model, false);
+	else if (model)
+		add_parts(l, model);
 	if (!common_opts_replicas(c, &replicas, &ignored))
 		for (unsigned i = 0; i < replicas.n; i++)
-			add_folder(l, replicas.path[i], false);
+			add_place(l, mem_strdup(replicas.path[i]), SANDBOX_READ);
 	free(replicas.text);
 }
 
@@ -121,52 +131,64 @@ static bool driver_needs_help(const struct common_opts *c)
 		   access("/dev/nvidia-uvm", F_OK) && !access("/usr/bin/nvidia-modprobe", X_OK);
 }
 
+static bool confines_files(struct sandbox_opts *o, const struct common_opts *c)
+{
+	if (ranks_here()) /* MPI opens files and makes connections whenever it needs them */
+		o->off = true;
+	if (!o->off && driver_needs_help(c))
+		o->landlock = -ENODEV;
+	return !o->off && !o->landlock;
+}
+
+void sandbox_opts_any_file(struct sandbox_opts *o, const struct common_opts *c)
+{
+	const struct sandbox_path all = {"/", SANDBOX_WRITE};
+	o->any_file = true;
+	if (confines_files(o, c))
+		o->landlock = sandbox_files(&all, 1, -1);
+}
+
 void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
-	const struct prefix_opts *p, const char *session, const char *read_only)
+	const struct prefix_opts *p, const char *session, const char *read_only, int port)
 {
 	static const char *const read[] = {
 		"/usr", "/lib", "/lib64", "/etc", "/opt", "/nix", "/run", "/sys"};
 	/* device files are opened for writing; a driver names its threads through /proc */
 	static const char *const write[] = {"/dev", "/proc"};
 	struct place_list l = {0};
-	if (ranks_here()) /* MPI opens files and makes connections whenever it needs them */
-		o->off = true;
-	if (o->off)
+	if (!confines_files(o, c))
 		return;
-	if (driver_needs_help(c)) {
-		o->landlock = -ENODEV;
-		return;
-	}
 	add_model(&l, c);
-	add_folder(&l, c->trace, true);
-	add_folder(&l, c->warm, true);
+	add_written(&l, c->trace);
+	add_written(&l, c->warm);
 	if (c->profile_folder)
-		add_place(&l, mem_strdup(c->profile_folder), true);
-	add_folder(&l, session, true);
+		add_place(&l, mem_strdup(c->profile_folder), SANDBOX_WRITE);
+	add_written(&l, session);
 	if (read_only)
-		add_place(&l, mem_strdup(read_only), false);
+		add_place(&l, mem_strdup(read_only), SANDBOX_READ);
 	if (p && p->folder) {
 		(void)mkdir(p->folder, 0700); /* a rule needs it; what is wrong is said by the store */
-		add_place(&l, mem_strdup(p->folder), true);
+		add_place(&l, mem_strdup(p->folder), SANDBOX_WRITE);
 	}
 	for (size_t i = 0; i < ARRAY_LEN(read); i++)
-		add_place(&l, mem_strdup(read[i]), false);
+		add_place(&l, mem_strdup(read[i]), SANDBOX_READ);
 	for (size_t i = 0; i < ARRAY_LEN(write); i++)
-		add_place(&l, mem_strdup(write[i]), true);
+		add_place(&l, mem_strdup(write[i]), SANDBOX_WRITE);
 	const char *home = getenv("HOME");
 	if (home && *home && strcmp(common_opts_backend(c), "cpu") != 0)
-		add_place(&l, mem_printf("%s/.nv", home), true); /* the driver's cache of kernels */
+		add_place(
+			&l, mem_printf("%s/.nv", home), SANDBOX_WRITE); /* the driver's cache of kernels */
 		/* counts of a build for coverage are written at the end */
 #ifdef COVERAGE_FOLDER
-	add_place(&l, mem_strdup(COVERAGE_FOLDER), true);
+	add_place(&l, mem_strdup(COVERAGE_FOLDER), SANDBOX_WRITE);
 #endif
-	o->landlock = sandbox_files(l.paths, l.n);
+	o->landlock = sandbox_files(l.paths, l.n, port);
 	for (size_t i = 0; i < l.n; i++)
 		free((char *)(uintptr_t)l.paths[i].path);
 	free(l.paths);
 }
 
-void sandbox_opts_calls(const struct sandbox_opts *o)
+void sandbox_opts_calls(const struct sandbox_opts *o, bool server)
 {
 	if (o->off || ranks_here()) {
 		log_verbose("sandbox: off%s", ranks_here() ? " (MPI makes connections)" : "");
@@ -174,14 +196,20 @@ void sandbox_opts_calls(const struct sandbox_opts *o)
 	}
 	char files[96], calls[96] = "no programs, no new connections, no tracing (seccomp)";
 	int rc = sandbox_calls();
-	if (o->landlock > 0)
-		snprintf(
-			files, sizeof files, "files of the model and the options (landlock %d)", o->landlock);
-	else if (o->landlock)
+	if (o->landlock == -ENODEV)
+		snprintf(files, sizeof files,
+			"any file, since the card's device files had to be made: not at the next start");
+	else if (o->landlock < 0)
 		snprintf(files, sizeof files, "any file (landlock: %s)", strerror(-o->landlock));
 	else
-		snprintf(files, sizeof files, "any file, for the commands of the chat");
+		snprintf(files, sizeof files, "%s (landlock %d)",
+			o->any_file ? "any file, for the commands of the chat"
+						: "files of the model and the options",
+			o->landlock);
 	if (rc)
 		snprintf(calls, sizeof calls, "any call (seccomp: %s)", strerror(-rc));
-	log_verbose("sandbox: %s; %s", files, calls);
+	const bool refused = o->landlock < 0 || rc;
+	(refused && server      ? log_warn
+		: refused || server ? log_info
+							: log_verbose)("sandbox: %s; %s", files, calls);
 }

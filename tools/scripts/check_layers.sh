@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Checks the shape of the source tree; prints each breach as FILE:LINE: what, exit status 1 if there is any.
 #   - includes follow tools/scripts/layers.txt and are written from the root of the tree
+#   - JSON is read through src/format/json_parse.h alone
 #   - no file above 800 lines, no two sources of one name, no .c file that includes a .c file
 set -eu
 cd "$(dirname "$0")/../.."
@@ -76,6 +77,9 @@ FNR == 801 { breach("more than 800 lines") }
 		if ((star ? index(target, prefix) == 1 : target == f) && !permits(foreign[f], FILENAME))
 			breach(FILENAME " may not include " target)
 	}
+}
+/(^|[^a-z_])json_load/ && FILENAME !~ /^tests\// && FILENAME != "src/format/json_parse.c" {
+	breach("reads JSON, but not through src/format/json_parse.h")
 }
 END { exit bad }
 ' tools/scripts/layers.txt $sources && status=0 || status=1

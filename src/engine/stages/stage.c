@@ -351,10 +351,12 @@ int engine_forward(
 	struct forward_rows mine = *rows;
 	engine_recover(g);
 	if (!g->ranks)
-		return stages_forward(g->stages, rows, first_hidden, e);
+		return engine_blame_file(g, stages_forward(g->stages, rows, first_hidden, e), e);
 	int rc = receive_rows(g, &mine, e);
 	const uint64_t start = clock_ns();
-	if (rc || (rc = stages_forward(g->stages, &mine, first_hidden, e)) || !g->ranks->out)
+	if (!rc)
+		rc = engine_blame_file(g, stages_forward(g->stages, &mine, first_hidden, e), e);
+	if (rc || !g->ranks->out)
 		return rc;
 	if (g->ranks->counts_time)
 		g->ranks->computing_ns += clock_ns() - start;

@@ -39,13 +39,8 @@ void slot_keep_prefix(struct scheduler *s, struct slot *slot)
 	mem_scope_begin(&scope);
 	int rc = prefix_store_keep(s->store, slot->session, session_length(slot->session), &e);
 	mem_scope_end(&scope);
-	if (rc == ERR_MEMORY) /* this time */
-		log_warn("%s; the prompt is not stored", e.text);
-	if (!rc || rc == ERR_MEMORY)
-		return;
-	log_warn("the session folder is not used any more: %s", e.text);
-	prefix_store_close(s->store);
-	s->store = NULL;
+	if (rc)
+		log_warn("a prompt is not stored: %s", e.text);
 }
 
 void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how)

@@ -17,6 +17,7 @@ from checks import check, finish
 PROGRAM, POCKET, FOLDER = sys.argv[1:4]
 MODEL = os.path.join(FOLDER, "model.gguf")
 LOST = "is lost: the file became shorter"
+CHANGED = "model.gguf: was changed while in use"
 
 
 def chat(*options, between):
@@ -41,6 +42,51 @@ def shorter():
     shutil.copy(POCKET, MODEL)
     rc, out, err = chat(between=lambda: None)
     check("a whole model answers twice", rc == 0 and not err, (rc, out, err))
+
+
+def put_model():
+    """A copy that was written long ago: times of modification are as coarse as a tick of the clock."""
+    shutil.copy(POCKET, MODEL)
+    os.utime(MODEL, (1e9, 1e9))
+
+
+def overwrite():
+    """The model's bytes are others, in a file of the same size."""
+    with open(MODEL, "r+b") as f:
+        for at in range(1 << 20, os.path.getsize(MODEL) - 4096, 1 << 20):
+            f.seek(at)
+            f.write(os.urandom(4096))
+
+
+def replace():
+    """Another file takes the place of the model, and is written into."""
+    shutil.copy(POCKET, MODEL + ".new")
+    os.rename(MODEL + ".new", MODEL)
+    overwrite()
+
+
+STREAMED = ([], ["--cache-gb", "0.006", "--ram-gb", "0"], ["--cache-gb", "0.006", "--verify", "off"])
+
+
+def changed():
+    for options in STREAMED:
+        put_model()
+        rc, out, err = chat(*options, between=overwrite)
+        check("overwritten: exit status 1", rc == 1, (options, rc, out, err))
+        check("overwritten: a sentence", re.search(r"^glmstream: .*" + CHANGED, err, re.M), (options, err))
+        check("overwritten: no second answer", out.count(b"\n") == 1, (options, out))
+        put_model()
+        rc, whole, err = chat(*options, between=lambda: None)
+        put_model()
+        rc, out, err = chat(*options, between=replace)
+        check("replaced: the answers are the same", rc == 0 and out == whole and not err, (options, rc, out, whole, err))
+    copy = os.path.join(FOLDER, "copy.gguf")
+    put_model()
+    shutil.copy2(MODEL, copy)
+    streamed = ["--cache-gb", "0.006", "--ram-gb", "0", "--replicas", copy]
+    rc, out, err = chat(*streamed, between=lambda: os.utime(copy))
+    check("a copy is written into: exit status 1", rc == 1, (rc, out, err))
+    check("its name", "copy.gguf: was changed while in use" in err, err)
 
 
 class Server:
@@ -89,6 +135,29 @@ def server_shorter():
         check("the log names the file", any("model.gguf" in line and "failed" in line for line in s.log), s.log)
 
 
+def server_changed():
+    for options in STREAMED:
+        put_model()
+        s = Server(*options)
+        check("the server answers", s.ask("Define river.")[0] == 200)
+        replace()
+        check("and behind a file that was replaced", s.ask("Define dog.")[0] == 200)
+        check("its health is good", s.get("/health")[0] == 200)
+        check("it ends in order", s.end() == 0)
+        put_model()
+        s = Server(*options)
+        check("the server answers", s.ask("Define river.")[0] == 200)
+        overwrite()
+        for word in ("dog", "house"):
+            status, text = s.ask(f"Define {word}.")
+            check("overwritten: it fails with 500", status == 500, (options, status, text))
+            check("and tells nobody the file's name", "gguf" not in text and "error" in text, text)
+        check("its health says so", "fail" in s.get("/health")[1], s.get("/health"))
+        check("it ends in order", s.end() == 0)
+        time.sleep(0.1)
+        check("the log says why", any(CHANGED in line for line in s.log), (options, s.log))
+
+
 def not_finite():
     shown = subprocess.run([PROGRAM, "inspect", POCKET, "--json", "--tensors"], capture_output=True, check=True)
     norm = next(t for t in json.loads(shown.stdout)["tensors"] if t["name"] == "output_norm.weight")
@@ -108,7 +177,9 @@ def not_finite():
 
 
 shorter()
+changed()
 if b"\n  serve " in subprocess.run([PROGRAM, "--help"], capture_output=True).stdout:
     server_shorter()
+    server_changed()
     not_finite()
 finish()

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Damaged and hostile files: a mapped model that becomes shorter, weights that are NaN or infinite,
-# names with terminal escapes, full disks and file size limits, files that others may read.
+# Damaged and hostile files: a mapped model that becomes shorter or is written into, weights that are
+# NaN or infinite, names with terminal escapes, full disks and file size limits, files that others
+# may read.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -9,7 +10,7 @@ need_pocket
 short=(-p 'Define river.' -n 2 --temp 0 --think off -q)
 loud=("${short[@]:0:8}")
 
-# ---- a model that becomes shorter, in the chat and in the server; weights that are no numbers ----
+# ---- a model that becomes shorter or is changed, in the chat and in the server; weights that are no numbers ----
 python3 tests/e2e/faults/damage.py "$GLMSTREAM" "$POCKET" "$work"
 rc=$?
 if [ $rc != 0 ]; then

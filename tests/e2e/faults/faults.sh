@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # Fails single allocations, and single system calls that change files and folders, of: saving a
-# session, storing a prompt, keeping a profile, opening a model, a conversion. Whatever fails, the
-# program ends with a status and a sentence, no file that was there is lost, and the next run is right.
-# An interrupted call is made again. fault_requests.sh fails allocations of a server.
+# session, storing a prompt, keeping a profile, opening a model, a conversion, running a checkpoint's
+# folder. Whatever fails, the program ends with a status and a sentence, no file that was there is
+# lost, and the next run is right. An interrupted call is made again. fault_requests.sh fails
+# allocations of a server.
 # Of allocations those are tried that are the first by their path of callers (fail_alloc.c); of system
 # calls first those that are the first of their kind on their file (fail_write.c).
 # FAULT_POINTS: how many places of each run are tried (0: every one; of allocations: every path).
-# FAULT_KINDS: alloc, write. FAULT_RUNS: session, store, profile, open, convert. FAULT_HOW: ENOSPC,
-# EIO, EINTR, storm, short. All without them.
+# FAULT_KINDS: alloc, write. FAULT_RUNS: session, store, profile, open, convert, folder.
+# FAULT_HOW: ENOSPC, EIO, EINTR, storm, short. All without them.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -195,5 +196,22 @@ model_is_whole() {
 }
 points=${FAULT_POINTS:-20} # short runs: every kind of call
 every_failure convert no_model model_is_whole "${convert[@]}" -o "$work/m.gguf"
+
+# ---- a checkpoint's folder, as it is: JSON of others, with a key and a value that make buffers grow ----
+python3 - "$work/tiny/config.json" <<'EOS' || wrong "no long keys"
+import json, sys
+config = json.load(open(sys.argv[1]))
+config["note_" + "n" * 3000] = "t" * 70000
+json.dump(config, open(sys.argv[1], "w"))
+EOS
+run -m "$work/tiny" -p x "${short[@]}"
+exits 0
+cp "$work/out" "$work/folder.answer"
+folder_is_good() {
+	check "no file is bad because an allocation fails" [ "$rc" != 3 ]
+	[ "$rc" != 0 ] || check "the answer is the same" cmp -s "$work/out" "$work/folder.answer"
+}
+points=${FAULT_POINTS:-40} # short runs: a seventh of the paths lead to JSON
+every_failure folder nothing folder_is_good -m "$work/tiny" -p x "${short[@]}"
 
 finish

@@ -44,10 +44,19 @@ def cannot_test(why):
     sys.exit(1)
 
 
-class Server:
-    """A running server; ends with the `with` block, and its log is searched for what must not be there."""
+class NotStarted(RuntimeError):
+    """A server that ended before it listened."""
 
-    def __init__(self, *options, env=None, model=POCKET, address_bytes=None):
+    def __init__(self, status, log):
+        super().__init__("the server did not start: " + log)
+        self.status, self.log = status, log
+
+
+class Server:
+    """A running server; ends with the `with` block, and its log is searched for what must not be there. `under`: a command that
+    runs the program as its child."""
+
+    def __init__(self, *options, env=None, model=POCKET, address_bytes=None, under=()):
         if not os.path.exists(PROGRAM):
             cannot_test("no program to test")
         listed = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True).stdout
@@ -55,7 +64,7 @@ class Server:
             skip("this build has no serve command (libmicrohttpd is missing)")
         if not os.path.exists(model):
             cannot_test("no pocket model in tools/pocket (make pocket)")
-        command = [PROGRAM, "serve", "-m", model, "--port", "0", "--backend", "cpu", *options]
+        command = [*under, PROGRAM, "serve", "-m", model, "--port", "0", "--backend", "cpu", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})},
                                         preexec_fn=address_bytes and (lambda: resource.setrlimit(
@@ -65,8 +74,13 @@ class Server:
         self.reader.start()
         line = self.process.stdout.readline()
         if "http://" not in line:
+            status = self.process.wait(60)
             self.reader.join(5)
-            raise RuntimeError("the server did not start: " + "".join(self.log))
+            raise NotStarted(status, "".join(self.log))
+        self.pid = self.process.pid
+        if under:
+            with open(f"/proc/{self.pid}/task/{self.pid}/children") as f:
+                self.pid = int(f.read().split()[0])
         self.port = int(line.rsplit(":", 1)[1])
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -84,7 +98,7 @@ class Server:
 
     def stop(self, sig=signal.SIGTERM):
         if self.process.poll() is None:
-            self.process.send_signal(sig)
+            os.kill(self.pid, sig)
             try:
                 self.process.wait(120 if "san-" in PROGRAM else 8)
             except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# The confinement of the server and of answers: -v says what is confined; what the options name can
-# still be read and written; nothing is lost by it.
+# The confinement of the server and of answers: what is confined is said, and what a kernel refuses;
+# what the options name can still be read and written, and nothing beside it; nothing is lost by it.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -26,6 +26,31 @@ fi
 run "${short[@]}" -v --no-sandbox
 exits 0
 check "--no-sandbox says so" grep -q '^sandbox: off$' "$work/err"
+
+run "${short[@]}"
+exits 0
+check "without -v one answer says nothing of it" [ "$(grep -c sandbox "$work/err")" = 0 ]
+
+# a kernel that lacks a part goes on and says so, also without -v
+c_tool deny_calls
+lacking() { # what, ARGS...
+	timeout -k 5 60 "$work/deny_calls" "$1" -- "$GLMSTREAM" "${@:2}" >"$work/out" 2>"$work/err"
+	rc=$? said="without $1: glmstream ${*:2}"
+}
+lacking landlock "${short[@]}"
+if [ $rc = 77 ]; then
+	skip_part "older kernels: no filter can be set here"
+else
+	exits 0
+	check "without landlock it says so" grep -q '^sandbox: any file (landlock: Function not implemented); no programs' "$work/err"
+	check "and answers" cmp -s "$work/out" "$work/answer"
+	lacking seccomp "${short[@]}"
+	exits 0
+	check "without seccomp it says so" grep -q '^sandbox: .*; any call (seccomp: Function not implemented)$' "$work/err"
+	lacking landlock "${short[@]}" --no-sandbox
+	exits 0
+	check "with --no-sandbox nothing is said" [ "$(grep -c sandbox "$work/err")" = 0 ]
+fi
 
 # everything that the options name still works, in folders of its own and through links
 mkdir "$work/a" "$work/b" "$work/c" "$work/d"
@@ -54,14 +79,42 @@ exits 0
 check "names without a folder work" [ -s "$work/b/s" ]
 
 # a running server, seen from outside, and what its process may do
-if has_command serve; then
-	"$GLMSTREAM" serve -v --port 0 -c 400 --session-dir "$work/f" --api-key=k3y-0f-mine >"$work/out" 2>"$work/err" &
-	pid=$!
-	for _ in $(seq 100); do
-		grep -q http "$work/out" && break
+await() { # FILE, PATTERN
+	for _ in $(seq 200); do
+		grep -q "$2" "$1" && return
 		sleep 0.1
 	done
-	check "the server says what is confined" grep -q '^sandbox: .*(seccomp)$' "$work/err"
+	return 1
+}
+
+ends() { # the server, in order
+	kill $pid
+	wait $pid
+	rc=$? said="glmstream serve"
+	exits 0
+}
+
+if has_command serve; then
+	preload=
+	case $GLMSTREAM in
+	*san-*) ;;
+	*)
+		c_tool probe_open.so -shared -fPIC
+		preload=$work/probe_open.so
+		;;
+	esac
+	mkdir "$work/h"
+	cp "$POCKET" "$work/h/m.gguf"
+	cp "$POCKET" "$work/h/copy.gguf"
+	echo secret >"$work/h/notes.txt"
+	: >"$work/h/m.gguf.xxh4"
+	probes=$work/h/m.gguf:$work/h/copy.gguf:$work/h/notes.txt:$work/h/m.gguf.xxh4:$work/h:$work/answer:$work/f
+	LD_PRELOAD=$preload PROBE=$probes PROBE_OUT=$work/probed \
+		"$GLMSTREAM" serve --port 0 -c 400 -m "$work/h/m.gguf" --session-dir "$work/f" \
+		--api-key=k3y-0f-mine >"$work/out" 2>"$work/err" &
+	pid=$!
+	await "$work/out" http
+	check "the server says what is confined" [ "$(grep -c '^sandbox: .*(seccomp)$' "$work/err")" = 1 ]
 	check "all its threads have a filter" [ "$(grep -h '^Seccomp:' /proc/$pid/task/*/status | sort -u | tr -d '\t ')" = Seccomp:2 ]
 	check "none can gain rights" [ "$(grep -h '^NoNewPrivs:' /proc/$pid/task/*/status | sort -u | tr -d '\t ')" = NoNewPrivs:1 ]
 	url=$(sed 's/^listening on //' "$work/out")
@@ -74,10 +127,26 @@ for i in range(3):
     request.add_header("Authorization", "Bearer k3y-0f-mine")
     json.load(urllib.request.urlopen(request, timeout=60))
 ' "$url"
-	kill $pid
-	wait $pid
-	rc=$? said="glmstream serve"
-	exits 0
+	if [ -n "$preload" ] && [ $landlock = 1 ]; then
+		kill -USR1 $pid
+		await "$work/probed" '^end$'
+		can() { grep -qxF "$1 $2" "$work/probed"; }
+		check "it can read the model" can "$work/h/m.gguf" "1 0"
+		check "not the files beside it" can "$work/h/notes.txt" "0 0"
+		check "nor another model" can "$work/h/copy.gguf" "0 0"
+		check "nor what has a similar name" can "$work/h/m.gguf.xxh4" "0 0"
+		check "nor the folder's names" can "$work/h" "0 0"
+		check "nor other files" can "$work/answer" "0 0"
+		check "but the sessions' folder" can "$work/f" "1 0"
+	fi
+	ends
+	said="without landlock: glmstream serve"
+	"$work/deny_calls" landlock -- "$GLMSTREAM" serve -q --port 0 -c 400 >"$work/out" 2>"$work/err" &
+	pid=$!
+	if await "$work/out" http; then
+		check "a server that cannot confine itself warns" grep -q '^warning: sandbox: any file (landlock: ' "$work/err"
+		ends
+	fi
 fi
 echo "landlock: $landlock"
 finish
