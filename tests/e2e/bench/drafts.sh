@@ -77,6 +77,11 @@ run bench prefill --draft 1
 error_is_one_sentence 2 '--draft belongs to bench decode'
 run bench decode --temp 1
 error_is_one_sentence 2 '--temp belongs to'
+run bench decode --draft off --temp 1
+error_is_one_sentence 2 '--temp belongs to'
+run bench decode --backend cpu -t 1 --repeats 1 --draft off -p 4 -n 4 --mb 16 --json
+exits 0
+check "off: one answer without drafts" figures 'not [k for k in f if "draft" in k] and named("4 tokens after 4") > 0'
 run bench decode --draft auto -n 5000
 error_is_one_sentence 2 'do not fit the context'
 

@@ -106,6 +106,10 @@ fi
 run $bench --rows 1,3 -p 4 -n 4 --mb 16 --json
 exits 0
 check "answers at once" figures 'named("distinct experts of all layers, 1") == 24 < named("distinct experts of all layers, 3") <= 72 and named("3 answers, 4 tokens after 4") > 0'
+distinct=$(figures 'not print(named("distinct experts of all layers, 3"))')
+run $bench --rows 1,3 -p 4 -n 4 --mb 16 --temp 1000 --json
+exits 0
+check "other tokens at another temperature" figures 'named("distinct experts of all layers, 1") == 24 and named("distinct experts of all layers, 3") != '"$distinct"
 run $bench --rows 65
 error_is_one_sentence 2 "65"
 run $bench --rows 2 --routing $trace
