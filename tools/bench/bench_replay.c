@@ -115,15 +115,6 @@ static bool on_token(void *user, int32_t id)
 	return (last || sample_drive(j, &j->stats[j->n])) && ++j->n <= j->most && !late;
 }
 
-static int32_t likeliest_id(const struct replay *j, uint32_t row)
-{
-	const float *logits = session_row_logits(j->s, row);
-	int32_t best = 0;
-	for (int32_t i = 1; i < engine_n_valid(j->g); i++)
-		best = logits[i] > logits[best] ? i : best;
-	return best;
-}
-
 /* Rows of the next step that count: the first one, and those whose drafts are assumed right. */
 static uint32_t draw_kept(struct replay *j)
 {
@@ -145,7 +136,13 @@ static int decode_drafted(struct replay *j, const int32_t *ids, uint32_t n, stru
 	j->n_steps = 0;
 	j->draft_ns = 0;
 	const uint32_t k = (uint32_t)j->o.n_accept;
-	int32_t tokens[1 + BENCH_DRAFTS_MAX] = {likeliest_id(j, 0)};
+	static const struct draw_request likeliest[1 + BENCH_DRAFTS_MAX];
+	struct draw_result drawn[1 + BENCH_DRAFTS_MAX];
+	const struct session_draws draws = {likeliest, drawn};
+	struct sampler greedy = {0};
+	int32_t tokens[1 + BENCH_DRAFTS_MAX] = {
+		sampler_draw(&greedy, session_logits(j->s), engine_n_valid(j->g), NULL, n)};
+	sampler_fini(&greedy);
 	bool more = on_token(j, tokens[0]);
 	while (more) {
 		uint32_t kept = draw_kept(j);
@@ -154,12 +151,12 @@ static int decode_drafted(struct replay *j, const int32_t *ids, uint32_t n, stru
 			return rc;
 		j->draft_ns += clock_ns() - start;
 		replayed_routing_keep(j->routing, kept, j->o.far);
-		if ((rc = session_verify(j->s, tokens, 1 + k, &watch, e)))
+		if ((rc = session_verify(j->s, tokens, 1 + k, &draws, &watch, e)))
 			return rc;
 		j->n_steps++;
 		session_keep_rows(j->s, kept);
 		for (uint32_t row = 0; row < kept && more; row++) {
-			tokens[0] = likeliest_id(j, row); /* a draw from each row */
+			tokens[0] = drawn[row].id;
 			more = on_token(j, tokens[0]);
 		}
 	}
