@@ -215,6 +215,9 @@ static int check_draft(struct bench_opts *o, struct err *e)
 	if (o->parts != PART_DECODE || o->routing || o->confine || o->rows || o->prompts)
 		return err_set(e, ERR_USAGE,
 			"--draft belongs to bench decode without --routing, --resident, --rows and --prompt");
+	if (o->common.cache_bytes == ENGINE_CACHE_AUTO || o->common.ram_bytes == ENGINE_CACHE_AUTO)
+		return err_set(e, ERR_USAGE,
+			"--draft compares two caches: --cache-gb and --ram-gb need the size of each, not auto");
 	o->n_new = o->new_given ? o->n_new : 64;
 	return 0;
 }
