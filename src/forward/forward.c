@@ -191,7 +191,7 @@ static int run_segments(struct model *m, struct forward_step *s, struct err *e)
 int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
 	uint32_t first_hidden, struct err *e)
 {
-	m->capture = rows->n <= GRAPH_ROWS && !rows->taps && !rows->long_prompt;
+	m->capture = !rows->taps && !rows->long_prompt && step_counts_add(&m->counts, rows->n);
 	const bool observe_end = m->observation && config_has_end(&m->config);
 	struct backend *b = m->backend;
 	m->source->cancel = rows->cancel;

@@ -132,7 +132,7 @@ static int draft_step(struct model *m, struct kv_cache *kv, const struct draft_r
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
 	bool shared = d->shares && j;
-	m->capture = n <= GRAPH_ROWS;
+	m->capture = n <= GRAPH_ROWS_FEW;
 	struct batch batch = step_begin(m, (int)n, d->token, d->pos, d->base);
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
 	b->ops->embed(b, ws->embed, ws->tokens, (int)n, ws->h);
