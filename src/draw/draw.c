@@ -220,11 +220,22 @@ void draw_row(const float *logits, int32_t n, const struct draw_request *request
 		id = draw_winner(logits, &row, &request->noise, request->inv_t, NULL);
 	*result = (struct draw_result){
 		.id = id, .best = row.best, .logit = logits[id], .top = row.top, .finite = row.finite};
-	if (!request->sums || id == row.best)
+	const bool sums = request->sums && id != row.best;
+	if (!sums && !(request->mass && isfinite(row.top)))
 		return;
 	struct draw_sum before, all;
-	draw_before(logits, &row, draw_unit_scale(request->inv_t), id, &before, &all);
+	draw_before(logits, &row, draw_unit_scale(draw_mass_inv_t(request)), id, &before, &all);
+	result->mass = all.mass;
+	if (!sums)
+		return;
 	result->n_before = (uint32_t)before.count;
 	result->mass_before = before.mass;
-	result->mass = all.mass;
+}
+
+float draw_result_probability(const struct draw_result *r, const struct draw_request *q)
+{
+	const float inv_t = (float)draw_mass_inv_t(q);
+	return isfinite(r->top)
+			   ? expf((r->logit - r->top) * inv_t) / ldexpf((float)r->mass, -DRAW_UNIT_BITS)
+			   : 0;
 }

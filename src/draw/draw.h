@@ -75,8 +75,14 @@ void draw_before(const float *logits, const struct draw_row *row, float scale, i
 struct draw_request {
 	struct draw_noise noise;
 	double inv_t; /* 1 / temperature; 0: the first in rank wins */
-	bool sums;    /* fill n_before, mass_before and mass */
+	bool sums;    /* fill n_before, mass_before and mass; inv_t > 0 */
+	bool mass;    /* fill mass also where id is best, if top is finite; for draw_mass_inv_t */
 };
+
+static inline double draw_mass_inv_t(const struct draw_request *q)
+{
+	return q->inv_t > 0 ? q->inv_t : 1;
+}
 
 struct draw_result {
 	int32_t id;      /* the winner among all ids; where row->top is not finite the first in rank */
@@ -84,10 +90,14 @@ struct draw_result {
 	float logit;     /* of id */
 	float top;       /* of best */
 	uint32_t finite; /* 1: no NaN and no infinity */
-	/* draw_before of id, if `sums` was set; 0 where id is best */
+	/* draw_before of id, if `sums` was set; 0 where id is best, but for `mass` if that was set */
 	uint32_t n_before;
 	uint64_t mass_before, mass;
 };
+
+/* softmax(logits * draw_mass_inv_t)[r->id], to float precision; 0 where r->top is not finite.
+ * `mass` was set in the request. */
+float draw_result_probability(const struct draw_result *r, const struct draw_request *q);
 
 /* maxima: [draw_blocks(n)] scratch */
 void draw_row(const float *logits, int32_t n, const struct draw_request *request, float *maxima,

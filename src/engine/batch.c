@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert(BATCH_WANTS_LOGITS == MTP_WANTS_LOGITS, "choosers of batch_mtp_draft are mtp.h's");
+
 #define BATCH_FLIGHT_ROWS 64 /* of a step that is cut into micro-batches, at most */
 
 uint32_t batch_max_rows(const struct engine *g)
@@ -141,13 +143,7 @@ static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
 	}
 	for (uint32_t i = 0; i < n_parts; i++) {
 		const struct batch_part *p = &parts[i];
-		bool finite = true;
-		if (!p->draws)
-			finite = !session_check_finite(p->session, NULL);
-		for (uint32_t k = 0; p->draws && k < part_rows(p); k++)
-			finite &= p->drawn[k].finite;
-		if (!finite)
-			session_rewind(p->session, 0);
+		const bool finite = !session_check_finite(p->session, p->draws ? p->drawn : NULL, NULL);
 		p->session->broken = !finite && p->session->ahead;
 	}
 }
@@ -417,6 +413,7 @@ int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e)
 			session_mtp_sequence(d->session, &sequences[i]);
 			sequences[i].next = d->next;
 			sequences[i].n_drafts = d->k;
+			sequences[i].draws = d->draws;
 			sequences[i].choose = d->choose;
 			sequences[i].user = d->user;
 			sequences[i].ids = d->ids;

@@ -85,6 +85,8 @@ int batch_end(struct batch_run *run, struct err *e);
 
 /* ---- drafts and copies ---- */
 
+#define BATCH_WANTS_LOGITS (-1)
+
 /* Drafts for one session; see session_mtp_draft. */
 struct batch_draft {
 	struct session *session;
@@ -92,9 +94,13 @@ struct batch_draft {
 	uint32_t k;    /* 1 to SESSION_DRAFTS_MAX */
 	int32_t *ids;  /* out [k] */
 	float *logits; /* out [k][vocab]; NULL: not wanted */
-	/* Chooses draft `step` (0 .. k - 1) from its logits [vocab], valid during the call; an id of
-	 * the model. NULL: the likeliest. */
-	int32_t (*choose)(void *user, const float *logits, uint32_t step);
+	/* [k], what the device draws for each draft; NULL: the likeliest id. */
+	const struct draw_request *draws;
+	/* Decides on draft `step` (0 .. k - 1): returns an id of the model, drawn->id mostly. logits is
+	 * NULL at first; where it returns BATCH_WANTS_LOGITS it is called again with [vocab], valid
+	 * during the call. NULL: what was drawn. */
+	int32_t (*choose)(
+		void *user, const struct draw_result *drawn, const float *logits, uint32_t step);
 	void *user;
 };
 

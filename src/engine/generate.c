@@ -58,6 +58,10 @@ struct decode {
 	struct generate_result *result;
 	struct session_watch watch;
 	uint32_t position; /* of the next token to draw */
+	/* Of the last step; drawn: what the device drew from its rows, if draws_on_device. */
+	struct draw_request requests[SESSION_ROWS_MAX];
+	struct draw_result drawn[SESSION_ROWS_MAX];
+	bool draws_on_device;
 	/* Rows whose logits are not in the hash yet: they are hashed while the device computes the next
 	 * step. */
 	const float *unhashed[SESSION_ROWS_MAX];
@@ -79,6 +83,19 @@ static bool is_cancelled(const struct decode *d)
 	return d->watch.cancel && atomic_load_explicit(d->watch.cancel, memory_order_relaxed);
 }
 
+/* The next token, from `row` of the last step: what the device drew if that is the final draw, else
+ * the host draws. */
+static int32_t draw_token(struct decode *d, uint32_t row, const float *logits)
+{
+	const struct sampler_filter *f = d->options->filter;
+	const struct draw_result *drawn = &d->drawn[row];
+	const int32_t n_valid = engine_n_valid(d->engine);
+	if (d->draws_on_device && sampler_accepts(d->sampler, n_valid, d->position, drawn) &&
+		(!f || !f->allows || f->allows(f->user, drawn->id)))
+		return drawn->id;
+	return sampler_draw(d->sampler, logits, n_valid, f, d->position);
+}
+
 /* Draws the next token from `row` of the last step and gives it out. */
 static int32_t decode_token(struct decode *d, uint32_t row)
 {
@@ -86,8 +103,7 @@ static int32_t decode_token(struct decode *d, uint32_t row)
 	struct generate_result *r = d->result;
 	const float *logits = session_row_logits(d->session, row);
 	d->unhashed[d->n_unhashed++] = logits;
-	int32_t id =
-		sampler_draw(d->sampler, logits, engine_n_valid(d->engine), o->filter, d->position);
+	int32_t id = draw_token(d, row, logits);
 	d->ends = generate_ends(
 		d->engine, id, d->position, r->new_tokens, o->max_new, o->ignore_stop, &r->stop);
 	d->position++;
@@ -121,6 +137,18 @@ static uint32_t decode_rows_max(const struct decode *d)
 	return MIN(rows, (uint64_t)left + 1);
 }
 
+/* Computes these rows. The device draws from them, unless penalties, biases or banned ids change
+ * the logits first. */
+static int decode_rows(struct decode *d, const int32_t *tokens, uint32_t n, struct err *e)
+{
+	const struct sampler_filter *f = d->options->filter;
+	const struct session_draws draws = {d->requests, d->drawn};
+	d->draws_on_device = !sampler_adjusts(d->sampler) && !(f && f->n_banned);
+	for (uint32_t i = 0; i < n; i++)
+		d->requests[i] = sampler_request(d->sampler, d->position + i);
+	return session_verify(d->session, tokens, n, d->draws_on_device ? &draws : NULL, &d->watch, e);
+}
+
 /* Computes tokens[0], which was drawn last, and drafts behind it, which it puts into
  * tokens[1 .. SESSION_ROWS_MAX). *n: out, rows of the step; *ns: out, its time by drafter_clock.
  * The logits drawn from so far are hashed in any case, while the device computes if it does. */
@@ -139,7 +167,7 @@ static int decode_step(struct decode *d, int32_t *tokens, uint32_t *n, uint64_t 
 		}
 		uint64_t start = drafts ? drafter_clock(drafts->drafter) : 0;
 		if (!rc)
-			rc = session_verify(d->session, tokens, *n, &d->watch, e);
+			rc = decode_rows(d, tokens, *n, e);
 		*ns = drafts ? drafter_clock(drafts->drafter) - start : 0;
 	}
 	hash_now(d);

@@ -2,6 +2,7 @@
 /* The loop over layers, segment by segment, and the head. segment.h has the picture. */
 #include "src/forward/forward.h"
 
+#include "src/base/log.h"
 #include "src/base/num.h"
 #include "src/forward/attention.h"
 #include "src/forward/observe.h"
@@ -190,7 +191,7 @@ static int run_segments(struct model *m, struct forward_step *s, struct err *e)
 int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
 	uint32_t first_hidden, struct err *e)
 {
-	m->capture = rows->n <= GRAPH_ROWS && !rows->taps && !rows->long_prompt;
+	m->capture = !rows->taps && !rows->long_prompt && step_counts_add(&m->counts, rows->n);
 	const bool observe_end = m->observation && config_has_end(&m->config);
 	struct backend *b = m->backend;
 	m->source->cancel = rows->cancel;
@@ -242,4 +243,20 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 		at += rows;
 	}
 	return moe_drain(m, e); /* the device is idle: gives back the pins of the last layer */
+}
+
+int model_draw(struct model *m, const float *hidden, uint32_t n,
+	const struct draw_request *requests, int32_t n_valid, float *copy, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	if (n > ws->logit_rows)
+		bug("draws from %u rows, at most %u", n, ws->logit_rows);
+	ws->logits_serial++;
+	b->ops->matmul(b, &(struct matmul){.w = m->weights.head, .y = ws->logits}, 1, hidden, (int)n);
+	if (copy)
+		b->ops->copy(b, copy, ws->logits, (size_t)n * c->n_vocab * sizeof *copy);
+	b->ops->draw(b, ws->logits, (int64_t)c->n_vocab, n_valid, requests, (int)n, ws->drawn);
+	return moe_drain(m, e);
 }

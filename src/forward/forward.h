@@ -66,4 +66,11 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
  * device. */
 int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, struct err *e);
 
+/* Logits of n <= ws.logit_rows such rows -> ws.logits, and a token from the first n_valid ids of
+ * each: ws.drawn[r] answers requests[r] (op `draw`). copy: MEM_SHARED [n][n_vocab], gets the logits
+ * too; NULL: they stay on the device. Waits for the device. */
+struct draw_request;
+int model_draw(struct model *m, const float *hidden, uint32_t n,
+	const struct draw_request *requests, int32_t n_valid, float *copy, struct err *e);
+
 #endif

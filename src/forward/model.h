@@ -14,6 +14,7 @@
 #include "src/forward/host_experts.h"
 #include "src/forward/lookahead.h"
 #include "src/forward/moe.h"
+#include "src/forward/step_counts.h"
 #include "src/forward/workspace.h"
 #include "src/model/config.h"
 #include "src/model/kv_cache.h"
@@ -34,6 +35,7 @@ struct model {
 	/* segments (segment.c) */
 	uint8_t *step_host;                    /* what step_begin uploads to ws.step */
 	bool capture;                          /* the segments of this step are captured */
+	struct step_counts counts;             /* which numbers of rows come again and again */
 	const void *captured_kv;               /* the cache that captured graphs write to */
 	struct model_observation *observation; /* observe.c; NULL: nobody observes */
 };

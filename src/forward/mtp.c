@@ -106,15 +106,6 @@ struct draft_round {
 	int32_t n_valid;
 };
 
-static int32_t likeliest_id(const float *logits, int32_t n)
-{
-	int32_t best = 0;
-	for (int32_t i = 1; i < n; i++)
-		if (logits[i] > logits[best])
-			best = i;
-	return best;
-}
-
 /* After step 0: ws.draft_sel = the selection of each row, followed by the round's own positions
  * pos + 1, pos + 2, ...; n_sel: of the selection alone, all positions or index_topk of them. */
 static void share_selection(struct model *m, const struct draft_round *d)
@@ -141,7 +132,7 @@ static int draft_step(struct model *m, struct kv_cache *kv, const struct draft_r
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
 	bool shared = d->shares && j;
-	m->capture = n <= GRAPH_ROWS;
+	m->capture = n <= GRAPH_ROWS_FEW;
 	struct batch batch = step_begin(m, (int)n, d->token, d->pos, d->base);
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
 	b->ops->embed(b, ws->embed, ws->tokens, (int)n, ws->h);
@@ -170,26 +161,43 @@ static int draft_step(struct model *m, struct kv_cache *kv, const struct draft_r
 	return 0;
 }
 
+/* The draft of step j of a sequence, whose logits are row `row` of ws.logits. */
+static int choose_draft(
+	struct model *m, const struct mtp_sequence *s, uint32_t j, uint32_t row, struct err *e)
+{
+	const struct workspace *ws = &m->ws;
+	const size_t n_vocab = m->config.n_vocab, bytes = n_vocab * sizeof(float);
+	const struct draw_result *drawn = &ws->drawn[row];
+	float *logits = s->logits ? s->logits + j * n_vocab : ws->draft_logits;
+	int32_t id = s->choose ? s->choose(s->user, drawn, NULL, j) : drawn->id;
+	if (s->logits || id == MTP_WANTS_LOGITS) {
+		int rc =
+			m->backend->ops->download(m->backend, logits, ws->logits + row * n_vocab, bytes, e);
+		if (rc)
+			return rc;
+	}
+	s->ids[j] = id == MTP_WANTS_LOGITS ? s->choose(s->user, drawn, logits, j) : id;
+	return 0;
+}
+
 /* The drafts of step j, from the output of the first n rows. */
 static int choose_drafts(
 	struct model *m, const struct draft_round *d, uint32_t j, uint32_t n, struct err *e)
 {
 	const struct workspace *ws = &m->ws;
-	size_t n_vocab = m->config.n_vocab;
+	struct draw_request requests[ws->logit_rows];
 	for (uint32_t at = 0, rows; at < n; at += rows) {
 		rows = MIN(n - at, ws->logit_rows);
-		int rc =
-			model_logits(m, ws->hidden + (size_t)at * m->config.n_embd, rows, ws->draft_logits, e);
+		for (uint32_t r = 0; r < rows; r++) {
+			const struct draw_request *draws = d->sequence[at + r]->draws;
+			requests[r] = draws ? draws[j] : (struct draw_request){0};
+		}
+		int rc = model_draw(
+			m, ws->hidden + (size_t)at * m->config.n_embd, rows, requests, d->n_valid, NULL, e);
+		for (uint32_t r = 0; r < rows && !rc; r++)
+			rc = choose_draft(m, d->sequence[at + r], j, r, e);
 		if (rc)
 			return rc;
-		for (uint32_t r = 0; r < rows; r++) {
-			const struct mtp_sequence *s = d->sequence[at + r];
-			const float *logits = ws->draft_logits + r * n_vocab;
-			if (s->logits)
-				memcpy(s->logits + j * n_vocab, logits, n_vocab * sizeof *logits);
-			s->ids[j] =
-				s->choose ? s->choose(s->user, logits, j) : likeliest_id(logits, d->n_valid);
-		}
 	}
 	return 0;
 }

@@ -27,6 +27,7 @@
 #ifndef GLM_FORWARD_MTP_H
 #define GLM_FORWARD_MTP_H
 
+#include "src/draw/draw.h"
 #include "src/forward/forward.h"
 
 #define MTP_NO_PAIR (-1)
@@ -52,26 +53,31 @@ void mtp_append_tokens(struct model *m, struct kv_cache *kv, const struct forwar
  * mtp_append, which may read the older states. */
 void mtp_keep_states(struct model *m, uint32_t first, uint32_t n, uint32_t session);
 
-/* Chooses a draft from its logits [n_vocab] (host, valid during the call); returns an id below
- * n_vocab. step: 0 for the first of a round. */
-typedef int32_t mtp_choose_fn(void *user, const float *logits, uint32_t step);
+/* Chooses a draft; returns an id below n_vocab. step: 0 for the first of a round. drawn: the result
+ * of the request for this draft. logits: NULL at first; where the chooser then returns
+ * MTP_WANTS_LOGITS it is called again with [n_vocab] of the host, valid during the call. */
+#define MTP_WANTS_LOGITS (-1)
+typedef int32_t mtp_choose_fn(
+	void *user, const struct draw_result *drawn, const float *logits, uint32_t step);
 
 /* A sequence that drafts. */
 struct mtp_sequence {
-	uint32_t state;        /* row of ws.hidden with H of the last position */
-	int32_t next;          /* the token behind it */
-	int32_t pos;           /* the last position */
-	int32_t base;          /* first cache row of the sequence; rows up to pos + n_drafts - 1 */
-	uint32_t n_drafts;     /* 1 to DRAFTS_MAX */
-	mtp_choose_fn *choose; /* NULL: the likeliest of the first n_valid ids */
+	uint32_t state;    /* row of ws.hidden with H of the last position */
+	int32_t next;      /* the token behind it */
+	int32_t pos;       /* the last position */
+	int32_t base;      /* first cache row of the sequence; rows up to pos + n_drafts - 1 */
+	uint32_t n_drafts; /* 1 to DRAFTS_MAX */
+	/* [n_drafts], what the device draws from the logits of each; NULL: the likeliest id */
+	const struct draw_request *draws;
+	mtp_choose_fn *choose; /* NULL: what was drawn */
 	void *user;
 	int32_t *ids;  /* out [n_drafts] */
 	float *logits; /* out [n_drafts][n_vocab], host; NULL: not wanted */
 };
 
-/* One round for n different sequences, 1 <= n <= ws.draft_rows; their n_drafts may differ. n_valid:
- * for a NULL choose. Overwrites ws.logits and the step's rows of ws.hidden. Waits. Fails like
- * model_forward. */
+/* One round for n different sequences, 1 <= n <= ws.draft_rows; their n_drafts may differ. Draws
+ * are from the first n_valid ids. Overwrites ws.logits, ws.drawn and the step's rows of ws.hidden.
+ * Waits, once a step where no chooser wants logits. Fails like model_forward. */
 int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *sequences,
 	uint32_t n, int32_t n_valid, struct err *e);
 

@@ -56,10 +56,12 @@ struct batch step_begin(
 	struct batch batch = {.n = n, .pos = ws->pos, .base = ws->base};
 	for (int r = 0; r < n; r++)
 		batch.max_pos = MAX(batch.max_pos, pos[r]);
-	if (n <= GRAPH_ROWS)
+	if (m->capture)
 		batch.max_pos = round_up_max_pos(batch.max_pos);
 	return batch;
 }
+
+_Static_assert(GRAPH_ROWS < 128, "seven bits of a key");
 
 enum segment_mode segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
 	const struct batch *rows, uint32_t variant)
@@ -70,7 +72,7 @@ enum segment_mode segment_begin(struct model *m, struct kv_cache *kv, uint32_t f
 	if (m->captured_kv != kv->arena) /* the graphs hold its addresses */
 		b->ops->segments_drop(b);
 	m->captured_kv = kv->arena;
-	uint64_t key = (uint64_t)first << 40 | (uint64_t)rows->n << 36 | (uint64_t)variant << 32 |
+	uint64_t key = (uint64_t)first << 46 | (uint64_t)rows->n << 39 | (uint64_t)variant << 32 |
 				   (uint32_t)rows->max_pos;
 	return b->ops->segment_begin(b, key);
 }

@@ -18,7 +18,8 @@
  *   5. gives the missing ones to the device as their reads complete.
  * Experts stay pinned until a later fence shows that the device has passed them (moe.h).
  *
- * Steps of at most GRAPH_ROWS rows, without taps, are captured: a *graph segment* is what one graph
+ * Steps of few rows, and larger ones whose number of rows comes often (step_counts.h), are captured
+ * if they have no taps: a *graph segment* is what one graph
  * launch covers.
  *   - One row, and experts that a deferred kernel can compute (moe_deferred): that kernel is part
  *     of the graph and waits for the host's messages. A segment goes on through up to
@@ -28,7 +29,7 @@
  *   - Several rows, or experts without a deferred kernel: a segment ends behind the shared expert
  *     of an MoE layer. The host enqueues the experts as ops of their own, and the next segment
  *     begins with moe_combine.
- * Larger steps and steps with taps are not captured: the same ops are enqueued one by one, layer
+ * Other steps are not captured: the same ops are enqueued one by one, layer
  * after layer. A backend without graphs does the same. The numbers are equal in all cases.
  */
 #ifndef GLM_FORWARD_SEGMENT_H
@@ -36,17 +37,15 @@
 
 #include "src/forward/model.h"
 
-/* Steps of at most this many rows are captured. */
-#define GRAPH_ROWS 8
-
 /* Uploads tokens, positions and first cache rows (host, [n] each) to ws.tokens, ws.pos and ws.base,
  * with the rows of the token embedding that a card needs (ws.embed).
- * max_pos of the result is rounded up, so that a captured segment serves many positions. */
+ * Where the step is captured, max_pos of the result is rounded up, so that a segment serves many
+ * positions. */
 struct batch step_begin(
 	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base);
 
 /* Begins a segment; what becomes of the ops that follow: see segment_begin of the backend. `first`:
- * its first layer; end_layer: the end of a step; n_layers + 1: a draft. `variant` (below 16) tells
+ * its first layer; end_layer: the end of a step; n_layers + 1: a draft. `variant` (below 128) tells
  * apart segments that begin with the same layer. */
 enum segment_mode segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
 	const struct batch *rows, uint32_t variant);

@@ -60,8 +60,7 @@ static void draft_layout(
 	ws->draft_sel =
 		arena_alloc(device, (size_t)ws->draft_rows * (size_t)ws->draft_sel_stride, sizeof(int32_t));
 	ws->draft_n_sel = arena_alloc(device, ws->draft_rows, sizeof(int32_t));
-	ws->draft_logits =
-		arena_alloc(shared, MIN(ws->draft_rows, ws->logit_rows), c->n_vocab * sizeof(float));
+	ws->draft_logits = arena_alloc(shared, c->n_vocab, sizeof(float));
 }
 
 static void workspace_layout(

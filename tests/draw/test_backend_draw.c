@@ -61,6 +61,7 @@ static void check_rows(struct backend *b, int32_t n, int64_t stride, int rows, s
 		requests[i] = (struct draw_request){
 			.noise = {rng_u64(r), (uint32_t)rng_u64(r)}, .inv_t = t > 0 ? 1 / t : 0};
 		requests[i].sums = requests[i].inv_t > 0 && rng_below(r, 3);
+		requests[i].mass = !rng_below(r, 3);
 	}
 	assert_int_equal(b->ops->alloc(b, MEM_DEVICE, bytes, (void **)&logits, &e), 0);
 	assert_int_equal(

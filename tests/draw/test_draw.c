@@ -347,6 +347,39 @@ static void test_before(void **state)
 	free(x);
 }
 
+/* The probability of what was drawn, against a softmax in double. */
+static void test_probability(void **state)
+{
+	(void)state;
+	static const double reciprocals[] = {0, 1, 1.7, 0.6};
+	struct rng r = {8};
+	float *x = NEW_ARRAY(float, N_MOST), maxima[N_MOST / DRAW_BLOCK + 1];
+	for (int shape = 0; shape < SHAPES; shape++)
+		for (int round = 0; round < 32; round++) {
+			int32_t n = 1 + (int32_t)rng_below(&r, N_MOST);
+			struct draw_request q = {.noise = {rng_u64(&r), 1},
+				.inv_t = reciprocals[round % 4],
+				.sums = round % 4 && round & 8,
+				.mass = true};
+			struct draw_result d, plain;
+			fill(x, n, (enum shape)shape, &r);
+			draw_row(x, n, &q, maxima, &d);
+			q.mass = false;
+			draw_row(x, n, &q, maxima, &plain);
+			assert_int_equal(d.id, plain.id);
+			assert_int_equal(d.n_before, plain.n_before);
+			assert_int_equal(d.mass_before, plain.mass_before);
+			double inv_t = q.inv_t > 0 ? q.inv_t : 1, sum = 0;
+			for (int32_t i = 0; i < n; i++)
+				sum += isnan(x[i]) ? 0 : exp(((double)x[i] - (double)d.top) * inv_t);
+			double p = exp(((double)d.logit - (double)d.top) * inv_t) / sum,
+				   got = (double)draw_result_probability(&d, &q);
+			if (isfinite(d.top) ? fabs(got - p) > 1e-5 * p + 1e-9 : got != 0)
+				fail_msg("shape %d, 1 / T %g: %g, expected %g", shape, q.inv_t, got, p);
+		}
+	free(x);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -357,6 +390,7 @@ int main(void)
 		cmocka_unit_test(test_levels_agree),
 		cmocka_unit_test(test_words_side_by_side),
 		cmocka_unit_test(test_before),
+		cmocka_unit_test(test_probability),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

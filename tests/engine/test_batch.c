@@ -229,7 +229,7 @@ static void test_many_rows_of_logits(void **state)
 	for (uint32_t i = 0; i < N; i++) {
 		session_rewind(single, 0);
 		assert_int_equal(session_sync(single, text[i % N_SESSIONS], 3 + i, NULL, NULL, &e), 0);
-		assert_int_equal(session_verify(single, parts[i].tokens, ROWS, NULL, &e), 0);
+		assert_int_equal(session_verify(single, parts[i].tokens, ROWS, NULL, NULL, &e), 0);
 		for (uint32_t k = 0; k < ROWS; k++)
 			assert_memory_equal(session_row_logits(s[i], k), session_row_logits(single, k),
 				n_vocab * sizeof(float));

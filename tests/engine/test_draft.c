@@ -270,6 +270,134 @@ static void test_nothing_is_accepted(void **state)
 		fail_msg("%.2f %% slower than without drafts", 100 * mean - 100);
 }
 
+/* ---- several timelines in a step, and a cache that fills ---- */
+
+#define CROWD_MOST 16
+
+/* Answers that are written together. No computed draft is right. A step costs what its rows do; at
+ * first, while the cache is empty, `cold` times as much on top. */
+struct draft_crowd {
+	uint32_t n;
+	double row;   /* what a further row costs, of a step of n rows */
+	double level; /* what a draft of all n costs, of a step of n rows */
+	double cold, noise;
+	const int32_t *text[CROWD_MOST]; /* [length] each */
+	uint32_t length, at[CROWD_MOST];
+	struct rng rng;
+	double tokens, spent; /* tokens of a timeline, steps without noise */
+};
+
+/* Time of everything after so many tokens of each timeline, in that with a full cache. */
+static double crowd_slowness(const struct draft_crowd *c, double tokens)
+{
+	return 1 + c->cold * exp(-tokens / 100);
+}
+
+static int crowd_propose(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e)
+{
+	struct draft_crowd *c = user;
+	uint32_t levels = 0;
+	(void)e;
+	for (uint32_t i = 0; i < n; i++) {
+		struct draft_proposal *r = &proposals[i];
+		r->chain->n = r->k;
+		levels = MAX(levels, r->k);
+		for (uint32_t k = 0; k < r->k; k++) {
+			r->chain->ids[k] = -1;
+			r->chain->grades[k] = (uint8_t)rng_below(&c->rng, DRAFT_GRADES);
+		}
+	}
+	double steps = c->level * levels * crowd_slowness(c, c->tokens);
+	now_ns += steps * STEP_NS;
+	c->spent += steps;
+	return 0;
+}
+
+/* A step of the answers that have not ended; returns their number. */
+static uint32_t crowd_step(
+	struct draft_crowd *c, struct drafter *d, struct draft_timeline *const *all)
+{
+	struct draft_timeline *t[CROWD_MOST];
+	uint32_t of[CROWD_MOST], n = 0, rows = 0;
+	struct err e;
+	for (uint32_t i = 0; i < c->n; i++)
+		if (c->at[i] < c->length) {
+			of[n] = i;
+			t[n++] = all[i];
+		}
+	if (!n)
+		return 0;
+	assert_int_equal(drafts_propose(d, t, n, 64, &e), 0);
+	for (uint32_t i = 0; i < n; i++)
+		rows += 1 + t[i]->n;
+	double slow = crowd_slowness(c, c->tokens), steps = slow * (1 + c->row * ((double)rows - c->n));
+	double ns = steps * STEP_NS * MAX(0.2, 1 + c->noise * normal(&c->rng));
+	c->spent += steps;
+	now_ns += ns;
+	for (uint32_t i = 0; i < n; i++)
+		for (uint32_t k = 0, more = 1; more && c->at[of[i]] < c->length; k++) {
+			int32_t id = c->text[of[i]][c->at[of[i]]++];
+			more = k < t[i]->n && t[i]->ids[k] == id;
+			drafts_push(t[i], id);
+			c->tokens += 1.0 / c->n;
+		}
+	drafts_computed(d, t, n, (uint64_t)ns);
+	return n;
+}
+
+/* Time of all answers, of what they take without drafts. */
+static double crowd_time(struct draft_crowd c, uint32_t seed)
+{
+	const struct draft_source source = {
+		.name = "wrong", .user = &c, .expect = computed_expects, .propose = crowd_propose};
+	double plain = 0;
+	int32_t *text[CROWD_MOST];
+	struct draft_timeline *t[CROWD_MOST];
+	c.rng.state = seed;
+	now_ns = 0;
+	struct drafter *d = drafter_new(
+		&(struct drafter_options){.limit = DRAFT_MAX, .source = &source, .clock = simulated_clock});
+	for (uint32_t i = 0; i < c.n; i++) {
+		c.text[i] = text[i] = random_text(c.length, seed % 3 ? 150000 : 60, seed * 100 + i);
+		t[i] = draft_timeline_new(d, NULL);
+		drafts_push(t[i], c.text[i][c.at[i]++]);
+	}
+	c.tokens = 1;
+	for (uint32_t k = 1; k < c.length; k++)
+		plain += crowd_slowness(&c, k);
+	while (crowd_step(&c, d, t))
+		;
+	for (uint32_t i = 0; i < c.n; i++) {
+		draft_timeline_free(t[i]);
+		free(text[i]);
+	}
+	drafter_free(d);
+	return c.spent / plain;
+}
+
+static void test_crowds_lose_nothing(void **state)
+{
+	(void)state;
+	static const uint32_t crowds[] = {1, 2, 4, 8, 16};
+	static const double rows[] = {0.02, 0.1, 0.3, 0.9}, colds[] = {0, 1, 5};
+	for (uint32_t i = 0; i < 5 * 4 * 3 * 2 * 2; i++) {
+		const uint32_t n = crowds[i % 5];
+		struct draft_crowd c = {.n = n,
+			.row = rows[i / 5 % 4] / n,
+			.level = i / 60 % 2 ? 0.3 : 0.05,
+			.cold = colds[i / 20 % 3],
+			.noise = i / 120 ? 0.1 : 0,
+			.length = 500};
+		for (uint32_t seed = 0; seed < 4; seed++) {
+			double time = crowd_time(c, seed);
+			if (time > 1.02)
+				fail_msg("time %.4f: %u timelines, row %.2f, level %.2f, cold %.0f, noise %.1f, "
+						 "seed %u",
+					time, n, c.row * n, c.level, c.cold, c.noise, seed);
+		}
+	}
+}
+
 /* The best fixed number of drafts. */
 static double best_fixed(const struct world *w)
 {
@@ -518,6 +646,7 @@ int main(void)
 		cmocka_unit_test(test_lookup_continues_repetitions),
 		cmocka_unit_test(test_lookup_is_fast),
 		cmocka_unit_test(test_nothing_is_accepted),
+		cmocka_unit_test(test_crowds_lose_nothing),
 		cmocka_unit_test(test_gain_is_found),
 		cmocka_unit_test(test_repeated_text_is_looked_up),
 		cmocka_unit_test(test_changes_are_followed),

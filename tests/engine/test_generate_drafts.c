@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Answers with drafts against answers without, on the pocket model: the same tokens, the same bits
- * of logits, the same timeline, however the answer ends and whatever the drafts are.
+ * of logits, the same timeline, however the answer ends and whatever the drafts are. And the tokens
+ * that the device draws are those that the host draws from the logits.
+ *
+ * GLM_BACKEND=cuda runs the same on a card.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/draft/draft_mtp.h"
+#include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
 #include "src/text/vocab.h"
 #include "tests/support/engine_help.h"
@@ -155,15 +159,25 @@ static void assert_same(const struct generated *a, const struct generated *b, co
 			a->n, (int)a->result.stop, a->length, (unsigned long long)a->result.logits_hash);
 }
 
-static struct engine *open_pocket(uint32_t context, uint64_t cache_bytes, bool no_mtp)
+/* Where experts are: bytes of both tiers, 0 and 0: nothing is streamed. */
+struct tiers {
+	uint64_t cache_bytes, ram_bytes;
+	int lookahead;
+};
+
+static struct engine *open_pocket(uint32_t context, struct tiers t, bool no_mtp)
 {
 	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
-		.backend = "cpu",
+		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
 		.context = context,
-		.cache_bytes = cache_bytes,
+		.cache_bytes = t.cache_bytes,
+		.ram_bytes = t.ram_bytes,
+		.lookahead = t.lookahead,
 		.no_mtp = no_mtp};
 	return engine_of(&o);
 }
+
+static const struct tiers mapped;
 
 static const struct draft_case off = {.mode = DRAFT_OFF};
 
@@ -173,7 +187,7 @@ static void test_text_is_the_same(void **state)
 	static const float temperatures[] = {0, 1, 0.7f, 1.5f};
 	static const struct draft_case cases[] = {{.mode = DRAFT_AUTO}, {.mode = 1}, {.mode = 3},
 		{.mode = 7}, {.mode = 5, .no_mtp = true}, {.mode = 4, .no_lookup = true}};
-	struct engine *g = open_pocket(512, 0, false);
+	struct engine *g = open_pocket(512, mapped, false);
 	memset(&all_drafts, 0, sizeof all_drafts);
 	for (uint32_t p = 0; p < ARRAY_LEN(prompt_texts); p++) {
 		struct token_ids prompt = encode(g, prompt_texts[p]);
@@ -212,27 +226,110 @@ static void test_text_is_the_same(void **state)
 	engine_close(g, NULL);
 }
 
+/* Both tiers with and without lookahead, greedy and sampled with three seeds. */
 static void test_text_is_the_same_when_streamed(void **state)
 {
 	(void)state;
 	static const struct draft_case cases[] = {{.mode = DRAFT_AUTO}, {.mode = 2}, {.mode = 7}};
-	struct engine *g = open_pocket(512, 0, false);
-	struct token_ids prompt = encode(g, prompt_texts[0]);
-	const struct generate_options o = {.max_new = 30,
-		.ignore_stop = true,
-		.sampler = {.temperature = 1, .top_p = 0.95f, .seed = 5}};
-	struct generated plain = answer(g, &prompt, &off, o, (struct generated){0});
-	engine_close(g, NULL);
-	static const uint64_t budgets[] = {3000000, 7000000};
-	for (uint32_t i = 0; i < ARRAY_LEN(budgets); i++) {
-		g = open_pocket(512, budgets[i], false);
-		for (uint32_t k = 0; k < ARRAY_LEN(cases); k++) {
-			struct generated l = answer(g, &prompt, &cases[k], o, (struct generated){0});
-			assert_same(&plain, &l, "streamed");
+	static const struct tiers tiers[] = {{.cache_bytes = 3000000},
+		{.cache_bytes = 7000000, .lookahead = 1}, {.cache_bytes = 3000000, .ram_bytes = 4000000},
+		{.cache_bytes = 3000000, .ram_bytes = 4000000, .lookahead = 1}};
+	struct generated plain[4];
+	struct generate_options o[4];
+	struct token_ids prompt = {0};
+	for (uint32_t i = 0; i <= ARRAY_LEN(tiers); i++) { /* first without streaming and drafts */
+		struct engine *g = open_pocket(512, i ? tiers[i - 1] : mapped, false);
+		if (!i)
+			prompt = encode(g, prompt_texts[0]);
+		for (uint32_t seed = 0; seed < 4; seed++) {
+			o[seed] = (struct generate_options){.max_new = 24,
+				.ignore_stop = true,
+				.sampler = {.temperature = seed ? 1 : 0, .top_p = 0.95f, .seed = seed}};
+			const struct draft_case *c = i ? &cases[(i + seed) % ARRAY_LEN(cases)] : &off;
+			struct generated l = answer(g, &prompt, c, o[seed], (struct generated){0});
+			char what[60];
+			snprintf(what, sizeof what, "tiers %u, seed %u", i, seed);
+			if (!i)
+				plain[seed] = l;
+			assert_same(&plain[seed], &l, what);
 		}
 		engine_close(g, NULL);
 	}
 	token_ids_free(&prompt);
+}
+
+/* ---- who draws ---- */
+
+static const struct backend_ops *real_ops;
+static uint32_t rows_drawn;
+
+static void count_draw(struct backend *b, const float *logits, int64_t stride, int32_t n,
+	const struct draw_request *requests, int rows, struct draw_result *out)
+{
+	rows_drawn += (uint32_t)rows;
+	real_ops->draw(b, logits, stride, n, requests, rows, out);
+}
+
+/* The answer's tokens, drawn by the host from logits that are computed one token at a time. */
+static void assert_host_draws_same(struct engine *g, const struct token_ids *prompt,
+	struct generate_options o, struct generated *l)
+{
+	struct err e = {0};
+	struct session *s = session_of(g, false);
+	struct sampler sampler;
+	struct generated past = {.n = 0};
+	const struct sampler_filter filter = {.user = &past, .allows = allows_some, .mask = mask_some};
+	sampler_init(&sampler, &o.sampler);
+	for (uint32_t i = 0; i < prompt->n; i++)
+		sampler_note(&sampler, prompt->data[i], true);
+	assert_int_equal(session_sync(s, prompt->data, (uint32_t)prompt->n, NULL, NULL, &e), 0);
+	for (; past.n < l->n; past.n++) {
+		int32_t id = sampler_draw(&sampler, session_logits(s), engine_n_valid(g),
+			o.filter ? &filter : NULL, session_length(s));
+		assert_int_equal(id, l->ids[past.n]);
+		sampler_note(&sampler, id, false);
+		assert_int_equal(session_extend(s, &id, 1, NULL, NULL, &e), 0);
+	}
+	sampler_fini(&sampler);
+	session_free(s);
+}
+
+static void test_the_device_draws(void **state)
+{
+	(void)state;
+	static const struct draft_case drafted = {.mode = 3};
+	struct engine *g = open_pocket(512, mapped, false);
+	struct backend *b = engine_last(g)->backend;
+	struct token_ids prompt = encode(g, prompt_texts[1]);
+	struct backend_ops counted = *b->ops;
+	counted.draw = count_draw;
+	real_ops = b->ops;
+	b->ops = &counted;
+	static const struct sampler_options samplers[] = {{.temperature = 0, .top_p = 1},
+		{.temperature = 1, .top_p = 1}, {.temperature = 1.3f, .top_p = 0.8f},
+		{.temperature = 1.3f, .top_p = 1, .top_k = 3},
+		{.temperature = 1, .top_p = 0.9f, .top_k = 40},
+		{.temperature = 1, .top_p = 1, .repetition = 1.3f}};
+	for (uint32_t i = 0; i < 2 * ARRAY_LEN(samplers); i++) {
+		struct generate_options o = {.max_new = 12,
+			.ignore_stop = true,
+			.sampler = samplers[i / 2],
+			.filter = i % 2 ? &(struct sampler_filter){0} : NULL};
+		const bool on_host = i / 2 == ARRAY_LEN(samplers) - 1; /* penalties */
+		o.sampler.seed = 3;
+		rows_drawn = 0;
+		struct generated plain = answer(g, &prompt, &off, o, (struct generated){0});
+		assert_int_equal(plain.n, 12);
+		assert_int_equal(
+			rows_drawn, on_host ? 0 : 12); /* the first token is of the prompt's step */
+		assert_host_draws_same(g, &prompt, o, &plain);
+		rows_drawn = 0;
+		answer(g, &prompt, &drafted, o, (struct generated){0});
+		assert_true(rows_drawn > (on_host ? 0 : 12)); /* drafts are drawn too */
+	}
+	b->ops = real_ops;
+	token_ids_free(&prompt);
+	engine_close(g, NULL);
 }
 
 /* A source that knows what comes: `wrong` of every so many drafts are not it. */
@@ -266,7 +363,7 @@ static int oracle_propose(void *user, struct draft_proposal *proposals, uint32_t
 static void test_right_and_wrong_drafts(void **state)
 {
 	(void)state;
-	struct engine *g = open_pocket(512, 0, true);
+	struct engine *g = open_pocket(512, mapped, true);
 	struct token_ids prompt = encode(g, prompt_texts[1]);
 	const struct generate_options o = {
 		.max_new = 64, .ignore_stop = true, .sampler = {.temperature = 1, .top_p = 1, .seed = 11}};
@@ -308,7 +405,7 @@ static void test_right_and_wrong_drafts(void **state)
 static void test_drafts_without_a_sampler(void **state)
 {
 	(void)state;
-	struct engine *g = open_pocket(512, 0, false);
+	struct engine *g = open_pocket(512, mapped, false);
 	struct token_ids prompt = encode(g, prompt_texts[1]);
 	uint32_t n = (uint32_t)prompt.n - 1;
 	struct err e;
@@ -336,7 +433,7 @@ static void test_drafts_without_a_sampler(void **state)
 static void test_every_end(void **state)
 {
 	(void)state;
-	struct engine *g = open_pocket(512, 0, true);
+	struct engine *g = open_pocket(512, mapped, true);
 	struct token_ids prompt = encode(g, prompt_texts[0]);
 	struct generate_options o = {.max_new = 60};
 	struct generated whole = answer(g, &prompt, &off, o, (struct generated){0});
@@ -352,7 +449,7 @@ static void test_every_end(void **state)
 				.propose = oracle_propose};
 			const struct draft_case c = {
 				.mode = (int)(n % DRAFT_MAX) + 1, .no_lookup = true, .source = &source};
-			struct engine *here = kind == 4 ? open_pocket((uint32_t)prompt.n + n, 0, true) : g;
+			struct engine *here = kind == 4 ? open_pocket((uint32_t)prompt.n + n, mapped, true) : g;
 			struct generated l = {.stop_at = kind == 1 ? n : 0,
 				.complete_at = kind == 2 ? n : 0,
 				.cancel_at = kind == 3 ? n : 0};
@@ -374,6 +471,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_text_is_the_same),
 		cmocka_unit_test(test_text_is_the_same_when_streamed),
+		cmocka_unit_test(test_the_device_draws),
 		cmocka_unit_test(test_right_and_wrong_drafts),
 		cmocka_unit_test(test_drafts_without_a_sampler),
 		cmocka_unit_test(test_every_end),

@@ -135,7 +135,7 @@ static void test_rows_are_single_steps(void **state)
 				}
 				if (!n)
 					continue;
-				ok(session_verify(s, text + at, n, NULL, &e), &e);
+				ok(session_verify(s, text + at, n, NULL, NULL, &e), &e);
 				for (uint32_t i = 0; i < n; i++)
 					assert_true(row_hash(s, i) == want[p][i]);
 				assert_true(logits_hash(s) == want[p][n - 1]);
@@ -175,7 +175,7 @@ static void test_kept_rows(void **state)
 			int32_t tokens[6];        /* the last ones are refused: other text follows */
 			for (uint32_t i = 0; i < 6; i++)
 				tokens[i] = i < keep ? text[at + i] : (text[at + i] + 1) % 8000;
-			ok(session_verify(s, tokens, 6, NULL, &e), &e);
+			ok(session_verify(s, tokens, 6, NULL, NULL, &e), &e);
 			session_keep_rows(s, keep);
 			assert_int_equal(session_length(s), length);
 			assert_null(session_row_logits(s, keep));
@@ -186,7 +186,7 @@ static void test_kept_rows(void **state)
 				struct round a = round_of(s, text[length], N_DRAFT),
 							 b = round_of(fresh, text[length], N_DRAFT);
 				assert_same_round(&a, &b, N_DRAFT);
-				ok(session_verify(s, text + length, 3, NULL, &e), &e);
+				ok(session_verify(s, text + length, 3, NULL, NULL, &e), &e);
 				session_keep_rows(s, 2);
 				session_keep_rows(s, 1); /* by and by */
 				ok(session_extend(fresh, text + length, 1, NULL, NULL, &e), &e);
@@ -227,14 +227,18 @@ static void test_recursion(void **state)
 	ok(session_extend(s, rest, 256 - 180, NULL, NULL, &e), &e); /* the context is full */
 	round_of(s, 42, 1);
 	assert_int_equal(session_mtp_draft(s, 42, 2, &id, NULL, &e), ERR_INPUT);
-	assert_int_equal(session_verify(s, rest, 1, NULL, &e), ERR_INPUT);
+	assert_int_equal(session_verify(s, rest, 1, NULL, NULL, &e), ERR_INPUT);
 	session_free(s);
 	engine_close(g, NULL);
 }
 
-static int32_t choose_second(void *user, const float *logits, uint32_t step)
+static int32_t choose_second(
+	void *user, const struct draw_result *drawn, const float *logits, uint32_t step)
 {
+	if (!logits)
+		return BATCH_WANTS_LOGITS;
 	assert_int_equal(step, (*(uint32_t *)user)++);
+	assert_int_equal(drawn->best, drawn->id); /* no request: the likeliest */
 	int32_t best = 0, second = 1;
 	for (int32_t i = 1; i < 8000; i++) {
 		if (logits[i] > logits[best]) {
@@ -583,7 +587,7 @@ static void test_draft_rows(void **state)
 	}
 	assert_int_equal(spy->n_keeps, 0);
 	session_rewind(a, 40);
-	ok(session_verify(a, text + 40, VERIFIED, NULL, &e), &e);
+	ok(session_verify(a, text + 40, VERIFIED, NULL, NULL, &e), &e);
 	int at = 0, several = 0;
 	for (int r = 0; r < VERIFIED; r++)
 		for (int i = 0; i < n_used; i++) {

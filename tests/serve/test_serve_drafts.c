@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The scheduler with drafts against the scheduler without, on the pocket model: the same tokens,
- * events, log-probabilities and timelines for every number of drafts, alone and among others.
+ * events, log-probabilities and timelines for every number of drafts, alone and among others, with
+ * the experts in place and streamed through both tiers.
+ *
+ * GLM_BACKEND=cuda runs the same on a card.
  */
 #include "src/base/num.h"
 #include "src/serve/compute/scheduler.h"
@@ -26,24 +29,37 @@
 static struct engine *g;
 static struct token_trie *trie;
 
+static void open_engine(bool streamed)
+{
+	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
+		.context = CONTEXT,
+		.chunk = 64,
+		.sessions = N_SESSIONS,
+		.cache_bytes = streamed ? 4000000 : 0,
+		.ram_bytes = streamed ? 4000000 : 0,
+		.lookahead = streamed};
+	g = engine_of(&o);
+	trie = token_trie_new(engine_tokenizer(g));
+}
+
+static int close_engine(void)
+{
+	token_trie_free(trie);
+	return engine_close(g, NULL);
+}
+
 static int serve_drafts_setup(void **state)
 {
 	(void)state;
-	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
-		.backend = "cpu",
-		.context = CONTEXT,
-		.chunk = 64,
-		.sessions = N_SESSIONS};
-	g = engine_of(&o);
-	trie = token_trie_new(engine_tokenizer(g));
+	open_engine(false);
 	return 0;
 }
 
 static int serve_drafts_teardown(void **state)
 {
 	(void)state;
-	token_trie_free(trie);
-	return engine_close(g, NULL);
+	return close_engine();
 }
 
 static const char *const prompts[] = {
@@ -206,8 +222,10 @@ static void test_drafts_change_nothing(void **state)
 	static const struct {
 		int mode;
 		uint32_t sessions;
-	} cases[] = {{DRAFT_AUTO, N_SESSIONS}, {1, N_SESSIONS}, {3, N_SESSIONS}, {7, N_SESSIONS},
-		{DRAFT_AUTO, 1}, {5, 1}, {2, 3}};
+		bool streamed;
+	} cases[] = {{DRAFT_AUTO, N_SESSIONS, false}, {1, N_SESSIONS, false}, {3, N_SESSIONS, false},
+		{7, N_SESSIONS, false}, {DRAFT_AUTO, 1, false}, {5, 1, false}, {2, 3, false},
+		{3, N_SESSIONS, true}};
 	struct draft_seen plain[N_KINDS], got[N_KINDS];
 	uint32_t plain_lengths[N_SESSIONS], lengths[N_SESSIONS];
 	uint64_t counts[2];
@@ -216,6 +234,10 @@ static void test_drafts_change_nothing(void **state)
 	assert_int_equal(plain[4].finish, JOB_STOP_STRING);
 	assert_int_equal(plain[8].finish, JOB_LENGTH);
 	for (uint32_t c = 0; c < ARRAY_LEN(cases); c++) {
+		if (cases[c].streamed) {
+			assert_int_equal(close_engine(), 0);
+			open_engine(true);
+		}
 		run_all(cases[c].mode, cases[c].sessions, got, counts, lengths);
 		for (uint32_t i = 0; i < N_KINDS; i++) {
 			const struct draft_seen *a = &plain[i], *b = &got[i];

@@ -116,7 +116,7 @@ static uint64_t sessions_hash(struct engine *g, uint64_t hash)
 		fail_msg("%s", e.text);
 	for (int i = 0; i < 3; i++)
 		hash = generate_hash(hash, session_logits(s[i]), n_vocab);
-	assert_int_equal(session_verify(s[2], prompt, 4, NULL, &e), 0);
+	assert_int_equal(session_verify(s[2], prompt, 4, NULL, NULL, &e), 0);
 	session_keep_rows(s[2], 2);
 	hash = drafts_hash(s[2], prompt + 30, 2, hash);
 	for (int i = 0; i < 3; i++)

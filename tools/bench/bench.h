@@ -143,10 +143,11 @@ void bench_stages_time(struct bench *b, const char *section, const char *what,
 	const struct bench_stages *from, const struct bench_stages *to, double n);
 
 /* Decoding so many answers at once, for each of rows[n_rows] <= BENCH_ROWS_MAX, against what a step
- * must read. Opens its own engine; prints the head line; see bench_replay for `backend`. */
+ * must read. Tokens are drawn at `temperature`. Opens its own engine; prints the head line; see
+ * bench_replay for `backend`. */
 #define BENCH_ROWS_MAX 64
 int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *rows, int n_rows,
-	uint32_t n_prompt, uint32_t n_new, char *backend, struct err *e);
+	uint32_t n_prompt, uint32_t n_new, float temperature, char *backend, struct err *e);
 
 /* Decoding with streamed experts (c->cache_bytes > 0), without lookahead and with 1, 2 and
  * c->lookahead layers, held against the time that computing alone or reading alone takes. Opens its
@@ -155,7 +156,7 @@ int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
 /* Answers to questions with drafts of the model's own acceptance, against the same answers without;
- * fails if one differs. Opens its own engine; prints the head line; see bench_replay for `backend`.
+ * fails if one differs. Opens its own engines; prints the head line; see bench_replay for `backend`.
  */
 struct bench_drafts_options {
 	int mode;              /* DRAFT_AUTO, or most drafts in a step */

@@ -3,6 +3,9 @@
  * Decoding with drafts, whose acceptance is the model's own, against decoding without. Questions
  * are answered one after the other, each without and with drafts. Which comes first alternates, so
  * that a disturbance of the machine meets both. The limit is the rate without drafts.
+ *
+ * With streamed experts each side has an engine, and so a cache, of its own: one that both filled
+ * would hide what drafts load. The sides then take the memory of two.
  */
 #include "tools/bench/bench.h"
 
@@ -28,7 +31,8 @@ enum { PLAIN, DRAFTED, SIDES };
 
 struct drafts_bench {
 	struct bench *b;
-	struct engine *g;
+	struct engine *engines[SIDES]; /* the same where nothing is streamed */
+	struct engine *g;              /* the first of them */
 	struct bench_drafts_options o;
 	struct session *sessions[SIDES]; /* the plain one has no rows of the MTP layer */
 	struct token_ids *prompts;       /* [n_prompts] */
@@ -121,7 +125,7 @@ static int answer_both(struct drafts_bench *d, uint32_t prompt, uint32_t first, 
 /* All questions, with a drafter that knows nothing of them yet. */
 static int run_sample(struct drafts_bench *d, uint32_t sample, struct err *e)
 {
-	struct drafter *drafter = drafter_open(d->g, d->o.mode);
+	struct drafter *drafter = drafter_open(d->engines[DRAFTED], d->o.mode);
 	int rc = 0;
 	d->timeline = draft_timeline_open(drafter, d->sessions[DRAFTED]);
 	d->tokens = 0;
@@ -190,6 +194,19 @@ static void report(struct drafts_bench *d, double seconds[SIDES][BENCH_MAX_REPEA
 	report_acceptance(d);
 }
 
+static int open_sides(struct drafts_bench *d, struct common_opts *options, struct err *e)
+{
+	const bool apart = options->cache_bytes != 0;
+	options->sessions = apart ? 1 : SIDES;
+	int rc = common_opts_open(options, &d->g, e);
+	d->engines[PLAIN] = d->engines[DRAFTED] = d->g;
+	if (!rc && apart) {
+		d->engines[DRAFTED] = NULL;
+		rc = common_opts_open(options, &d->engines[DRAFTED], e);
+	}
+	return rc;
+}
+
 int bench_drafts(struct bench *b, const struct common_opts *c, const struct bench_drafts_options *o,
 	char *backend, struct err *e)
 {
@@ -197,12 +214,11 @@ int bench_drafts(struct bench *b, const struct common_opts *c, const struct benc
 	struct common_opts options = *c;
 	double seconds[SIDES][BENCH_MAX_REPEATS], threads[SIDES][BENCH_MAX_REPEATS];
 	*d = (struct drafts_bench){.b = b, .o = *o};
-	options.sessions = SIDES;
-	int rc = common_opts_open(&options, &d->g, e);
+	int rc = open_sides(d, &options, e);
 	if (!rc)
 		rc = prompts_read(d, e);
 	for (int side = 0; side < SIDES && !rc; side++)
-		rc = session_new(d->g, &d->sessions[side], e);
+		rc = session_new(d->engines[side], &d->sessions[side], e);
 	if (!rc) {
 		snprintf(backend, BENCH_BACKEND_MAX, "%s", engine_backend_name(d->g));
 		bench_begin(b, backend);
@@ -223,6 +239,8 @@ int bench_drafts(struct bench *b, const struct common_opts *c, const struct benc
 	for (uint32_t i = 0; i < d->n_prompts; i++)
 		token_ids_free(&d->prompts[i]);
 	free(d->prompts);
+	if (d->engines[DRAFTED] != d->g)
+		rc = common_opts_close(d->engines[DRAFTED], rc, e);
 	rc = common_opts_close(d->g, rc, e);
 	free(d);
 	return rc;

@@ -54,6 +54,13 @@
  * most, if it was busy for as long since the last one */
 #define SAMPLE_S 0.2
 
+/* Steps with assumed drafts: how many, and what drafting took. */
+struct drafted_steps {
+	uint32_t n;
+	uint64_t ns;
+	struct expert_stats stats; /* hits, misses and waits of the MTP layer's experts */
+};
+
 struct replay {
 	struct bench *b;
 	struct common_opts c;
@@ -70,8 +77,7 @@ struct replay {
 	uint32_t n, most;
 	/* assumed drafts, since decode_tokens began */
 	struct rng rng;
-	uint32_t n_steps;
-	uint64_t draft_ns;
+	struct drafted_steps drafted;
 	int ahead;                     /* layers that the lookahead reaches */
 	double compute_ms;             /* of a token without misses; 0: unknown */
 	struct bench_stages *resident; /* computing alone: at token RESIDENT_SKIP; else NULL */
@@ -115,15 +121,6 @@ static bool on_token(void *user, int32_t id)
 	return (last || sample_drive(j, &j->stats[j->n])) && ++j->n <= j->most && !late;
 }
 
-static int32_t likeliest_id(const struct replay *j, uint32_t row)
-{
-	const float *logits = session_row_logits(j->s, row);
-	int32_t best = 0;
-	for (int32_t i = 1; i < engine_n_valid(j->g); i++)
-		best = logits[i] > logits[best] ? i : best;
-	return best;
-}
-
 /* Rows of the next step that count: the first one, and those whose drafts are assumed right. */
 static uint32_t draw_kept(struct replay *j)
 {
@@ -131,6 +128,23 @@ static uint32_t draw_kept(struct replay *j)
 	while (right < j->o.n_accept && rng_unit(&j->rng) < (double)j->o.accept[right])
 		right++;
 	return 1 + (uint32_t)right;
+}
+
+/* k drafts behind `next`. */
+static int draft(struct replay *j, int32_t next, uint32_t k, int32_t *ids, struct err *e)
+{
+	struct drafted_steps *d = &j->drafted;
+	const struct expert_stats before = engine_expert_stats(j->g);
+	const uint64_t start = clock_ns();
+	const int rc = session_mtp_draft(j->s, next, k, ids, NULL, e);
+	d->ns += clock_ns() - start;
+	d->n++;
+	const struct expert_stats of = stats_between(before, engine_expert_stats(j->g));
+	d->stats.hit_vram += of.hit_vram;
+	d->stats.hit_ram += of.hit_ram;
+	d->stats.miss += of.miss;
+	d->stats.wait_ns += of.wait_ns;
+	return rc;
 }
 
 /* The tokens of decode_tokens in steps with drafts. Every step begins with the token that the last
@@ -142,24 +156,26 @@ static int decode_drafted(struct replay *j, const int32_t *ids, uint32_t n, stru
 	if (rc)
 		return rc;
 	j->rng = (struct rng){1};
-	j->n_steps = 0;
-	j->draft_ns = 0;
+	j->drafted = (struct drafted_steps){0};
 	const uint32_t k = (uint32_t)j->o.n_accept;
-	int32_t tokens[1 + BENCH_DRAFTS_MAX] = {likeliest_id(j, 0)};
+	static const struct draw_request likeliest[1 + BENCH_DRAFTS_MAX];
+	struct draw_result drawn[1 + BENCH_DRAFTS_MAX];
+	const struct session_draws draws = {likeliest, drawn};
+	struct sampler greedy = {0};
+	int32_t tokens[1 + BENCH_DRAFTS_MAX] = {
+		sampler_draw(&greedy, session_logits(j->s), engine_n_valid(j->g), NULL, n)};
+	sampler_fini(&greedy);
 	bool more = on_token(j, tokens[0]);
 	while (more) {
 		uint32_t kept = draw_kept(j);
-		const uint64_t start = clock_ns();
-		if ((rc = session_mtp_draft(j->s, tokens[0], k, tokens + 1, NULL, e)))
+		if ((rc = draft(j, tokens[0], k, tokens + 1, e)))
 			return rc;
-		j->draft_ns += clock_ns() - start;
 		replayed_routing_keep(j->routing, kept, j->o.far);
-		if ((rc = session_verify(j->s, tokens, 1 + k, &watch, e)))
+		if ((rc = session_verify(j->s, tokens, 1 + k, &draws, &watch, e)))
 			return rc;
-		j->n_steps++;
 		session_keep_rows(j->s, kept);
 		for (uint32_t row = 0; row < kept && more; row++) {
-			tokens[0] = likeliest_id(j, row); /* a draw from each row */
+			tokens[0] = drawn[row].id;
 			more = on_token(j, tokens[0]);
 		}
 	}
@@ -418,19 +434,29 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 			"of the busier link's time overlapped");
 }
 
-/* Of the long run: `steps` steps with drafts, n - 1 tokens. */
-static void add_drafts(struct replay *j, uint32_t steps, uint64_t draft_ns)
+/* Of the long run: n - 1 tokens. */
+static void add_drafts(struct replay *j, const struct drafted_steps *d)
 {
+	const double steps = MAX(d->n, 1);
+	const struct expert_stats *x = &d->stats;
+	const double accesses = MAX((double)(x->hit_vram + x->hit_ram + x->miss), 1.0);
 	char assumed[64] = "";
 	for (int i = 0; i < j->o.n_accept; i++)
 		snprintf(assumed + strlen(assumed), sizeof assumed - strlen(assumed), "%s%.3g",
 			i ? ", " : "", (double)j->o.accept[i]);
-	bench_add_value(j->b, j->what, "tok/step", (double)(j->n - 1) / MAX(steps, 1),
+	bench_add_value(j->b, j->what, "tok/step", (double)(j->n - 1) / steps,
 		"accept length, assumed: %s", assumed);
 	bench_add_value(
 		j->b, j->what, "/step", 1 + j->o.n_accept, "rows, those that are dropped included");
-	bench_add_value(j->b, j->what, "ms/step", (double)draft_ns * 1e-6 / MAX(steps, 1),
+	bench_add_value(j->b, j->what, "ms/step", (double)d->ns * 1e-6 / steps,
 		"of it drafting, %d drafts", j->o.n_accept);
+	if (!j->c.cache_bytes)
+		return;
+	add_value(j, "MTP layer", "/step", accesses / steps, "experts used by drafts");
+	add_value(j, "MTP layer", "%", 100 * (double)x->hit_vram / accesses, "of them in tier 0");
+	add_value(j, "MTP layer", "%", 100 * (double)x->hit_ram / accesses, "of them in tier 1");
+	add_value(j, "MTP layer", "%", 100 * (double)x->miss / accesses, "of them missed");
+	add_value(j, "MTP layer", "ms/step", (double)x->wait_ns * 1e-6 / steps, "waited for them");
 }
 
 static void add_intervals(struct replay *j)
@@ -531,8 +557,8 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 		rc = run_replay(j, &loading, &opened_ns, e);
 	uint64_t *at_ns = j->at_ns;
 	struct expert_stats *stats = j->stats;
-	uint32_t n = j->n, steps = j->n_steps;
-	uint64_t draft_ns = j->draft_ns;
+	uint32_t n = j->n;
+	const struct drafted_steps drafted = j->drafted;
 	if (!rc) { /* the figures of the long run stay while computing alone is measured */
 		first_ns = at_ns[0];
 		j->at_ns = NEW_ARRAY(uint64_t, RESIDENT_RUN + 2);
@@ -553,7 +579,7 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 	if (!rc) {
 		add_start(j, &loading, opened_ns, first_ns, o->n_prompt);
 		if (o->n_accept)
-			add_drafts(j, steps, draft_ns);
+			add_drafts(j, &drafted);
 		add_intervals(j);
 	}
 	free(j->at_ns);

@@ -4,6 +4,9 @@
  * what it must read at the rate of a copy on the card: the resident weights once, and once each
  * distinct expert that its rows use. Answers have different random prompts.
  *
+ * The device draws the tokens as it does for a server: with the noise of each answer's own seed,
+ * and without a truncation, so that its draw is always final.
+ *
  * With several stages or ranks the rows are in flight in micro-batches, and a step is a round of
  * all of them; experts and resident weights are then those of every micro-batch. The bound stays
  * that of one card, so more than 100 % is possible.
@@ -24,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WARM_STEPS 3 /* of each sample, not measured: they capture graphs */
+#define WARM_STEPS 20 /* of each sample, not measured: they capture graphs (step_counts.h) */
 
 struct rows_bench {
 	struct bench *b;
@@ -33,9 +36,10 @@ struct rows_bench {
 	uint32_t n_sessions;
 	int32_t *ids; /* [n_prompt + BENCH_ROWS_MAX]; session i has those from i on */
 	uint32_t n_prompt, n_new, n_ranks;
-	struct batch_part parts[BENCH_ROWS_MAX];  /* of the next step of each answer */
-	int32_t next[BENCH_ROWS_MAX];             /* its token */
-	struct draw_request likeliest;            /* zero */
+	struct batch_part parts[BENCH_ROWS_MAX]; /* of the next step of each answer */
+	int32_t next[BENCH_ROWS_MAX];            /* its token */
+	struct sampler samplers[BENCH_ROWS_MAX];
+	struct draw_request requests[BENCH_ROWS_MAX];
 	struct draw_result drawn[BENCH_ROWS_MAX]; /* by the device, behind the step before */
 };
 
@@ -49,8 +53,8 @@ struct rows_figures {
 	struct bench_stages card_from, card_to; /* of one with profile events; n 0: there was none */
 };
 
-/* The next token of answers [first, first + n): what the device drew behind the step before, as a
- * server has it draw; behind a prompt the likeliest. */
+/* The next token of answers [first, first + n): what the device drew behind the step before; behind
+ * a prompt the host draws. */
 static int draw_answers(
 	struct rows_bench *r, uint32_t first, uint32_t n, uint64_t *draw_ns, struct err *e)
 {
@@ -60,15 +64,16 @@ static int draw_answers(
 		const float *logits = on_device ? NULL : session_logits(r->sessions[i]);
 		if (on_device ? !r->drawn[i].finite : !logits)
 			return err_set(e, ERR_RUN, "the logits of answer %u are not finite", i);
-		int32_t best = on_device ? r->drawn[i].id : 0;
-		for (int32_t k = 1; !on_device && k < engine_n_valid(r->g); k++)
-			best = logits[k] > logits[best] ? k : best;
-		r->next[i] = best;
+		const uint32_t position = session_length(r->sessions[i]);
+		r->next[i] =
+			on_device ? r->drawn[i].id
+					  : sampler_draw(&r->samplers[i], logits, engine_n_valid(r->g), NULL, position);
+		r->requests[i] = sampler_request(&r->samplers[i], position + 1);
 		r->parts[i] = (struct batch_part){.session = r->sessions[i],
 			.tokens = &r->next[i],
 			.n = 1,
 			.logits = true,
-			.draws = &r->likeliest,
+			.draws = &r->requests[i],
 			.drawn = &r->drawn[i]};
 	}
 	*draw_ns += clock_ns() - start;
@@ -195,8 +200,8 @@ static void report_rows(
 		bench_usage(b, "rows", &f->card_from, &f->card_to, r->n_new);
 }
 
-static int open_rows(
-	struct rows_bench *r, struct common_opts c, const uint64_t *rows, int n_rows, struct err *e)
+static int open_rows(struct rows_bench *r, struct common_opts c, const uint64_t *rows, int n_rows,
+	float temperature, struct err *e)
 {
 	uint32_t most = 0;
 	for (int i = 0; i < n_rows; i++)
@@ -211,17 +216,20 @@ static int open_rows(
 	r->n_ranks = engine_n_ranks(r->g);
 	for (; r->n_sessions < most && !rc; r->n_sessions += !rc)
 		rc = session_new(r->g, &r->sessions[r->n_sessions], e);
+	for (uint32_t i = 0; i < most; i++)
+		sampler_init(&r->samplers[i],
+			&(struct sampler_options){.temperature = temperature, .top_p = 1, .seed = i + 1});
 	return rc;
 }
 
 int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *rows, int n_rows,
-	uint32_t n_prompt, uint32_t n_new, char *backend, struct err *e)
+	uint32_t n_prompt, uint32_t n_new, float temperature, char *backend, struct err *e)
 {
 	struct rows_bench *r = NEW(struct rows_bench);
 	struct rows_figures *f = NEW_ARRAY(struct rows_figures, n_rows);
 	struct measure_card card = {0};
 	*r = (struct rows_bench){.b = b, .n_prompt = n_prompt, .n_new = n_new};
-	int rc = open_rows(r, *c, rows, n_rows, e);
+	int rc = open_rows(r, *c, rows, n_rows, temperature, e);
 	if (!rc)
 		snprintf(backend, BENCH_BACKEND_MAX, "%s", engine_backend_name(r->g));
 	for (int i = 0; i < n_rows && !rc; i++) {
@@ -230,6 +238,8 @@ int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *row
 	}
 	for (uint32_t i = 0; i < r->n_sessions; i++)
 		session_free(r->sessions[i]);
+	for (uint32_t i = 0; i < BENCH_ROWS_MAX; i++)
+		sampler_fini(&r->samplers[i]);
 	rc = common_opts_close(r->g, rc, e);
 	if (rc)
 		goto out;

@@ -60,7 +60,7 @@ struct bench_opts {
 	bool far;
 };
 
-static const struct arg_word draft_modes[] = {{"auto", DRAFT_AUTO}, {0}};
+static const struct arg_word draft_modes[] = {{"auto", DRAFT_AUTO}, {"off", DRAFT_OFF}, {0}};
 
 static int threads_in_use(int wanted)
 {
@@ -132,8 +132,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		goto done;
 	}
 	if (o->rows) {
-		rc = bench_rows(
-			b, &o->common, o->row_counts, o->n_row_counts, o->n_prompt, o->n_new, what, e);
+		rc = bench_rows(b, &o->common, o->row_counts, o->n_row_counts, o->n_prompt, o->n_new,
+			o->temperature, what, e);
 		goto done;
 	}
 	if (o->draft) {
@@ -208,13 +208,16 @@ static int parse_rows(struct bench_opts *o, struct err *e)
 
 static int check_draft(struct bench_opts *o, struct err *e)
 {
-	if (o->temperature_given && !o->draft)
-		return err_set(e, ERR_USAGE, "--temp belongs to bench decode with --draft");
+	if (o->temperature_given && !o->draft && !o->rows)
+		return err_set(e, ERR_USAGE, "--temp belongs to bench decode with --draft or --rows");
 	if (!o->draft)
 		return 0;
 	if (o->parts != PART_DECODE || o->routing || o->confine || o->rows || o->prompts)
 		return err_set(e, ERR_USAGE,
 			"--draft belongs to bench decode without --routing, --resident, --rows and --prompt");
+	if (o->common.cache_bytes == ENGINE_CACHE_AUTO || o->common.ram_bytes == ENGINE_CACHE_AUTO)
+		return err_set(e, ERR_USAGE,
+			"--draft compares two caches: --cache-gb and --ram-gb need the size of each, not auto");
 	o->n_new = o->new_given ? o->n_new : 64;
 	return 0;
 }
@@ -267,13 +270,13 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.value = "N",
 			.help = "decode uses only the first N experts of each layer, which are read before: "
 					"what the processor takes when nothing is missing"},
-		{"draft", 0, ARG_INT, .i32 = &o.draft, .min = 1, .max = DRAFT_MAX, .words = draft_modes,
-			.value = "N|auto",
+		{"draft", 0, ARG_INT, .i32 = &o.draft, .max = DRAFT_MAX, .words = draft_modes,
+			.value = "N|auto|off",
 			.help = "decode: answers to questions with up to N drafts a step, and the same answers "
 					"without; the drafts are right as often as this model's are",
-			.fallback = "no drafts"},
+			.fallback = "off"},
 		{"temp", 0, ARG_FLOAT, .f32 = &o.temperature, .given = &o.temperature_given, .max = 1000,
-			.value = "T", .help = "temperature of these answers", .fallback = "0"},
+			.value = "T", .help = "temperature, also with --rows", .fallback = "0"},
 		{"accept", 0, ARG_STRING, .string = &o.accept, .value = "LIST",
 			.help = "decode with --routing or --resident: each step verifies one draft of the MTP "
 					"layer for each of these chances that it is right if those before it are "

@@ -252,8 +252,6 @@ static int run_entry(struct bench *b, struct backend *backend, const struct benc
 	const int most = !strcmp(x->name, "head") ? 1 : limbs ? 8 : chunk;
 	const bool few = x->few && (backend->ops->async || limbs);
 	for (int rows = least; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
-		if (rows > 8 && rows < BENCH_CHUNK_ROWS)
-			continue;
 		struct bench_pool pool = {.backend = backend};
 		struct bench_op o = {.bench = b,
 			.backend = backend,

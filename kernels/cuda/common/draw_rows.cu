@@ -5,7 +5,7 @@
  *
  *   scores   grid (parts, rows), block 256: a warp for each DRAW_BLOCK ids, four ids a lane. Finds
  *            the winner and the first in rank of its part.
- *   sums     the same grid, only when a row asks for sums: count and mass of a part
+ *   sums     the same grid, only when a row asks for sums or mass: count and mass of a part
  *   results  grid rows, block 256: puts the parts together
  *
  * A part is PART_IDS ids. The results are equal to the host's to the last bit, because scores are
@@ -28,6 +28,7 @@ struct row_request {
 	double inv_t;
 	uint32_t position;
 	float scale; /* draw_unit_scale */
+	bool sums, mass;
 };
 
 struct row_requests {
@@ -195,21 +196,22 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(const float *logit
 		sums[blockIdx.y * gridDim.x + blockIdx.x] = {before, mass, (uint32_t)count};
 }
 
-/* sum_rows: bit r: row r asks for sums; sums holds those of all rows if any does. */
-static __global__ void __launch_bounds__(THREADS)
-	results_kernel(const float *logits, int64_t stride, int n_parts,
-		const __grid_constant__ struct row_requests requests, const struct part_scores *parts,
-		const struct part_sums *sums, uint64_t sum_rows, struct draw_result *out)
+/* sums: of all rows, if one asks for sums or mass. */
+static __global__ void __launch_bounds__(THREADS) results_kernel(const float *logits,
+	int64_t stride, int n_parts, const __grid_constant__ struct row_requests requests,
+	const struct part_scores *parts, const struct part_sums *sums, struct draw_result *out)
 {
 	__shared__ struct contender scratch[WARPS];
 	__shared__ uint64_t numbers[WARPS];
 	launch_dependents();
 	grid_dependency_wait();
 	int r = blockIdx.x;
+	const struct row_request *q = &requests.of[r];
 	struct part_scores s = row_scores(parts + r * n_parts, n_parts, scratch);
-	int32_t id = row_winner(&s, requests.of[r].inv_t), best = s.best.id < 0 ? 0 : s.best.id;
+	int32_t id = row_winner(&s, q->inv_t), best = s.best.id < 0 ? 0 : s.best.id;
 	uint64_t count = 0, before = 0, mass = 0;
-	if ((sum_rows >> r & 1) && id != best) {
+	bool asks = q->sums && id != best;
+	if (asks || (q->mass && s.best.id >= 0 && s.best.value < INFINITY)) {
 		for (int i = threadIdx.x; i < n_parts; i += THREADS) {
 			count += sums[r * n_parts + i].count;
 			before += sums[r * n_parts + i].mass_before;
@@ -221,8 +223,8 @@ static __global__ void __launch_bounds__(THREADS)
 	}
 	if (!threadIdx.x)
 		out[r] = {id, best, logits[r * stride + id],
-			s.best.id < 0 ? -INFINITY : (float)s.best.value, s.finite, (uint32_t)count, before,
-			mass};
+			s.best.id < 0 ? -INFINITY : (float)s.best.value, s.finite, asks ? (uint32_t)count : 0,
+			asks ? before : 0, mass};
 }
 
 void cuda_draw(struct backend *base, const float *logits, int64_t stride, int32_t n,
@@ -232,11 +234,12 @@ void cuda_draw(struct backend *base, const float *logits, int64_t stride, int32_
 	if (!cuda_begin(base, "draw") || rows <= 0)
 		return;
 	struct row_requests all = {};
-	uint64_t sum_rows = 0;
+	bool any_sums = false;
 	for (int r = 0; r < rows; r++) {
-		all.of[r] = {requests[r].noise.seed, requests[r].inv_t, requests[r].noise.position,
-			draw_unit_scale(requests[r].inv_t)};
-		sum_rows |= (uint64_t)(requests[r].sums && requests[r].inv_t > 0) << r;
+		const struct draw_request *q = &requests[r];
+		all.of[r] = {q->noise.seed, q->inv_t, q->noise.position,
+			draw_unit_scale(draw_mass_inv_t(q)), q->sums && q->inv_t > 0, q->mass};
+		any_sums |= all.of[r].sums || q->mass;
 	}
 	unsigned n_parts = (unsigned)((n + PART_IDS - 1) / PART_IDS);
 	size_t n_all = (size_t)rows * n_parts;
@@ -247,8 +250,8 @@ void cuda_draw(struct backend *base, const float *logits, int64_t stride, int32_
 	struct part_sums *sums = (struct part_sums *)(parts + n_all);
 	dim3 grid(n_parts, (unsigned)rows);
 	cuda_launch(b, scores_kernel, grid, THREADS, 0, logits, stride, n, all, parts);
-	if (sum_rows)
+	if (any_sums)
 		cuda_launch(b, sums_kernel, grid, THREADS, 0, logits, stride, n, all, parts, sums);
 	cuda_launch(b, results_kernel, (unsigned)rows, THREADS, 0, logits, stride, (int)n_parts, all,
-		parts, sums, sum_rows, out);
+		parts, sums, out);
 }

@@ -69,9 +69,9 @@ static bool task_add(struct cuda_backend *b, struct expert_pass *p, const struct
 	return true;
 }
 
-/* One pass, as many tasks per launch as fit. n_x: rows of x. */
+/* One pass, as many tasks per launch as fit. n_x: rows of x; rows: of the step. */
 static bool pass_enqueue(struct cuda_backend *b, enum pass pass, const float *x, int64_t n_x,
-	const struct expert_job *jobs, int n_jobs, int n_used, float *y, int64_t y_row)
+	const struct expert_job *jobs, int n_jobs, int rows, int n_used, float *y, int64_t y_row)
 {
 	struct expert_pass p = {};
 	p.pass = pass;
@@ -90,7 +90,7 @@ static bool pass_enqueue(struct cuda_backend *b, enum pass pass, const float *x,
 		int hidden = 0;
 		for (int j = 0; j < n_jobs; hidden += jobs[j++].n_token_slots) {
 			bool fused = jobs[j].gate.type == jobs[j].up.type;
-			if (cuda_experts_takes(b, &jobs[j])) /* done */
+			if (cuda_experts_takes(b, &jobs[j], rows)) /* done */
 				continue;
 			if ((pass == PASS_GLU && !fused) || ((pass == PASS_GATE || pass == PASS_UP) && fused))
 				continue;
@@ -142,14 +142,14 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 						: (uint64_t)n_slots;
 	float *hidden =
 		(float *)cuda_scratch(b, (separate ? 2 : 1) * most * (uint64_t)n_ff * sizeof(float));
-	if (!hidden || !cuda_experts_few(b, x, jobs, n_jobs, n_used, hidden, out) ||
-		!pass_enqueue(b, PASS_GLU, x, rows, jobs, n_jobs, n_used, hidden, n_ff))
+	if (!hidden || !cuda_experts_few(b, x, jobs, n_jobs, rows, n_used, hidden, out) ||
+		!pass_enqueue(b, PASS_GLU, x, rows, jobs, n_jobs, rows, n_used, hidden, n_ff))
 		return;
 	if (separate) { /* rows of fused jobs must not pass through silu again: each job's rows on their
 					own */
 		float *up = hidden + most * (uint64_t)n_ff;
-		if (!pass_enqueue(b, PASS_GATE, x, rows, jobs, n_jobs, n_used, hidden, n_ff) ||
-			!pass_enqueue(b, PASS_UP, x, rows, jobs, n_jobs, n_used, up, n_ff))
+		if (!pass_enqueue(b, PASS_GATE, x, rows, jobs, n_jobs, rows, n_used, hidden, n_ff) ||
+			!pass_enqueue(b, PASS_UP, x, rows, jobs, n_jobs, rows, n_used, up, n_ff))
 			return;
 		int64_t first = 0;
 		for (int j = 0; j < n_jobs; first += jobs[j++].n_token_slots)
@@ -157,6 +157,6 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 				cuda_swiglu(base, hidden + first * n_ff, up + first * n_ff,
 					jobs[j].n_token_slots * n_ff, hidden + first * n_ff);
 	}
-	pass_enqueue(b, PASS_DOWN, hidden, n_slots, jobs, n_jobs, n_used, out, n_embd);
+	pass_enqueue(b, PASS_DOWN, hidden, n_slots, jobs, n_jobs, rows, n_used, out, n_embd);
 	cuda_profile_end(b);
 }

@@ -53,12 +53,15 @@
 #define FINISHERS    3
 #define THREADS      ((WORKERS + 1 + FINISHERS) * 32)
 #define TASKS        64
-/* Most (token, rank) slots of a job. Each slot is a task, so a job of several slots loads its
- * expert once per slot, after the first time from the L2 cache. The two passes of experts.cu load
- * it once, but are three launches more for the layer. With a limit of 4 instead of 1 (one H200, 11
- * layers, IQ2_XXS) a step of 2 rows takes 2.12 instead of 2.20 ms, of 8 rows 4.79 instead of 5.20.
- */
+/* Most (token, rank) slots of a job, in steps of few and of MANY_ROWS rows. Each slot is a task, so
+ * a job of several slots loads and decodes its expert once per slot, though after the first time
+ * from the L2 cache. The two passes of experts.cu do so once, but are three launches more for the
+ * layer. Experts of steps of 4, 8, 16 and 32 rows (one H200, 8 layers of them, IQ2_XXS), in ms:
+ * with a limit of 1 1.15, 2.15, 3.84, 6.69; of 2 1.01, 1.99, 3.72, 6.55; of 4 0.98, 1.86, 3.78,
+ * 7.12; of 8 0.98, 1.86, 3.65, 7.30. */
 #define SLOTS_MOST  4
+#define SLOTS_MANY  2
+#define MANY_ROWS   17
 #define RING_STAGES 4 /* at most; more of them only let x and hidden rows wait */
 #define BARRIERS    16
 #define FREE_SMS    4 /* SMs that a deferred kernel leaves to copies */
@@ -631,10 +634,11 @@ static bool shape_applies(const struct cuda_backend *b, const struct expert_job 
 		   b->max_shared;
 }
 
-bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job)
+bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job, int rows)
 {
 	/* a replayed launch would wait for the same progress again */
-	return !b->capturing && job->n_token_slots <= SLOTS_MOST && shape_applies(b, job);
+	return !b->capturing && job->n_token_slots <= (rows < MANY_ROWS ? SLOTS_MOST : SLOTS_MANY) &&
+		   shape_applies(b, job);
 }
 
 /* Whether two jobs can share a launch */
@@ -645,7 +649,7 @@ static bool jobs_match(const struct expert_job *p, const struct expert_job *q)
 }
 
 bool cuda_experts_few(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
-	int n_jobs, int n_used, float *hidden, float *out)
+	int n_jobs, int rows, int n_used, float *hidden, float *out)
 {
 	if (!b->expert_progress.data) { /* zero from here on */
 		if (!cuda_scratch_reserve(b, &b->expert_progress, TASKS * sizeof(uint32_t)) ||
@@ -666,7 +670,7 @@ bool cuda_experts_few(struct cuda_backend *b, const float *x, const struct exper
 	int row = 0;
 	for (int j = 0; j < n_jobs; row += jobs[j++].n_token_slots) {
 		const struct expert_job *job = &jobs[j];
-		if (!cuda_experts_takes(b, job))
+		if (!cuda_experts_takes(b, job, rows))
 			continue;
 		for (int i = 0; i < job->n_token_slots; i++) {
 			if (a.n_tasks && (a.n_tasks == TASKS || !jobs_match(job, now))) {

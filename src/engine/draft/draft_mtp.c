@@ -10,25 +10,16 @@
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
-#include "src/base/mem.h"
 #include "src/draw/draw.h"
 #include "src/engine/batch.h"
 #include "src/engine/sampler.h"
 
-#include <math.h>
-#include <stdlib.h>
-
-struct mtp_source;
-
 /* Of one timeline, while its drafts are chosen. */
 struct mtp_choice {
-	struct mtp_source *source;
 	const struct draft_proposal *proposal;
-};
-
-struct mtp_source {
-	struct engine *engine;
-	float *maxima; /* [draw_blocks(n_valid)] scratch of draw_scan_row */
+	int32_t n_valid;
+	const struct sampler *sampler;
+	struct draw_request requests[DRAFT_MAX];
 };
 
 /* The grade of a draft is by the probability that the layer gives it: the least one of each grade.
@@ -41,42 +32,47 @@ static const struct draft_gate_source mtp_expects = {
 	.costs = true,
 };
 
-/* softmax(logits / t)[id], without penalties and truncation. t about 0 (greedy): of the logits
- * themselves. */
-static float id_probability(const struct mtp_source *m, const float *logits, int32_t id, float t)
+static const struct sampler greedy; /* temperature 0: the likeliest id */
+
+static void choice_init(
+	struct mtp_choice *c, const struct draft_proposal *r, const struct engine *g)
 {
-	struct draw_row row;
-	struct draw_sum before = {0}, all = {0};
-	float inv_t = t > 0.01f ? 1 / t : 1;
-	draw_scan_row(logits, engine_n_valid(m->engine), m->maxima, &row);
-	if (!isfinite(row.top))
-		return 0;
-	draw_before(logits, &row, draw_unit_scale((double)inv_t), id, &before, &all);
-	float mass = ldexpf((float)all.mass, -DRAW_UNIT_BITS);
-	return expf((logits[id] - row.top) * inv_t) / mass;
+	*c = (struct mtp_choice){
+		.proposal = r, .n_valid = engine_n_valid(g), .sampler = r->sampler ? r->sampler : &greedy};
+	for (uint32_t k = 0; k < r->k; k++) {
+		c->requests[k] = sampler_request(c->sampler, r->position + k);
+		c->requests[k].mass = true;
+	}
 }
 
-static int32_t draft_choose(void *user, const float *logits, uint32_t step)
+/* Takes what the device drew, unless penalties, biases or a truncation may change it: then the host
+ * draws. The grade is by the probability without them. */
+static int32_t draft_choose(
+	void *user, const struct draw_result *drawn, const float *logits, uint32_t step)
 {
 	struct mtp_choice *c = user;
 	const struct draft_proposal *r = c->proposal;
-	struct sampler greedy = {0}; /* temperature 0: the likeliest id */
-	struct sampler *sampler = r->sampler ? r->sampler : &greedy;
-	int32_t id =
-		sampler_draw(sampler, logits, engine_n_valid(c->source->engine), NULL, r->position + step);
-	float p = id_probability(c->source, logits, id, sampler->options.temperature);
-	sampler_fini(&greedy);
+	const struct draw_request *q = &c->requests[step];
+	const uint32_t position = r->position + step;
+	if (!logits && !sampler_accepts(c->sampler, c->n_valid, position, drawn))
+		return BATCH_WANTS_LOGITS;
+	struct draw_result of = *drawn;
+	if (logits) {
+		of.id = sampler_draw(r->sampler, logits, c->n_valid, NULL, position);
+		of.logit = logits[of.id];
+	}
+	const float p = draw_result_probability(&of, q);
 	uint8_t grade = DRAFT_GRADES - 1;
 	while (p < grade_least[grade])
 		grade--;
 	r->chain->grades[step] = grade;
-	return id;
+	return of.id;
 }
 
 /* Timelines that cannot draft now get no drafts. */
 static int mtp_propose(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e)
 {
-	struct mtp_source *m = user;
+	const struct engine *g = user;
 	struct batch_draft drafts[n];
 	struct mtp_choice choices[n];
 	uint32_t n_drafts = 0;
@@ -85,11 +81,12 @@ static int mtp_propose(void *user, struct draft_proposal *proposals, uint32_t n,
 		if (!session_can_draft(r->session))
 			continue;
 		r->chain->n = r->k;
-		choices[n_drafts] = (struct mtp_choice){.source = m, .proposal = r};
+		choice_init(&choices[n_drafts], r, g);
 		drafts[n_drafts] = (struct batch_draft){.session = r->session,
 			.next = r->next,
 			.k = r->k,
 			.ids = r->chain->ids,
+			.draws = choices[n_drafts].requests,
 			.choose = draft_choose,
 			.user = &choices[n_drafts]};
 		n_drafts++;
@@ -97,23 +94,10 @@ static int mtp_propose(void *user, struct draft_proposal *proposals, uint32_t n,
 	return n_drafts ? batch_mtp_draft(drafts, n_drafts, e) : 0;
 }
 
-static void mtp_close(void *user)
-{
-	struct mtp_source *m = user;
-	free(m->maxima);
-	free(m);
-}
-
 struct draft_source draft_mtp_source(struct engine *g)
 {
-	struct mtp_source *m = NEW(struct mtp_source);
-	m->engine = g;
-	m->maxima = NEW_ARRAY(float, draw_blocks(engine_n_valid(g)));
-	return (struct draft_source){.name = "mtp",
-		.user = m,
-		.expect = mtp_expects,
-		.propose = mtp_propose,
-		.close = mtp_close};
+	return (struct draft_source){
+		.name = "mtp", .user = g, .expect = mtp_expects, .propose = mtp_propose};
 }
 
 struct drafter *drafter_open(struct engine *g, int mode)

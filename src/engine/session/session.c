@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/draw/draw.h"
 #include "src/engine/batch.h"
 #include "src/engine/sampler.h"
 #include "src/engine/session/session_internal.h"
@@ -245,11 +246,12 @@ int session_not_finite(uint32_t n, struct err *e)
 		"the logits behind token %u are not finite: the weights or the caches are damaged", n);
 }
 
-int session_check_finite(struct session *s, struct err *e)
+int session_check_finite(struct session *s, const struct draw_result *drawn, struct err *e)
 {
 	uint32_t length = s->length, n = s->n_rows;
 	for (uint32_t r = 0; r < n; r++)
-		if (!sampler_all_finite(session_row_logits(s, r), s->g->n_valid)) {
+		if (!(drawn ? drawn[r].finite
+					: sampler_all_finite(session_row_logits(s, r), s->g->n_valid))) {
 			session_rewind(s, 0); /* the caches may hold what the logits were made from */
 			return session_not_finite(length - n + r + 1, e);
 		}
@@ -259,6 +261,7 @@ int session_check_finite(struct session *s, struct err *e)
 /* A chunk of n of `total` tokens, of which `done` are computed. */
 struct session_chunk {
 	const struct session_watch *watch; /* NULL: none */
+	const struct session_draws *draws; /* from the rows whose logits are kept; NULL: none */
 	uint32_t n, done, total;
 };
 
@@ -275,6 +278,18 @@ static void chunk_layer(void *user, uint32_t layers, uint32_t n_layers)
 	if (layers < n_layers)
 		c->watch->partial(
 			c->watch->user, c->done + (uint32_t)((uint64_t)c->n * layers / n_layers), c->total);
+}
+
+/* Logits of the n_rows last of n rows to `kept`, and draws from them. */
+static int step_draw(const struct session *s, const struct session_draws *draws, uint32_t n,
+	uint32_t n_rows, float *kept, struct err *e)
+{
+	struct model *m = &engine_last(s->g)->model;
+	const float *hidden = m->ws.hidden + (n - n_rows) * m->config.n_embd;
+	int rc = model_draw(m, hidden, n_rows, draws->requests, s->g->n_valid, kept, e);
+	if (!rc)
+		memcpy(draws->results, m->ws.drawn, n_rows * sizeof *draws->results);
+	return rc;
 }
 
 /* Computes one chunk, the tokens at s->tokens[length ..). rows: [n][vocab] or NULL; n_rows: keep
@@ -323,6 +338,8 @@ static int session_step(
 		return rc;
 	if (rows)
 		rc = model_logits(m, m->ws.hidden, n, rows, e);
+	else if (chunk->draws)
+		rc = step_draw(s, chunk->draws, n, n_rows, kept, e);
 	else if (n_rows)
 		rc = model_logits(m, m->ws.hidden + (n - n_rows) * n_embd, n_rows, kept, e);
 	if (rc)
@@ -335,7 +352,7 @@ static int session_step(
 	if (append)
 		mtp_append(m, &last->kv, &f, s->states);
 	session_advance(s, n, 0, n_rows, append);
-	return rows ? 0 : session_check_finite(s, e);
+	return rows ? 0 : session_check_finite(s, chunk->draws ? chunk->draws->results : NULL, e);
 }
 
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
@@ -364,7 +381,7 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 }
 
 int session_verify(struct session *s, const int32_t *tokens, uint32_t n,
-	const struct session_watch *watch, struct err *e)
+	const struct session_draws *draws, const struct session_watch *watch, struct err *e)
 {
 	int rc;
 	if (!n || n > SESSION_ROWS_MAX)
@@ -376,7 +393,8 @@ int session_verify(struct session *s, const int32_t *tokens, uint32_t n,
 		return rc;
 	session_expect_token(s, tokens[0]);
 	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
-	return session_step(s, &(struct session_chunk){.watch = watch, .n = n, .total = n}, NULL, n, e);
+	struct session_chunk c = {.watch = watch, .draws = draws, .n = n, .total = n};
+	return session_step(s, &c, NULL, n, e);
 }
 
 void session_keep_rows(struct session *s, uint32_t n_keep)

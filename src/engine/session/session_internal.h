@@ -67,8 +67,9 @@ bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int
  * Logits of the last n_rows of them are in session_row_buffer(s, n_rows). appended:
  * session_mtp_states returned true and mtp_append was called. */
 void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_rows, bool appended);
-/* ERR_RUN when logits of the last step are not finite; the timeline is then emptied. */
-int session_check_finite(struct session *s, struct err *e);
+/* ERR_RUN when logits of the last step are not finite; the timeline is then emptied. drawn: what
+ * was drawn from all of its rows; NULL: the logits are on the host. */
+int session_check_finite(struct session *s, const struct draw_result *drawn, struct err *e);
 
 /* ---- prompt_chunks.c ---- */
 

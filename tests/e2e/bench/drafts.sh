@@ -55,6 +55,12 @@ run ${bench/questions/crlf} -n 24 --draft 2 --json
 exits 0
 check "lines may end with CRLF" same
 
+# streamed: a cache for each side; -v says what each engine opened
+run $bench -n 8 --draft 2 --cache-gb 0.006 --json -v
+exits 0
+check "streamed: the same answers" figures 'named("rate with drafts / without") > 0'
+check "streamed: an engine for each side" test "$(grep -c '^experts: streamed' "$work/err")" = 2
+
 run $bench -n 16 --draft auto
 exits 0
 check "as text" grep -qE '^drafts +--draft auto .*% of .*, without' "$work/out"
@@ -77,6 +83,13 @@ run bench prefill --draft 1
 error_is_one_sentence 2 '--draft belongs to bench decode'
 run bench decode --temp 1
 error_is_one_sentence 2 '--temp belongs to'
+run bench decode --draft off --temp 1
+error_is_one_sentence 2 '--temp belongs to'
+run bench decode --backend cpu -t 1 --repeats 1 --draft off -p 4 -n 4 --mb 16 --json
+exits 0
+check "off: one answer without drafts" figures 'not [k for k in f if "draft" in k] and named("4 tokens after 4") > 0'
+run bench decode --draft auto --cache-gb auto
+error_is_one_sentence 2 'two caches'
 run bench decode --draft auto -n 5000
 error_is_one_sentence 2 'do not fit the context'
 

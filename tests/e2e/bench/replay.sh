@@ -56,6 +56,7 @@ check "confined routing misses nothing" figures 'named("steady state: experts mi
 run $bench --cache-gb 0.006 --routing $trace -n 100 --accept 1,1 --json
 exits 0
 check "all drafts are right" figures '2.9 < named("accept length, assumed: 1, 1") <= 3 and named("rows, those") == 3 and named("of it drafting") > 0'
+check "the draft layer's experts" figures 'named("MTP layer: experts used by drafts") == 8 and 99.9 < named("MTP layer: of them in tier 0") + named("MTP layer: of them in tier 1") + named("MTP layer: of them missed") < 100.1 and named("MTP layer: waited for them") >= 0'
 run $bench --cache-gb 0.006 --routing $trace -n 100 --accept 0 --json
 exits 0
 check "no draft is right" figures 'named("accept length, assumed: 0") == 1 and named("rows, those") == 2'
@@ -106,6 +107,10 @@ fi
 run $bench --rows 1,3 -p 4 -n 4 --mb 16 --json
 exits 0
 check "answers at once" figures 'named("distinct experts of all layers, 1") == 24 < named("distinct experts of all layers, 3") <= 72 and named("3 answers, 4 tokens after 4") > 0'
+distinct=$(figures 'not print(named("distinct experts of all layers, 3"))')
+run $bench --rows 1,3 -p 4 -n 4 --mb 16 --temp 1000 --json
+exits 0
+check "other tokens at another temperature" figures 'named("distinct experts of all layers, 1") == 24 and named("distinct experts of all layers, 3") != '"$distinct"
 run $bench --rows 65
 error_is_one_sentence 2 "65"
 run $bench --rows 2 --routing $trace

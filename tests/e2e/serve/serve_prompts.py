@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Long prompts at the server: progress on the streams, who leaves stops the work, what was known costs nothing; how soon a
-short prompt is answered while a long one is read, and what that costs the long one (figures, FIGURES=1 prints them)."""
+short prompt is answered while a long one is read. FIGURES=1 also prints what a long prompt and running answers cost each
+other."""
+import http.client
 import json
+import os
 import re
 import socket
+import threading
 import time
 
 from serve_lib import SLOW, Server, check, finish, skip, user
@@ -92,10 +96,57 @@ def leaving(server):
                 check(usage["cache_read_input_tokens"] >= n, path, stream, "and goes on where it was", usage, n)
 
 
+def read_prompt(server, name):
+    """Reads a prompt that is new to the server: (seconds to its first token, tokens written by others meanwhile)."""
+    before, start = counter(server, "generated_tokens"), time.monotonic()
+    for _ in server.stream("/v1/completions", {"prompt": text(name), "max_tokens": 1, "temperature": 0}):
+        break
+    return time.monotonic() - start, counter(server, "generated_tokens") - before - 1
+
+
+def beside_running_answers(server, n_answers=4, repeats=3):
+    """Medians: speed of running answers alone and while a long prompt is read, its first token alone and beside them."""
+    def write(i):
+        body = {"prompt": f"Define river {i}.", "max_tokens": 3600, "ignore_eos": True, "temperature": 1, "seed": i}
+        connection = server.connect()
+        connections.append(connection)
+        try:
+            connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            pass  # closed below
+
+    first_alone, first_beside, speed_alone, speed_beside = [], [], [], []
+    for i in range(repeats):
+        first_alone.append(read_prompt(server, f"stones {i}")[0])
+        connections = []
+        threads = [threading.Thread(target=write, args=(k,)) for k in range(n_answers)]
+        for t in threads:
+            t.start()
+        time.sleep(0.5)
+        before, start = counter(server, "generated_tokens"), time.monotonic()
+        time.sleep(1)
+        speed_alone.append((counter(server, "generated_tokens") - before) / (time.monotonic() - start))
+        took, written = read_prompt(server, f"clouds {i}")
+        first_beside.append(took)
+        speed_beside.append(written / took)
+        for connection in connections:
+            connection.sock.shutdown(socket.SHUT_RDWR)
+        for t in threads:
+            t.join()
+    alone, beside, first, later = (sorted(v)[repeats // 2] for v in (speed_alone, speed_beside, first_alone, first_beside))
+    print(f"{n_answers} running answers: {alone:.0f} tok/s, {beside:.0f} beside a prompt of {len(text('x').split())} words "
+          f"({100 * beside / alone:.0f} %); its first token after {first:.2f} s alone, {later:.2f} s beside them "
+          f"({100 * (later / first - 1):.0f} % later); medians of {repeats}")
+
+
 def main():
     with Server("--sessions", "3", "--chunk", "128", "-c", "4096", "-t", "1", "--draft", "off") as server:
         progress_events(server)
         leaving(server)
+    if os.environ.get("FIGURES"):
+        with Server("--sessions", "5", "-c", "4096", "-t", "1", "--draft", "off") as server:
+            beside_running_answers(server)
 
 
 main()
