@@ -265,6 +265,11 @@ static int step_as_a_whole(const struct batch_part *parts, uint32_t n_parts,
 
 /* ---- in flight ---- */
 
+uint32_t batch_depth(const struct engine *g)
+{
+	return pipeline_depth(g);
+}
+
 uint32_t batch_micro_batches(const struct engine *g, uint32_t answers, uint32_t rows)
 {
 	const uint32_t depth = pipeline_depth(g);

@@ -64,6 +64,8 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
  * Between the calls of one thread everything is allowed, also batch_step, but for the sessions that
  * are in flight. The numbers are those of batch_step. */
 
+/* Steps in flight at best, of prompts: the stages that compute at the same time. 1: none. */
+uint32_t batch_depth(const struct engine *g);
 /* How many of these steps are in flight at best, of so many answers with `rows` rows in all. */
 uint32_t batch_micro_batches(const struct engine *g, uint32_t answers, uint32_t rows);
 /* How many of n >= 1 answers with rows [n] make the next of `count` steps; all_rows: also of those

@@ -665,17 +665,19 @@ static void test_answers_of_stages(void **state)
 static void test_stages_end(void **state)
 {
 	(void)state;
-	for (int fails = 0; fails < 2; fails++) {
+	for (int i = 0; i < 4; i++) {
+		const bool fails = i % 2, reading = i / 2; /* the steps in flight read prompts */
 		n_stages = 3;
 		struct fixture f = fixture_open(6, 64, 200, MS, MS);
 		bool reads;
-		for (uint32_t i = 0; i < 6; i++)
-			submit(&f, 5, 100);
+		for (uint32_t k = 0; k < 6; k++)
+			submit(&f, reading ? 190 : 5, 100);
 		for (uint32_t k = 0; slots_in_flight(f.s) < 4; k++) {
 			assert_true(k < 100);
 			step(&f, &reads);
 		}
 		struct backend *b = g->stages[1].backend;
+		assert_true(reading ? f.s->reads && !f.s->steps : f.s->steps && !f.s->reads);
 		assert_false(engine_has_failed(g)); /* waits: no stage computes */
 		if (fails)
 			err_set(&b->failure, ERR_RUN, "failed on purpose");
@@ -685,7 +687,7 @@ static void test_stages_end(void **state)
 			assert_true(k < 20);
 			step(&f, &reads);
 		}
-		assert_null(f.s->steps);
+		assert_true(!f.s->steps && !f.s->reads);
 		assert_int_equal(metrics_get(metrics, METRICS_FAILED), 6);
 		b->failure = (struct err){0};
 		fixture_close(&f);

@@ -24,11 +24,15 @@ enum { LENGTH = CHUNK * 5 / 2, WAIT_MS = 120000 };
 
 static struct engine *g;
 static struct metrics *metrics;
+static uint32_t n_stages; /* of the engine */
 
 static int serve_prompts_setup(void **state)
 {
+	static const uint32_t cards[3];
 	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
 		.backend = "cpu",
+		.cards = cards,
+		.n_cards = n_stages,
 		.threads = 1, /* a step takes longer than the pause between two reports */
 		.context = LENGTH + 10,
 		.chunk = CHUNK,
@@ -199,9 +203,33 @@ static void test_step_without_clients(void **state)
 	scheduler_close(s);
 }
 
+/* Steps of two prompts follow each other through the stages. */
+static void test_prompts_overlap(void **state)
+{
+	(void)state;
+	struct engine_overlap before, after;
+	uint32_t inside = 0;
+	struct scheduler *s = open_scheduler(NULL);
+	engine_overlap(g, &before);
+	struct request a = submit(s, 500), b = submit(s, 501);
+	assert_int_equal(follow(&a, 0, &inside), JOB_LENGTH);
+	assert_int_equal(follow(&b, 0, &inside), JOB_LENGTH);
+	request_drop(&a);
+	request_drop(&b);
+	scheduler_close(s);
+	engine_overlap(g, &after);
+	const uint64_t steps = after.micro_batches - before.micro_batches;
+	assert_true(n_stages > 1 ? steps >= 2 * LENGTH / CHUNK : !steps);
+	assert_true(n_stages == 1 || after.at_once_ns[2] > before.at_once_ns[2]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_left_prompt_goes_on),
-		cmocka_unit_test(test_left_prompt_is_stored), cmocka_unit_test(test_step_without_clients)};
-	return cmocka_run_group_tests(tests, serve_prompts_setup, serve_prompts_teardown);
+		cmocka_unit_test(test_left_prompt_is_stored), cmocka_unit_test(test_step_without_clients),
+		cmocka_unit_test(test_prompts_overlap)};
+	int failed = 0;
+	for (n_stages = 1; n_stages <= 3; n_stages += 2) /* in flight with three */
+		failed += cmocka_run_group_tests(tests, serve_prompts_setup, serve_prompts_teardown);
+	return failed;
 }

@@ -5,6 +5,7 @@
  * - scheduler_slots.c: which session gets a job, where its beginning comes from, how it ends.
  * - scheduler_preempt.c: which answer is preempted for another client, and how it resumes.
  * - scheduler_steps.c: which rows are computed next, and what becomes of their logits.
+ * - scheduler_prompts.c: which prompts are read, and how their steps follow each other.
  *
  * The lock guards the queue, the flags and the published snapshot; it is never held while
  * computing. Fields marked "compute" belong to the thread.
@@ -36,10 +37,12 @@ struct slot {
 	int64_t rest_ns;        /* steps take so long before the job goes on: scheduler_steps.c */
 	uint32_t safe_steps;    /* of the job, before it may be preempted: scheduler_preempt.c */
 	uint64_t swap_ns;       /* what freeing the session cost; not charged to anybody yet */
-	bool in_flight;         /* in a step of answers that has begun: nobody touches job or session */
+	uint32_t in_flight;     /* steps that have begun with it: nobody touches job or session */
+	uint32_t ahead;         /* tokens of the prompt in them */
 };
 
 struct answer_step; /* scheduler_steps.c */
+struct prompt_step; /* scheduler_prompts.c */
 
 struct scheduler {
 	struct engine *engine;      /* constant */
@@ -68,6 +71,7 @@ struct scheduler {
 	atomic_bool abandon;       /* ends the step of several jobs in hand: nobody waits for it */
 	struct answer_step *steps; /* compute: in flight, the first one ends first */
 	struct answer_step *unused_steps; /* compute */
+	struct prompt_step *reads;        /* compute: in flight; while there are any, steps is empty */
 	atomic_bool ends;                 /* ends the steps in flight */
 	/* of preemption: scheduler_preempt.c */
 	uint64_t image_limit;   /* constant: bytes of one image at most; 0: nothing is preempted */
@@ -131,5 +135,51 @@ void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
  * that write may be in flight afterwards, where the model has several stages (batch.h). */
 void scheduler_step(struct scheduler *s);
 void scheduler_free_steps(struct scheduler *s);
+
+/* What a step has taken of this thread's time, in ns of s->clock, of the processor and of the
+ * drafter's clock. What the stages before the last one compute meanwhile is not in it. */
+struct step_times {
+	uint64_t clock, cpu, drafter;
+};
+struct step_times times_now(const struct scheduler *s);
+void times_add(const struct scheduler *s, struct step_times *sum, struct step_times from);
+
+/* A step that reads prompts, while it runs. */
+struct reading_step {
+	struct scheduler *s;
+	const struct batch_part *parts;
+	struct slot *const *at; /* [n] */
+	uint32_t n;
+	uint64_t reported_ns; /* when progress was last reported */
+	atomic_bool *cancel;  /* ends it */
+};
+/* After each layer: reports progress, and ends the step when all its clients have left. user: a
+ * struct reading_step. */
+void reading_layer(void *user, uint32_t done, uint32_t n_layers);
+
+/* Asks for the logits of the rows that tokens are drawn from: the last row of the part, or all rows
+ * with drafts; and for the draws if the device may do them. before: tokens of the timeline before
+ * the part. requests, drawn: [those rows], used until the step has ended. */
+void part_draws(struct batch_part *part, uint32_t before, const struct job *j,
+	struct draw_request *requests, struct draw_result *drawn);
+/* Computes the parts of `at` as a whole: parts_computed. */
+bool parts_compute(
+	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n);
+/* The parts of `at` were computed, or that failed with rc: then their jobs do. A job that failed is
+ * gone from its slot. Returns whether all is well. */
+bool parts_computed(struct scheduler *s, const struct batch_part *parts, struct slot *const *at,
+	uint32_t n, const struct step_times *times, int rc, struct err *e);
+/* Of these n slots, all that could be computed now, keeps those whose clients are not ahead of
+ * others by more than a step; returns how many. */
+uint32_t slots_take_turns(struct scheduler *s, struct slot **at, uint32_t n, enum client_work work);
+/* The rows of a slot have been computed: draws and gives out tokens, from the first row and from
+ * each next row whose draft is right. When the answer has ended, the slot has no job any more. */
+void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_part *part);
+
+/* ---- scheduler_prompts.c ---- */
+
+/* One step of about `room` rows, shared evenly by the sessions that still read their prompts and
+ * whose clients have a turn; or the end of one in flight. */
+void prefill_step(struct scheduler *s, uint32_t room);
 
 #endif

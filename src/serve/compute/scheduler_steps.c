@@ -7,7 +7,8 @@
  *
  * Where the model has several stages, several steps of different answers are in flight, so that all
  * stages compute (batch.h). A step that reads prompts, and whatever else uses the devices, has them
- * for itself: those in flight wait in front of the last stage meanwhile.
+ * for itself: those in flight wait in front of the last stage meanwhile. While no answer is
+ * written, steps that read prompts are in flight (scheduler_prompts.c).
  *
  * While answers are written, prompts are read in slices (slices.h). Both get the same time: before
  * the next slice answers are written for as long as the last one took. That goes for answers that
@@ -45,17 +46,7 @@ static void slot_fail_not_finite(struct scheduler *s, struct slot *slot)
 	slot_fail(s, slot, &e);
 }
 
-/* A step that reads prompts, while it runs. */
-struct reading_step {
-	struct scheduler *s;
-	const struct batch_part *parts;
-	struct slot *const *at;
-	uint32_t n;
-	uint64_t reported_ns; /* when progress was last reported */
-};
-
-/* After each layer: reports progress, and ends the step when all its clients have left. */
-static void reading_layer(void *user, uint32_t done, uint32_t n_layers)
+void reading_layer(void *user, uint32_t done, uint32_t n_layers)
 {
 	struct reading_step *step = user;
 	uint64_t now = clock_ns();
@@ -67,25 +58,19 @@ static void reading_layer(void *user, uint32_t done, uint32_t n_layers)
 		if (tell)
 			job_progress(j, session_length(step->at[i]->session) + rows, step->at[i]->prompt);
 	}
-	if (!wanted)
-		atomic_store(&step->s->abandon, true);
+	if (!wanted || atomic_load(&step->s->ends))
+		atomic_store(step->cancel, true);
 	if (tell)
 		step->reported_ns = now;
 }
 
-/* What a step has taken of this thread's time, in ns of s->clock, of the processor and of the
- * drafter's clock. What the stages before the last one compute meanwhile is not in it. */
-struct step_times {
-	uint64_t clock, cpu, drafter;
-};
-
-static struct step_times times_now(const struct scheduler *s)
+struct step_times times_now(const struct scheduler *s)
 {
 	return (struct step_times){
 		s->clock(), clock_thread_ns(), s->drafter ? drafter_clock(s->drafter) : 0};
 }
 
-static void times_add(const struct scheduler *s, struct step_times *sum, struct step_times from)
+void times_add(const struct scheduler *s, struct step_times *sum, struct step_times from)
 {
 	const struct step_times now = times_now(s);
 	sum->clock += now.clock - from.clock;
@@ -107,10 +92,8 @@ static void parts_charge(
 			client_time_charge(at[i]->time, CLIENT_READS, ns * parts[i].n / weights);
 }
 
-/* The parts of `at` were computed, or that failed with rc: then their jobs do. A job that failed is
- * gone from its slot. Returns whether all is well. */
-static bool parts_computed(struct scheduler *s, const struct batch_part *parts,
-	struct slot *const *at, uint32_t n, const struct step_times *times, int rc, struct err *e)
+bool parts_computed(struct scheduler *s, const struct batch_part *parts, struct slot *const *at,
+	uint32_t n, const struct step_times *times, int rc, struct err *e)
 {
 	s->step_ns += times->cpu;
 	parts_charge(parts, at, n, times->clock);
@@ -144,8 +127,7 @@ static bool parts_computed(struct scheduler *s, const struct batch_part *parts,
 	return false;
 }
 
-/* Computes the parts of `at` as a whole. */
-static bool parts_compute(
+bool parts_compute(
 	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
 {
 	struct err e = {0};
@@ -157,7 +139,7 @@ static bool parts_compute(
 		atomic_store(&alone->cancel, true);
 	atomic_store(&s->abandon, s->stop_now);
 	pthread_mutex_unlock(&s->lock);
-	struct reading_step step = {s, parts, at, n, clock_ns()};
+	struct reading_step step = {s, parts, at, n, clock_ns(), &s->abandon};
 	const struct batch_watch watch = {.cancel = alone ? &alone->cancel : &s->abandon,
 		.on_layer = n && at[0]->state == SCHEDULER_READING ? reading_layer : NULL,
 		.user = &step};
@@ -213,14 +195,11 @@ static bool job_draws_on_device(const struct job *j)
 	return !j->options.logprobs && !job_bans_ends(j) && !sampler_adjusts(&j->sampler);
 }
 
-/* Asks for the logits of the rows that tokens are drawn from: the last row of the part, or all rows
- * with drafts; and for the draws if the device may do them. requests, drawn: [those rows], used by
- * batch_step. */
-static void part_draws(struct batch_part *part, const struct job *j, struct draw_request *requests,
-	struct draw_result *drawn)
+void part_draws(struct batch_part *part, uint32_t before, const struct job *j,
+	struct draw_request *requests, struct draw_result *drawn)
 {
 	uint32_t n = part->verify ? part->n : 1;
-	uint32_t position = session_length(part->session) + part->n - n + 1;
+	uint32_t position = before + part->n - n + 1;
 	part->logits = true;
 	if (!job_draws_on_device(j))
 		return;
@@ -348,9 +327,7 @@ static bool slot_rests(const struct scheduler *s, const struct slot *slot)
 	return false;
 }
 
-/* The rows of a slot have been computed: draws and gives out tokens, from the first row and from
- * each next row whose draft is right. When the answer has ended, the slot has no job any more. */
-static void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_part *part)
+void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_part *part)
 {
 	uint32_t rows = part->verify ? part->n : 1, row = 0;
 	uint32_t position = session_length(slot->session) - rows + 1;
@@ -374,10 +351,7 @@ static void slot_continue(struct scheduler *s, struct slot *slot, const struct b
 		slot->rest_ns = (int64_t)(OTHERS * took);
 }
 
-/* Of these n slots, all that could be computed now, keeps those whose clients are not ahead of
- * others by more than a step; returns how many. */
-static uint32_t slots_take_turns(
-	struct scheduler *s, struct slot **at, uint32_t n, enum client_work work)
+uint32_t slots_take_turns(struct scheduler *s, struct slot **at, uint32_t n, enum client_work work)
 {
 	struct client_time *of[SCHEDULER_SESSIONS_MAX] = {NULL};
 	uint32_t kept = 0;
@@ -389,100 +363,6 @@ static uint32_t slots_take_turns(
 				&s->times, of[i], work, work == CLIENT_WRITES ? s->decode_ns : s->prefill_ns))
 			at[kept++] = at[i];
 	return kept;
-}
-
-/* Steps of so many rows are computed in another way than larger ones (batch_decode_rows); 0: all
- * are computed in one way. */
-static uint32_t few_rows(const struct scheduler *s)
-{
-	uint32_t few = batch_decode_rows(s->engine);
-	return few < batch_max_rows(s->engine) ? few : 0;
-}
-
-/* A prompt is computed as if it were alone: one of `few` rows or fewer never shares a step with
- * others. Of these n slots keeps either those or the rest, by turns. Returns how many. */
-static uint32_t slots_of_one_way(struct scheduler *s, struct slot **at, uint32_t n, uint32_t few)
-{
-	struct slot *part[2][SCHEDULER_SESSIONS_MAX];
-	uint32_t count[2] = {0};
-	for (uint32_t i = 0; i < n; i++) {
-		const struct job *j = at[i]->job;
-		bool is_few = j->prompt.n - j->cached <= few;
-		part[is_few][count[is_few]++] = at[i];
-	}
-	s->read_few = count[1] && (!count[0] || !s->read_few);
-	memcpy(at, part[s->read_few], count[s->read_few] * sizeof *at);
-	return count[s->read_few];
-}
-
-/* The parts of a step of about `room` rows that reads these n prompts; those that are not in it are
- * removed from `at`. Returns how many are. */
-static uint32_t prefill_parts(struct scheduler *s, struct slot **at, uint32_t n, uint32_t room,
-	struct batch_part *parts, struct draw_request *draws, struct draw_result *drawn)
-{
-	uint32_t few = few_rows(s), most = batch_max_rows(s->engine);
-	uint32_t rest[SCHEDULER_SESSIONS_MAX], rows[SCHEDULER_SESSIONS_MAX], kept = 0, n_end = 0;
-	n = slots_of_one_way(s, at, n, few);
-	struct slice_step step = {.room = room, .most = most, .few = few};
-	if (s->read_few)
-		step = (struct slice_step){.room = few, .most = few, .slice = few};
-	else
-		step.slice = slices_rows(&s->slices, 0, most);
-	step.others = s->read_ends;
-	for (uint32_t i = 0; i < n; i++)
-		rest[i] = (uint32_t)at[i]->job->prompt.n - session_length(at[i]->session);
-	slices_divide(&step, rest, n, rows);
-	if (n)
-		s->read_turn = (uint32_t)(at[0] - s->slots + 1) % s->n_slots;
-	for (uint32_t i = 0; i < n; i++) {
-		if (!rows[i])
-			continue;
-		const struct job *j = at[i]->job;
-		parts[kept] = (struct batch_part){.session = at[i]->session,
-			.tokens = j->prompt.data + session_length(at[i]->session),
-			.n = rows[i],
-			.prompt = (uint32_t)j->prompt.n - j->cached};
-		if (rows[i] == rest[i]) {
-			part_draws(&parts[kept], j, &draws[kept], &drawn[kept]);
-			n_end++;
-		}
-		at[kept++] = at[i];
-	}
-	s->read_ends = n_end == kept && kept < n;
-	return kept;
-}
-
-/* About `room` rows, shared evenly by the sessions that still read their prompts and whose clients
- * have a turn. Returns how many were computed. */
-static uint32_t prefill_step(struct scheduler *s, uint32_t room)
-{
-	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
-	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
-	struct draw_request draws[SCHEDULER_SESSIONS_MAX];
-	struct draw_result drawn[SCHEDULER_SESSIONS_MAX];
-	uint32_t n = 0, total = 0;
-	for (uint32_t k = 0; k < s->n_slots; k++) {
-		struct slot *slot = &s->slots[(s->read_turn + k) % s->n_slots];
-		if (slot->job && slot->state == SCHEDULER_READING && !slot_follows(s, slot))
-			at[n++] = slot;
-	}
-	n = slots_take_turns(s, at, n, CLIENT_READS);
-	n = prefill_parts(s, at, n, room, parts, draws, drawn);
-	if (!parts_compute(s, parts, at, n))
-		return 0;
-	for (uint32_t i = 0; i < n; i++) {
-		total += parts[i].n;
-		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
-		if (!at[i]->job)
-			continue;
-		job_progress(at[i]->job, session_length(at[i]->session), at[i]->prompt);
-		if (!parts[i].logits)
-			continue;
-		slot_continue(s, at[i], &parts[i]);
-		if (at[i]->job)
-			slot_keep_prefix(s, at[i]);
-	}
-	return total;
 }
 
 /* Chooses the drafts of a step for these slots, at most `most` rows in all. A failure means no
@@ -610,7 +490,8 @@ static void fill_step(struct scheduler *s, struct answer_step *step)
 			.tokens = step->tokens + rows,
 			.n = 1 + n_drafts,
 			.verify = n_drafts > 0};
-		part_draws(&step->parts[i], slot->job, &step->draws[rows], &step->drawn[rows]);
+		part_draws(&step->parts[i], session_length(slot->session), slot->job, &step->draws[rows],
+			&step->drawn[rows]);
 		rows += 1 + n_drafts;
 	}
 }
@@ -640,7 +521,7 @@ static bool begin_answers(struct scheduler *s)
 		return false;
 	}
 	for (uint32_t i = 0; i < n; i++)
-		at[i]->in_flight = true;
+		at[i]->in_flight++;
 	while (*last)
 		last = &(*last)->next;
 	*last = step;
@@ -657,7 +538,7 @@ static void end_answers(struct scheduler *s)
 		return;
 	s->steps = step->next;
 	for (uint32_t i = 0; i < step->n; i++)
-		step->at[i]->in_flight = false;
+		step->at[i]->in_flight--;
 	const struct step_times from = times_now(s);
 	if (step->run) {
 		int rc = batch_end(step->run, &e);
@@ -691,24 +572,21 @@ void scheduler_step(struct scheduler *s)
 		ready = ready || (s->slots[i].job && s->slots[i].state == SCHEDULER_WRITING &&
 							 !slot_rests(s, &s->slots[i]));
 	ready = ready || s->steps;
+	ready = ready && !s->reads; /* they end first */
 	if (!reading && !ready)
 		return;
 	uint64_t start = s->clock(), wall = clock_ns();
 	bool write = ready && (!reading || s->writing_ns > 0);
-	uint32_t room = batch_max_rows(s->engine), rows = 0;
+	uint32_t room = batch_max_rows(s->engine);
 	if (writing && s->decode_ns > 0)
 		room = slices_rows(&s->slices, SLICE_STEPS * s->decode_ns, room);
 	if (write)
 		decode_step(s);
 	else
-		rows = prefill_step(s, room);
+		prefill_step(s, room);
 	uint64_t took = s->clock() - start;
 	if (write) {
 		s->decode_ns = s->decode_ns ? (7 * s->decode_ns + took) / 8 : took;
-	} else if (rows) {
-		s->prefill_ns = took;
-		if (!s->read_few) /* the costs are those of the other way */
-			slices_note(&s->slices, rows, took);
 	}
 	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, clock_ns() - wall);
 	for (uint32_t i = 0; i < s->n_slots; i++)
