@@ -58,5 +58,7 @@ $(BUILD)/%$(1).o: %.cu $(BUILD)/.flags
 	$$(call say,NVCC,'$$(strip $$< $(2))')
 	$$(Q)mkdir -p $$(@D) && $$(NVCC) $$(NV_ALL) $(2) -MMD -MP -MF $$(@:.o=.d) -c $$< -o $$@
 endef
+# the bytes that quantisers write are the CPU's, which contracts nothing
+$(BUILD)/kernels/cuda/quant/%.o: NV_ALL += --fmad=false
 $(eval $(call nvcc_rule))
 $(foreach g,$(GROUPS),$(eval $(call nvcc_rule,_$g,-DTYPE_GROUP=$g)))

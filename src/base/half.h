@@ -2,7 +2,7 @@
 /*
  * Scalar conversions between float and the small formats: IEEE half, bfloat16, FP8 E4M3. All
  * to-float conversions are exact; all from-float conversions round to nearest even and keep NaN a
- * NaN.
+ * NaN. Plain C that CUDA code may include too.
  */
 #ifndef GLM_BASE_HALF_H
 #define GLM_BASE_HALF_H
@@ -10,21 +10,27 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline float f32_from_bits(uint32_t u)
+#ifdef __CUDACC__
+#define HALF_FN static inline __host__ __device__
+#else
+#define HALF_FN static inline
+#endif
+
+HALF_FN float f32_from_bits(uint32_t u)
 {
 	float f;
 	memcpy(&f, &u, sizeof f);
 	return f;
 }
 
-static inline uint32_t f32_bits(float f)
+HALF_FN uint32_t f32_bits(float f)
 {
 	uint32_t u;
 	memcpy(&u, &f, sizeof u);
 	return u;
 }
 
-static inline float f16_to_f32(uint16_t h)
+HALF_FN float f16_to_f32(uint16_t h)
 {
 	uint32_t sign = (uint32_t)(h & 0x8000) << 16;
 	uint32_t exponent = (h >> 10) & 31, mantissa = h & 1023;
@@ -37,7 +43,7 @@ static inline float f16_to_f32(uint16_t h)
 	return f32_from_bits(f32_bits(v) | sign);
 }
 
-static inline uint16_t f32_to_f16(float f)
+HALF_FN uint16_t f32_to_f16(float f)
 {
 	uint32_t u = f32_bits(f), sign = (u >> 16) & 0x8000, a = u & 0x7fffffff;
 	if (a > 0x7f800000) /* NaN: keep the top payload bits, make sure one is set */
@@ -52,12 +58,12 @@ static inline uint16_t f32_to_f16(float f)
 	return (uint16_t)(sign | ((a - 0x38000000 + 0xfff + odd) >> 13));
 }
 
-static inline float bf16_to_f32(uint16_t h)
+HALF_FN float bf16_to_f32(uint16_t h)
 {
 	return f32_from_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t f32_to_bf16(float f)
+HALF_FN uint16_t f32_to_bf16(float f)
 {
 	uint32_t u = f32_bits(f);
 	if ((u & 0x7fffffff) > 0x7f800000)
@@ -66,7 +72,7 @@ static inline uint16_t f32_to_bf16(float f)
 }
 
 /* FP8 E4M3 without infinities: 0x7f and 0xff are NaN, largest value 448, subnormal step 2^-9. */
-static inline float f8_e4m3_to_f32(uint8_t b)
+HALF_FN float f8_e4m3_to_f32(uint8_t b)
 {
 	uint32_t sign = (uint32_t)(b & 0x80) << 24, exponent = (b >> 3) & 15, mantissa = b & 7;
 	if (exponent == 15 && mantissa == 7)

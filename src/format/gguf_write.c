@@ -686,6 +686,22 @@ int gguf_writer_seal(struct gguf_writer *w, size_t id, struct err *e)
 	return code;
 }
 
+uint64_t gguf_writer_ranges(const struct gguf_writer *w, size_t id)
+{
+	return check_ranges(w->tensors[id].name, w->tensors[id].n_dims, w->tensors[id].ne);
+}
+
+int gguf_writer_set_check_value(
+	struct gguf_writer *w, size_t id, uint64_t range, uint64_t value, struct err *e)
+{
+	struct out_part *first = &w->parts[0];
+	const uint64_t at = w->check_values_at + 8 * (w->tensors[id].first_range + range);
+	if (!w->has_check_values)
+		return 0;
+	memcpy(first->header.data + at, &value, sizeof value);
+	return part_write(first, at, &value, sizeof value, e);
+}
+
 int gguf_writer_sync(struct gguf_writer *w, struct err *e)
 {
 	for (size_t i = 0; i < w->n_parts; i++)

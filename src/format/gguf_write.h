@@ -62,7 +62,7 @@ int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype t
 void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of);
 
 /* The file gets check values (check_values.h): after its data have been written every tensor has to
- * be sealed. */
+ * be sealed, or each of its ranges gets its value by gguf_writer_set_check_value. */
 void gguf_writer_add_check_values(struct gguf_writer *w);
 
 /* ---- plan: after it nothing more can be declared ---- */
@@ -110,6 +110,14 @@ int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const v
  * file. A tensor that shares the data of another is sealed after that one. Thread-safe. No effect
  * without gguf_writer_add_check_values. */
 int gguf_writer_seal(struct gguf_writer *w, size_t id, struct err *e);
+
+/* Puts the check value of one range of tensor `id` into the file: the XXH3 of its bytes, computed
+ * by a caller who has them in memory. Thread-safe for different ranges. No effect without
+ * gguf_writer_add_check_values. */
+int gguf_writer_set_check_value(
+	struct gguf_writer *w, size_t id, uint64_t range, uint64_t value, struct err *e);
+/* How many ranges tensor `id` has (check_values.h); all are of one size. */
+uint64_t gguf_writer_ranges(const struct gguf_writer *w, size_t id);
 
 /* Hands what has been written of all parts to the disk (fdatasync). */
 int gguf_writer_sync(struct gguf_writer *w, struct err *e);

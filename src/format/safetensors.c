@@ -260,8 +260,8 @@ int safetensors_finish(struct safetensors *st, struct err *e)
 uint32_t safetensors_add_file(struct safetensors *st, const char *path, uint64_t size)
 {
 	st->files = mem_grow(st->files, st->n_files + 1, sizeof *st->files);
-	st->files[st->n_files] =
-		(struct safetensors_file){.path = mem_strdup(path), .size = size, .fd = -1};
+	st->files[st->n_files] = (struct safetensors_file){
+		.path = mem_strdup(path), .size = size, .fd = -1, .direct_fd = -1};
 	return st->n_files++;
 }
 

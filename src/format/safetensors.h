@@ -62,6 +62,7 @@ struct safetensors_file {
 	uint64_t header_bytes; /* of the JSON, behind the first 8 */
 	uint64_t header_hash;  /* of these 8 + header_bytes bytes (hash.h) */
 	int fd;                /* -1 when the bytes came from safetensors_parse */
+	int direct_fd;         /* of safetensors_open_direct, or -1 */
 };
 
 /* Read-only for callers. */
@@ -105,6 +106,18 @@ uint64_t safetensors_cols(const struct safetensors_tensor *t);
 /* Reads `bytes` raw bytes at `offset` bytes into the tensor. */
 int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t,
 	uint64_t offset, void *dst, size_t bytes, struct err *e);
+
+/* Opens the files once more with O_DIRECT where the file system takes it, for
+ * safetensors_read_direct. Returns how many took it. */
+uint32_t safetensors_open_direct(struct safetensors *st);
+
+/* As safetensors_read, past the page cache where the file was opened for that. buffer: aligned to
+ * SAFETENSORS_DIRECT_UNIT, of bytes + SAFETENSORS_DIRECT_SLACK; *data: where the bytes begin in it.
+ */
+#define SAFETENSORS_DIRECT_UNIT  4096
+#define SAFETENSORS_DIRECT_SLACK 8192
+int safetensors_read_direct(const struct safetensors *st, const struct safetensors_tensor *t,
+	uint64_t offset, void *buffer, size_t bytes, const void **data, struct err *e);
 
 /* Checks that `scale` has one value per 128 x 128 block of `t` ([..., ceil(rows/128),
  * ceil(cols/128)], F32 or BF16). */

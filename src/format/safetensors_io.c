@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Reading tensor data, raw or as float. Everything goes through a 64 KiB buffer on the stack: no
+ * Reading tensor data, raw or as float. Floats go through a 64 KiB buffer on the stack: no
  * allocation, and what is resident is what the caller handed in. (A mapping would count every page
  * touched against the process.)
  */
@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #define CHUNK_BYTES 65536
@@ -39,6 +40,46 @@ int safetensors_read(const struct safetensors *st, const struct safetensors_tens
 		p += n, at += (uint64_t)n, bytes -= (size_t)n;
 	}
 	return 0;
+}
+
+uint32_t safetensors_open_direct(struct safetensors *st)
+{
+	uint32_t n = 0;
+	for (uint32_t i = 0; i < st->n_files; i++) {
+		struct safetensors_file *f = &st->files[i];
+		char name[40]; /* the file that was opened, whoever has its name now */
+		snprintf(name, sizeof name, "/proc/self/fd/%d", f->fd);
+		if (f->fd >= 0 && f->direct_fd < 0)
+			f->direct_fd = open(name, O_RDONLY | O_CLOEXEC | O_DIRECT);
+		n += f->direct_fd >= 0;
+	}
+	return n;
+}
+
+int safetensors_read_direct(const struct safetensors *st, const struct safetensors_tensor *t,
+	uint64_t offset, void *buffer, size_t bytes, const void **data, struct err *e)
+{
+	const struct safetensors_file *f = &st->files[t->file];
+	const uint64_t first = t->offset + offset,
+				   begin = first / SAFETENSORS_DIRECT_UNIT * SAFETENSORS_DIRECT_UNIT;
+	const size_t need = (size_t)(first - begin) + bytes,
+				 all = (size_t)num_align_up(need, SAFETENSORS_DIRECT_UNIT);
+	if (offset > t->bytes || bytes > t->bytes - offset)
+		bug("%s: %zu bytes at %" PRIu64 " of %" PRIu64, t->name, bytes, offset, t->bytes);
+	*data = (char *)buffer + (first - begin);
+	for (size_t got = 0; f->direct_fd >= 0;) {
+		const ssize_t n = pread(f->direct_fd, (char *)buffer + got, MIN(all - got, (size_t)1 << 30),
+			(off_t)(begin + got));
+		if (n < 0 && errno == EINTR)
+			continue;
+		got += n > 0 ? (size_t)n : 0;
+		if (got >= need)
+			return 0;
+		/* what is refused, or ends within a unit, is read or explained by the buffered way */
+		if (n <= 0 || got % SAFETENSORS_DIRECT_UNIT)
+			break;
+	}
+	return safetensors_read(st, t, offset, (char *)buffer + (first - begin), bytes, e);
 }
 
 void safetensors_drop(const struct safetensors *st, const struct safetensors_tensor *t)

@@ -264,7 +264,9 @@ void safetensors_close_files(struct safetensors *st)
 	for (uint32_t i = 0; i < st->n_files; i++) {
 		if (st->files[i].fd >= 0)
 			close(st->files[i].fd);
-		st->files[i].fd = -1;
+		if (st->files[i].direct_fd >= 0)
+			close(st->files[i].direct_fd);
+		st->files[i].fd = st->files[i].direct_fd = -1;
 	}
 }
 

@@ -36,8 +36,13 @@ struct convert_options {
 	struct convert_types types;
 	uint64_t split_bytes;
 	uint32_t jobs;
+	int32_t backend; /* enum convert_backend */
 	bool feedback, dry_run, force, quiet;
 };
+
+enum convert_backend { BACKEND_AUTO, BACKEND_CUDA, BACKEND_CPU };
+static const struct arg_word convert_backends[] = {
+	{"auto", BACKEND_AUTO}, {"cuda", BACKEND_CUDA}, {"cpu", BACKEND_CPU}, {0}};
 
 /* All that one conversion holds. */
 struct convert_work {
@@ -46,11 +51,14 @@ struct convert_work {
 	struct safetensors *st;
 	struct convert_plan plan;
 	struct imatrix_file *imatrix;
-	bool *has_importance; /* [n_tensors] */
-	bool *feedback;       /* [n_tensors] */
+	bool *has_importance;           /* [n_tensors] */
+	bool *feedback;                 /* [n_tensors] */
+	struct convert_choices choices; /* the plan and the three above */
+	struct quantizer *card;         /* or NULL */
 	struct gguf_writer *writer;
 	struct convert_journal journal;
-	bool *done;
+	uint64_t *done;    /* [n_tensors] pieces */
+	uint64_t *pieces;  /* [n_tensors] */
 	uint64_t *sources; /* [n_tensors] identity of the files that a tensor is made from */
 	bool *damaged;     /* [st->n_files] */
 };
@@ -199,6 +207,7 @@ static int make_plan(struct convert_work *w, struct err *e)
 		return code;
 	if ((code = match_imatrix(w, e)) || (code = match_feedback(w, e)))
 		return code;
+	w->choices = (struct convert_choices){&w->plan, w->feedback, w->imatrix, w->has_importance};
 	w->writer = gguf_writer_new(&(struct gguf_write_options){
 		.alignment = plan_is_plain(&w->plan) ? GGUF_DEFAULT_ALIGNMENT : 0,
 		.split_bytes = w->opt.split_bytes});
@@ -312,22 +321,30 @@ static int open_output(struct convert_work *w, struct err *e)
 	struct buf notes = {0};
 	struct err why = {0};
 	size_t n = w->plan.n_tensors, n_done = 0;
-	w->done = NEW_ARRAY(bool, n);
+	uint64_t n_begun = 0;
+	w->done = NEW_ARRAY(uint64_t, n);
+	w->pieces = NEW_ARRAY(uint64_t, n);
+	for (size_t i = 0; i < n; i++)
+		w->pieces[i] = convert_pieces(&w->plan, w->writer, i);
 	w->damaged = NEW_ARRAY(bool, w->st->n_files);
 	identify_sources(w);
 	int code = gguf_writer_check_output(w->writer, w->opt.out, w->opt.force, e);
 	if (code || (code = convert_journal_open(&w->journal, w->opt.out, w->opt.force, fingerprint(w),
-					 w->sources, w->done, n, &n_done, &notes, e)))
+					 w->sources, w->pieces, w->done, n, &n_done, &notes, e)))
 		goto out;
+	for (size_t i = 0; i < n; i++)
+		n_begun += w->done[i] < w->pieces[i] ? w->done[i] : 0;
 	if (w->journal.n_other)
 		buf_printf(&notes, "%zu finished tensors are made again: their source has changed\n",
 			w->journal.n_other);
-	if (n_done && gguf_writer_create(w->writer, w->opt.out, true, &why) == 0) {
-		buf_printf(
-			&notes, "going on with an earlier run: %zu of %zu tensors are done\n", n_done, n);
+	if ((n_done || n_begun) && gguf_writer_create(w->writer, w->opt.out, true, &why) == 0) {
+		buf_printf(&notes, "going on with an earlier run: %zu of %zu tensors are done", n_done, n);
+		if (n_begun)
+			buf_printf(&notes, ", and %" PRIu64 " matrices of experts", n_begun);
+		buf_printf(&notes, "\n");
 		goto out;
 	}
-	if (n_done)
+	if (n_done || n_begun)
 		buf_printf(&notes, "%s: starting over\n", why.text);
 	memset(w->done, 0, n * sizeof *w->done);
 	/* first the journal, so that at no time it vouches for data that are gone */
@@ -346,42 +363,83 @@ out:
 static void report_feedback(const struct convert_work *w, const struct convert_result *r)
 {
 	struct buf text = {0};
-	const uint64_t without = r->not_definite + r->uncorrelated;
-	if (!r->feedback_blocks || (w->opt.quiet && !without))
+	const struct feedback_counts *f = &r->feedback;
+	const uint64_t without = f->not_definite + f->uncorrelated;
+	if (!f->blocks || (w->opt.quiet && !without))
 		return;
 	buf_printf(&text,
 		"error feedback: in this run %" PRIu64 " of %" PRIu64 " blocks of columns did without it",
-		without, r->feedback_blocks);
+		without, f->blocks);
 	if (without)
 		buf_printf(&text,
 			": the correlations of %" PRIu64 " are not positive definite, %" PRIu64 " have none",
-			r->not_definite, r->uncorrelated);
+			f->not_definite, f->uncorrelated);
 	buf_printf(&text, "\n");
 	report_notes(&text);
 	buf_free(&text);
+}
+
+static double stage_gb_s(const struct convert_stage *s)
+{
+	return s->busy_ns ? (double)s->bytes / (double)s->busy_ns : 0;
+}
+
+/* Bytes over the time in which the stage was at work: which of them held the others up. */
+static void report_stages(const struct convert_result *r)
+{
+	struct rusage usage;
+	getrusage(RUSAGE_SELF, &usage);
+	fprintf(stderr,
+		"read %.2f GB at %.2f GB/s%s, quantised at %.2f GB/s (%" PRIu64 " of %" PRIu64
+		" units on the card), wrote %.2f GB at %.2f GB/s\n",
+		(double)r->read.bytes * 1e-9, stage_gb_s(&r->read),
+		r->direct ? " with O_DIRECT" : " through the page cache", stage_gb_s(&r->quantise),
+		r->card_units, r->units, (double)r->write.bytes * 1e-9, stage_gb_s(&r->write));
+	fprintf(stderr, "most memory: %.2f GB of the host, %.2f GB of the card\n",
+		(double)usage.ru_maxrss * 1024e-9, (double)r->card_bytes * 1e-9);
+}
+
+/* The card, or nothing: then the CPU quantises. */
+static int open_card(struct convert_work *w, struct err *e)
+{
+	struct err why = {0};
+	uint32_t n_slots;
+	if (w->opt.backend != BACKEND_CPU) {
+		int code = quantizer_card_open(&w->card, &why);
+		if (code && w->opt.backend == BACKEND_CUDA) {
+			*e = why;
+			return code;
+		}
+	}
+	const uint64_t bytes = convert_memory(&w->choices, w->opt.jobs, w->card != NULL, &n_slots);
+	if (!w->opt.quiet)
+		fprintf(stderr,
+			"backend  %s%s%s%s; up to %u matrices in memory, at most %.2f GB for them\n",
+			w->card ? "cuda" : "cpu", why.code ? " (" : "", why.code ? ERR_PLAIN(why.text) : "",
+			why.code ? ")" : "", n_slots, (double)bytes * 1e-9);
+	return 0;
 }
 
 static int convert(struct convert_work *w, struct err *e)
 {
 	char took[32];
 	uint64_t start = clock_ns();
-	int code = open_output(w, e);
-	if (code)
+	int code = open_card(w, e);
+	if (code || (code = open_output(w, e)))
 		return code;
 	interrupt_catch(false);
-	const struct convert_job job = {.plan = &w->plan,
+	const struct convert_job job = {.choices = &w->choices,
 		.st = w->st,
-		.imatrix = w->imatrix,
-		.has_importance = w->has_importance,
-		.feedback = w->feedback,
 		.writer = w->writer,
 		.journal = &w->journal,
 		.done = w->done,
 		.damaged = w->damaged,
+		.card = w->card,
 		.n_workers = w->opt.jobs,
 		.progress = !w->opt.quiet,
 		.cancel = interrupt_flag()};
 	struct convert_result result;
+	w->card = NULL;
 	code = convert_run(&job, &result, e);
 	report_feedback(w, &result);
 	if (code == ERR_INPUT)
@@ -398,6 +456,8 @@ static int convert(struct convert_work *w, struct err *e)
 	uint64_t bytes = 0;
 	for (size_t i = 0; i < gguf_writer_n_parts(w->writer); i++)
 		bytes += gguf_writer_part(w->writer, i).file_bytes;
+	if (!w->opt.quiet)
+		report_stages(&result);
 	if (!w->opt.quiet)
 		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", ERR_PLAIN(w->opt.out), bytes,
 			progress_time_text((double)(clock_ns() - start) * 1e-9, took));
@@ -431,8 +491,12 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 				"columns before, by the moments that --imatrix may hold, else by those of the "
 				"expert's own columns. Same size, better; takes 2 to 4 times as long. The end says "
 				"how many blocks of 256 columns did without it"},
+		{"backend", 0, ARG_CHOICE, .i32 = &o->backend, .words = convert_backends,
+			.help = "where Q8_0, Q4_0, Q2_K to Q6_K and IQ2_XXS are quantised; the bytes are the "
+					"same. What --feedback is for is the CPU's",
+			.fallback = "auto: the graphics card if one answers"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
-			.help = "worker threads", .fallback = "all cores"},
+			.help = "threads that quantise on the CPU", .fallback = "all cores"},
 		{"split-gb", 0, ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9,
 			.above_min = true, .value = "G",
 			.help = "largest file of a split output, in 10^9 bytes", .fallback = "one file"},
@@ -502,11 +566,14 @@ int cmd_convert(int argc, char **argv, struct err *e)
 	if (!rc && !w.opt.dry_run)
 		rc = convert(&w, e);
 	convert_journal_close(&w.journal, false);
+	if (w.card)
+		w.card->ops->close(w.card);
 	gguf_writer_free(w.writer);
 	imatrix_file_close(w.imatrix);
 	convert_plan_fini(&w.plan);
 	safetensors_close(w.st);
 	free(w.done);
+	free(w.pieces);
 	free(w.sources);
 	free(w.damaged);
 	free(w.has_importance);

@@ -2,11 +2,12 @@
 /*
  * Text, one line per event, each line with its own check value:
  *
- *     glmstream-convert 3 <fingerprint>
- *     <tensor> <source> <check of fingerprint, tensor and source>
+ *     glmstream-convert 4 <fingerprint>
+ *     <tensor> <pieces> <source> <check of fingerprint, tensor, pieces and source>
  *
- * The last line of a tensor counts. Source 0: the tensor is not done. A last line without line feed
- * is what a crash leaves and is ignored. Any other flaw makes the whole journal worthless.
+ * The last line of a tensor counts. Source 0 and no pieces: the tensor is not done. A last line
+ * without line feed is what a crash leaves and is ignored. Any other flaw makes the whole journal
+ * worthless.
  */
 #include "tools/convert/convert_journal.h"
 
@@ -27,20 +28,27 @@
 
 #define MAX_BYTES  (64u << 20)
 #define MAGIC      "glmstream-convert "
-#define VERSION    "3 " /* 1: check values of another function; 2: no sources */
-#define LINE_BYTES 80
+#define VERSION    "4 " /* 1: check values of another function; 2: no sources; 3: no pieces */
+#define LINE_BYTES 96
 
 static uint64_t source_of(const struct convert_journal *j, uint32_t id)
 {
 	return j->sources ? j->sources[id] : 1;
 }
 
-/* Returns its length. */
-static int tensor_line(char out[LINE_BYTES], uint64_t fingerprint, uint32_t id, uint64_t source)
+static uint64_t pieces_of(const struct convert_journal *j, uint32_t id)
 {
-	const uint64_t check =
-		hash_u64(hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4), source);
-	return snprintf(out, LINE_BYTES, "%u %016" PRIx64 " %016" PRIx64 "\n", id, source, check);
+	return j->pieces ? j->pieces[id] : 1;
+}
+
+/* Returns its length. */
+static int tensor_line(
+	char out[LINE_BYTES], uint64_t fingerprint, uint32_t id, uint64_t pieces, uint64_t source)
+{
+	const uint64_t head = hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4),
+				   check = hash_u64(hash_u64(head, pieces), source);
+	return snprintf(out, LINE_BYTES, "%u %" PRIu64 " %016" PRIx64 " %016" PRIx64 "\n", id, pieces,
+		source, check);
 }
 
 static void head_line(char out[80], uint64_t fingerprint)
@@ -68,11 +76,13 @@ static bool read_text(const struct convert_journal *j, const char *text, const c
 		unsigned long id = strtoul(p, &rest, 10);
 		if (id >= j->n)
 			return false;
-		uint64_t source = strtoull(rest, NULL, 16);
-		int len = tensor_line(line, j->fingerprint, (uint32_t)id, source);
-		if (len != end + 1 - p || memcmp(p, line, (size_t)len))
+		const uint64_t pieces = strtoull(rest, &rest, 10), source = strtoull(rest, NULL, 16);
+		int len = tensor_line(line, j->fingerprint, (uint32_t)id, pieces, source);
+		if (len != end + 1 - p || memcmp(p, line, (size_t)len) ||
+			pieces > pieces_of(j, (uint32_t)id) || !pieces != !source)
 			return false;
 		j->listed[id] = source;
+		j->finished[id] = pieces;
 	}
 	*why = NULL;
 	return true;
@@ -127,8 +137,8 @@ int convert_journal_drop(
 	size_t dropped = 0;
 	for (size_t i = 0; i < n; i++)
 		if (j->listed[ids[i]]) {
-			j->listed[ids[i]] = 0;
-			buf_append(&b, line, (size_t)tensor_line(line, j->fingerprint, ids[i], 0));
+			j->listed[ids[i]] = j->finished[ids[i]] = 0;
+			buf_append(&b, line, (size_t)tensor_line(line, j->fingerprint, ids[i], 0, 0));
 			dropped++;
 		}
 	int code = dropped ? append(j, b.data, b.len, e) : 0;
@@ -152,8 +162,8 @@ static int drop_other(struct convert_journal *j, struct err *e)
 }
 
 int convert_journal_open(struct convert_journal *j, const char *out, bool force,
-	uint64_t fingerprint, const uint64_t *sources, bool *done, size_t n, size_t *n_done,
-	struct buf *notes, struct err *e)
+	uint64_t fingerprint, const uint64_t *sources, const uint64_t *pieces, uint64_t *done, size_t n,
+	size_t *n_done, struct buf *notes, struct err *e)
 {
 	struct stat st;
 	const char *why = NULL;
@@ -164,8 +174,10 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	j->fingerprint = fingerprint;
 	j->n = n;
 	j->sources = sources;
+	j->pieces = pieces;
 	j->n_other = 0;
 	j->listed = NEW_ARRAY(uint64_t, n);
+	j->finished = NEW_ARRAY(uint64_t, n);
 	if ((code = out_file_may_replace(j->path, &out_journal, force, e)))
 		goto fail;
 	if ((code = open_locked(j, out, &st, e)))
@@ -188,8 +200,10 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 		buf_printf(notes, "%s %s: starting over\n", j->path, why);
 		memset(j->listed, 0, n * sizeof *j->listed);
 	}
-	for (uint32_t i = 0; i < n; i++)
-		*n_done += done[i] = j->listed[i] == source_of(j, i);
+	for (uint32_t i = 0; i < n; i++) {
+		done[i] = j->listed[i] == source_of(j, i) ? j->finished[i] : 0;
+		*n_done += done[i] == pieces_of(j, i);
+	}
 	if (!(code = drop_other(j, e)))
 		return 0;
 fail:
@@ -207,13 +221,17 @@ int convert_journal_restart(struct convert_journal *j, struct err *e)
 	return append(j, head, strlen(head), e);
 }
 
-int convert_journal_add(struct convert_journal *j, const uint32_t *ids, size_t n, struct err *e)
+int convert_journal_add(
+	struct convert_journal *j, const struct journal_entry *entries, size_t n, struct err *e)
 {
 	struct buf b = {0};
 	char line[LINE_BYTES];
 	for (size_t i = 0; i < n; i++) {
-		j->listed[ids[i]] = source_of(j, ids[i]);
-		buf_append(&b, line, (size_t)tensor_line(line, j->fingerprint, ids[i], j->listed[ids[i]]));
+		const uint32_t id = entries[i].id;
+		j->listed[id] = source_of(j, id);
+		j->finished[id] = entries[i].pieces;
+		buf_append(&b, line,
+			(size_t)tensor_line(line, j->fingerprint, id, entries[i].pieces, j->listed[id]));
 	}
 	int code = n ? append(j, b.data, b.len, e) : 0;
 	buf_free(&b);
@@ -229,5 +247,6 @@ void convert_journal_close(struct convert_journal *j, bool remove)
 	}
 	free(j->path);
 	free(j->listed);
+	free(j->finished);
 	*j = (struct convert_journal){.fd = -1};
 }

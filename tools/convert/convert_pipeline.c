@@ -1,397 +1,463 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The work is a list of units in file order: a block of rows of one slab of one tensor. Whole slabs
- * are units where a row cannot be quantised alone: attn_k_b (transposed); IQ2_XXS without an
- * importance matrix, which weighs each column by its energy over the whole matrix and so reads the
- * matrix twice; and with error feedback, whose factors are made once for the matrix.
+ * Unit number n of the run is in slot n % n_slots from its read to its write. Units are read in
+ * order, quantised in any order and written in order, so the slots form a ring: [write_next,
+ * read_next) are in it.
  *
- * Threads: n_workers workers, and the caller, who shows progress and writes the journal. `lock`
- * guards the cursor, the counters and the list of finished tensors; nobody reads, computes or
- * writes files while holding it.
+ * Threads are alike: each takes the most advanced work that is possible, under the limits of the
+ * stages, and sleeps when there is none. So any number of threads makes progress. The caller's
+ * thread shows progress and writes the journal.
+ *
+ * `lock` guards all of struct pipeline but what is marked as constant; nobody reads, computes or
+ * writes while holding it. A slot belongs to the thread that has put it into a state of work.
+ *
+ * After a failure nothing more is read or quantised, but what is quantised is still written, as far
+ * as the order allows: a run that meets the same failure again ends with the same journal.
  */
 #include "tools/convert/convert_pipeline.h"
 
 #include "src/base/clock.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/quant/feedback.h"
-#include "src/quant/quantize.h"
+#include "src/base/xxh3/xxh3.h"
 #include "tools/output/progress.h"
 #include "tools/output/workers.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK_VALUES (1u << 20) /* floats read at once, unless one row has more */
-/* Of the correlations of a matrix's own columns, which stand in for its inputs'. Chosen by KL of
- * IQ2_XXS on the pocket model: 0.0120 with 0.3, 0.0131 with 0.5, 0.0132 with 0.7. */
-#define OWN_COLUMNS_TRUST 0.3f
 /* ns between entries: short at first, so that a short run can be resumed too, then doubling */
 #define JOURNAL_FIRST 100000000u
 #define JOURNAL_EVERY 1600000000u
 
-struct unit {
-	uint32_t tensor;
-	uint64_t slab, row0, row1; /* rows of the slab in the source */
+enum slot_state { SLOT_FREE, SLOT_READING, SLOT_READ, SLOT_QUANTISING, SLOT_PACKED, SLOT_FAILED };
+
+struct convert_slot {
+	enum slot_state state;
+	struct convert_unit unit;
+	uint8_t *raw, *packed;
+	size_t raw_bytes, packed_bytes; /* allocated */
+	float *scales;
+	uint64_t n_scales; /* allocated */
+	struct raw_matrix source;
+	uint64_t check_value; /* of a unit that is a whole range */
+};
+
+struct stage_clock {
+	uint32_t active; /* threads in the stage */
+	uint64_t since;  /* when the first of them entered it */
+	struct convert_stage sum;
 };
 
 struct pipeline {
-	const struct convert_job *job;
-	pthread_mutex_t lock; /* guards what follows up to the caller's part */
-	uint64_t *units_left; /* [n_tensors] */
-	struct unit next;     /* cursor */
-	bool stop;
-	uint32_t *finished; /* [n_finished] tensors not yet in the journal */
-	size_t n_finished;
-	uint64_t bytes_done; /* of output */
-	struct convert_result *result;
+	const struct convert_job *job; /* constant */
+	const struct convert_plan *plan;
+	uint64_t raw_most, packed_most; /* bytes of the units that are not large */
+	uint32_t n_slots;
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	struct convert_slot *slots;     /* [n_slots] */
+	uint64_t read_next, write_next; /* numbers of units */
+	struct convert_units units;
+	struct convert_unit ahead; /* the next to be read */
+	bool has_ahead;
+	uint32_t n_large;           /* units in the ring of more than CONVERT_UNIT_VALUES */
+	bool writing, stop, broken; /* broken: nothing can be written any more */
+	int code;                   /* the first failure */
+	struct err err;
+	struct convert_context *cpu, *card; /* those that are idle come first */
+	uint32_t n_cpu, n_card, n_cpu_idle, n_card_idle;
+	struct convert_context **cpu_idle, **card_idle;
+	struct stage_clock read, quantise, write;
+	struct xxh3 *hash;  /* of a range that is written in several units; the writer's */
+	uint64_t *finished; /* [n_tensors] pieces that are written */
+	uint64_t bytes_done;
+	uint64_t card_units, units_done;
 	/* the caller's */
-	uint32_t *journaled; /* [n_tensors] scratch of write_journal */
+	uint64_t *journaled; /* [n_tensors] pieces in the journal */
+	struct journal_entry *entries;
+	size_t journal_from; /* tensors before it are in the journal */
 	uint64_t total, journal_ns, journal_every;
 	struct progress progress;
 };
 
-/* What a worker owns. */
-struct row_buffers {
-	float *rows, *turned, *importance;
-	double *energy;
-	uint8_t *packed;
-	/* for error feedback, [cols / 256]; NULL without */
-	float *moments;    /* [cols / 256][FEEDBACK_MOMENTS] */
-	const float **row; /* [rows of a block] */
-	struct quant_feedback *feedback;
-	double *work; /* [256][256] */
-	/* of the unit; convert_worker adds them to the result */
-	uint64_t feedback_blocks, not_definite, uncorrelated;
+/* ---- memory ---- */
+
+static uint64_t unit_values(const struct convert_plan *p, const struct convert_unit *u)
+{
+	return (u->row1 - u->row0) * p->tensors[u->tensor].src_cols;
+}
+
+static bool is_large(const struct convert_plan *p, const struct convert_unit *u)
+{
+	return unit_values(p, u) > CONVERT_UNIT_VALUES;
+}
+
+static uint64_t raw_need(const struct convert_plan *p, const struct convert_unit *u)
+{
+	return convert_unit_source_bytes(p, u) + SAFETENSORS_DIRECT_SLACK;
+}
+
+/* Bytes of the largest unit of each kind. */
+struct unit_most {
+	uint64_t raw, packed, large;
 };
 
-static bool whole_slab(const struct pipeline *s, uint32_t i)
+static struct unit_most measure_units(const struct convert_choices *c)
 {
-	const struct convert_tensor *t = &s->job->plan->tensors[i];
-	return t->transposed || s->job->feedback[i] ||
-		   (t->type == DTYPE_IQ2_XXS && !s->job->has_importance[i]);
-}
-
-static uint64_t block_rows(const struct convert_tensor *t)
-{
-	return MAX(1, BLOCK_VALUES / t->src_cols);
-}
-
-static uint64_t units_of(const struct pipeline *s, uint32_t i)
-{
-	const struct convert_tensor *t = &s->job->plan->tensors[i];
-	if (whole_slab(s, i))
-		return t->n_slabs;
-	uint64_t rows = block_rows(t);
-	return t->n_slabs * (t->src_rows / rows + (t->src_rows % rows != 0));
-}
-
-/* The next unit; false when there is none. Under the lock. */
-static bool take_unit(struct pipeline *s, struct unit *out)
-{
-	const struct convert_plan *p = s->job->plan;
-	struct unit *u = &s->next;
-	while (u->tensor < p->n_tensors && s->job->done[u->tensor])
-		*u = (struct unit){.tensor = u->tensor + 1};
-	if (s->stop || u->tensor >= p->n_tensors)
-		return false;
-	const struct convert_tensor *t = &p->tensors[u->tensor];
-	u->row1 = whole_slab(s, u->tensor) ? t->src_rows : MIN(t->src_rows, u->row0 + block_rows(t));
-	*out = *u;
-	u->row0 = u->row1;
-	if (u->row0 == t->src_rows) {
-		u->row0 = 0;
-		u->slab++;
+	struct unit_most most = {0};
+	struct convert_units units;
+	convert_units_init(&units, c);
+	for (uint32_t i = 0; i < c->plan->n_tensors; i++) {
+		const struct convert_tensor *t = &c->plan->tensors[i];
+		const uint64_t rows = units.whole[i]
+								  ? t->src_rows
+								  : MIN(t->src_rows, MAX(1, CONVERT_UNIT_VALUES / t->src_cols));
+		const struct convert_unit u = {i, 0, 0, rows};
+		const uint64_t raw = raw_need(c->plan, &u), packed = convert_unit_packed_bytes(c->plan, &u);
+		if (is_large(c->plan, &u)) {
+			most.large = MAX(most.large, raw + packed);
+			continue;
+		}
+		most.raw = MAX(most.raw, raw);
+		most.packed = MAX(most.packed, packed);
 	}
-	if (u->slab == t->n_slabs)
-		*u = (struct unit){.tensor = u->tensor + 1};
-	return true;
+	convert_units_fini(&units);
+	return most;
 }
 
-/* It may be the values or their scales. Called without the lock. */
-static void mark_damaged(struct pipeline *s, const struct convert_slab *x)
+/* Slots for so many workers: what fits beside the workers and a large unit, at least two. */
+static uint32_t count_slots(
+	const struct convert_choices *c, const struct unit_most *m, uint32_t n_workers, bool card)
 {
-	pthread_mutex_lock(&s->lock);
-	s->job->damaged[x->src->file] = true;
-	if (x->scale)
-		s->job->damaged[x->scale->file] = true;
+	const uint64_t wanted = n_workers + (card ? CONVERT_LANES : 0) + 2 * CONVERT_READERS,
+				   other = m->large + n_workers * convert_context_bytes(c),
+				   left = other < CONVERT_MOST_MEMORY ? CONVERT_MOST_MEMORY - other : 0,
+				   fit = MIN(CONVERT_RING_BYTES, left) / MAX(1, m->raw + m->packed);
+	return (uint32_t)MAX(2, MIN(wanted, fit));
+}
+
+uint64_t convert_memory(
+	const struct convert_choices *c, uint32_t n_workers, bool card, uint32_t *n_slots)
+{
+	const struct unit_most m = measure_units(c);
+	*n_slots = count_slots(c, &m, n_workers, card);
+	return *n_slots * (m.raw + m.packed) + m.large + n_workers * convert_context_bytes(c);
+}
+
+static struct quantizer *slot_allocator(const struct pipeline *s)
+{
+	return s->n_card ? s->card->quantizer : s->cpu->quantizer;
+}
+
+static int buffer_reserve(
+	const struct pipeline *s, uint8_t **p, size_t *bytes, uint64_t need, struct err *e)
+{
+	struct quantizer *q = slot_allocator(s);
+	if (*bytes >= need)
+		return 0;
+	q->ops->host_free(q, *p, *bytes);
+	*p = q->ops->host_alloc(q, need);
+	*bytes = *p ? need : 0;
+	return *p ? 0 : err_set(e, ERR_MEMORY, "no memory for a matrix of %" PRIu64 " bytes", need);
+}
+
+static void buffer_drop(const struct pipeline *s, uint8_t **p, size_t *bytes)
+{
+	struct quantizer *q = slot_allocator(s);
+	q->ops->host_free(q, *p, *bytes);
+	*p = NULL;
+	*bytes = 0;
+}
+
+/* ---- stages: called with the lock, which they let go while they work ---- */
+
+static void stage_enter(struct pipeline *s, struct stage_clock *c)
+{
+	if (!c->active++)
+		c->since = clock_ns();
 	pthread_mutex_unlock(&s->lock);
 }
 
-static int read_finite(const struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
-	uint64_t row0, uint64_t row1, float *out, struct err *e)
+static void stage_leave(struct pipeline *s, struct stage_clock *c, uint64_t bytes)
 {
-	const struct convert_slab *x = &t->slabs[slab];
-	int code =
-		safetensors_read_f32(s->job->st, x->src, x->scale, x->row0 + row0, x->row0 + row1, out, e);
-	if (code)
-		return code;
-	uint64_t n = (row1 - row0) * t->src_cols;
-	for (uint64_t i = 0; i < n; i++)
-		if (!isfinite(out[i]))
-			return err_set(e, ERR_INPUT,
-				"%s: %s: the value in row %" PRIu64 ", column %" PRIu64 " is %s",
-				s->job->st->files[x->src->file].path, x->src->name,
-				x->row0 + row0 + i / t->src_cols, i % t->src_cols,
-				isnan(out[i]) ? "not a number" : "infinite");
-	return 0;
+	pthread_mutex_lock(&s->lock);
+	c->sum.bytes += bytes;
+	if (!--c->active)
+		c->sum.busy_ns += clock_ns() - c->since;
+	pthread_cond_broadcast(&s->changed);
 }
 
-/* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
-static int read_rows(struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
-	uint64_t row0, uint64_t row1, float *out, struct err *e)
+/* It may be the values or their scales. Under the lock. */
+static void mark_damaged(struct pipeline *s, const struct convert_unit *u)
 {
-	int code = read_finite(s, t, slab, row0, row1, out, e);
+	const struct convert_slab *x = &s->plan->tensors[u->tensor].slabs[u->slab];
+	s->job->damaged[x->src->file] = true;
+	if (x->scale)
+		s->job->damaged[x->scale->file] = true;
+}
+
+/* The block scales of a unit's rows as float. A slab is within one matrix of its source. */
+static int read_scales(struct pipeline *s, struct convert_slot *slot, const struct convert_slab *x,
+	uint64_t first, struct err *e)
+{
+	const uint64_t in_matrix = x->src->shape[x->src->n_dims - 2],
+				   bands = (in_matrix + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK,
+				   cols = (slot->source.cols + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK,
+				   row = first % in_matrix, band = row / DTYPE_SCALE_BLOCK,
+				   end = (row + slot->source.rows + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK,
+				   at = first / in_matrix * bands + band, n = (end - band) * cols;
+	if (row + slot->source.rows > in_matrix)
+		bug("%s: rows of two matrices in one unit", x->src->name);
+	if (n > slot->n_scales) {
+		free(slot->scales);
+		slot->scales = mem_try_new(n, sizeof *slot->scales);
+		slot->n_scales = slot->scales ? n : 0;
+		if (!slot->scales)
+			return err_set(e, ERR_MEMORY, "no memory for %" PRIu64 " scales", n);
+	}
+	slot->source.scales = slot->scales;
+	slot->source.first_row = (uint32_t)(row % DTYPE_SCALE_BLOCK);
+	return safetensors_read_f32(s->job->st, x->scale, NULL, at, at + (end - band), slot->scales, e);
+}
+
+static int read_unit(struct pipeline *s, struct convert_slot *slot, struct err *e)
+{
+	const struct convert_unit *u = &slot->unit;
+	const struct convert_tensor *t = &s->plan->tensors[u->tensor];
+	const struct convert_slab *x = &t->slabs[u->slab];
+	const uint64_t row_bytes = t->src_cols * st_dtype_bytes(x->src->dtype),
+				   first = x->row0 + u->row0, rows = u->row1 - u->row0;
+	const bool large = is_large(s->plan, u);
+	const uint64_t raw = raw_need(s->plan, u), packed = convert_unit_packed_bytes(s->plan, u);
+	int code = buffer_reserve(s, &slot->raw, &slot->raw_bytes, large ? raw : s->raw_most, e);
+	if (code || (code = buffer_reserve(
+					 s, &slot->packed, &slot->packed_bytes, large ? packed : s->packed_most, e)))
+		return code;
+	slot->source = (struct raw_matrix){.rows = rows, .cols = t->src_cols};
+	if (!convert_source_type(x->src, &slot->source.type))
+		return err_set(e, ERR_INPUT, "%s: %s: dtype %s cannot be converted",
+			s->job->st->files[x->src->file].path, x->src->name, st_dtype_name(x->src->dtype));
+	if ((code = safetensors_read_direct(s->job->st, x->src, first * row_bytes, slot->raw,
+			 rows * row_bytes, &slot->source.values, e)))
+		return code;
+	return x->scale ? read_scales(s, slot, x, first, e) : 0;
+}
+
+/* What went wrong stays the run's failure; the first counts. Under the lock. */
+static void fail_run(struct pipeline *s, int code, const struct err *e)
+{
+	if (code && !s->code) {
+		s->code = code;
+		s->err = *e;
+	}
+	s->stop = s->stop || code;
+}
+
+static void read_stage(struct pipeline *s)
+{
+	struct convert_slot *slot = &s->slots[s->read_next++ % s->n_slots];
+	struct err e = {0};
+	slot->unit = s->ahead;
+	slot->state = SLOT_READING;
+	s->n_large += is_large(s->plan, &slot->unit);
+	s->has_ahead = convert_units_next(&s->units, s->job->writer, s->job->done, &s->ahead);
+	stage_enter(s, &s->read);
+	const int code = read_unit(s, slot, &e);
+	stage_leave(s, &s->read, convert_unit_source_bytes(s->plan, &slot->unit));
+	slot->state = code ? SLOT_FAILED : SLOT_READ;
 	if (code == ERR_INPUT)
-		mark_damaged(s, &t->slabs[slab]);
-	return code;
+		mark_damaged(s, &slot->unit);
+	fail_run(s, code, &e);
 }
 
-/* Rows of the tensor as stored, quantised and written; first_row counts over the whole stack.
- * feedback: NULL, or of the slab. */
-static int write_rows(const struct pipeline *s, uint32_t i, const float *rows, uint64_t first_row,
-	uint64_t n, const float *importance, const struct quant_feedback *feedback, uint8_t *packed,
-	struct err *e)
+static bool is_interrupted(const struct pipeline *s)
 {
-	const struct convert_tensor *t = &s->job->plan->tensors[i];
-	uint64_t row_bytes;
-	if (!dtype_row_bytes(t->type, t->ne[0], &row_bytes))
-		return err_set(e, ERR_INPUT, "%s: rows do not fit its type", t->name);
-	for (uint64_t r = 0; r < n; r++) {
-		const float *row = rows + r * t->ne[0];
-		uint8_t *out = packed + r * row_bytes;
-		if (feedback)
-			quantize_row_feedback(t->type, row, out, t->ne[0], importance, feedback);
-		else
-			quantize_row(t->type, row, out, t->ne[0], importance);
-	}
-	return gguf_writer_write(s->job->writer, i, first_row * row_bytes, packed, n * row_bytes, e);
+	return s->job->cancel && *s->job->cancel;
 }
 
-/* attn_k_b: the slab's columns become rows. */
-static int convert_turned(
-	struct pipeline *s, const struct unit *u, struct row_buffers *b, struct err *e)
+static bool quantise_cancelled(void *user)
 {
-	const struct convert_tensor *t = &s->job->plan->tensors[u->tensor];
-	uint64_t rows = t->src_rows, cols = t->src_cols;
-	int code = read_rows(s, t, u->slab, 0, rows, b->rows, e);
-	if (code)
-		return code;
-	for (uint64_t c = 0; c < cols; c++)
-		for (uint64_t r = 0; r < rows; r++)
-			b->turned[c * rows + r] = b->rows[r * cols + c];
-	return write_rows(s, u->tensor, b->turned, u->slab * cols, cols, NULL, NULL, b->packed, e);
+	return is_interrupted(user);
 }
 
-/* Mean square of each column of a slab. Rows are added in order, so the sum is the same in every
- * run. */
-static int column_energy(struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
-	struct row_buffers *b, struct err *e)
+static int say_not_finite(
+	const struct pipeline *s, const struct convert_slot *slot, uint64_t at, struct err *e)
 {
-	memset(b->energy, 0, t->src_cols * sizeof *b->energy);
-	for (uint64_t row = 0, end; row < t->src_rows; row = end) {
-		end = MIN(t->src_rows, row + block_rows(t));
-		int code = read_rows(s, t, slab, row, end, b->rows, e);
-		if (code)
-			return code;
-		for (uint64_t r = 0; r < end - row; r++)
-			for (uint64_t c = 0; c < t->src_cols; c++) {
-				double v = b->rows[r * t->src_cols + c];
-				b->energy[c] += v * v;
-			}
-	}
-	for (uint64_t c = 0; c < t->src_cols; c++)
-		b->importance[c] = (float)(b->energy[c] / (double)t->src_rows);
-	return 0;
+	const struct convert_tensor *t = &s->plan->tensors[slot->unit.tensor];
+	const struct convert_slab *x = &t->slabs[slot->unit.slab];
+	const uint64_t row = at / t->src_cols, col = at % t->src_cols;
+	float *values = NEW_ARRAY(float, t->src_cols);
+	raw_matrix_rows(&slot->source, row, row + 1, values);
+	const bool nan = isnan(values[col]);
+	free(values);
+	return err_set(e, ERR_INPUT, "%s: %s: the value in row %" PRIu64 ", column %" PRIu64 " is %s",
+		s->job->st->files[x->src->file].path, x->src->name, x->row0 + slot->unit.row0 + row, col,
+		nan ? "not a number" : "infinite");
 }
 
-/* Second moments of the slab's own columns. */
-static int column_moments(struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
-	struct row_buffers *b, struct err *e)
+/* Bytes of each range of a tensor. */
+static uint64_t range_bytes(const struct pipeline *s, uint32_t tensor)
 {
-	const uint64_t n = t->src_cols / FEEDBACK_COLUMNS;
-	memset(b->moments, 0, n * FEEDBACK_MOMENTS * sizeof *b->moments);
-	for (uint64_t row = 0, end; row < t->src_rows; row = end) {
-		end = MIN(t->src_rows, row + block_rows(t));
-		int code = read_rows(s, t, slab, row, end, b->rows, e);
-		if (code)
-			return code;
-		for (uint64_t r = 0; r < end - row; r++)
-			b->row[r] = b->rows + r * t->src_cols;
-		for (uint64_t i = 0; i < n; i++)
-			quant_feedback_add_rows(
-				b->moments + i * FEEDBACK_MOMENTS, b->row, end - row, i * FEEDBACK_COLUMNS);
-	}
-	return 0;
+	uint64_t bytes;
+	gguf_writer_place(s->job->writer, tensor, NULL, NULL, &bytes);
+	return bytes / gguf_writer_ranges(s->job->writer, tensor);
 }
 
-/* Of columns without importance: their energy. */
-static void moments_importance(const float *moments, uint64_t cols, float *importance)
+static void quantise_stage(struct pipeline *s, struct convert_slot *slot, bool on_card)
 {
-	for (uint64_t i = 0; i < cols; i += FEEDBACK_COLUMNS)
-		for (uint64_t c = 0; c < FEEDBACK_COLUMNS; moments += FEEDBACK_COLUMNS - c++)
-			importance[i + c] = moments[0];
-}
-
-/* What is passed on between the columns of a slab: by the moments of its inputs where the imatrix
- * has them, else of its own columns. has_importance: b->importance is filled; else it becomes the
- * columns' energy. */
-static int make_feedback(struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
-	bool has_importance, struct row_buffers *b, struct err *e)
-{
-	float trust = OWN_COLUMNS_TRUST;
-	int code = 0;
-	if (!has_importance || !s->job->imatrix ||
-		!imatrix_file_moments(s->job->imatrix, t->name, slab, t->src_cols, b->moments, &trust))
-		code = column_moments(s, t, slab, b, e);
+	struct convert_context *c =
+		on_card ? s->card_idle[--s->n_card_idle] : s->cpu_idle[--s->n_cpu_idle];
+	struct err e = {0};
+	uint64_t bad = QUANTIZE_ALL_FINITE;
+	slot->state = SLOT_QUANTISING;
+	stage_enter(s, &s->quantise);
+	int code = convert_quantise(
+		c, &slot->unit, &slot->source, slot->packed, quantise_cancelled, s, &bad, &e);
+	if (!code && bad != QUANTIZE_ALL_FINITE)
+		code = say_not_finite(s, slot, bad, &e);
+	const uint64_t packed = convert_unit_packed_bytes(s->plan, &slot->unit);
+	if (!code && packed == range_bytes(s, slot->unit.tensor))
+		slot->check_value = xxh3_of(slot->packed, packed);
+	stage_leave(s, &s->quantise, convert_unit_source_bytes(s->plan, &slot->unit));
+	slot->state = code ? SLOT_FAILED : SLOT_PACKED;
+	s->card_units += on_card;
+	if (on_card)
+		s->card_idle[s->n_card_idle++] = c;
 	else
-		code = imatrix_file_check_lost(s->job->imatrix, e);
+		s->cpu_idle[s->n_cpu_idle++] = c;
+	if (code == ERR_INPUT)
+		mark_damaged(s, &slot->unit);
+	fail_run(s, code, &e);
+}
+
+/* Data of a unit, then the check value of the range that ends with it. */
+static int write_unit(struct pipeline *s, const struct convert_slot *slot, struct err *e)
+{
+	const uint32_t i = slot->unit.tensor;
+	const uint64_t at = convert_unit_offset(s->plan, &slot->unit), each = range_bytes(s, i),
+				   bytes = convert_unit_packed_bytes(s->plan, &slot->unit);
+	uint64_t value = slot->check_value;
+	int code = gguf_writer_write(s->job->writer, i, at, slot->packed, bytes, e);
 	if (code)
 		return code;
-	if (!has_importance)
-		moments_importance(b->moments, t->src_cols, b->importance);
-	for (uint64_t i = 0; i < t->src_cols / FEEDBACK_COLUMNS; i++) {
-		const bool definite =
-			quant_feedback_make(&b->feedback[i], b->moments + i * FEEDBACK_MOMENTS,
-				b->importance + i * FEEDBACK_COLUMNS, trust, b->work);
-		b->feedback_blocks++;
-		b->not_definite += !definite;
-		b->uncorrelated += definite && !b->feedback[i].correlated;
+	if (bytes != each) {
+		if (at % each == 0)
+			xxh3_begin(s->hash);
+		xxh3_add(s->hash, slot->packed, bytes);
+		value = xxh3_value(s->hash);
 	}
-	return 0;
+	return (at + bytes) % each
+			   ? 0
+			   : gguf_writer_set_check_value(s->job->writer, i, at / each, value, e);
 }
 
-static int convert_unit(
-	struct pipeline *s, const struct unit *u, struct row_buffers *b, struct err *e)
+/* Counts what the unit finishes. Under the lock. */
+static void count_unit(struct pipeline *s, const struct convert_unit *u)
 {
-	const struct convert_tensor *t = &s->job->plan->tensors[u->tensor];
-	const float *importance = NULL;
-	int code = 0;
-	if (t->transposed)
-		return convert_turned(s, u, b, e);
-	if (s->job->has_importance[u->tensor]) {
-		if (imatrix_file_get(s->job->imatrix, t->name, u->slab, t->src_cols, b->importance))
-			importance = b->importance;
-		if ((code = imatrix_file_check_lost(s->job->imatrix, e)))
-			return code;
-	}
-	const bool feedback = s->job->feedback[u->tensor];
-	if (feedback) {
-		if ((code = make_feedback(s, t, u->slab, importance != NULL, b, e)))
-			return code;
-		importance = b->importance;
-	}
-	if (!importance && t->type == DTYPE_IQ2_XXS) {
-		/* the imatrix never saw this expert (then every unit of it comes here), or there is no
-		 * imatrix */
-		if ((code = column_energy(s, t, u->slab, b, e)))
-			return code;
-		importance = b->importance;
-	}
-	for (uint64_t row = u->row0, end; row < u->row1; row = end) {
-		end = MIN(u->row1, row + block_rows(t));
-		if ((code = read_rows(s, t, u->slab, row, end, b->rows, e)) ||
-			(code = write_rows(s, u->tensor, b->rows, u->slab * t->src_rows + row, end - row,
-				 importance, feedback ? b->feedback : NULL, b->packed, e)))
-			return code;
-	}
-	return 0;
+	const struct convert_tensor *t = &s->plan->tensors[u->tensor];
+	const uint64_t pieces = convert_pieces(s->plan, s->job->writer, u->tensor);
+	s->bytes_done += convert_unit_source_bytes(s->plan, u);
+	s->units_done++;
+	if (u->row1 < t->src_rows)
+		return;
+	if (pieces > 1)
+		s->finished[u->tensor] = u->slab + 1;
+	else if (u->slab + 1 == t->n_slabs)
+		s->finished[u->tensor] = 1;
 }
 
-static uint64_t unit_bytes(const struct convert_tensor *t, const struct unit *u)
+static void write_stage(struct pipeline *s)
 {
-	uint64_t row = 0;
-	dtype_row_bytes(t->type, t->ne[0], &row);
-	return row * (t->transposed ? t->src_cols : u->row1 - u->row0);
-}
-
-/* The largest buffers any unit needs. */
-static int row_buffers_init(const struct pipeline *s, struct row_buffers *b, struct err *e)
-{
-	uint64_t values = 0, turned = 0, cols = 0, packed = 0, blocks = 0, most_rows = 0;
-	for (size_t i = 0; i < s->job->plan->n_tensors; i++) {
-		const struct convert_tensor *t = &s->job->plan->tensors[i];
-		uint64_t rows = t->transposed ? t->src_rows : MIN(t->src_rows, block_rows(t)),
-				 row_bytes = 0;
-		dtype_row_bytes(t->type, t->ne[0], &row_bytes);
-		values = MAX(values, rows * t->src_cols);
-		cols = MAX(cols, t->src_cols);
-		packed = MAX(packed, row_bytes * (t->transposed ? t->src_cols : rows));
-		most_rows = MAX(most_rows, rows);
-		if (s->job->feedback[i])
-			blocks = MAX(blocks, t->src_cols / FEEDBACK_COLUMNS);
-		if (t->transposed)
-			turned = MAX(turned, rows * t->src_cols);
+	struct convert_slot *slot = &s->slots[s->write_next % s->n_slots];
+	const struct convert_unit u = slot->unit;
+	struct err e = {0};
+	s->writing = true;
+	stage_enter(s, &s->write);
+	const int code = write_unit(s, slot, &e);
+	if (is_large(s->plan, &u)) {
+		buffer_drop(s, &slot->raw, &slot->raw_bytes);
+		buffer_drop(s, &slot->packed, &slot->packed_bytes);
 	}
-	b->rows = mem_try_new(values, sizeof *b->rows);
-	b->turned = mem_try_new(turned, sizeof *b->turned);
-	b->importance = mem_try_new(cols, sizeof *b->importance);
-	b->energy = mem_try_new(cols, sizeof *b->energy);
-	b->packed = mem_try_new(packed, 1);
-	b->moments = mem_try_new(blocks, FEEDBACK_MOMENTS * sizeof *b->moments);
-	b->row = mem_try_new(most_rows, sizeof *b->row);
-	b->feedback = mem_try_new(blocks, sizeof *b->feedback);
-	b->work = mem_try_new(FEEDBACK_COLUMNS * FEEDBACK_COLUMNS, sizeof *b->work);
-	if (!b->moments || !b->row || !b->feedback || !b->work || !b->rows || !b->turned ||
-		!b->importance || !b->energy || !b->packed)
-		return err_set(e, ERR_MEMORY, "no memory for rows of %" PRIu64 " values", cols);
-	return 0;
+	stage_leave(s, &s->write, convert_unit_packed_bytes(s->plan, &u));
+	s->writing = false;
+	s->broken = s->broken || code;
+	fail_run(s, code, &e);
+	if (code)
+		return;
+	count_unit(s, &u);
+	s->n_large -= is_large(s->plan, &u);
+	slot->state = SLOT_FREE;
+	s->write_next++;
 }
 
-static void row_buffers_fini(struct row_buffers *b)
+/* ---- what to do next; under the lock ---- */
+
+static bool can_write(const struct pipeline *s)
 {
-	free(b->rows);
-	free(b->turned);
-	free(b->importance);
-	free(b->energy);
-	free(b->packed);
-	free(b->moments);
-	free(b->row);
-	free(b->feedback);
-	free(b->work);
+	return !s->broken && !s->writing && s->write_next < s->read_next &&
+		   s->slots[s->write_next % s->n_slots].state == SLOT_PACKED;
 }
 
-/* Under the lock. */
-static void add_feedback_counts(struct convert_result *r, struct row_buffers *b)
+static bool can_read(const struct pipeline *s)
 {
-	r->feedback_blocks += b->feedback_blocks;
-	r->not_definite += b->not_definite;
-	r->uncorrelated += b->uncorrelated;
-	b->feedback_blocks = b->not_definite = b->uncorrelated = 0;
+	return !s->stop && s->has_ahead && s->read.active < CONVERT_READERS &&
+		   s->read_next - s->write_next < s->n_slots &&
+		   !(s->n_large && is_large(s->plan, &s->ahead));
+}
+
+/* The first unit that is read and has a quantizer that is idle. */
+static struct convert_slot *find_quantisable(const struct pipeline *s, bool *on_card)
+{
+	for (uint64_t n = s->write_next; !s->stop && n < s->read_next; n++) {
+		struct convert_slot *slot = &s->slots[n % s->n_slots];
+		if (slot->state != SLOT_READ)
+			continue;
+		*on_card =
+			s->n_card && convert_can_quantise(s->job->choices, s->card->quantizer, &slot->unit);
+		if (*on_card ? s->n_card_idle : s->n_cpu_idle)
+			return slot;
+	}
+	return NULL;
+}
+
+/* Nothing runs, so nothing will change. */
+static bool is_at_rest(const struct pipeline *s)
+{
+	return !s->read.active && !s->quantise.active && !s->writing;
 }
 
 static int convert_worker(void *user, struct err *e)
 {
 	struct pipeline *s = user;
-	struct row_buffers b = {0};
-	struct unit u;
-	int code = row_buffers_init(s, &b, e);
-
+	bool on_card;
 	pthread_mutex_lock(&s->lock);
-	while (!code && take_unit(s, &u)) {
-		pthread_mutex_unlock(&s->lock);
-		if (s->job->cancel && *s->job->cancel)
-			code = err_set(e, ERR_INTERRUPTED, "interrupted");
-		else
-			code = convert_unit(s, &u, &b, e);
-		pthread_mutex_lock(&s->lock);
-		add_feedback_counts(s->result, &b);
-		if (code)
+	for (struct convert_slot *slot;;) {
+		if (is_interrupted(s) && !s->stop) {
+			struct err why = {0};
+			fail_run(s, err_set(&why, ERR_INTERRUPTED, "interrupted"), &why);
+		}
+		if (can_write(s))
+			write_stage(s);
+		else if ((slot = find_quantisable(s, &on_card)))
+			quantise_stage(s, slot, on_card);
+		else if (can_read(s))
+			read_stage(s);
+		else if (is_at_rest(s))
 			break;
-		s->bytes_done += unit_bytes(&s->job->plan->tensors[u.tensor], &u);
-		if (--s->units_left[u.tensor])
-			continue;
-		pthread_mutex_unlock(&s->lock);
-		code = gguf_writer_seal(s->job->writer, u.tensor, e);
-		pthread_mutex_lock(&s->lock);
-		if (!code)
-			s->finished[s->n_finished++] = u.tensor;
+		else
+			pthread_cond_wait(&s->changed, &s->lock);
 	}
+	pthread_cond_broadcast(&s->changed);
+	const int code = s->code;
+	if (code)
+		*e = s->err;
 	pthread_mutex_unlock(&s->lock);
-	row_buffers_fini(&b);
 	return code;
 }
 
@@ -400,32 +466,56 @@ static void stop_pipeline(void *user)
 	struct pipeline *s = user;
 	pthread_mutex_lock(&s->lock);
 	s->stop = true;
+	pthread_cond_broadcast(&s->changed);
 	pthread_mutex_unlock(&s->lock);
 }
 
-/* Hands finished tensors to the journal, after their data. Called without the lock. */
+/* ---- the caller's thread ---- */
+
+/* Hands finished pieces to the journal, after their data. Called without the lock. */
 static int write_journal(struct pipeline *s, struct err *e)
 {
+	size_t n = 0;
 	pthread_mutex_lock(&s->lock);
-	size_t n = s->n_finished;
-	memcpy(s->journaled, s->finished, n * sizeof *s->finished);
-	s->n_finished = 0;
+	for (size_t i = s->journal_from; i < s->plan->n_tensors; i++) {
+		const bool whole = s->finished[i] == convert_pieces(s->plan, s->job->writer, i);
+		if (s->finished[i] != s->journaled[i])
+			s->entries[n++] = (struct journal_entry){(uint32_t)i, s->finished[i]};
+		s->journaled[i] = s->finished[i];
+		if (!whole)
+			break;
+		s->journal_from = i + 1;
+	}
 	pthread_mutex_unlock(&s->lock);
 	if (!n)
 		return 0;
 	int code = gguf_writer_sync(s->job->writer, e);
-	return code ? code : convert_journal_add(s->job->journal, s->journaled, n, e);
+	return code ? code : convert_journal_add(s->job->journal, s->entries, n, e);
 }
 
-/* The caller's part: shows progress and keeps the journal. */
+static double stage_rate(const struct stage_clock *c)
+{
+	const uint64_t ns = c->sum.busy_ns + (c->active ? clock_ns() - c->since : 0);
+	return ns ? (double)c->sum.bytes / (double)ns : 0;
+}
+
+static void show_progress(struct pipeline *s)
+{
+	char rates[PROGRESS_DETAIL];
+	pthread_mutex_lock(&s->lock);
+	const uint64_t bytes = s->bytes_done;
+	snprintf(rates, sizeof rates, "read %.2f, quantise %.2f, write %.2f GB/s", stage_rate(&s->read),
+		stage_rate(&s->quantise), stage_rate(&s->write));
+	pthread_mutex_unlock(&s->lock);
+	progress_detail(&s->progress, rates);
+	progress_update(&s->progress, bytes, s->total);
+}
+
 static int on_tick(void *user, bool over, struct err *e)
 {
 	struct pipeline *s = user;
-	pthread_mutex_lock(&s->lock);
-	uint64_t bytes = s->bytes_done;
-	pthread_mutex_unlock(&s->lock);
 	if (s->job->progress)
-		progress_update(&s->progress, bytes, s->total);
+		show_progress(s);
 	if (!over && clock_ns() - s->journal_ns <= s->journal_every)
 		return 0;
 	int code = write_journal(s, e);
@@ -434,38 +524,118 @@ static int on_tick(void *user, bool over, struct err *e)
 	return code;
 }
 
-static void count_units(struct pipeline *s)
+/* Source bytes of all tensors, and of what is done. */
+static void count_bytes(struct pipeline *s)
 {
-	for (uint32_t i = 0; i < s->job->plan->n_tensors; i++) {
-		uint64_t bytes;
-		gguf_writer_place(s->job->writer, i, NULL, NULL, &bytes);
-		s->total += bytes;
-		if (s->job->done[i])
-			s->bytes_done += bytes;
-		s->units_left[i] = units_of(s, i);
+	for (size_t i = 0; i < s->plan->n_tensors; i++) {
+		const struct convert_tensor *t = &s->plan->tensors[i];
+		const struct convert_unit slab = {(uint32_t)i, 0, 0, t->src_rows};
+		const uint64_t pieces = convert_pieces(s->plan, s->job->writer, i),
+					   bytes = convert_unit_source_bytes(s->plan, &slab);
+		s->total += t->n_slabs * bytes;
+		s->finished[i] = s->journaled[i] = s->job->done[i];
+		s->bytes_done += t->n_slabs / pieces * s->job->done[i] * bytes;
 	}
+}
+
+static int open_contexts(struct pipeline *s, struct err *e)
+{
+	struct quantizer *q;
+	int code = 0;
+	const uint32_t lanes = s->job->card ? CONVERT_LANES : 0;
+	s->cpu = NEW_ARRAY(struct convert_context, s->job->n_workers);
+	s->cpu_idle = NEW_ARRAY(struct convert_context *, s->job->n_workers);
+	s->card = NEW_ARRAY(struct convert_context, CONVERT_LANES);
+	s->card_idle = NEW_ARRAY(struct convert_context *, CONVERT_LANES);
+	for (uint32_t i = 0; i < s->job->n_workers && !code; i++) {
+		if ((code = quantizer_cpu_open(&q, e)) ||
+			(code = convert_context_init(&s->cpu[s->n_cpu++], s->job->choices, q, e)))
+			break;
+		s->cpu_idle[s->n_cpu_idle++] = &s->cpu[i];
+	}
+	for (uint32_t i = 0; i < lanes && !code; i++) {
+		q = s->job->card;
+		if ((i && (code = quantizer_card_open(&q, e))) ||
+			(code = convert_context_init(&s->card[s->n_card++], s->job->choices, q, e)))
+			break;
+		s->card_idle[s->n_card_idle++] = &s->card[i];
+	}
+	if (lanes && !s->n_card)
+		s->job->card->ops->close(s->job->card);
+	return code;
+}
+
+/* Collects the results and frees everything. */
+static void close_contexts(struct pipeline *s, struct convert_result *r)
+{
+	for (uint32_t i = 0; i < s->n_slots && s->slots; i++) {
+		if (s->slots[i].raw)
+			buffer_drop(s, &s->slots[i].raw, &s->slots[i].raw_bytes);
+		if (s->slots[i].packed)
+			buffer_drop(s, &s->slots[i].packed, &s->slots[i].packed_bytes);
+		free(s->slots[i].scales);
+	}
+	for (uint32_t i = 0; i < s->n_cpu; i++) {
+		const struct feedback_counts *f = &s->cpu[i].counts;
+		r->feedback.blocks += f->blocks;
+		r->feedback.not_definite += f->not_definite;
+		r->feedback.uncorrelated += f->uncorrelated;
+		convert_context_fini(&s->cpu[i]);
+	}
+	for (uint32_t i = 0; i < s->n_card; i++) {
+		r->card_bytes += s->card[i].quantizer->ops->card_bytes(s->card[i].quantizer);
+		convert_context_fini(&s->card[i]);
+	}
+	r->read = s->read.sum;
+	r->quantise = s->quantise.sum;
+	r->write = s->write.sum;
+	r->card_units = s->card_units;
+	r->units = s->units_done;
+	free(s->slots);
+	free(s->cpu);
+	free(s->cpu_idle);
+	free(s->card);
+	free(s->card_idle);
+	xxh3_free(s->hash);
 }
 
 int convert_run(const struct convert_job *job, struct convert_result *result, struct err *e)
 {
-	size_t n = job->plan->n_tensors;
-	*result = (struct convert_result){0};
+	const size_t n = job->choices->plan->n_tensors;
+	const struct unit_most most = measure_units(job->choices);
+	*result =
+		(struct convert_result){.direct = safetensors_open_direct(job->st) == job->st->n_files};
 	struct pipeline s = {.job = job,
-		.result = result,
+		.plan = job->choices->plan,
+		.raw_most = most.raw,
+		.packed_most = most.packed,
+		.n_slots = count_slots(job->choices, &most, job->n_workers, job->card != NULL),
 		.lock = PTHREAD_MUTEX_INITIALIZER,
-		.units_left = NEW_ARRAY(uint64_t, n),
-		.finished = NEW_ARRAY(uint32_t, n),
-		.journaled = NEW_ARRAY(uint32_t, n),
+		.changed = PTHREAD_COND_INITIALIZER,
+		.hash = xxh3_new(),
+		.finished = NEW_ARRAY(uint64_t, n),
+		.journaled = NEW_ARRAY(uint64_t, n),
+		.entries = NEW_ARRAY(struct journal_entry, n),
 		.journal_ns = clock_ns(),
 		.journal_every = JOURNAL_FIRST};
-	count_units(&s);
-	if (job->progress)
+	s.slots = NEW_ARRAY(struct convert_slot, s.n_slots);
+	count_bytes(&s);
+	convert_units_init(&s.units, job->choices);
+	s.has_ahead = convert_units_next(&s.units, job->writer, job->done, &s.ahead);
+	int code = open_contexts(&s, e);
+	if (!code && !s.hash)
+		code = err_set(e, ERR_MEMORY, "no memory for check values");
+	if (job->progress && !code)
 		progress_begin_lines(&s.progress, "converting", NULL, s.bytes_done, s.total);
-	const struct workers_job work = {convert_worker, on_tick, stop_pipeline, &s, job->n_workers};
-	int code = workers_run(&work, e);
+	const uint32_t n_threads = s.n_cpu + s.n_card + CONVERT_READERS + 1;
+	const struct workers_job work = {convert_worker, on_tick, stop_pipeline, &s, n_threads};
+	if (!code)
+		code = workers_run(&work, e);
 	progress_end(&s.progress);
-	free(s.units_left);
+	close_contexts(&s, result);
+	convert_units_fini(&s.units);
 	free(s.finished);
 	free(s.journaled);
+	free(s.entries);
 	return code;
 }

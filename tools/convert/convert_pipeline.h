@@ -1,51 +1,69 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Carrying out a conversion plan: worker threads take blocks of rows, each reads them as float,
- * quantises, writes. What a worker holds does not depend on the model's size: a block of rows
- * (about 4 MiB as float) and its packed form. The bytes written do not depend on the number of
- * workers, nor on how often the work was interrupted.
+ * Carrying out a conversion plan: units (convert_units.h) pass through a ring of slots in memory.
+ *
+ *      read (O_DIRECT, CONVERT_READERS at once) -> quantise (n_workers on the CPU, CONVERT_LANES on
+ *      the card), with the check value -> write, in file order
+ *
+ * The stages overlap. What they hold does not depend on the model's size (convert_memory). The
+ * bytes written do not depend on the backend, on the number of workers, nor on how often the work
+ * was interrupted.
  */
 #ifndef GLM_TOOLS_CONVERT_PIPELINE_H
 #define GLM_TOOLS_CONVERT_PIPELINE_H
 
 #include "src/base/err.h"
 #include "src/format/gguf_write.h"
-#include "tools/imatrix/imatrix_file.h"
 #include "tools/convert/convert_journal.h"
-#include "src/checkpoint/convert_map.h"
+#include "tools/convert/convert_quantise.h"
+#include "tools/convert/convert_units.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#define CONVERT_READERS     4
+#define CONVERT_LANES       3
+#define CONVERT_RING_BYTES  ((uint64_t)3 << 30) /* most of the ring's slots, but for large units */
+#define CONVERT_MOST_MEMORY 7500000000u         /* of the host, for matrices; convert_memory */
+
 struct convert_job {
-	const struct convert_plan *plan;
-	const struct safetensors *st;
-	const bool *feedback; /* [n_tensors] quantised with error feedback (src/quant/feedback.h) */
-	const struct imatrix_file *imatrix; /* or NULL */
-	const bool
-		*has_importance; /* [n_tensors] the imatrix knows it and its type makes use of that */
+	const struct convert_choices *choices;
+	struct safetensors *st;
 	struct gguf_writer *writer;      /* created; tensor i of the plan is its tensor i */
 	struct convert_journal *journal; /* open */
-	const bool *done;                /* [n_tensors] finished by an earlier run */
+	const uint64_t *done;            /* [n_tensors] pieces finished by an earlier run */
 	bool *damaged; /* [st->n_files] set for files of which input was refused (ERR_INPUT) */
+	/* Of a card, taken over by convert_run; or NULL: the CPU quantises everything. */
+	struct quantizer *card;
 	uint32_t n_workers;
 	bool progress;             /* say how far it is on stderr */
-	const atomic_bool *cancel; /* looked at between blocks; may be NULL */
+	const atomic_bool *cancel; /* looked at between blocks of rows; may be NULL */
+};
+
+/* Bytes that a stage has handled, and the time during which it was at work. */
+struct convert_stage {
+	uint64_t bytes, busy_ns;
 };
 
 /* What a run says about its work, also when it failed. */
 struct convert_result {
-	/* Blocks of FEEDBACK_COLUMNS columns of matrices that this run has begun with error feedback.
-	 */
-	uint64_t feedback_blocks;
-	uint64_t not_definite; /* those that did without it: their correlations cannot be factored */
-	uint64_t uncorrelated; /* those that did without it: no two columns are correlated */
+	struct feedback_counts feedback; /* of matrices that this run has begun with error feedback */
+	struct convert_stage read, quantise, write; /* source, source, result */
+	uint64_t card_bytes;                        /* most of the card's memory; 0: no card */
+	uint64_t card_units, units;
+	bool direct; /* all files were read with O_DIRECT */
 };
 
 /* Converts every tensor that is not done. Finished tensors are in the journal also when this fails
  * or is cancelled (ERR_INTERRUPTED). *result: always set. */
 int convert_run(const struct convert_job *job, struct convert_result *result, struct err *e);
+
+/* Host memory for matrices in flight, computed from the plan: slots of the ring, at most one large
+ * unit, and what quantising takes. At most CONVERT_MOST_MEMORY, unless two slots and a large unit
+ * take more. */
+uint64_t convert_memory(
+	const struct convert_choices *c, uint32_t n_workers, bool card, uint32_t *n_slots);
 
 #endif

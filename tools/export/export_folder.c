@@ -185,14 +185,14 @@ int export_folder_open(struct export_folder *f, const char *path, const struct e
 	uint64_t fingerprint, bool force, struct buf *notes, struct err *e)
 {
 	*f = (struct export_folder){
-		.path = path, .journal.fd = -1, .done = NEW_ARRAY(bool, plan->n_shards)};
+		.path = path, .journal.fd = -1, .done = NEW_ARRAY(uint64_t, plan->n_shards)};
 	size_t n_done;
 	int code = check_folder(f, force, e);
 	if (code)
 		return code;
 	char *stem = export_folder_file(f, "export");
-	code = convert_journal_open(
-		&f->journal, stem, force, fingerprint, NULL, f->done, plan->n_shards, &n_done, notes, e);
+	code = convert_journal_open(&f->journal, stem, force, fingerprint, NULL, NULL, f->done,
+		plan->n_shards, &n_done, notes, e);
 	free(stem);
 	if (code)
 		return code;
@@ -214,7 +214,8 @@ int export_folder_open(struct export_folder *f, const char *path, const struct e
 
 int export_folder_add(struct export_folder *f, uint32_t shard, struct err *e)
 {
-	int code = convert_journal_add(&f->journal, &shard, 1, e);
+	const struct journal_entry whole = {shard, 1};
+	int code = convert_journal_add(&f->journal, &whole, 1, e);
 	f->n_done += !code;
 	return code;
 }

@@ -25,7 +25,7 @@
 struct export_folder {
 	const char *path; /* the caller's */
 	struct convert_journal journal;
-	bool *done;      /* [n_shards] complete since an earlier run */
+	uint64_t *done;  /* [n_shards] 1: complete since an earlier run */
 	uint32_t n_done; /* those, and what export_folder_add has added */
 	bool made;       /* by this run */
 };

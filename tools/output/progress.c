@@ -47,6 +47,8 @@ static void put_figures(const struct progress *p, uint64_t done, uint64_t total,
 		buf_printf(text, ", %.2f GB/s", rate * 1e-9);
 	if (rate > 0 && done < total)
 		buf_printf(text, ", %s left", progress_time_text((double)(total - done) / rate, left));
+	if (p->detail[0])
+		buf_printf(text, "; %s", p->detail);
 }
 
 static void draw_line(struct progress *p, uint64_t done, uint64_t total)
@@ -106,6 +108,11 @@ void progress_begin_lines(
 	p->lines = !p->terminal;
 	p->start_done = done;
 	p->step = total ? (int)(20.0 * (double)done / (double)total) : 0;
+}
+
+void progress_detail(struct progress *p, const char *text)
+{
+	snprintf(p->detail, sizeof p->detail, "%s", text);
 }
 
 void progress_update(struct progress *p, uint64_t done, uint64_t total)

@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define PROGRESS_DETAIL 80
+
 struct progress {
 	const char *what; /* "reading the prompt" */
 	const char *unit; /* "tok"; NULL: done and total are bytes */
@@ -18,8 +20,9 @@ struct progress {
 	bool patient;     /* the line waits until the work turns out to be long */
 	bool shown;       /* the line is on the screen */
 	uint64_t start_ns, shown_ns;
-	uint64_t start_done; /* was done before, and says nothing about the speed */
-	int step;            /* twentieths of the last line */
+	uint64_t start_done;          /* was done before, and says nothing about the speed */
+	int step;                     /* twentieths of the last line */
+	char detail[PROGRESS_DETAIL]; /* progress_detail */
 };
 
 /* Work of `total` units begins; the line appears at once. Nothing is shown when stderr is no
@@ -31,6 +34,8 @@ void progress_begin_lines(
 /* The same for work that may be short: the line appears once it is clear that the work takes longer
  * than two seconds. Nothing is shown when stderr is no terminal. */
 void progress_begin_patient(struct progress *p, const char *what, const char *unit);
+/* The next lines end with this text, which is cut to PROGRESS_DETAIL - 1 bytes. */
+void progress_detail(struct progress *p, const char *text);
 /* So much is done. At most ten times a second the line is drawn again. */
 void progress_update(struct progress *p, uint64_t done, uint64_t total);
 /* Takes the line away. Harmless when there is none. */

@@ -46,7 +46,7 @@ kept() { # output: the number of tensors that an unchanged source would find don
 import sys
 last = {}
 for line in open(sys.argv[1]).read().splitlines()[1:]:
-    tensor, source, _ = line.split()
+    tensor, _, source, _ = line.split()
     last[tensor] = int(source, 16)
 print(sum(v != 0 for v in last.values()))
 END
@@ -152,7 +152,7 @@ damage
 convert version
 refused
 cp "$work/good/$last" "$src/$last"
-sed -i "1s/convert 3/convert 2/" "$work/version.gguf.journal"
+sed -i "1s/convert 4/convert 3/" "$work/version.gguf.journal"
 convert version
 check "it is said" grep -q "version.gguf.journal is of another version of this program: starting over" "$work/err"
 is_undisturbed version whole

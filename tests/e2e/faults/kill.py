@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""kill.py PROGRAM FOLDER ROUNDS [convert|session|store|profile|tune ...]: rounds of kill -9. Every second round kills before a writing system call, or in the middle of one
+"""kill.py PROGRAM FOLDER ROUNDS [convert|session|store|profile|tune|layers ...]: rounds of kill -9; layers only if named. Every second round kills before a writing system call, or in the middle of one
 (fail_write); the others at any time. What a killed run has left is what the next one begins with."""
 import hashlib
 import os
@@ -100,6 +100,41 @@ def test_convert():
     k.say("convert", began)
 
 
+def test_layers():
+    """Layers of GLM-5.2's shape: 8 GB, by hand. Every run goes on where the one before was killed."""
+    began, out, source = time.monotonic(), WORK + "/layers.gguf", WORK + "/layers"
+    r = subprocess.run([PROGRAM, "synth", "-o", source, "--format", "hf", "--layers", "4", "--expert-count", "16", "--no-mtp", "-q"], capture_output=True)
+    check("layers: a checkpoint", r.returncode == 0, r.stderr)
+    args = ["convert", source, "-o", out, "--recipe", "q2", "-q"]
+    command = [PROGRAM, *args]
+    whole = time.monotonic()
+    r = subprocess.run(command, capture_output=True)
+    check("layers: a whole run", r.returncode == 0, r.stderr)
+    whole, want = time.monotonic() - whole, digest(out)
+    os.unlink(out)
+    kills, files, went_on = 0, 0, 0
+    for i in range(ROUNDS):
+        had = os.path.exists(out + ".journal")
+        with open(WORK + "/said", "wb") as said:
+            p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=said)
+            try:
+                p.wait(rng.random() * whole / 8)
+            except subprocess.TimeoutExpired:
+                p.kill()
+        kills += p.wait() == -9
+        with open(WORK + "/said", "rb") as said:
+            went_on += b"going on with an earlier run" in said.read()
+        check(f"layers {i}: killed or done", p.returncode in (-9, 0), p.returncode)
+        if p.returncode == 0 or i == ROUNDS - 1:
+            r = subprocess.run(command, capture_output=True) if p.returncode else r
+            check(f"layers {i}: the same bytes", r.returncode == 0 and digest(out) == want, (had, r.stderr))
+            os.unlink(out)
+            files += 1
+    print(f"layers: {kills} kills of {ROUNDS} runs, {went_on} went on, {files} files with the same bytes; a whole run takes "
+          f"{whole:.0f} s, all {time.monotonic() - began:.0f} s", flush=True)
+    check("layers: runs are killed", kills > ROUNDS // 2, kills)
+
+
 def test_session():
     began, file, copy = time.monotonic(), WORK + "/chat", WORK + "/copy"
     common = ["-t", "1", "--temp", "0", "--think", "off", "-n", "2", "-c", "1500", "--session"]
@@ -198,7 +233,7 @@ def test_tune():
 
 
 STORED = ["-n", "2", "--temp", "0", "--think", "off", "-q", "-t", "1", "-c", "1100"]
-for part in (test_convert, test_session, test_store, test_profile, test_tune):
-    if len(sys.argv) < 5 or part.__name__[5:] in sys.argv[4:]:
+for part in (test_convert, test_session, test_store, test_profile, test_tune, test_layers):
+    if part.__name__[5:] in sys.argv[4:] or (len(sys.argv) < 5 and part != test_layers):
         part()
 finish(f", seed {SEED}")

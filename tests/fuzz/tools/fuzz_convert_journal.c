@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Any bytes as the journal of a conversion. Input: a byte of options, then the file; with its bit 1
- * a head and the ends of lines "NUMBER ?" (done) and "NUMBER !" (dropped) are made right. Checked:
- * a refusal has a sentence; what is not believed is said, and then nothing counts as done; a
- * journal to which tensors are added says so when it is read again, besides what it said before;
+ * a head and the ends of lines "NUMBER PIECES ?" (done) and "NUMBER 0 !" (dropped) are made right.
+ * Checked: a refusal has a sentence; what is not believed is said, and then nothing counts as done;
+ * a journal to which tensors are added says so when it is read again, besides what it said before;
  * one that was dropped is not done when it is read again.
  */
 #include "src/base/hash.h"
@@ -22,9 +22,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define FINGERPRINT 0x0123456789abcdefull
 #define N_TENSORS   40
 
+/* Every third tensor has several pieces. */
+static uint64_t pieces[N_TENSORS];
+
 struct read_back {
 	struct convert_journal journal;
-	bool done[N_TENSORS];
+	uint64_t done[N_TENSORS];
 	size_t n_done;
 	bool worthless;
 };
@@ -34,20 +37,29 @@ struct read_back {
 static void seal_lines(const uint8_t *d, size_t n, struct buf *out)
 {
 	uint64_t fingerprint = FINGERPRINT;
-	uint32_t id = 0;
-	buf_printf(out, "glmstream-convert 3 %016llx\n", FINGERPRINT);
+	uint32_t id = 0, number = 0;
+	bool has_id = false;
+	buf_printf(out, "glmstream-convert 4 %016llx\n", FINGERPRINT);
 	for (size_t i = 0; i < n; i++) {
 		if (d[i] >= '0' && d[i] <= '9')
-			id = id * 10 + (d[i] - '0');
+			number = number * 10 + (d[i] - '0');
+		if (d[i] == ' ' && !has_id) {
+			id = number;
+			number = 0;
+			has_id = true;
+		}
 		if (d[i] == '?' || d[i] == '!') {
 			const uint64_t source = d[i] == '?';
 			const uint64_t head = hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4);
-			buf_printf(out, "%016" PRIx64 " %016" PRIx64, source, hash_u64(head, source));
+			buf_printf(out, "%016" PRIx64 " %016" PRIx64, source,
+				hash_u64(hash_u64(head, number), source));
 		} else {
 			buf_append(out, &d[i], 1);
 		}
-		if (d[i] == '\n')
-			id = 0;
+		if (d[i] == '\n') {
+			id = number = 0;
+			has_id = false;
+		}
 	}
 }
 
@@ -58,15 +70,20 @@ static bool open_journal(struct read_back *r, bool force)
 	char out[256];
 	snprintf(out, sizeof out, "%s", fixture_path("out.gguf"));
 	*r = (struct read_back){0};
-	int rc = convert_journal_open(
-		&r->journal, out, force, FINGERPRINT, NULL, r->done, N_TENSORS, &r->n_done, &notes, &e);
+	for (size_t i = 0; i < N_TENSORS; i++)
+		pieces[i] = i % 3 ? 1 : 1 + i;
+	int rc = convert_journal_open(&r->journal, out, force, FINGERPRINT, NULL, pieces, r->done,
+		N_TENSORS, &r->n_done, &notes, &e);
 	if (rc && (!e.text[0] || rc != e.code))
 		bug("refused without a sentence");
 	r->worthless = notes.len != 0;
 	size_t n = 0;
-	for (size_t i = 0; i < N_TENSORS; i++)
-		n += r->done[i];
-	if (!rc && (n != r->n_done || (r->worthless && n)))
+	for (size_t i = 0; i < N_TENSORS; i++) {
+		if (r->done[i] > pieces[i] || (r->worthless && r->done[i]))
+			bug("%zu: %" PRIu64 " pieces are done", i, r->done[i]);
+		n += r->done[i] == pieces[i];
+	}
+	if (!rc && n != r->n_done)
 		bug("%zu tensors are done, %zu were said to be", n, r->n_done);
 	buf_free(&notes);
 	return !rc;
@@ -79,7 +96,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct buf text = {0};
 	struct read_back first, second;
 	struct err e = {0};
-	const uint32_t more[] = {data[0] % N_TENSORS, N_TENSORS - 1};
+	const uint32_t id = data[0] % N_TENSORS;
+	const struct journal_entry more[] = {{id, 1 + data[0] % (id % 3 ? 1 : 1 + id)}, {39, 40}};
 	if (data[0] & 1)
 		seal_lines(data + 1, size - 1, &text);
 	else
@@ -100,10 +118,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	convert_journal_close(&first.journal, false);
 	if (!open_journal(&second, false) || second.worthless)
 		bug("a journal that was just written is not believed");
-	first.done[more[0]] = first.done[more[1]] = true;
-	if (n_dropped != first.done[dropped[0]])
+	for (size_t i = 0; i < 2; i++)
+		first.done[more[i].id] = more[i].pieces;
+	if (n_dropped != (first.done[dropped[0]] != 0))
 		bug("%zu tensors dropped", n_dropped);
-	first.done[dropped[0]] = false;
+	first.done[dropped[0]] = 0;
 	if (memcmp(first.done, second.done, sizeof first.done) != 0)
 		bug("other tensors are done when it is read again");
 	convert_journal_close(&second.journal, data[0] & 4);

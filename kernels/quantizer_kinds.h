@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: MIT */
+/* Private to kernels: what quantizer_card_open chooses from. */
+#ifndef GLM_KERNELS_QUANTIZER_KINDS_H
+#define GLM_KERNELS_QUANTIZER_KINDS_H
+
+#include "kernels/quantizer.h"
+
+int quantizer_cuda_open(struct quantizer **out, struct err *e);
+
+#endif
