@@ -8,6 +8,9 @@ model's steps while it is made, and the compute thread's processor time between 
 row. One row is an answer alone, two rows are an answer beside a plain request. Prompts and steps of many rows take less time for
 a row: but for schemas, the processor time of a token counts too, in units of a token of the answer alone.
 
+What the fuzzer found itself (serve_requests.pack) comes in batches: one that costs too much is halved until it is known which
+request does.
+
 The answer is one of the same client (only the rule of long draws protects it), but for requests of many answers: one of another.
 
 An argument chooses the shapes whose names have it."""
@@ -15,6 +18,7 @@ import glob
 import http.client
 import json
 import os
+import struct
 import sys
 import threading
 import time
@@ -28,6 +32,8 @@ VICTIM = {"prompt": " ".join(["The river"] * 23), "max_tokens": 120, "ignore_eos
 PLAIN = {"prompt": "The stone", "max_tokens": 180, "ignore_eos": True, "temperature": 1, "seed": 2}
 MANY = {**PLAIN, "n": 16, "logprobs": 5, "max_tokens": 60}
 HOST_SECONDS, MOST_ROWS = 2.0, 2 / 0.8
+BATCH = 20
+GOOD = (200, 400, 404, 413, 429, 499)
 SESSIONS = 17  # one more than answers of a request
 
 
@@ -87,7 +93,24 @@ def shapes():
         with open(path, "rb") as f:
             data = f.read()
         if data:
-            yield "fuzz: " + os.path.basename(path), PATHS[data[0] % len(PATHS)], data[1:]
+            yield ("fuzz: " + os.path.basename(path), *fuzzed(data))
+
+
+def fuzzed(data):
+    return PATHS[data[0] % len(PATHS)], data[1:]
+
+
+def pack():
+    """(number, path, body) of each input of the fuzzer's pack."""
+    with open(os.path.join(ROOT, "tests/fuzz/corpus/serve_requests.pack"), "rb") as f:
+        data = f.read()
+    at = number = 0
+    while at < len(data):
+        size, = struct.unpack_from("<I", data, at)
+        if size:
+            yield (number, *fuzzed(data[at + 4:at + 4 + size]))
+        at += 4 + size
+        number += 1
 
 
 def host_seconds(s):
@@ -109,6 +132,15 @@ def send(s, path, body, timeout=60, address="127.0.0.1"):
         c.close()
 
 
+def send_all(s, requests):
+    """One after the other: what the first got that the server should not have answered so, else what the last got."""
+    for number, path, body in requests:
+        status, text = send(s, path, body)
+        if status not in GOOD:
+            break
+    return status, f"input {number}: {text}"
+
+
 def watch(s, prompt, done):
     """What each token of the answer to a prompt of so many tokens cost from its beginning to the last look at it: rows, ms; or
     None."""
@@ -126,11 +158,12 @@ def watch(s, prompt, done):
 
 
 def beside(s, prompt, path, body, alone=None, address="127.0.0.1"):
-    """prompt: tokens of the victim's. (status and answer of the neighbour, what a token of the victim cost, processor time that the neighbour took between
-    steps, the victim's text)."""
+    """prompt: tokens of the victim's. path None: the neighbour sends all requests of body. (status and answer of the neighbour,
+    what a token of the victim cost, processor time that the neighbour took between steps, the victim's text)."""
     s.wait_idle()
     start, got, rows, done = host_seconds(s), [], [], threading.Event()
-    neighbour = threading.Thread(target=lambda: got.append(send(s, path, body, address=address)))
+    neighbour = threading.Thread(target=lambda: got.append(
+        send_all(s, body) if path is None else send(s, path, body, address=address)))
     watcher = threading.Thread(target=lambda: rows.append(watch(s, prompt, done)))
     neighbour.start()
     if body is MANY or body is PLAIN:  # until it writes
@@ -174,6 +207,28 @@ def test_outputs_count():
         check("glmstream_request_bytes 0\n" in s.get("/metrics")[1], "nothing is held behind it")
 
 
+def try_batch(s, prompt, requests, alone):
+    """Returns what a token of another answer cost, in rows."""
+    (status, text), (rows, ms), host, _ = seen_beside(s, prompt, None, requests, alone[3])
+    cost = min(rows, ms / alone[1][1])
+    if len(requests) > 1 and (cost > MOST_ROWS or host > HOST_SECONDS):
+        half = len(requests) // 2
+        return max(try_batch(s, prompt, requests[:half], alone), try_batch(s, prompt, requests[half:], alone))
+    name = f"inputs {requests[0][0]} to {requests[-1][0]} of serve_requests.pack"
+    check(s.process.poll() is None, name, "the server has ended")
+    check(status in GOOD, name, status, text)
+    check(host <= HOST_SECONDS, name, "took", host, "s of the compute thread between steps")
+    check(cost <= MOST_ROWS, name, "a token of another answer cost", cost, "rows, at most", MOST_ROWS)
+    return cost
+
+
+def test_pack(s, prompt, alone):
+    requests, costs, began = list(pack()), [], time.monotonic()
+    for at in range(0, len(requests), BATCH):
+        costs.append(try_batch(s, prompt, requests[at:at + BATCH], alone))
+    print(f"{len(requests)} inputs of the fuzzer's pack: {max(costs):.2f} rows, {time.monotonic() - began:.0f} s")
+
+
 def main():
     if "san-" in PROGRAM:
         skip("a sanitizer needs more than 1 GB of addresses, and other times")
@@ -196,7 +251,7 @@ def main():
                 if cost <= MOST_ROWS:
                     break
             check(s.process.poll() is None, name, "the server has ended")
-            check(status in (200, 400, 404, 413, 429, 499), name, status, text)
+            check(status in GOOD, name, status, text)
             check(host <= HOST_SECONDS, name, "took", host, "s of the compute thread between steps")
             check(cost <= MOST_ROWS, name, "a token of another answer cost", cost, "rows, at most", MOST_ROWS)
             slowest = max(slowest, (cost, name))
@@ -204,6 +259,8 @@ def main():
                 print(f"{name}: {status} {text[:70] if status != 200 else ''}; {host:.3f} s between steps, {cost:.2f} rows", flush=True)
             if name.startswith("schemas that") or name.startswith("a schema that"):
                 check(status == 400 and "too long to compile" in text, name, status, text)
+        if len(sys.argv) < 2 or "fuzz" in sys.argv[1]:
+            test_pack(s, prompt, alone)
         check(s.post(COMPLETIONS, VICTIM)[1]["choices"][0]["text"] == alone[3], "the server answers afterwards")
     print(f"the dearest: {slowest[1]}, {slowest[0]:.2f} rows")
     test_outputs_count()
