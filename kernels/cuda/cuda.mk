@@ -37,7 +37,7 @@ NV_NEW    = $(filter-out native $(NV_KNOWN),$(CUDA_ARCH))
 NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH)), \
             -gencode arch=compute_$(a:90=90a)$(comma)code=sm_$(a:90=90a)) \
             $(if $(filter 90,$(CUDA_ARCH))$(NV_NEW),-gencode arch=compute_90$(comma)code=compute_90)
-NV_HOST   = $(addprefix -Xcompiler ,-Wall -Wextra \
+NV_HOST   = $(addprefix -Xcompiler ,-Wall -Wextra $(HARDEN) \
             $(addprefix -fsanitize=,$(subst $(comma), ,$(SAN))))
 NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) \
             -I. $(DEFS) -DHAVE_SM90A=$(if $(filter 90,$(CUDA_ARCH)),1,0) $(filter -D%,$(CPPFLAGS)) \

@@ -25,4 +25,8 @@ extern struct lazy_counts {
  * may be deferred. */
 void lazy_device_start(struct backend *b, bool can_defer, uint64_t seed);
 
+/* The device stops: what is enqueued does not run any more, and whoever waits for it gets ERR_RUN,
+ * as from a card that does not answer (without its patience of minutes). Any thread. */
+void lazy_device_stop(void);
+
 #endif

@@ -58,6 +58,21 @@ dpkg-deb -e "$deb" "$work/root/DEBIAN"
 check "the sums are right" eval '(cd "$work/root" && md5sum --quiet -c DEBIAN/md5sums)'
 check "the sums are of all files" [ "$(wc -l <"$work/root/DEBIAN/md5sums")" = "$(wc -l <"$work/expected")" ]
 check "the program is stripped" [ "$(objdump -h "$work/root/usr/bin/glmstream" | grep -c debug_info)" = 0 ]
+# ---- hardening: what tools/scripts/harden.mk asks for is in the program ----
+program=$work/root/usr/bin/glmstream
+readelf -lWd "$program" >"$work/elf"
+nm -D --undefined-only "$program" | sed 's/@.*//; s/.* //' >"$work/imports"
+check "it can be loaded anywhere (PIE)" grep -qE 'FLAGS_1\).* PIE' "$work/elf"
+check "its imports are bound at the start" grep -qE 'FLAGS_1\).* NOW' "$work/elf"
+check "and then read-only (RELRO)" grep -q GNU_RELRO "$work/elf"
+check "its stack is not executable" grep -qE 'GNU_STACK .* RW +0x' "$work/elf"
+check "functions guard their stacks" grep -qx __stack_chk_fail "$work/imports"
+check "copies are checked (FORTIFY)" [ "$(grep -cE '^__.*_chk$' "$work/imports")" -ge 5 ]
+if compgen -G "$build/kernels/cuda/runtime/*.o" >/dev/null && [ -f "$build/.flags" ] && grep -q nvcc "$build/.flags"; then
+	nm --undefined-only "$build"/kernels/cuda/runtime/*.o >"$work/cuda_imports"
+	check "nvcc's objects guard their stacks too" grep -q __stack_chk_fail "$work/cuda_imports"
+fi
+
 check "the unit names the program" grep -q '^ExecStart=/usr/bin/glmstream serve' \
 	"$work/root/lib/systemd/system/glmstream.service"
 for what in 'The glmstream authors' 'Princeton University'; do
