@@ -64,7 +64,8 @@ class Server:
             skip("this build has no serve command (libmicrohttpd is missing)")
         if not os.path.exists(model):
             cannot_test("no pocket model in tools/pocket (make pocket)")
-        command = [*under, PROGRAM, "serve", "-m", model, "--port", "0", "--backend", "cpu", *options]
+        backend = () if "--backend" in options else ("--backend", "cpu")
+        command = [*under, PROGRAM, "serve", "-m", model, "--port", "0", *backend, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})},
                                         preexec_fn=address_bytes and (lambda: resource.setrlimit(
