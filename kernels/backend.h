@@ -161,6 +161,16 @@ struct latents {
 	int n_out;
 };
 
+/* Rows of one cache for attention, from a cache of the same shape that lies in memory which is slow
+ * to read: to[base[r] + t] = from[base[r] + t] for every row r and position t in sel[r]. */
+struct fetch_rows {
+	struct cache_view from, to;
+	int64_t capacity;     /* rows of both */
+	const int32_t *sel;   /* [rows][sel_stride], ascending */
+	const int32_t *n_sel; /* [rows] */
+	int sel_stride;
+};
+
 /* DSA lightning indexer (specification section 2.5):
  *   score(r, t) = sum_j weight[r][j] * n_heads^-1/2 * max(0, q[r][j] . key[t] * head_dim^-1/2)
  * for t <= pos[r]. It selects the min(top_k, pos + 1) best positions: higher score first, then the
@@ -300,6 +310,9 @@ struct backend_usage {
 enum mem_kind {
 	MEM_DEVICE, /* where ops compute */
 	MEM_SHARED, /* small; read by host and device (mapped pinned memory on CUDA) */
+	/* Large; host memory that ops read and write over the link (pinned and mapped on CUDA). The
+	 * host reads and writes it too, while no op that uses it is pending. */
+	MEM_HOST,
 };
 
 /* What the caller of segment_begin does next. */
@@ -417,6 +430,8 @@ struct backend_ops {
 	void (*latents)(struct backend *b, const struct batch *rows, const struct rope *rope,
 		const struct latents *a);
 	void (*index_select)(struct backend *b, const struct batch *rows, const struct index_select *a);
+	/* A row that several rows of the step have selected is read once, but for steps of one row. */
+	void (*fetch_rows)(struct backend *b, const struct batch *rows, const struct fetch_rows *a);
 	void (*attend)(struct backend *b, const struct batch *rows, const struct attend *a);
 	/* The same bits as its ops one after the other. */
 	void (*mla)(struct backend *b, const struct batch *rows, const struct mla *a);

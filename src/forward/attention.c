@@ -3,7 +3,8 @@
  * Multi-head latent attention in its absorbed form with the DSA indexer and IndexShare
  * (specification 2.3 to 2.6). The cached row [latent | rotated key] is key (whole) and value (its
  * first part) for all heads. A full layer scores every position and keeps its selection in ws.sel;
- * the shared layers above it attend over the same positions.
+ * the shared layers above it attend over the same positions. Latents in host memory are fetched by
+ * selection, layer by layer (kv_cache.h).
  */
 #include "src/forward/attention.h"
 
@@ -96,6 +97,22 @@ static void select_positions(
 	b->ops->index_select(b, rows, &a);
 }
 
+/* The cache in which attention finds the positions of a's selection. */
+static struct cache_view latents_to_read(struct model *m, const struct kv_cache *kv, uint32_t layer,
+	const struct batch *rows, const struct attend *a)
+{
+	if (!kv->fetched.data)
+		return kv->latent[layer];
+	struct fetch_rows f = {.from = kv->latent[layer],
+		.to = kv->fetched,
+		.capacity = kv->capacity,
+		.sel = a->sel,
+		.n_sel = a->n_sel,
+		.sel_stride = a->sel_stride};
+	m->backend->ops->fetch_rows(m->backend, rows, &f);
+	return kv->fetched;
+}
+
 void attention_forward(struct model *m, struct kv_cache *kv, uint32_t layer,
 	const struct batch *rows, bool normed, bool draft_sel)
 {
@@ -126,12 +143,12 @@ void attention_forward(struct model *m, struct kv_cache *kv, uint32_t layer,
 		.rotate = ws->q + c->head_nope,
 		.rotate_stride = head_qk,
 		.rope = step_rope(m),
-		.cache = kv->latent[layer],
 		.sel = draft_sel ? ws->draft_sel : ws->sel,
 		.n_sel = draft_sel ? ws->draft_n_sel : ws->n_sel,
 		.sel_stride = draft_sel ? ws->draft_sel_stride : (int)c->index_top_k,
 		.out = ws->z,
 	};
+	a.attend.cache = latents_to_read(m, kv, layer, rows, &a.attend);
 	a.expand = (struct stacked_matmul){
 		.w = w->v_b, .x = ws->z, .x_stride = c->kv_rank, .y = ws->o, .y_stride = c->head_value};
 	a.out = &(struct matmul){.w = w->attn_out, .y = ws->x, .add = true};

@@ -143,6 +143,7 @@ static void continues(bool kv_f32, bool mtp)
 		o.chunk = others[i].chunk;
 		o.context = others[i].context;
 		o.sessions = others[i].sessions;
+		o.kv_ram = i % 2 ? ENGINE_KV_RAM_ON : ENGINE_KV_RAM_OFF;
 		o.cache_bytes = strcmp(defaults.backend, "cpu") ? 0 : others[i].cache_bytes;
 		g = engine_of(&o);
 		struct session *apart =

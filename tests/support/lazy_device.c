@@ -31,6 +31,7 @@ struct op {
 		ROPE,
 		LATENTS,
 		INDEX_SELECT,
+		FETCH_ROWS,
 		MLA,
 		ROUTE,
 		EXPERTS,
@@ -52,6 +53,7 @@ struct op {
 	struct ffn ffn;
 	struct latents latents;
 	struct index_select select;
+	struct fetch_rows fetch;
 	struct mla mla;
 	struct route routes[ROUTES_MAX];
 	struct expert_job shape;
@@ -163,6 +165,9 @@ static void lazy_device_run(struct backend *b, struct op *p)
 		break;
 	case INDEX_SELECT:
 		x->index_select(b, &p->batch, &p->select);
+		break;
+	case FETCH_ROWS:
+		x->fetch_rows(b, &p->batch, &p->fetch);
 		break;
 	case MLA:
 		p->mla.out = p->n[0] ? p->parts : NULL;
@@ -498,6 +503,14 @@ static void dev_index_select(
 	p->select = *a;
 }
 
+static void dev_fetch_rows(struct backend *b, const struct batch *rows, const struct fetch_rows *a)
+{
+	(void)b;
+	struct op *p = op_add(FETCH_ROWS);
+	p->batch = *rows;
+	p->fetch = *a;
+}
+
 static void dev_mla(struct backend *b, const struct batch *rows, const struct mla *a)
 {
 	(void)b;
@@ -686,6 +699,7 @@ void lazy_device_start(struct backend *b, bool can_defer, uint64_t seed)
 	o->rope = dev_rope;
 	o->latents = dev_latents;
 	o->index_select = dev_index_select;
+	o->fetch_rows = dev_fetch_rows;
 	o->mla = dev_mla;
 	o->route = dev_route;
 	o->wait_expert_ids = dev_wait_expert_ids;

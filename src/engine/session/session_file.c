@@ -153,7 +153,7 @@ static struct session_head own_head(const struct session *s)
 	const struct model_config *c = &s->g->config;
 	struct session_head h = {
 		.fingerprint = session_fingerprint(s->g),
-		.value_bytes = s->g->stages->plan.kv_type == DTYPE_F32 ? 4 : 2,
+		.value_bytes = s->g->stages->plan.kv_shape.type == DTYPE_F32 ? 4 : 2,
 		.n_layers = c->n_layers,
 		.mtp = s->mtp,
 		.latent = config_cache_width(c),
