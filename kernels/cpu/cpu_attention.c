@@ -133,30 +133,6 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	cpu_run(b, threads, (int64_t)rows->n * n_blocks, 1, attend_task, &job);
 }
 
-void cpu_fetch_rows(struct backend *base, const struct batch *rows, const struct fetch_rows *a)
-{
-	struct cpu_backend *b = cpu_of(base);
-	if (b->base.failure.code || !rows->n)
-		return;
-	size_t words = ((size_t)a->capacity + 63) / 64;
-	uint64_t *chosen = cpu_scratch(b, words * sizeof *chosen, "fetch_rows");
-	if (!chosen)
-		return;
-	const size_t row_bytes = (size_t)a->from.width * (a->from.type == DTYPE_F16 ? 2 : 4);
-	memset(chosen, 0, words * sizeof *chosen);
-	for (int r = 0; r < rows->n; r++) {
-		const int32_t *sel = a->sel + (int64_t)r * a->sel_stride;
-		for (int i = 0; i < a->n_sel[r]; i++) {
-			size_t row = (size_t)(rows->base[r] + sel[i]);
-			if (chosen[row / 64] >> row % 64 & 1)
-				continue;
-			chosen[row / 64] |= (uint64_t)1 << row % 64;
-			memcpy((uint8_t *)a->to.data + row * row_bytes,
-				(const uint8_t *)a->from.data + row * row_bytes, row_bytes);
-		}
-	}
-}
-
 void cpu_mla(struct backend *b, const struct batch *rows, const struct mla *a)
 {
 	cpu_stacked_matmul(b, &a->absorb, rows->n);

@@ -179,6 +179,7 @@ static const struct backend_ops cpu_ops = {
 	.rope = cpu_rope,
 	.latents = cpu_latents,
 	.index_select = cpu_index_select,
+	.store_rows = cpu_store_rows,
 	.fetch_rows = cpu_fetch_rows,
 	.attend = cpu_attend,
 	.mla = cpu_mla,

@@ -66,7 +66,8 @@ struct engine_options {
 	uint32_t sessions;  /* most sessions at a time; 0: 1 */
 	uint32_t chunk;     /* most rows computed at once during prefill; 0: the backend's choice */
 	bool kv_f32;        /* keep latents and index keys in float32 (parity) instead of 16 bit */
-	bool no_mtp;        /* do not load the MTP layer */
+	bool kv_f8;  /* keep latents in 8 bits (backend.h: F8_E4M3); not with kv_f32. Other logits */
+	bool no_mtp; /* do not load the MTP layer */
 	enum engine_kv_ram kv_ram;
 
 	/* Where the routed experts are.

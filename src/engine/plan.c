@@ -298,8 +298,8 @@ static void plan_log(const struct plan *p)
 	log_verbose("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
 				"workspace (%u rows)%s; %.1f GB available%s",
 		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions,
-		dtype_name(p->kv_shape.type), gigabytes(p->workspace), p->chunk, scratch,
-		gigabytes(p->available), reserve);
+		p->kv_shape.latents_f8 ? "F8_E4M3" : dtype_name(p->kv_shape.type), gigabytes(p->workspace),
+		p->chunk, scratch, gigabytes(p->available), reserve);
 	if (p->kv_host)
 		log_info("caches: %.2f GB on the card (index keys, and the rows that a layer reads), %.2f "
 				 "GB of latents in pinned host memory",
@@ -423,7 +423,8 @@ static int plan_place(const struct model_config *c, const struct engine_options 
 		.sessions = o->sessions ? o->sessions : 1,
 		.kv_shape = {.type = o->kv_f32 ? DTYPE_F32 : DTYPE_F16,
 			.with_mtp = mtp,
-			.latents_on_host = o->kv_ram == ENGINE_KV_RAM_ON},
+			.latents_on_host = o->kv_ram == ENGINE_KV_RAM_ON,
+			.latents_f8 = o->kv_f8},
 		.mtp = mtp,
 		.resident = resident,
 		.embed_row = (o->copier || on_card) && (!c->first_layer || mtp) ? w->embed.row_bytes : 0,
@@ -439,6 +440,12 @@ static int plan_place(const struct model_config *c, const struct engine_options 
 		return err_set(e, ERR_USAGE,
 			"a context of %u tokens was asked for, the model was made for %u", o->context,
 			c->n_context);
+	if (o->kv_f8 && o->kv_f32)
+		return err_set(e, ERR_USAGE, "latents of 8 bits and of float32 exclude each other");
+	if (o->kv_f8 && c->kv_rank % CACHE_F8_BLOCK)
+		return err_set(e, ERR_USAGE,
+			"latents of %u values have no whole blocks of %d: they cannot be kept in 8 bits",
+			c->kv_rank, CACHE_F8_BLOCK);
 	int rc;
 	if (p->on_card && !p->streaming) {
 		p->experts = plan_expert_bytes(w, n_layers);

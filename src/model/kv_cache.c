@@ -6,13 +6,24 @@
 
 #include <string.h>
 
-/* Places n rows of `width` values at *used and moves it; NULL: counts only. */
+static size_t row_bytes(const struct kv_cache_shape *s, uint32_t width)
+{
+	return width * (s->type == DTYPE_F32 ? sizeof(float) : 2);
+}
+
+size_t kv_cache_latent_bytes(const struct model_config *c, const struct kv_cache_shape *s)
+{
+	const uint32_t width = config_cache_width(c);
+	return s->latents_f8 ? cache_f8_row_bytes((int)width, (int)c->kv_rank) : row_bytes(s, width);
+}
+
+/* Places n rows of so many bytes at *used and moves it; NULL: counts only. */
 static struct cache_view place(
-	uint8_t *arena, size_t *used, const struct kv_cache_shape *s, uint32_t n, uint32_t width)
+	uint8_t *arena, size_t *used, enum dtype type, uint32_t width, size_t row, uint32_t n)
 {
 	const struct cache_view v = {
-		.data = arena ? arena + *used : NULL, .type = s->type, .width = (int)width};
-	*used = num_align_up(*used + (size_t)n * width * (s->type == DTYPE_F32 ? 4 : 2), 256);
+		.data = arena ? arena + *used : NULL, .type = type, .width = (int)width};
+	*used = num_align_up(*used + n * row, 256);
 	return v;
 }
 
@@ -23,14 +34,19 @@ static struct kv_cache_bytes kv_cache_layout(struct kv_cache *kv, const struct m
 	uint8_t *device = kv ? kv->arena : NULL, *host = kv ? kv->host : NULL;
 	struct kv_cache unused;
 	struct kv_cache *to = kv ? kv : &unused;
+	const uint32_t width = config_cache_width(c);
+	const size_t latent = kv_cache_latent_bytes(c, s);
+	uint8_t *to_latents = s->latents_on_host ? host : device;
+	size_t *latents_used = s->latents_on_host ? &used.host : &used.device;
 	for (uint32_t i = c->first_layer; i < config_all_end(c, s->with_mtp); i++) {
-		to->latent[i] = place(s->latents_on_host ? host : device,
-			s->latents_on_host ? &used.host : &used.device, s, capacity, config_cache_width(c));
+		to->latent[i] = place(to_latents, latents_used, s->latents_f8 ? DTYPE_F8_E4M3 : s->type,
+			width, latent, capacity);
 		if (c->index_full[i])
-			to->index_key[i] = place(device, &used.device, s, capacity, c->index_dim);
+			to->index_key[i] = place(
+				device, &used.device, s->type, c->index_dim, row_bytes(s, c->index_dim), capacity);
 	}
-	if (s->latents_on_host)
-		to->fetched = place(device, &used.device, s, capacity, config_cache_width(c));
+	if (s->latents_on_host || s->latents_f8)
+		to->fetched = place(device, &used.device, s->type, width, row_bytes(s, width), capacity);
 	return used;
 }
 

@@ -28,6 +28,8 @@
 static const char *backend_name = "cpu"; /* of this round */
 static int32_t text[N_FILL + N_AFTER];
 
+static bool kv_f8; /* of the engines to come */
+
 static struct engine *open_with(enum engine_kv_ram kv_ram, uint32_t chunk)
 {
 	const struct engine_options o = {.model_path = POCKET,
@@ -35,6 +37,7 @@ static struct engine *open_with(enum engine_kv_ram kv_ram, uint32_t chunk)
 		.context = 512,
 		.sessions = 3,
 		.chunk = chunk,
+		.kv_f8 = kv_f8,
 		.kv_ram = kv_ram};
 	return engine_of(&o);
 }
@@ -107,6 +110,22 @@ static void test_bits(void **state)
 	}
 }
 
+/* Latents of 8 bits: other numbers, and the same ones wherever they lie. */
+static void test_8_bits(void **state)
+{
+	const struct timeline_hashes wide = hashes_of(ENGINE_KV_RAM_OFF, 0);
+	kv_f8 = true;
+	test_bits(state);
+	const struct timeline_hashes narrow = hashes_of(ENGINE_KV_RAM_OFF, 0);
+	assert_true(wide.prompt != narrow.prompt && wide.filled != narrow.filled);
+	kv_f8 = false;
+	struct err e = {0};
+	struct engine *g;
+	struct engine_options o = {
+		.model_path = POCKET, .backend = backend_name, .kv_f8 = true, .kv_f32 = true};
+	assert_int_equal(engine_open(&o, &g, &e), ERR_USAGE);
+}
+
 /* Of a layer's rows: no two index keys are the same, values have mean 0 and variance 1. */
 static void test_fill(void **state)
 {
@@ -148,7 +167,8 @@ static void test_fill(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_fill)};
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_bits), cmocka_unit_test(test_8_bits), cmocka_unit_test(test_fill)};
 	struct rng r = {19};
 	for (size_t i = 0; i < ARRAY_LEN(text); i++)
 		text[i] = (int32_t)rng_below(&r, 8000);

@@ -160,6 +160,11 @@ static void test_latents_on_host(void **state)
 	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
 	assert_true(p.kv_shape.latents_on_host && p.kv < 8000000000u && p.kv_host > 95000000000u);
 	assert_true(p.resident + p.kv + p.workspace + p.tiers.tier_bytes[0] < m.card_bytes);
+	const size_t wide = p.kv_host;
+	o.kv_f8 = true; /* 656 bytes in place of 1,152 */
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
+	assert_true(p.kv_host > wide / 1152 * 655 && p.kv_host < wide / 1152 * 657);
+	o.kv_f8 = false;
 	o.ram_bytes = ENGINE_CACHE_AUTO; /* has what they leave */
 	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
 	assert_true(p.tiers.tier_bytes[1] > 0);

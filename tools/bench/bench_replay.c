@@ -87,7 +87,7 @@ struct replay {
 	struct measure_drive *drive;          /* NULL: none are taken */
 	double *drive_bytes_s;                /* [most + 1] behind that token; 0: none */
 	uint64_t sampled_ns, sampled_busy_ns; /* when, and how long the drive had been busy by then */
-	uint64_t paused_ns;                   /* for samples, since the first token */
+	uint64_t paused_ns;                   /* for --fill, and for samples since the first token */
 	struct err failure;                   /* of a sample */
 };
 
@@ -532,10 +532,11 @@ static int run_replay(
 	if (!rc && o->n_accept)
 		rc = session_enable_mtp(j->s, e);
 	if (!rc && o->n_fill) {
+		const uint64_t began = clock_ns();
 		rc = session_fill_random(j->s, ids, o->n_fill, interrupt_flag(), e);
 		if (!rc)
 			bench_add_context(j->b, j->what, j->g, o->n_fill);
-		*opened_ns = clock_ns(); /* filling is no part of the start-up either */
+		j->paused_ns += clock_ns() - began; /* filling is no part of the start-up */
 	}
 	if (o->seconds > 0)
 		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);

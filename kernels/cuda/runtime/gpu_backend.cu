@@ -411,6 +411,7 @@ static const struct backend_ops cuda_ops = {
 	.rope = cuda_rope,
 	.latents = cuda_latents,
 	.index_select = cuda_index_select,
+	.store_rows = cuda_store_rows,
 	.fetch_rows = cuda_fetch_rows,
 	.attend = cuda_attend,
 	.mla = cuda_mla,

@@ -15,24 +15,44 @@
 #define BLOCK_BYTES ((size_t)8 << 20)
 #define RANGE       1.7320508f /* uniform in [-RANGE, RANGE] has variance 1 */
 #define TABLE       4096       /* distinct values */
+#define F8_MOST     448        /* the largest value of E4M3 */
 
 struct fill_values {
 	float f32[TABLE];
 	uint16_t f16[TABLE];
+	uint8_t f8[TABLE]; /* times RANGE / F8_MOST */
 };
+
+/* Rows of F8_E4M3: n of them. */
+static void draw_f8(struct rng *rng, const struct fill_values *table, const struct model_config *c,
+	uint32_t n, uint8_t *to)
+{
+	const float scale = RANGE / F8_MOST;
+	for (uint32_t r = 0; r < n; r++) {
+		for (uint32_t i = 0; i < c->kv_rank; i++)
+			*to++ = table->f8[rng_u64(rng) % TABLE];
+		for (uint32_t i = 0; i < c->kv_rank / CACHE_F8_BLOCK; i++, to += sizeof scale)
+			memcpy(to, &scale, sizeof scale);
+		for (uint32_t i = 0; i < c->head_rope; i++, to += sizeof(uint16_t))
+			memcpy(to, &table->f16[rng_u64(rng) % TABLE], sizeof(uint16_t));
+	}
+}
 
 /* The rows of one cache, block by block through `block`. */
 static int fill_rows(struct session *s, const struct cache_rows *r, const struct fill_values *table,
 	uint8_t *block, atomic_bool *cancel, struct err *e)
 {
-	const bool f32 = s->g->stages->plan.kv_shape.type == DTYPE_F32;
+	const struct kv_cache_shape *shape = &s->g->stages->plan.kv_shape;
+	const bool f32 = shape->type == DTYPE_F32, f8 = shape->latents_f8 && !r->index_key;
 	const size_t per_block = MAX(BLOCK_BYTES / r->row_bytes, 1);
 	struct rng rng = {2 * r->layer + r->index_key};
 	int rc = 0;
 	for (uint32_t done = 0, n; done < r->n && !rc; done += n) {
 		n = (uint32_t)MIN(per_block, r->n - done);
 		const size_t values = n * r->row_bytes / (f32 ? 4 : 2);
-		for (size_t i = 0; (!done || r->index_key) && i < values;) {
+		if (f8 && !done)
+			draw_f8(&rng, table, &s->g->config, n, block);
+		for (size_t i = 0; !f8 && (!done || r->index_key) && i < values;) {
 			uint64_t bits = rng_u64(&rng);
 			for (int k = 0; k < 5 && i < values; k++, i++, bits >>= 12) {
 				if (f32)
@@ -59,6 +79,7 @@ int session_fill_random(
 	for (int i = 0; i < TABLE; i++) {
 		table.f32[i] = RANGE * (2 * ((float)i + 0.5f) / TABLE - 1);
 		table.f16[i] = f32_to_f16(table.f32[i]);
+		table.f8[i] = f32_to_f8_e4m3(table.f32[i] * (F8_MOST / RANGE));
 	}
 	uint8_t *block = mem_try_new(BLOCK_BYTES + engine_most_row_bytes(s->g), 1);
 	if (!block)

@@ -25,7 +25,7 @@ size_t engine_row_bytes(const struct engine *g, uint32_t layer, bool index_key)
 	if (!is_remote(g, layer) && !view_of(engine_stage_of(g, layer), layer, index_key)->data)
 		return 0;
 	if (!index_key)
-		return config_cache_width(c) * value;
+		return kv_cache_latent_bytes(c, &g->stages->plan.kv_shape);
 	return c->index_full[layer] ? c->index_dim * value : 0;
 }
 
