@@ -85,12 +85,21 @@ struct batch {
 };
 
 /* One cache of one layer: [capacity][width] values of F32 or F16. Stores to F16 round to nearest
- * even. */
+ * even. F8_E4M3 (fetch_rows, store_rows): rows of cache_f8_row_bytes, the first n_value values in 8
+ * bits, then a float32 scale for each CACHE_F8_BLOCK of them, then the rest as F16. */
 struct cache_view {
 	void *data;
 	enum dtype type;
 	int width;
 };
+
+#define CACHE_F8_BLOCK DTYPE_SCALE_BLOCK /* n_value is a multiple of it */
+
+static inline size_t cache_f8_row_bytes(int width, int n_value)
+{
+	return (size_t)n_value + (size_t)(n_value / CACHE_F8_BLOCK) * sizeof(float) +
+		   (size_t)(width - n_value) * 2;
+}
 
 /* Rotary angles of the rows of one step: [n][dim/2] pairs (cos, sin), made by rope_angles. */
 struct rope {
@@ -159,6 +168,19 @@ struct latents {
 	/* 4. Products of the normed q. They write none of the above. q is undefined afterwards. */
 	const struct matmul *out; /* [n_out] */
 	int n_out;
+};
+
+/* Rows of one cache for attention, from a cache that is slow to read or has another type:
+ * to[base[r]
+ * + t] = from[base[r] + t] for every row r and position t in sel[r]. Types: the same, or F8_E4M3 to
+ * F16: half(value * scale), rounded twice. */
+struct fetch_rows {
+	struct cache_view from, to; /* of one width */
+	int n_value;                /* F8_E4M3: values in 8 bits */
+	int64_t capacity;           /* rows of both */
+	const int32_t *sel;         /* [rows][sel_stride], ascending */
+	const int32_t *n_sel;       /* [rows] */
+	int sel_stride;
 };
 
 /* DSA lightning indexer (specification section 2.5):
@@ -300,6 +322,9 @@ struct backend_usage {
 enum mem_kind {
 	MEM_DEVICE, /* where ops compute */
 	MEM_SHARED, /* small; read by host and device (mapped pinned memory on CUDA) */
+	/* Large; host memory that ops read and write over the link (pinned and mapped on CUDA). The
+	 * host reads and writes it too, while no op that uses it is pending. */
+	MEM_HOST,
 };
 
 /* What the caller of segment_begin does next. */
@@ -417,6 +442,13 @@ struct backend_ops {
 	void (*latents)(struct backend *b, const struct batch *rows, const struct rope *rope,
 		const struct latents *a);
 	void (*index_select)(struct backend *b, const struct batch *rows, const struct index_select *a);
+	/* to[base[r] + pos[r]] (F8_E4M3) = from[base[r] + pos[r]] (F16) for every row r of the step,
+	 * the first n_value values in 8 bits: scale = largest magnitude of the block / 448, values
+	 * (value / scale) to nearest even; a block of zeros has the scale 0. */
+	void (*store_rows)(struct backend *b, const struct batch *rows, const struct cache_view *from,
+		const struct cache_view *to, int n_value);
+	/* A row that several rows of the step have selected is read once, but for steps of one row. */
+	void (*fetch_rows)(struct backend *b, const struct batch *rows, const struct fetch_rows *a);
 	void (*attend)(struct backend *b, const struct batch *rows, const struct attend *a);
 	/* The same bits as its ops one after the other. */
 	void (*mla)(struct backend *b, const struct batch *rows, const struct mla *a);

@@ -129,6 +129,9 @@ void cpu_matmul(
 	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 void cpu_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cpu_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
+void cpu_store_rows(struct backend *b, const struct batch *rows, const struct cache_view *from,
+	const struct cache_view *to, int n_value);
+void cpu_fetch_rows(struct backend *b, const struct batch *rows, const struct fetch_rows *a);
 void cpu_attend(struct backend *b, const struct batch *rows, const struct attend *a);
 void cpu_mla(struct backend *b, const struct batch *rows, const struct mla *a);
 void cpu_route(struct backend *b, const struct route *a, int n, int rows);

@@ -83,4 +83,20 @@ HALF_FN float f8_e4m3_to_f32(uint8_t b)
 	return f32_from_bits(f32_bits(v) | sign);
 }
 
+/* To nearest even. Magnitudes above 448 become 448, NaN stays NaN. */
+static inline uint8_t f32_to_f8_e4m3(float f)
+{
+	uint32_t u = f32_bits(f), sign = (u >> 24) & 0x80, a = u & 0x7fffffff;
+	if (a > 0x7f800000)
+		return (uint8_t)(sign | 0x7f);
+	if (a >= 0x43e00000) /* 448 */
+		return (uint8_t)(sign | 0x7e);
+	if (a < 0x3c800000) { /* below 2^-6: let the float adder round to multiples of 2^-9 */
+		float v = f32_from_bits(a) + 0x1p14f;
+		return (uint8_t)(sign | (f32_bits(v) - 0x46800000));
+	}
+	uint32_t odd = (a >> 20) & 1;
+	return (uint8_t)(sign | ((a - 0x3c000000 + 0x7ffff + odd) >> 20));
+}
+
 #endif

@@ -65,7 +65,7 @@ void *mem_alloc(size_t bytes);
 void *mem_try_map(size_t bytes);
 void mem_unmap(void *p, size_t bytes);
 /* Takes the pages of such a mapping from the system now, not when each is first written; contents
- * stay. */
+ * stay. Large mappings by several threads, which have ended on return. */
 void mem_populate(void *p, size_t bytes);
 
 /* What a block of so many bytes takes of the allocator, its header and alignment included; at least

@@ -464,7 +464,8 @@ void engine_populate(struct engine *g)
 		struct backend *b = s->backend;
 		if (!b->ops->populate)
 			continue;
-		b->ops->populate(b, s->kv.arena, s->kv.arena_bytes);
+		b->ops->populate(b, s->kv.arena, s->kv.bytes.device);
+		b->ops->populate(b, s->kv.host, s->kv.bytes.host);
 		b->ops->populate(b, ws->device, ws->device_bytes);
 		b->ops->populate(b, ws->shared, ws->shared_bytes);
 	}
@@ -480,7 +481,8 @@ struct engine_sizes engine_sizes(const struct engine *g)
 		const struct stage *s = &g->stages[k];
 		const struct model_weights *w = &s->model.weights;
 		sum.resident_bytes += w->arena_bytes;
-		sum.kv_bytes += s->kv.arena_bytes;
+		sum.kv_bytes += s->kv.bytes.device;
+		sum.kv_host_bytes += s->kv.bytes.host;
 		sum.workspace_bytes += s->model.ws.device_bytes + s->model.ws.shared_bytes;
 		sum.resident_per_token += w->head.stack_bytes;
 		for (uint32_t i = s->config.first_layer; i < s->config.end_layer; i++) {

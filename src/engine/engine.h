@@ -29,6 +29,16 @@
 struct engine;
 struct ranks;
 
+/* Whether latents lie in pinned host memory, and a step fetches those that attention reads
+ * (kv_cache.h). The bits are the same. On the CPU both are ordinary memory: only ON has effect. */
+enum engine_kv_ram {
+	/* where a card lacks the memory for more than 131,072 positions, of all sessions together,
+	 * that were asked for */
+	ENGINE_KV_RAM_AUTO,
+	ENGINE_KV_RAM_ON,
+	ENGINE_KV_RAM_OFF
+};
+
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
 struct engine_options {
 	const char *model_path; /* a GGUF or the first part of a split set */
@@ -56,7 +66,9 @@ struct engine_options {
 	uint32_t sessions;  /* most sessions at a time; 0: 1 */
 	uint32_t chunk;     /* most rows computed at once during prefill; 0: the backend's choice */
 	bool kv_f32;        /* keep latents and index keys in float32 (parity) instead of 16 bit */
-	bool no_mtp;        /* do not load the MTP layer */
+	bool kv_f8;  /* keep latents in 8 bits (backend.h: F8_E4M3); not with kv_f32. Other logits */
+	bool no_mtp; /* do not load the MTP layer */
+	enum engine_kv_ram kv_ram;
 
 	/* Where the routed experts are.
 	 * - cache_bytes 0 on the CPU: they are used where the file is mapped, and the kernel's page
@@ -189,7 +201,8 @@ struct engine_sizes {
 	uint64_t resident_per_token; /* of which one decode step reads */
 	uint64_t experts_bytes;      /* all routed experts of trunk layers, in the file */
 	uint64_t experts_per_token;  /* n_used of every MoE layer */
-	uint64_t kv_bytes;           /* caches of all sessions */
+	uint64_t kv_bytes;           /* caches of all sessions, on the card ... */
+	uint64_t kv_host_bytes;      /* ... and in host memory (kv_ram) */
 	uint64_t workspace_bytes;
 };
 struct engine_sizes engine_sizes(const struct engine *g);

@@ -81,13 +81,28 @@ size_t plan_host_reserve(size_t host_available)
 	return MAX(HOST_RESERVE_AUTO, host_available / 10);
 }
 
+/* Of the caches of all sessions. On the CPU all memory is the backend's. */
+static struct kv_cache_bytes kv_bytes(
+	const struct model_config *c, const struct plan *p, uint32_t context)
+{
+	struct kv_cache_bytes kv = kv_cache_bytes(c, &p->kv_shape, context * p->sessions);
+	if (!p->on_card) {
+		kv.device += kv.host;
+		kv.host = 0;
+	}
+	return kv;
+}
+
 /* The longest context whose caches fit in `budget`, in steps; at least one step. */
 static uint32_t fitting_context(const struct model_config *c, const struct plan *p, size_t budget)
 {
 	uint32_t best = MIN(c->n_context, CONTEXT_STEP);
+	const size_t host_budget =
+		bytes_left(p->host_available, plan_host_reserve(p->host_available)) / AUTO_KV_PART;
 	for (uint32_t n = best; n < MIN(c->n_context, AUTO_CONTEXT);) {
 		n = MIN(MIN(n + CONTEXT_STEP, c->n_context), AUTO_CONTEXT);
-		if (kv_cache_bytes(c, p->mtp, p->kv_type, n * p->sessions) > budget)
+		const struct kv_cache_bytes kv = kv_bytes(c, p, n);
+		if (kv.device > budget || (p->host_available && kv.host > host_budget))
 			break;
 		best = n;
 	}
@@ -131,7 +146,9 @@ static int plan_context(const struct model_config *c, const struct engine_option
 		return err_set(e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows",
 			p->sessions, p->context);
 	p->chunk = MIN(chunk, p->context);
-	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
+	const struct kv_cache_bytes kv = kv_bytes(c, p, p->context);
+	p->kv = kv.device;
+	p->kv_host = kv.host;
 	p->workspace = workspace_bytes(c, mtp_sessions(p), p->embed_row, p->chunk);
 	return 0;
 }
@@ -190,7 +207,7 @@ static void hint_smaller(const struct model_config *c, const struct plan *p,
 {
 	const size_t fixed = p->workspace + least, usable = usable_bytes(p);
 	const uint32_t shortest = MIN(p->context, CONTEXT_STEP);
-	const size_t kv_least = kv_cache_bytes(c, p->mtp, p->kv_type, shortest * p->sessions);
+	const size_t kv_least = kv_bytes(c, p, shortest).device;
 	const struct weight *m =
 		&w->layers[c->first_layer].attn_out; /* what type most resident matrices have */
 	const double value_bytes = (double)m->row_bytes / (double)m->n_in;
@@ -256,7 +273,8 @@ static int stream_to_card(const struct model_config *c, const struct engine_opti
 	if (!given)
 		p->loader.tier_bytes[0] = MIN(left, p->tiers.everything_bytes);
 	if (ram == ENGINE_CACHE_AUTO) {
-		size_t reserve = plan_host_reserve(p->host_available) + p->tiers.host_staging_bytes;
+		size_t reserve =
+			plan_host_reserve(p->host_available) + p->tiers.host_staging_bytes + p->kv_host;
 		p->loader.tier_bytes[1] = MIN(bytes_left(p->host_available, reserve),
 			bytes_left(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
 		if (p->loader.tier_bytes[1]) {
@@ -279,8 +297,13 @@ static void plan_log(const struct plan *p)
 	}
 	log_verbose("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
 				"workspace (%u rows)%s; %.1f GB available%s",
-		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions, dtype_name(p->kv_type),
-		gigabytes(p->workspace), p->chunk, scratch, gigabytes(p->available), reserve);
+		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions,
+		p->kv_shape.latents_f8 ? "F8_E4M3" : dtype_name(p->kv_shape.type), gigabytes(p->workspace),
+		p->chunk, scratch, gigabytes(p->available), reserve);
+	if (p->kv_host)
+		log_info("caches: %.2f GB on the card (index keys, and the rows that a layer reads), %.2f "
+				 "GB of latents in pinned host memory",
+			gigabytes(p->kv), gigabytes(p->kv_host));
 	if (p->streaming)
 		log_verbose(
 			"experts: streamed through %.4f GB + %.4f GB%s (%d and %d of %d fit, prompts borrow "
@@ -317,17 +340,24 @@ static void plan_log(const struct plan *p)
 static int plan_check_host(const struct plan *p, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
-	size_t need = t->tier_bytes[1] + t->host_staging_bytes + (t->tier_bytes[1] ? HOST_RESERVE : 0);
-	if (!t->on_card || !p->host_available || need <= p->host_available)
+	size_t pinned = t->tier_bytes[1] + t->host_staging_bytes + p->kv_host;
+	size_t need = pinned + (t->tier_bytes[1] || p->kv_host ? HOST_RESERVE : 0);
+	char latents[64] = "";
+	if ((!t->on_card && !p->kv_host) || !p->host_available || need <= p->host_available)
 		return 0;
+	if (p->kv_host)
+		snprintf(latents, sizeof latents, ", %.2f GB of latents of %u tokens",
+			gigabytes(p->kv_host), p->context * p->sessions);
 	err_set(e, ERR_MEMORY,
-		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb) beside %.0f GB for "
+		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb%s) beside %.0f GB for "
 		"everything else, and %.2f GB are available",
-		gigabytes(t->tier_bytes[1] + t->host_staging_bytes), gigabytes(t->tier_bytes[1]),
-		gigabytes(HOST_RESERVE), gigabytes(p->host_available));
-	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + HOST_RESERVE);
-	if (t->tier_bytes[1])
+		gigabytes(pinned), gigabytes(t->tier_bytes[1]), latents, gigabytes(HOST_RESERVE),
+		gigabytes(p->host_available));
+	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + p->kv_host + HOST_RESERVE);
+	if (t->tier_bytes[1] && fits)
 		err_hint(e, "--ram-gb %.2f would fit", (double)(fits / 10000000) / 100);
+	else if (p->kv_host)
+		err_hint(e, "a smaller -c needs less");
 	return e ? e->code : ERR_MEMORY;
 }
 
@@ -349,7 +379,7 @@ static int plan_check(const struct model_config *c, const struct plan *p,
 		"has %.2f GB free",
 		gigabytes(need), gigabytes(p->resident), gigabytes(p->kv), gigabytes(p->workspace),
 		gigabytes(experts), beside, b->ops->name, gigabytes(p->available));
-	size_t least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
+	size_t least = kv_bytes(c, p, CONTEXT_STEP).device / p->sessions;
 	if (experts && fixed + p->kv + second + t->floor_bytes <= usable_bytes(p))
 		err_hint(e, "--cache-gb %.2f would fit",
 			(double)((usable_bytes(p) - fixed - p->kv - second) / 10000000) / 100);
@@ -381,8 +411,8 @@ struct loader_options plan_loader_options(const struct model_config *c,
 	};
 }
 
-/* Without hints at other cards. */
-static int plan_once(const struct model_config *c, const struct engine_options *o,
+/* With the latents in one place. */
+static int plan_place(const struct model_config *c, const struct engine_options *o,
 	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
 	const struct plan_machine *machine, struct plan *p, struct err *e)
 {
@@ -391,7 +421,10 @@ static int plan_once(const struct model_config *c, const struct engine_options *
 	const bool mtp = c->n_mtp && !o->no_mtp && config_has_end(c);
 	*p = (struct plan){
 		.sessions = o->sessions ? o->sessions : 1,
-		.kv_type = o->kv_f32 ? DTYPE_F32 : DTYPE_F16,
+		.kv_shape = {.type = o->kv_f32 ? DTYPE_F32 : DTYPE_F16,
+			.with_mtp = mtp,
+			.latents_on_host = o->kv_ram == ENGINE_KV_RAM_ON,
+			.latents_f8 = o->kv_f8},
 		.mtp = mtp,
 		.resident = resident,
 		.embed_row = (o->copier || on_card) && (!c->first_layer || mtp) ? w->embed.row_bytes : 0,
@@ -407,6 +440,12 @@ static int plan_once(const struct model_config *c, const struct engine_options *
 		return err_set(e, ERR_USAGE,
 			"a context of %u tokens was asked for, the model was made for %u", o->context,
 			c->n_context);
+	if (o->kv_f8 && o->kv_f32)
+		return err_set(e, ERR_USAGE, "latents of 8 bits and of float32 exclude each other");
+	if (o->kv_f8 && c->kv_rank % CACHE_F8_BLOCK)
+		return err_set(e, ERR_USAGE,
+			"latents of %u values have no whole blocks of %d: they cannot be kept in 8 bits",
+			c->kv_rank, CACHE_F8_BLOCK);
 	int rc;
 	if (p->on_card && !p->streaming) {
 		p->experts = plan_expert_bytes(w, n_layers);
@@ -435,6 +474,28 @@ static int plan_once(const struct model_config *c, const struct engine_options *
 			gigabytes(o->ram_bytes), gigabytes(p->tiers.everything_bytes));
 	plan_log(p);
 	return plan_check(c, p, w, b, e);
+}
+
+/* Without hints at other cards. A context that is longer than any default and does not fit the card
+ * is tried with latents in host memory; if that fails too, the error is that of the card. */
+static int plan_once(const struct model_config *c, const struct engine_options *o,
+	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
+	const struct plan_machine *machine, struct plan *p, struct err *e)
+{
+	struct engine_options other = *o;
+	struct plan q;
+	const bool is_long = (uint64_t)o->context * MAX(o->sessions, 1) > AUTO_CONTEXT;
+	if (o->kv_ram != ENGINE_KV_RAM_AUTO || !is_long || !b->ops->copier_open)
+		return plan_place(c, o, file, w, resident, b, machine, p, e);
+	const enum log_level level = log_level();
+	log_set_level(LOG_QUIET);
+	if (plan_place(c, o, file, w, resident, b, machine, &q, NULL) == ERR_MEMORY) {
+		other.kv_ram = ENGINE_KV_RAM_ON;
+		if (plan_place(c, &other, file, w, resident, b, machine, &q, NULL))
+			other.kv_ram = ENGINE_KV_RAM_AUTO;
+	}
+	log_set_level(level);
+	return plan_place(c, &other, file, w, resident, b, machine, p, e);
 }
 
 /* What plan_on_machine gets, to plan again with another card. */

@@ -3,26 +3,28 @@
  * The memory plan of a run, decided and printed before any memory is taken. On a card there are two
  * budgets:
  * - the card's: resident weights, KV caches, workspace, first tier, device staging buffers;
- * - the host's, all of it pinned: second tier, host staging buffers.
+ * - the host's, all of it pinned: latents in host memory, second tier, host staging buffers.
  */
 #ifndef GLM_ENGINE_PLAN_H
 #define GLM_ENGINE_PLAN_H
 
 #include "kernels/backend.h"
 #include "src/engine/engine.h"
+#include "src/model/kv_cache.h"
 #include "src/model/weights.h"
 #include "stream/loader/loader.h"
 
 struct plan {
 	uint32_t context, chunk, sessions;
-	enum dtype kv_type;
-	bool mtp;
+	struct kv_cache_shape kv_shape;
+	bool mtp;       /* as in kv_shape */
 	bool on_card;   /* the backend cannot reach the mapped file */
 	bool streaming; /* experts come through a cache; else they are copied to the card or mapped */
 	/* all in bytes */
 	size_t available;      /* to the backend; 0: unknown */
 	size_t host_available; /* on a card: to be pinned; 0: unknown */
 	size_t resident, kv, workspace;
+	size_t kv_host;               /* on a card: latents in host memory, else 0 */
 	size_t embed_row;             /* on a card: of the embedding, uploaded for a token; else 0 */
 	size_t ram_copies;            /* --ram-gb auto: part of the second tier for inclusive copies */
 	size_t scratch;               /* on a card: what ops take for themselves */

@@ -51,7 +51,8 @@ static uint64_t store_key(const struct session *s, bool mtp)
 	char maker[SESSION_MAKER_BYTES];
 	session_rows_maker(s->g, maker);
 	uint64_t h = hash_u64(session_fingerprint(s->g), SESSION_FILE_VERSION);
-	h = hash_u64(h, (uint64_t)s->g->stages->plan.kv_type << 1 | mtp);
+	const struct kv_cache_shape *shape = &s->g->stages->plan.kv_shape;
+	h = hash_u64(h, (uint64_t)(shape->latents_f8 ? DTYPE_F8_E4M3 : shape->type) << 1 | mtp);
 	h = hash_u64(h, PREFIX_BLOCK);
 	h = hash_u64(h, SESSION_ARITHMETIC);
 	return hash_bytes(h, maker, strlen(maker));

@@ -3,7 +3,8 @@
  * Multi-head latent attention in its absorbed form with the DSA indexer and IndexShare
  * (specification 2.3 to 2.6). The cached row [latent | rotated key] is key (whole) and value (its
  * first part) for all heads. A full layer scores every position and keeps its selection in ws.sel;
- * the shared layers above it attend over the same positions.
+ * the shared layers above it attend over the same positions. Latents in host memory or in 8 bits
+ * are fetched by selection, layer by layer (kv_cache.h).
  */
 #include "src/forward/attention.h"
 
@@ -37,7 +38,7 @@ static void project_latents(struct model *m, struct kv_cache *kv, uint32_t layer
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct workspace *ws = &m->ws;
 	struct rope rope = step_rope(m);
-	bool full = c->index_full[layer];
+	bool full = c->index_full[layer], in_8_bits = kv->latent[layer].type == DTYPE_F8_E4M3;
 	struct matmul in[4], out[] = {{.w = w->q_b, .y = ws->q}, {.w = w->index_q, .y = ws->index_q}};
 	int n_in = 0;
 	if (query)
@@ -58,7 +59,7 @@ static void project_latents(struct model *m, struct kv_cache *kv, uint32_t layer
 		.kv_gain = w->kv_a_norm,
 		.n_kv = (int)c->kv_rank,
 		.eps = c->latent_eps,
-		.kv_cache = kv->latent[layer],
+		.kv_cache = in_8_bits ? kv->fetched : kv->latent[layer],
 		.out = out,
 		.n_out = query ? 1 + (int)scored : 0,
 	};
@@ -70,6 +71,9 @@ static void project_latents(struct model *m, struct kv_cache *kv, uint32_t layer
 		a.key_cache = kv->index_key[layer];
 	}
 	m->backend->ops->latents(m->backend, rows, &rope, &a);
+	if (in_8_bits)
+		m->backend->ops->store_rows(
+			m->backend, rows, &kv->fetched, &kv->latent[layer], (int)c->kv_rank);
 }
 
 /* Renews ws.sel and ws.n_sel from ws.index_q and ws.index_w; without scores: every position is
@@ -94,6 +98,23 @@ static void select_positions(
 		.n_sel = m->ws.n_sel,
 	};
 	b->ops->index_select(b, rows, &a);
+}
+
+/* The cache in which attention finds the positions of a's selection. */
+static struct cache_view latents_to_read(struct model *m, const struct kv_cache *kv, uint32_t layer,
+	const struct batch *rows, const struct attend *a)
+{
+	if (!kv->fetched.data)
+		return kv->latent[layer];
+	struct fetch_rows f = {.from = kv->latent[layer],
+		.to = kv->fetched,
+		.n_value = (int)m->config.kv_rank,
+		.capacity = kv->capacity,
+		.sel = a->sel,
+		.n_sel = a->n_sel,
+		.sel_stride = a->sel_stride};
+	m->backend->ops->fetch_rows(m->backend, rows, &f);
+	return kv->fetched;
 }
 
 void attention_forward(struct model *m, struct kv_cache *kv, uint32_t layer,
@@ -126,12 +147,12 @@ void attention_forward(struct model *m, struct kv_cache *kv, uint32_t layer,
 		.rotate = ws->q + c->head_nope,
 		.rotate_stride = head_qk,
 		.rope = step_rope(m),
-		.cache = kv->latent[layer],
 		.sel = draft_sel ? ws->draft_sel : ws->sel,
 		.n_sel = draft_sel ? ws->draft_n_sel : ws->n_sel,
 		.sel_stride = draft_sel ? ws->draft_sel_stride : (int)c->index_top_k,
 		.out = ws->z,
 	};
+	a.attend.cache = latents_to_read(m, kv, layer, rows, &a.attend);
 	a.expand = (struct stacked_matmul){
 		.w = w->v_b, .x = ws->z, .x_stride = c->kv_rank, .y = ws->o, .y_stride = c->head_value};
 	a.out = &(struct matmul){.w = w->attn_out, .y = ws->x, .add = true};

@@ -1,55 +1,85 @@
 /* SPDX-License-Identifier: MIT */
-/* One arena, laid out layer by layer. One function serves sizing and layout. */
+/* Arenas, laid out layer by layer. One function serves sizing and layout. */
 #include "src/model/kv_cache.h"
 
 #include "src/base/num.h"
 
 #include <string.h>
 
-static size_t kv_cache_layout(struct kv_cache *kv, const struct model_config *c, bool with_mtp,
-	enum dtype type, uint32_t capacity, uint8_t *arena)
+static size_t row_bytes(const struct kv_cache_shape *s, uint32_t width)
 {
-	size_t used = 0, value = type == DTYPE_F32 ? 4 : 2;
-	for (uint32_t i = c->first_layer; i < config_all_end(c, with_mtp); i++) {
-		uint32_t widths[2] = {config_cache_width(c), c->index_full[i] ? c->index_dim : 0};
-		for (int k = 0; k < 2; k++) {
-			if (kv && widths[k]) {
-				struct cache_view *v = k ? &kv->index_key[i] : &kv->latent[i];
-				*v = (struct cache_view){
-					.data = arena + used, .type = type, .width = (int)widths[k]};
-			}
-			used = num_align_up(used + (size_t)capacity * widths[k] * value, 256);
-		}
+	return width * (s->type == DTYPE_F32 ? sizeof(float) : 2);
+}
+
+size_t kv_cache_latent_bytes(const struct model_config *c, const struct kv_cache_shape *s)
+{
+	const uint32_t width = config_cache_width(c);
+	return s->latents_f8 ? cache_f8_row_bytes((int)width, (int)c->kv_rank) : row_bytes(s, width);
+}
+
+/* Places n rows of so many bytes at *used and moves it; NULL: counts only. */
+static struct cache_view place(
+	uint8_t *arena, size_t *used, enum dtype type, uint32_t width, size_t row, uint32_t n)
+{
+	const struct cache_view v = {
+		.data = arena ? arena + *used : NULL, .type = type, .width = (int)width};
+	*used = num_align_up(*used + n * row, 256);
+	return v;
+}
+
+static struct kv_cache_bytes kv_cache_layout(struct kv_cache *kv, const struct model_config *c,
+	const struct kv_cache_shape *s, uint32_t capacity)
+{
+	struct kv_cache_bytes used = {0};
+	uint8_t *device = kv ? kv->arena : NULL, *host = kv ? kv->host : NULL;
+	struct kv_cache unused;
+	struct kv_cache *to = kv ? kv : &unused;
+	const uint32_t width = config_cache_width(c);
+	const size_t latent = kv_cache_latent_bytes(c, s);
+	uint8_t *to_latents = s->latents_on_host ? host : device;
+	size_t *latents_used = s->latents_on_host ? &used.host : &used.device;
+	for (uint32_t i = c->first_layer; i < config_all_end(c, s->with_mtp); i++) {
+		to->latent[i] = place(to_latents, latents_used, s->latents_f8 ? DTYPE_F8_E4M3 : s->type,
+			width, latent, capacity);
+		if (c->index_full[i])
+			to->index_key[i] = place(
+				device, &used.device, s->type, c->index_dim, row_bytes(s, c->index_dim), capacity);
 	}
+	if (s->latents_on_host || s->latents_f8)
+		to->fetched = place(device, &used.device, s->type, width, row_bytes(s, width), capacity);
 	return used;
 }
 
-size_t kv_cache_bytes(
-	const struct model_config *c, bool with_mtp, enum dtype type, uint32_t capacity)
+struct kv_cache_bytes kv_cache_bytes(
+	const struct model_config *c, const struct kv_cache_shape *s, uint32_t capacity)
 {
-	return kv_cache_layout(NULL, c, with_mtp, type, capacity, NULL);
+	return kv_cache_layout(NULL, c, s, capacity);
 }
 
-int kv_cache_init(struct kv_cache *kv, const struct model_config *c, bool with_mtp, enum dtype type,
+int kv_cache_init(struct kv_cache *kv, const struct model_config *c, const struct kv_cache_shape *s,
 	uint32_t capacity, struct backend *b, struct err *e)
 {
 	memset(kv, 0, sizeof *kv);
-	size_t bytes = kv_cache_bytes(c, with_mtp, type, capacity);
-	int rc = b->ops->alloc(b, MEM_DEVICE, bytes, &kv->arena, e);
+	kv->bytes = kv_cache_bytes(c, s, capacity);
+	kv->capacity = capacity;
+	int rc = b->ops->alloc(b, MEM_DEVICE, kv->bytes.device, &kv->arena, e);
+	if (!rc && kv->bytes.host)
+		rc = b->ops->alloc(b, MEM_HOST, kv->bytes.host, &kv->host, e);
 	if (rc) {
+		kv_cache_fini(kv, b);
 		err_prefix(e, "KV cache of %u positions", capacity);
 		err_hint(e, "a smaller -c needs less memory");
 		return rc;
 	}
-	kv->arena_bytes = bytes;
-	kv->capacity = capacity;
-	kv_cache_layout(kv, c, with_mtp, type, capacity, kv->arena);
+	kv_cache_layout(kv, c, s, capacity);
 	return 0;
 }
 
 void kv_cache_fini(struct kv_cache *kv, struct backend *b)
 {
 	if (kv->arena)
-		b->ops->free(b, MEM_DEVICE, kv->arena, kv->arena_bytes);
+		b->ops->free(b, MEM_DEVICE, kv->arena, kv->bytes.device);
+	if (kv->host)
+		b->ops->free(b, MEM_HOST, kv->host, kv->bytes.host);
 	memset(kv, 0, sizeof *kv);
 }

@@ -110,12 +110,36 @@ static void test_nan(void **state)
 	}
 }
 
+/* Every code decodes and encodes to itself; between two neighbours the nearer one, of two the even
+ * one; beyond the largest, the largest. */
+static void test_to_e4m3(void **state)
+{
+	(void)state;
+	for (unsigned code = 0; code < 0x7e; code++) {
+		const float low = f8_e4m3_to_f32((uint8_t)code), high = f8_e4m3_to_f32((uint8_t)(code + 1)),
+					middle = (low + high) / 2;
+		for (unsigned sign = 0; sign < 2; sign++) {
+			const float f = sign ? -1.0f : 1.0f;
+			assert_int_equal(f32_to_f8_e4m3(f * low), code | sign << 7);
+			assert_int_equal(f32_to_f8_e4m3(f * middle), (code + (code & 1)) | sign << 7);
+			assert_int_equal(f32_to_f8_e4m3(f * nextafterf(middle, 0)), code | sign << 7);
+			assert_int_equal(f32_to_f8_e4m3(f * nextafterf(middle, high)), (code + 1) | sign << 7);
+		}
+	}
+	assert_int_equal(f32_to_f8_e4m3(448), 0x7e);
+	assert_int_equal(f32_to_f8_e4m3(INFINITY), 0x7e);
+	assert_int_equal(f32_to_f8_e4m3(-FLT_MAX), 0xfe);
+	assert_int_equal(f32_to_f8_e4m3(FLT_TRUE_MIN), 0);
+	assert_int_equal(f32_to_f8_e4m3(NAN) & 0x7f, 0x7f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_to_float),
 		cmocka_unit_test(test_from_float),
 		cmocka_unit_test(test_nan),
+		cmocka_unit_test(test_to_e4m3),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -86,10 +86,10 @@ static void test_nothing_stays(void **state)
 static void test_populate(void **state)
 {
 	(void)state;
-	static const size_t sizes[] = {0, 1, 5 * KIB, 4 * MIB + 4 * KIB};
+	static const size_t sizes[] = {0, 1, 5 * KIB, 4 * MIB + 4 * KIB, 200 * MIB + 4 * KIB};
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		size_t n = sizes[i], pages = (n + 4 * KIB - 1) / (4 * KIB), resident = 0;
-		unsigned char *p = mem_try_map(n), there[2048];
+		unsigned char *p = mem_try_map(n), there[65536];
 		assert_non_null(p);
 		assert_true(pages <= sizeof there);
 		if (n)

@@ -143,6 +143,7 @@ static void continues(bool kv_f32, bool mtp)
 		o.chunk = others[i].chunk;
 		o.context = others[i].context;
 		o.sessions = others[i].sessions;
+		o.kv_ram = i % 2 ? ENGINE_KV_RAM_ON : ENGINE_KV_RAM_OFF;
 		o.cache_bytes = strcmp(defaults.backend, "cpu") ? 0 : others[i].cache_bytes;
 		g = engine_of(&o);
 		struct session *apart =
@@ -175,6 +176,36 @@ static void continues(bool kv_f32, bool mtp)
 	}
 	free(draft);
 	free(other);
+}
+
+/* Latents of 8 bits go on from a file with the same bits, and only with latents of 8 bits. */
+static void test_8_bits(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct engine_options o = defaults;
+	const char *path = temp_dir_path("narrow.session");
+	o.kv_f8 = true;
+	struct engine *g = engine_of(&o);
+	struct session *s = session_of(g, false);
+	go_on(s, text, N_PROMPT, N_FIRST, NULL);
+	ok(session_file_save(s, session_length(s), path, false, NULL, 0, NULL, &e), &e);
+	const uint64_t want = go_on(s, NULL, 0, N_AFTER, NULL);
+	session_free(s);
+	engine_close(g, NULL);
+	o.kv_ram = ENGINE_KV_RAM_ON;
+	g = engine_of(&o);
+	s = session_of(g, false);
+	ok(session_file_load(s, path, NULL, NULL, &e), &e);
+	assert_true(go_on(s, NULL, 0, N_AFTER, NULL) == want);
+	session_free(s);
+	engine_close(g, NULL);
+	g = engine_of(&defaults);
+	s = session_of(g, false);
+	assert_int_equal(session_file_load(s, path, NULL, NULL, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "holds 8-bit caches, expected 16-bit ones"));
+	session_free(s);
+	engine_close(g, NULL);
 }
 
 static void test_continues_16bit(void **state)
@@ -328,6 +359,13 @@ static void test_session_file_refusals(void **state)
 	g = engine_of(&o);
 	s = session_of(g, false);
 	refused(s, path, "holds 16-bit caches, expected float32 ones");
+	session_free(s);
+	engine_close(g, NULL);
+	o = defaults;
+	o.kv_f8 = true;
+	g = engine_of(&o);
+	s = session_of(g, false);
+	refused(s, path, "holds 16-bit caches, expected 8-bit ones");
 	session_free(s);
 	engine_close(g, NULL);
 	o = defaults;
@@ -505,6 +543,7 @@ static void test_killed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_8_bits),
 		cmocka_unit_test(test_continues_16bit),
 		cmocka_unit_test(test_continues_f32),
 		cmocka_unit_test(test_continues_mtp),

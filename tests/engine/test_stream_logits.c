@@ -2,9 +2,9 @@
 /*
  * The promise that numbers never depend on storage: the hash of the logits of every step is the
  * same whether experts are mapped or streamed, for every budget, tier, policy, engine, lookahead,
- * chunk size, and with a disk that delays and reorders. Three rounds: on the CPU; on the CPU with
- * an emulated card between disk and memory (tests/support/copier_null.h); on CUDA, when a device
- * answers.
+ * chunk size, place of the latents, and with a disk that delays and reorders. Three rounds: on the
+ * CPU; on the CPU with an emulated card between disk and memory (tests/support/copier_null.h); on
+ * CUDA, when a device answers.
  */
 #include "cache/trace/profile_store.h"
 #include "src/base/num.h"
@@ -139,6 +139,7 @@ static void test_every_setting(void **state)
 		o.policy = policies[i % 3];
 		o.lookahead = (int)(i % 4);
 		o.chunk = chunks[i / 6 % 4];
+		o.kv_ram = i % 4 == 1 ? ENGINE_KV_RAM_ON : ENGINE_KV_RAM_OFF;
 		o.reader.engine = engines[i % 2];
 		o.reader.buffered = i / 2 % 2;
 		struct err e = {0};
@@ -152,6 +153,21 @@ static void test_every_setting(void **state)
 		if (stream_logits_run(&o, n_new, NULL) != (o.chunk <= FEW_ROWS ? want_single : want))
 			fail_msg("setting %zu gives other logits", i);
 	}
+}
+
+/* Latents in host memory: the same logits in long answers, where attention reads a selection. */
+static void test_latents_on_host(void **state)
+{
+	(void)state;
+	struct engine_options o = base_options();
+	const uint64_t want = stream_logits_run(&o, LONG_RUN, NULL);
+	o.kv_ram = ENGINE_KV_RAM_ON;
+	struct engine *g = engine_of(&o);
+	assert_true(engine_sizes(g).kv_host_bytes > engine_sizes(g).kv_bytes / 2);
+	assert_int_equal(engine_close(g, NULL), 0);
+	assert_true(stream_logits_run(&o, LONG_RUN, NULL) == want);
+	o.cache_bytes = budget(0.4);
+	assert_true(stream_logits_run(&o, LONG_RUN, NULL) == want);
 }
 
 /* Delays and reorderings from many seeds: the first tokens after a prompt. */
@@ -331,6 +347,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_long_runs),
 		cmocka_unit_test(test_every_setting),
+		cmocka_unit_test(test_latents_on_host),
 		cmocka_unit_test(test_seeds),
 		cmocka_unit_test(test_trace_and_warm),
 		cmocka_unit_test(test_kept_profile),

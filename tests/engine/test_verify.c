@@ -52,10 +52,10 @@ static struct engine *poisoned_engine(uint32_t sessions, uint64_t cache_bytes)
 		.sessions = sessions,
 		.cache_bytes = cache_bytes};
 	struct engine *g = engine_of(&o);
-	uint8_t *nan = NEW_ARRAY(uint8_t, g->stages->kv.arena_bytes);
-	memset(nan, 0xff, g->stages->kv.arena_bytes);
+	uint8_t *nan = NEW_ARRAY(uint8_t, g->stages->kv.bytes.device);
+	memset(nan, 0xff, g->stages->kv.bytes.device);
 	g->stages->backend->ops->upload(
-		g->stages->backend, g->stages->kv.arena, nan, g->stages->kv.arena_bytes);
+		g->stages->backend, g->stages->kv.arena, nan, g->stages->kv.bytes.device);
 	free(nan);
 	return g;
 }

@@ -148,7 +148,7 @@ void op_make_rows(const struct op_case *c, bool append, int32_t *pos, int32_t *b
 
 size_t op_cache_rows(const struct op_case *c)
 {
-	return (size_t)OP_SEQUENCES * (size_t)(c->far + 1);
+	return (size_t)MIN(c->rows, OP_SEQUENCES) * (size_t)(c->far + 1);
 }
 
 float *op_cache_new(struct op_pool *p, const struct op_case *c, int width)

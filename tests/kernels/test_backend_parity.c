@@ -43,6 +43,13 @@
 #define ERROR_HALF                                                                                 \
 	1e-4 /* where the output is stored as halves: a few values in thousands round the other way */
 
+/* index_select of 2,048 positions */
+#define SELECT(label, cache_type, n, n_heads, width, last, exact)                                  \
+	{                                                                                              \
+		.name = label, .op = OP_INDEX_SELECT, .type = DTYPE_##cache_type, .rows = n,               \
+		.heads = n_heads, .dim = width, .top_k = 2048, .far = last, .whole = exact                 \
+	}
+
 /* Shapes of GLM-5.2 that would keep the CPU's own tests busy for too long; the formula is not
  * asked. */
 static const struct op_case large[] = {
@@ -436,31 +443,12 @@ static const struct op_case large[] = {
 		.top_k = 300,
 		.n_used = 40,
 		.far = 900},
-	{.name = "32K F16",
-		.op = OP_INDEX_SELECT,
-		.type = DTYPE_F16,
-		.rows = 3,
-		.heads = 32,
-		.dim = 128,
-		.top_k = 2048,
-		.far = 32767},
-	{.name = "128K F16",
-		.op = OP_INDEX_SELECT,
-		.type = DTYPE_F16,
-		.rows = 1,
-		.heads = 32,
-		.dim = 128,
-		.top_k = 2048,
-		.far = 131071},
-	{.name = "128K ties",
-		.op = OP_INDEX_SELECT,
-		.type = DTYPE_F16,
-		.rows = 1,
-		.heads = 16,
-		.dim = 64,
-		.top_k = 2048,
-		.far = 131070,
-		.whole = true},
+	SELECT("32K F16", F16, 3, 32, 128, 32767, false),
+	SELECT("128K ties", F16, 1, 16, 64, 131070, true),
+	SELECT("1M F16", F16, 1, 32, 128, 1048575, false),
+	SELECT("1M ties", F16, 1, 16, 64, 1048575, true),
+	SELECT("600K F16", F16, 2, 8, 64, 600000, false),
+	SELECT("400K F32", F32, 1, 4, 64, 400000, false),
 	{.name = "full Q2_K",
 		.op = OP_EXPERT_FFN,
 		.type = DTYPE_Q2_K,

@@ -32,6 +32,8 @@ struct op {
 		ROPE,
 		LATENTS,
 		INDEX_SELECT,
+		STORE_ROWS,
+		FETCH_ROWS,
 		MLA,
 		ROUTE,
 		EXPERTS,
@@ -53,6 +55,7 @@ struct op {
 	struct ffn ffn;
 	struct latents latents;
 	struct index_select select;
+	struct fetch_rows fetch; /* store_rows: its two caches and n_value */
 	struct mla mla;
 	struct route routes[ROUTES_MAX];
 	struct expert_job shape;
@@ -187,6 +190,12 @@ static void lazy_device_run(struct backend *b, struct op *p)
 		break;
 	case INDEX_SELECT:
 		x->index_select(b, &p->batch, &p->select);
+		break;
+	case STORE_ROWS:
+		x->store_rows(b, &p->batch, &p->fetch.from, &p->fetch.to, p->fetch.n_value);
+		break;
+	case FETCH_ROWS:
+		x->fetch_rows(b, &p->batch, &p->fetch);
 		break;
 	case MLA:
 		p->mla.out = p->n[0] ? p->parts : NULL;
@@ -523,6 +532,23 @@ static void dev_index_select(
 	p->select = *a;
 }
 
+static void dev_store_rows(struct backend *b, const struct batch *rows,
+	const struct cache_view *from, const struct cache_view *to, int n_value)
+{
+	(void)b;
+	struct op *p = op_add(STORE_ROWS);
+	p->batch = *rows;
+	p->fetch = (struct fetch_rows){.from = *from, .to = *to, .n_value = n_value};
+}
+
+static void dev_fetch_rows(struct backend *b, const struct batch *rows, const struct fetch_rows *a)
+{
+	(void)b;
+	struct op *p = op_add(FETCH_ROWS);
+	p->batch = *rows;
+	p->fetch = *a;
+}
+
 static void dev_mla(struct backend *b, const struct batch *rows, const struct mla *a)
 {
 	(void)b;
@@ -712,6 +738,8 @@ void lazy_device_start(struct backend *b, bool can_defer, uint64_t seed)
 	o->rope = dev_rope;
 	o->latents = dev_latents;
 	o->index_select = dev_index_select;
+	o->store_rows = dev_store_rows;
+	o->fetch_rows = dev_fetch_rows;
 	o->mla = dev_mla;
 	o->route = dev_route;
 	o->wait_expert_ids = dev_wait_expert_ids;

@@ -146,10 +146,58 @@ static void test_not_named(void **state)
 	model_headers_close(&h);
 }
 
+/* The longest context of the model on a card that cannot hold it: its latents go to host memory,
+ * where there is enough of it. */
+static void test_latents_on_host(void **state)
+{
+	(void)state;
+	struct model_headers h;
+	struct err e = {0};
+	struct plan p;
+	assert_int_equal(model_headers_make(&h, "iq2", &e), 0);
+	struct engine_options o = {.context = 1048576, .cache_bytes = ENGINE_CACHE_AUTO};
+	struct plan_machine m = {.card_bytes = plan_card_bytes(80), .host_bytes = 128000000000u};
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
+	assert_true(p.kv_shape.latents_on_host && p.kv < 8000000000u && p.kv_host > 95000000000u);
+	assert_true(p.resident + p.kv + p.workspace + p.tiers.tier_bytes[0] < m.card_bytes);
+	const size_t wide = p.kv_host;
+	o.kv_f8 = true; /* 656 bytes in place of 1,152 */
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
+	assert_true(p.kv_host > wide / 1152 * 655 && p.kv_host < wide / 1152 * 657);
+	o.kv_f8 = false;
+	o.ram_bytes = ENGINE_CACHE_AUTO; /* has what they leave */
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
+	assert_true(p.tiers.tier_bytes[1] > 0);
+	assert_true(
+		p.kv_host + p.tiers.tier_bytes[1] + plan_host_reserve(m.host_bytes) <= m.host_bytes);
+	o.ram_bytes = 40000000000u; /* a promise */
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	o.ram_bytes = 0;
+	o.kv_ram = ENGINE_KV_RAM_OFF;
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.hint, "-c "));
+	o.kv_ram = ENGINE_KV_RAM_ON;
+	m.host_bytes = 64000000000u;
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.text, "of latents"));
+	o.kv_ram = ENGINE_KV_RAM_AUTO;
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_MEMORY);
+	o.context = 8192; /* fits the card: stays there, unless asked for */
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
+	assert_true(!p.kv_shape.latents_on_host && !p.kv_host);
+	o.kv_ram = ENGINE_KV_RAM_ON;
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
+	assert_true(p.kv_host > p.kv);
+	o.context = 0; /* found: neither memory overflows */
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
+	assert_true(p.context > 8192 && p.kv_host < m.host_bytes / 2);
+	model_headers_close(&h);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_least), cmocka_unit_test(test_run), cmocka_unit_test(test_not_named)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_least), cmocka_unit_test(test_run),
+		cmocka_unit_test(test_not_named), cmocka_unit_test(test_latents_on_host)};
 	log_set_level(LOG_WARN);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -113,8 +113,12 @@ int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
 	const struct generate_options *o, struct generate_result *r, struct err *e);
 
 int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct err *e);
-int bench_decode(
-	struct bench *b, struct engine *g, uint32_t n_prompt, uint32_t n_new, struct err *e);
+/* n_fill: positions before the prompt that nothing has computed (session_fill.h). */
+int bench_decode(struct bench *b, struct engine *g, uint32_t n_fill, uint32_t n_prompt,
+	uint32_t n_new, struct err *e);
+
+/* What a context of n positions takes of card, host memory and link. */
+void bench_add_context(struct bench *b, const char *section, const struct engine *g, uint32_t n);
 
 /* Prefill with streamed experts of each of these sizes, repeats times, for at most so many seconds
  * (0: all), against what the bytes that came must take. Opens its own engine; see bench_replay for
@@ -173,10 +177,10 @@ int bench_drafts(struct bench *b, const struct common_opts *c, const struct benc
  * intervals, computing alone, and the bound of each interval. Opens its own engine, then prints the
  * head line. */
 struct bench_replay_options {
-	const char *routing; /* trace whose experts are used; NULL: the router's */
-	uint32_t confine;    /* only the first so many experts of each layer; 0: all */
-	uint32_t n_prompt, n_new;
-	float seconds; /* decode at most so long; 0: until n_new */
+	const char *routing;              /* trace whose experts are used; NULL: the router's */
+	uint32_t confine;                 /* only the first so many experts of each layer; 0: all */
+	uint32_t n_fill, n_prompt, n_new; /* as bench_decode */
+	float seconds;                    /* decode at most so long; 0: until n_new */
 	/* Drafts whose acceptance is assumed: accept[i] is the chance that draft i is right if those
 	 * before it are; n_accept 0: no drafts. far: see replayed_routing_keep. */
 	float accept[BENCH_DRAFTS_MAX];

@@ -11,6 +11,7 @@
 #include "kernels/backend.h"
 #include "src/engine/batch.h"
 #include "src/engine/generate.h"
+#include "src/engine/session/session_fill.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/stats.h"
 #include "tools/trace/model_sizes.h"
@@ -95,15 +96,36 @@ static int decode_usage(struct bench *b, struct engine *g, struct bench_prompt *
 	return rc;
 }
 
-int bench_decode(
-	struct bench *b, struct engine *g, uint32_t n_prompt, uint32_t n_new, struct err *e)
+void bench_add_context(struct bench *b, const char *section, const struct engine *g, uint32_t n)
+{
+	const struct engine_sizes s = engine_sizes(g);
+	const struct model_config *c = engine_config(g);
+	bench_add_value(b, section, "GB", (double)s.kv_bytes * 1e-9,
+		"context of %u positions, %u of them filled: on the card", engine_context(g), n);
+	if (!s.kv_host_bytes)
+		return;
+	const uint64_t row = s.kv_host_bytes / engine_context(g) / (c->n_layers + engine_has_mtp(g)),
+				   rows = (uint64_t)MIN(n, c->index_top_k) * c->n_layers;
+	bench_add_value(
+		b, section, "GB", (double)s.kv_host_bytes * 1e-9, "context: latents in host memory");
+	bench_add_value(
+		b, section, "MB/tok", (double)(rows * row) * 1e-6, "context: latents over the link");
+}
+
+int bench_decode(struct bench *b, struct engine *g, uint32_t n_fill, uint32_t n_prompt,
+	uint32_t n_new, struct err *e)
 {
 	struct bench_prompt p = {0};
 	double tok_s[BENCH_MAX_REPEATS], gb_s[BENCH_MAX_REPEATS];
 	struct bench_stages from, to;
 	uint64_t steps = 0;
 	const struct expert_stats before = engine_expert_stats(g);
-	int rc = new_prompt(&p, g, n_prompt, n_new, e);
+	int rc = new_prompt(&p, g, n_fill + n_prompt, n_new, e);
+	if (!rc && n_fill) {
+		rc = session_fill_random(p.session, p.ids, n_fill, interrupt_flag(), e);
+		if (!rc)
+			bench_add_context(b, "decode", g, n_fill);
+	}
 	struct generate_options o = {
 		.max_new = n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
 	o.sampler.top_p = 1;
@@ -121,8 +143,7 @@ int bench_decode(
 	if (!rc) {
 		double limit = p.cpu ? b->read_bytes_s : 0, per_token = (double)p.sizes.weights_per_token;
 		bench_add(b, "decode", "tok/s", bench_spread_of(tok_s, b->repeats), limit / per_token,
-			"read", "%u tokens after %u, %.4g MB of weights each", n_new, n_prompt,
-			per_token * 1e-6);
+			"read", "%u tokens after %u, %.4g MB of weights each", n_new, p.n, per_token * 1e-6);
 		bench_add(b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read",
 			"weights read");
 		bench_stages_read(&to, g);

@@ -32,6 +32,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/engine/generate.h"
+#include "src/engine/session/session_fill.h"
 #include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
 #include "tools/bench/limits.h"
@@ -86,7 +87,7 @@ struct replay {
 	struct measure_drive *drive;          /* NULL: none are taken */
 	double *drive_bytes_s;                /* [most + 1] behind that token; 0: none */
 	uint64_t sampled_ns, sampled_busy_ns; /* when, and how long the drive had been busy by then */
-	uint64_t paused_ns;                   /* for samples, since the first token */
+	uint64_t paused_ns;                   /* for --fill, and for samples since the first token */
 	struct err failure;                   /* of a sample */
 };
 
@@ -512,7 +513,7 @@ static int run_replay(
 	engine_cache_snapshot(j->g, &k, NULL);
 	j->ahead = k.lookahead;
 	if ((rc = bench_check_context(
-			 j->g, o->n_prompt, (uint64_t)o->n_new + MORE + BENCH_DRAFTS_MAX, e)))
+			 j->g, o->n_fill + o->n_prompt, (uint64_t)o->n_new + MORE + BENCH_DRAFTS_MAX, e)))
 		return rc;
 	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
 	bench_begin(j->b, j->backend);
@@ -525,17 +526,25 @@ static int run_replay(
 	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
 	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
 	j->drive_bytes_s = NEW_ARRAY(double, j->most + 2);
-	int32_t *ids = bench_random_ids(o->n_prompt, (uint32_t)engine_n_valid(j->g));
-	if (o->seconds > 0)
-		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);
+	const uint32_t n_ids = o->n_fill + o->n_prompt;
+	int32_t *ids = bench_random_ids(n_ids, (uint32_t)engine_n_valid(j->g));
 	rc = session_new(j->g, &j->s, e);
 	if (!rc && o->n_accept)
 		rc = session_enable_mtp(j->s, e);
+	if (!rc && o->n_fill) {
+		const uint64_t began = clock_ns();
+		rc = session_fill_random(j->s, ids, o->n_fill, interrupt_flag(), e);
+		if (!rc)
+			bench_add_context(j->b, j->what, j->g, o->n_fill);
+		j->paused_ns += clock_ns() - began; /* filling is no part of the start-up */
+	}
+	if (o->seconds > 0)
+		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);
 	if (!rc && j->limits.before)
 		rc = measure_drive_open(&j->drive, &j->c, engine_gguf(j->g), &j->limits.disk, e);
 	j->sampled_ns = clock_ns();
 	if (!rc)
-		rc = decode_tokens(j, ids, o->n_prompt, o->n_new, e);
+		rc = decode_tokens(j, ids, n_ids, o->n_new, e);
 	free(ids);
 	measure_drive_close(j->drive);
 	j->drive = NULL; /* what follows is of the card */

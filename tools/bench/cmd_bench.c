@@ -46,7 +46,7 @@ struct bench_opts {
 	const char *rows;
 	uint64_t row_counts[TRACE_LIST_MAX]; /* [n_row_counts] of --rows */
 	int n_row_counts;
-	uint32_t n_prompt, n_new, repeats;
+	uint32_t n_fill, n_prompt, n_new, repeats;
 	float seconds, most_seconds;
 	bool csv, json, new_given;
 	struct bench_read_options read;
@@ -122,6 +122,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	if (replay) {
 		struct bench_replay_options r = {.routing = o->routing,
 			.confine = o->confine,
+			.n_fill = o->n_fill,
 			.n_prompt = o->n_prompt,
 			.n_new = o->n_new,
 			.seconds = o->most_seconds,
@@ -164,8 +165,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	for (int i = 0; o->parts & PART_PREFILL && i < o->n_sizes && !rc; i++)
 		rc = bench_prefill(b, g, (uint32_t)o->sizes[i], e);
 	if (!rc && o->parts & PART_DECODE)
-		rc = bench_decode(b, g, o->n_prompt, o->n_new, e);
-	if (!rc && o->parts & PART_DECODE && o->common.cache_bytes &&
+		rc = bench_decode(b, g, o->n_fill, o->n_prompt, o->n_new, e);
+	if (!rc && o->parts & PART_DECODE && o->common.cache_bytes && !o->n_fill &&
 		!ranks_here()) { /* engines of its own: this one's memory goes first */
 		rc = common_opts_close(g, rc, e);
 		g = NULL;
@@ -222,6 +223,23 @@ static int check_draft(struct bench_opts *o, struct err *e)
 	return 0;
 }
 
+static int check_replay(const struct bench_opts *o, struct err *e)
+{
+	if (o->n_fill && (o->parts != PART_DECODE || o->rows || o->draft))
+		return err_set(e, ERR_USAGE, "--fill belongs to bench decode without --rows and --draft");
+	if ((o->routing || o->confine) && o->parts != PART_DECODE)
+		return err_set(e, ERR_USAGE, "--routing and --resident belong to bench decode");
+	if ((o->accept && !o->routing && !o->confine) || (o->far && !o->accept))
+		return err_set(e, ERR_USAGE,
+			"--accept belongs to bench decode with --routing or --resident, --far to --accept");
+	if (o->most_seconds > 0 && !o->routing && !o->confine &&
+		!(o->parts == PART_PREFILL && o->common.cache_bytes))
+		return err_set(e, ERR_USAGE,
+			"--most-seconds belongs to bench decode with --routing or --resident and to bench "
+			"prefill with --cache-gb");
+	return 0;
+}
+
 int cmd_bench(int argc, char **argv, struct err *e)
 {
 	const uint64_t start_ns = clock_ns();
@@ -242,6 +260,10 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.help =
 				"tokens of the prompt in prefill and decode; prefill takes a list (512,2048,8192)",
 			.fallback = "256, with --routing 1"},
+		{"fill", 0, ARG_UINT, .u32 = &o.n_fill, .min = 1, .max = INT32_MAX, .value = "N",
+			.help = "decode after N positions more, whose cache rows are random: what a long "
+					"context costs, without computing it",
+			.fallback = "none"},
 		{NULL, 'n', ARG_UINT, .u32 = &o.n_new, .given = &o.new_given, .min = 1, .max = INT32_MAX,
 			.value = "N", .help = "tokens decoded",
 			.fallback = "32, with --routing 768; with --draft at most 64 an answer"},
@@ -318,6 +340,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			"glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"
 			"glmstream bench session -p 4096 -f TEXT\n"
 			"glmstream bench decode --draft auto -t 1\n"
+			"glmstream bench decode -m SYNTH.gguf -c 1048576 --fill 1000000 --resident 8\n"
 			"glmstream bench decode -m SYNTH.gguf --cache-gb 60 --lookahead 1 --routing TRACE",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
@@ -337,18 +360,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			"--cards belongs to bench prefill, decode and session, which open a model");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
-	if ((rc = parse_prompts(&o, e)) || (rc = parse_rows(&o, e)) || (rc = check_draft(&o, e)))
+	if ((rc = parse_prompts(&o, e)) || (rc = parse_rows(&o, e)) || (rc = check_draft(&o, e)) ||
+		(rc = check_replay(&o, e)))
 		return rc;
-	if ((o.routing || o.confine) && o.parts != PART_DECODE)
-		return err_set(e, ERR_USAGE, "--routing and --resident belong to bench decode");
-	if ((o.accept && !o.routing && !o.confine) || (o.far && !o.accept))
-		return err_set(e, ERR_USAGE,
-			"--accept belongs to bench decode with --routing or --resident, --far to --accept");
-	if (o.most_seconds > 0 && !o.routing && !o.confine &&
-		!(o.parts == PART_PREFILL && o.common.cache_bytes))
-		return err_set(e, ERR_USAGE,
-			"--most-seconds belongs to bench decode with --routing or --resident and to bench "
-			"prefill with --cache-gb");
 	if (o.routing || o.confine) {
 		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */
 		o.n_new = o.new_given ? o.n_new : 768;

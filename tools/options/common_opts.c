@@ -34,6 +34,9 @@ _Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
 static const struct arg_word card_words[] = {{"auto", 0}, {0}};
 static const struct arg_word lookaheads[] = {{"auto", ENGINE_LOOKAHEAD_AUTO}, {0}};
 static const struct arg_word cpu_experts[] = {{"off", 0}, {"auto", 1}, {0}};
+static const struct arg_word kv_ram_words[] = {
+	{"auto", ENGINE_KV_RAM_AUTO}, {"on", ENGINE_KV_RAM_ON}, {"off", ENGINE_KV_RAM_OFF}, {0}};
+static const struct arg_word kv_types[] = {{"f16", 0}, {"fp8", 1}, {0}};
 static const struct arg_word policies[] = {{POLICY_DEFAULT, 0}, {"lru", 1}, {"sieve", 2}, {0}};
 static const struct arg_word readers[] = {
 	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
@@ -57,6 +60,16 @@ struct arg_group common_opts_group(struct common_opts *c)
 		{"ctx", 'c', ARG_UINT, .u32 = &c->context, .min = 1, .max = INT32_MAX, .value = "N",
 			.help = "context: positions of prompt and answers together",
 			.fallback = "as much as memory allows, at most the model's"},
+		{"kv-ram", 0, ARG_CHOICE, .i32 = &c->kv_ram, .words = kv_ram_words, .value = "auto|on|off",
+			.help =
+				"keep the latents of the context in pinned host memory and fetch what attention "
+				"reads; answers are the same. auto: where a --ctx above 131072 does not fit the "
+				"card",
+			.fallback = "auto"},
+		{"kv-type", 0, ARG_CHOICE, .i32 = &c->kv_f8, .words = kv_types, .value = "f16|fp8",
+			.help = "how latents of the context are kept; fp8: in 57 % of the bytes, with other "
+					"answers",
+			.fallback = "f16"},
 		{"cache-gb", 0, ARG_SIZE_GB, .u64 = &c->cache_bytes, .given = &c->cache_given, .max = 1e9,
 			.words = sizes, .value = "G|auto",
 			.help = "stream the experts through a cache of G * 10^9 bytes (memory of each card; "
@@ -263,6 +276,8 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.sessions = c->sessions,
 		.exact_prompts = c->exact_prompts,
 		.kv_f32 = c->kv_f32,
+		.kv_f8 = c->kv_f8 != 0,
+		.kv_ram = (enum engine_kv_ram)c->kv_ram,
 		.wrap_source = c->wrap_source,
 		.wrap_user = c->wrap_user,
 		.no_mtp = c->no_mtp,

@@ -41,6 +41,8 @@ struct common_opts {
 	const char *replicas; /* "A,B": files with the model's content on other drives; NULL: none */
 	uint32_t chunk;       /* most rows at once; 0: the engine's choice */
 	bool exact_prompts;   /* two passes on a card, see struct backend_options */
+	int kv_ram;           /* enum engine_kv_ram */
+	int kv_f8;            /* index into the words of --kv-type */
 	bool kv_f32;          /* this and those that follow are no options of all commands */
 	/* an instrument around the expert source, see engine_options; NULL: none */
 	int (*wrap_source)(void *user, const struct model_config *c, struct expert_source *inner,

@@ -14,7 +14,7 @@
 #define CHAT     "without -p and -f it is a chat"
 #define FETCH    "models are files, nothing is downloaded: fetch a GGUF of GLM-5.2, then -m FILE.gguf"
 #define MAPPED   "--cache-gb decides how experts are kept; there is no such choice besides"
-#define KV       "the context's cache has 16 bits a value; there is no other choice"
+#define KV       "--kv-type f16 or fp8 is how the context's cache is kept"
 #define ONE_CARD "one card is used, the first that CUDA lists (CUDA_VISIBLE_DEVICES chooses)"
 #define SCHEMA   "--json-schema FILE makes every answer JSON that is valid by the schema"
 #define SERVER   "glmstream serve is the server"

@@ -156,6 +156,9 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 		gb((double)t->tier_bytes[0]), t->n_fit[0], t->n_experts,
 		100.0 * t->n_fit[0] / MAX(t->n_experts, 1));
 	printf("  RAM        %.2f GB for experts: %d fit\n", gb((double)t->tier_bytes[1]), t->n_fit[1]);
+	if (plan->kv_host)
+		printf("             %.2f GB for latents of the context (--kv-ram)\n",
+			gb((double)plan->kv_host));
 	printf("  disk       %.0f GB for the model", gb((double)p->file_bytes));
 	if (!o->model)
 		printf(", and %.0f GB for the FP8 checkpoint while it is converted: about %.1f h on "
@@ -197,6 +200,7 @@ static void print_plan_json(const struct plan_options *o, const struct machine *
 	json_object_set_new(j, "mtp", json_boolean(p->plan.mtp));
 	json_out_uint(j, "resident_bytes", p->plan.resident);
 	json_out_uint(j, "kv_bytes", p->plan.kv);
+	json_out_uint(j, "kv_host_bytes", p->plan.kv_host);
 	json_out_uint(j, "workspace_bytes", p->plan.workspace);
 	json_out_uint(j, "cache_bytes", t->tier_bytes[0]);
 	json_out_uint(j, "ram_bytes", t->tier_bytes[1]);

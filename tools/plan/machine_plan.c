@@ -65,7 +65,11 @@ static void plan_prompt(
 void machine_plan_times(const struct model_headers *model, const struct machine *m,
 	const struct forecast *f, struct machine_plan *out)
 {
+	const struct plan *p = &out->plan;
 	out->compute_ms = card_token_ms(&m->card, model->file, &model->config);
+	/* latents in host memory: each layer waits for those that it reads */
+	out->compute_ms += (double)p->kv_host / ((double)p->context * p->sessions) *
+					   MIN(p->context, model->config.index_top_k) / (m->card.link_gb_s * 1e6);
 	struct forecast_machine rates =
 		forecast_machine_of(m->drive_gb_s * 1e9, m->card.link_gb_s * 1e9, out->compute_ms);
 	rates.card = true;

@@ -19,23 +19,25 @@
  * select_mma_kernel: grid (slices of SLICE positions, rows), block 1024. Every block finds in the
  * histogram the bin of the top_k-th score. Positions in higher bins become bits of a map, positions
  * in the same bin candidates. The block that ends last finds the exact threshold among the
- * candidates by a radix select, completes the map (of equal scores the lowest positions) and writes
- * it out.
+ * candidates by a radix select, and, where not all of the scores equal to it are chosen, by another
+ * one the last of their positions that is. It completes the map in shared memory (128 KiB for
+ * MAP_MAX positions) and writes it out.
  *
- * Bytes moved: keys once per row; scores once out and once in; the map and the candidates once out
- * and up to four times in.
+ * Bytes moved: keys once per row; scores once out and once in; the map once out and in, the
+ * candidates once out and up to five times in.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/common/mma.cuh"
 
-#define THREADS        256
-#define BIN_BITS       12
-#define BINS           (1 << BIN_BITS)
-#define REST_BITS      10 /* twice: the bits behind the bin */
-#define SELECT_THREADS 1024
-#define SLICE          (4 * SELECT_THREADS)
-#define ROWS_AT_ONCE   16        /* rows of decode whose scores are in scratch memory together */
-#define MAP_MAX        (1 << 18) /* positions that the map in shared memory has bits for */
+#define THREADS           256
+#define BIN_BITS          12
+#define BINS              (1 << BIN_BITS)
+#define REST_BITS         10 /* twice: the bits behind the bin */
+#define SELECT_THREADS    1024
+#define SLICE             (4 * SELECT_THREADS)
+#define ROWS_AT_ONCE      16 /* rows of decode whose scores are in scratch memory together, at most */
+#define MAP_MAX           (1 << 2 * REST_BITS) /* positions of a row at most: two digits each */
+#define SCRATCH_MAX_BYTES ((size_t)128 << 20)
 
 /* Zero between calls: the last block of a row clears it. */
 struct select_state {
@@ -248,11 +250,33 @@ static __device__ __forceinline__ void find_bin(
 	__syncthreads();
 }
 
+/* Among those of the n candidates for which digit_of is not negative: the digit (of REST_BITS) of
+ * the one of rank *rank, counted from the largest. *rank becomes its rank among those that share
+ * the digit, *same how many these are. bins, scratch, found: shared, as for find_bin. */
+template <typename F>
+static __device__ __forceinline__ uint32_t find_digit(const uint2 *candidate, uint32_t n,
+	uint32_t *bins, uint32_t *scratch, uint32_t *found, uint32_t *rank, uint32_t *same, F digit_of)
+{
+	__syncthreads(); /* the bins and `found` of the digit before have been read */
+	bins[threadIdx.x] = 0;
+	__syncthreads();
+	for (uint32_t i = threadIdx.x; i < n; i += SELECT_THREADS) {
+		int digit = digit_of(__ldcg(candidate + i));
+		if (digit >= 0)
+			atomicAdd(&bins[digit], 1);
+	}
+	__syncthreads();
+	find_bin<1>(bins, *rank, scratch, found);
+	*rank = found[1];
+	*same = bins[found[0]];
+	return found[0];
+}
+
 static __global__ void __launch_bounds__(SELECT_THREADS)
 	select_mma_kernel(const __grid_constant__ struct mma_select_args g)
 {
-	extern __shared__ uint32_t words[]; /* the map; then the map of equals */
-	__shared__ uint32_t scratch[33], found[2], bins[1 << REST_BITS], arrival, n_equal;
+	extern __shared__ uint32_t words[]; /* the map */
+	__shared__ uint32_t scratch[33], found[2], bins[1 << REST_BITS], arrival;
 	const struct index_select &a = g.a;
 	launch_dependents();
 	grid_dependency_wait();
@@ -317,57 +341,37 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 	__threadfence();
 
 	/* the last block of the row */
+	const uint32_t digit_mask = (1u << REST_BITS) - 1;
 	int n_words = (n + 31) / 32;
-	uint32_t n_candidates = __ldcg(&state->candidates[row]);
-	uint32_t *equal = words + n_words;
-	for (int i = tid; i < n_words; i += SELECT_THREADS) {
+	uint32_t n_candidates = __ldcg(&state->candidates[row]), same;
+	for (int i = tid; i < n_words; i += SELECT_THREADS)
 		words[i] = __ldcg(map + i);
-		equal[i] = 0;
+	uint32_t bound = find_digit(candidate, n_candidates, bins, scratch, found, &rank, &same,
+						 [](uint2 v) { return (int)(v.x >> REST_BITS); })
+					 << REST_BITS;
+	bound |= find_digit(candidate, n_candidates, bins, scratch, found, &rank, &same, [=](uint2 v) {
+		return v.x >> REST_BITS == bound >> REST_BITS ? (int)(v.x & digit_mask) : -1;
+	});
+	uint32_t until = MAP_MAX - 1; /* of the candidates equal to the bound the last to be chosen */
+	if (same > rank) {            /* not all of them: the first `rank`; the digits are inverted */
+		uint32_t high = find_digit(candidate, n_candidates, bins, scratch, found, &rank, &same,
+			[=](uint2 v) { return v.x == bound ? (int)(digit_mask - (v.y >> REST_BITS)) : -1; });
+		uint32_t low =
+			find_digit(candidate, n_candidates, bins, scratch, found, &rank, &same, [=](uint2 v) {
+				bool here = v.x == bound && v.y >> REST_BITS == digit_mask - high;
+				return here ? (int)(digit_mask - (v.y & digit_mask)) : -1;
+			});
+		until = (digit_mask - high) << REST_BITS | (digit_mask - low);
 	}
-	bins[tid] = 0;
-	__syncthreads();
-	for (uint32_t i = tid; i < n_candidates; i += SELECT_THREADS)
-		atomicAdd(&bins[__ldcg(candidate + i).x >> REST_BITS], 1);
-	__syncthreads();
-	find_bin<1>(bins, rank, scratch, found);
-	uint32_t bound = found[0] << REST_BITS;
-	rank = found[1];
-	__syncthreads();
-	bins[tid] = 0;
-	__syncthreads();
-	for (uint32_t i = tid; i < n_candidates; i += SELECT_THREADS) {
-		uint32_t key = __ldcg(candidate + i).x;
-		if (key >> REST_BITS == bound >> REST_BITS)
-			atomicAdd(&bins[key & ((1 << REST_BITS) - 1)], 1);
-	}
-	__syncthreads();
-	find_bin<1>(bins, rank, scratch, found);
-	bound |= found[0];
-	rank = found[1];
-	if (!tid)
-		n_equal = bins[found[0]];
-	__syncthreads();
-	bool all = n_equal == rank;
 	for (uint32_t i = tid; i < n_candidates; i += SELECT_THREADS) {
 		uint2 v = __ldcg(candidate + i);
-		if (v.x > bound || (v.x == bound && all))
+		if (v.x > bound || (v.x == bound && v.y <= until))
 			atomicOr(&words[v.y / 32], 1u << v.y % 32);
-		else if (v.x == bound)
-			atomicOr(&equal[v.y / 32], 1u << v.y % 32);
 	}
 	__syncthreads();
 	int per = (n_words + SELECT_THREADS - 1) / SELECT_THREADS, begin = min(tid * per, n_words),
 		end = min(begin + per, n_words);
 	uint32_t total, mine = 0;
-	if (!all) { /* of the equal ones the first `rank` */
-		for (int i = begin; i < end; i++)
-			mine += (uint32_t)__popc(equal[i]);
-		uint32_t before = block_exclusive_scan(mine, scratch, &total);
-		for (int i = begin; i < end && before < rank; i++)
-			for (uint32_t w = equal[i]; w && before < rank; w &= w - 1, before++)
-				words[i] |= w & (0u - w);
-		mine = 0;
-	}
 	for (int i = begin; i < end; i++)
 		mine += (uint32_t)__popc(words[i]);
 	uint32_t at = block_exclusive_scan(mine, scratch, &total);
@@ -422,14 +426,16 @@ bool index_select_decode(
 	struct cuda_backend *b, const struct batch *rows, const struct index_select *a)
 {
 	int longest = rows->max_pos + 1;
-	if (rows->n > DECODE_MAX_ROWS || longest > MAP_MAX || !index_mma_applies(a))
+	/* compute capability 8.6 and 8.9 have 99 KiB for a block: the map of 760,000 positions */
+	size_t shared = (size_t)(longest + 31) / 32 * 4;
+	if (rows->n > DECODE_MAX_ROWS || longest > MAP_MAX || shared > b->max_shared ||
+		!index_mma_applies(a))
 		return false;
 	int64_t stride = (longest + SLICE - 1) / SLICE * SLICE;
 	struct mma_select_args g = {*a, rows->pos, rows->base, 0, 0, stride, NULL,
 		(float)(1.0 / sqrt((double)a->n_heads)), (float)(1.0 / sqrt((double)a->head_dim)), NULL,
 		NULL, NULL, stride / 32};
 	int group = min(rows->n, ROWS_AT_ONCE);
-	size_t shared = 0;
 	if (longest > a->top_k) {
 		if (!b->index_counts.data) { /* zero from here on */
 			if (!cuda_scratch_reserve(b, &b->index_counts, sizeof(struct select_state)) ||
@@ -439,13 +445,13 @@ bool index_select_decode(
 		}
 		g.state = (struct select_state *)b->index_counts.data;
 		size_t row_bytes = (size_t)stride * 4 + (size_t)g.map_stride * 4 + (size_t)stride * 8;
+		group = min(group, (int)(SCRATCH_MAX_BYTES / row_bytes));
 		uint8_t *scratch = (uint8_t *)cuda_scratch(b, row_bytes * (size_t)group);
 		if (!scratch)
 			return true;
 		g.score = (float *)scratch;
 		g.candidate = (uint2 *)(g.score + stride * group);
 		g.map = (uint32_t *)(g.candidate + stride * group);
-		shared = (size_t)(longest + 31) / 32 * 8;
 		if (!cuda_allow_shared(b, (const void *)select_mma_kernel, shared))
 			return true;
 	}

@@ -369,6 +369,9 @@ void cuda_matmul_glu(struct backend *b, const struct ffn *a, int rows);
 void cuda_ffn(struct backend *b, const struct ffn *a, int rows);
 void cuda_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cuda_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
+void cuda_store_rows(struct backend *b, const struct batch *rows, const struct cache_view *from,
+	const struct cache_view *to, int n_value);
+void cuda_fetch_rows(struct backend *b, const struct batch *rows, const struct fetch_rows *a);
 void cuda_attend(struct backend *b, const struct batch *rows, const struct attend *a);
 void cuda_mla(struct backend *b, const struct batch *rows, const struct mla *a);
 void cuda_route(struct backend *b, const struct route *a, int n, int rows);

@@ -20,6 +20,7 @@ static struct rank_start describe_start(struct engine *g, const struct engine_op
 	struct rank_start s = {.fingerprint = g->fingerprint,
 		.rows_fingerprint = session_fingerprint(g),
 		.kv_f32 = o->kv_f32,
+		.kv_f8 = o->kv_f8,
 		.exact_prompts = o->exact_prompts,
 		.sessions = MAX(o->sessions, 1u),
 		.counts = o->warm || o->profile_folder};
@@ -45,6 +46,8 @@ static int compare_start(
 			first->backend);
 	if (mine->kv_f32 != first->kv_f32)
 		return err_set(e, ERR_RUN, "--kv-f32 is not given on all ranks");
+	if (mine->kv_f8 != first->kv_f8)
+		return err_set(e, ERR_RUN, "--kv-type is not the same on all ranks");
 	if (mine->exact_prompts != first->exact_prompts)
 		return err_set(e, ERR_RUN, "--exact-prompts is not given on all ranks");
 	if (mine->sessions != first->sessions)

@@ -53,7 +53,7 @@
 struct rank_start {
 	char version[32], backend[16];
 	uint64_t fingerprint, rows_fingerprint; /* of the model file */
-	uint32_t kv_f32, sessions;
+	uint32_t kv_f32, kv_f8, sessions;
 	uint32_t exact_prompts;
 	uint32_t counts; /* uses of experts are counted, for a profile of rank 0 */
 };

@@ -151,9 +151,12 @@ void session_rows_maker(const struct engine *g, char out[SESSION_MAKER_BYTES])
 static struct session_head own_head(const struct session *s)
 {
 	const struct model_config *c = &s->g->config;
+	const struct kv_cache_shape *shape = &s->g->stages->plan.kv_shape;
 	struct session_head h = {
 		.fingerprint = session_fingerprint(s->g),
-		.value_bytes = s->g->stages->plan.kv_type == DTYPE_F32 ? 4 : 2,
+		.value_bytes = shape->latents_f8          ? 1
+					   : shape->type == DTYPE_F32 ? 4
+												  : 2,
 		.n_layers = c->n_layers,
 		.mtp = s->mtp,
 		.latent = config_cache_width(c),
@@ -317,7 +320,10 @@ static int read_head(FILE *f, const char *name, struct session_head *h, struct e
 
 static const char *kv_name(uint32_t value_bytes)
 {
-	return value_bytes == 2 ? "16-bit" : value_bytes == 4 ? "float32" : "unknown";
+	return value_bytes == 1   ? "8-bit"
+		   : value_bytes == 2 ? "16-bit"
+		   : value_bytes == 4 ? "float32"
+							  : "unknown";
 }
 
 /* Can this session take the rows that the head describes? */

@@ -6,6 +6,8 @@
 #include "src/engine/session/session_blocks.h"
 #include "src/engine/stages/pipeline.h"
 
+#include <string.h>
+
 static bool is_remote(const struct engine *g, uint32_t layer)
 {
 	return g->ranks && engine_ranks_has(g->ranks, layer);
@@ -19,11 +21,11 @@ static const struct cache_view *view_of(const struct stage *s, uint32_t layer, b
 size_t engine_row_bytes(const struct engine *g, uint32_t layer, bool index_key)
 {
 	const struct model_config *c = &g->config;
-	const size_t value = g->stages->plan.kv_type == DTYPE_F32 ? 4 : 2;
+	const size_t value = g->stages->plan.kv_shape.type == DTYPE_F32 ? 4 : 2;
 	if (!is_remote(g, layer) && !view_of(engine_stage_of(g, layer), layer, index_key)->data)
 		return 0;
 	if (!index_key)
-		return config_cache_width(c) * value;
+		return kv_cache_latent_bytes(c, &g->stages->plan.kv_shape);
 	return c->index_full[layer] ? c->index_dim * value : 0;
 }
 
@@ -81,9 +83,16 @@ int engine_write_rows(struct engine *g, uint32_t layer, bool index_key, uint32_t
 	if (is_remote(g, layer))
 		return remote_rows(g, which, NULL, data, e);
 	struct stage *s = engine_stage_of(g, layer);
-	s->backend->ops->upload(s->backend, row_address(g, s, layer, index_key, row), data,
-		n * engine_row_bytes(g, layer, index_key));
-	return 0;
+	uint8_t *to = row_address(g, s, layer, index_key, row);
+	const size_t bytes = n * engine_row_bytes(g, layer, index_key);
+	if (!s->kv.host || index_key) {
+		s->backend->ops->upload(s->backend, to, data, bytes);
+		return 0;
+	}
+	int rc = s->backend->ops->wait(s->backend, e); /* MEM_HOST: the host writes it itself */
+	if (!rc)
+		memcpy(to, data, bytes);
+	return rc;
 }
 
 int engine_copy_rows(

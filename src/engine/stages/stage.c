@@ -219,7 +219,7 @@ int stage_open(struct stage *s, const struct stage_setup *u, struct err *e)
 		return rc;
 	if ((rc = weights_load(u->file, c, p->mtp, s->backend, &s->weights, u->watch,
 			 &u->options->reader, u->check_values, e)) ||
-		(rc = kv_cache_init(&s->kv, c, p->mtp, p->kv_type, rows, s->backend, e)) ||
+		(rc = kv_cache_init(&s->kv, c, &p->kv_shape, rows, s->backend, e)) ||
 		(!p->streaming && (rc = open_experts(s, u, e))))
 		return rc;
 	if (p->streaming)

@@ -61,6 +61,8 @@ section_of() { # section: its text, without font changes
 explains() { section_of "$1" | grep -qE -- "$2"; }
 check "MEMORY explains --cpu-experts" explains MEMORY \
 	'--cpu-experts auto lets the processor .*off, the default.* answers are the same .*Try it where'
+check "MEMORY explains --kv-ram" explains MEMORY \
+	'--kv-ram on their latents .*answers are the same. auto, the default.* --kv-type fp8 keeps'
 check "MODELS explains --exact-prompts" explains MODELS \
 	'--exact-prompts makes .*The default is off.* the same bits .*Use it to'
 run help trace show
@@ -87,6 +89,7 @@ hints '-n N' --n-predict 5
 hints '--sessions' -np 4
 hints '-m FILE' -hf unsloth/GLM-5.2-GGUF
 hints 'leave it out' -fa
+hints '--kv-type' -ctk q8_0
 hints '--system' -sys 'be brief'
 hints '-m FILE' run glm5.2
 hints "-p 'Define river.'" run 'Define river.'

@@ -170,9 +170,11 @@ static void check_plan(const struct plan *p, const struct model_config *c,
 		bug("chunk %u, context %u, sessions %u", p->chunk, p->context, p->sessions);
 	if (m->card_bytes && taken > m->card_bytes)
 		bug("%llu bytes are planned on a card of %zu", (unsigned long long)taken, m->card_bytes);
-	if (m->host_bytes && t->tier_bytes[1] + t->host_staging_bytes > m->host_bytes)
-		bug("%llu bytes are pinned on a host of %zu", (unsigned long long)t->tier_bytes[1],
-			m->host_bytes);
+	if (m->host_bytes && t->tier_bytes[1] + t->host_staging_bytes + p->kv_host > m->host_bytes)
+		bug("%llu and %zu bytes are pinned on a host of %zu", (unsigned long long)t->tier_bytes[1],
+			p->kv_host, m->host_bytes);
+	if (p->kv_host && (!p->kv_shape.latents_on_host || o->kv_ram == ENGINE_KV_RAM_OFF))
+		bug("latents in host memory that nobody asked for");
 	if (p->streaming && (t->tier_bytes[0] < t->floor_bytes || p->experts))
 		bug("a first tier below the smallest that works");
 	if (p->streaming &&
@@ -196,6 +198,7 @@ static void plan_file(const char *path, const uint8_t *d)
 		.chunk = d[12] & 16 ? load_u16(d + 10) : 0,
 		.kv_f32 = d[12] & 32,
 		.no_mtp = d[12] & 64,
+		.kv_ram = d[13] >> 6 == 3 ? ENGINE_KV_RAM_AUTO : (enum engine_kv_ram)(d[13] >> 6),
 		.cache_bytes = d[13] & 1   ? ENGINE_CACHE_AUTO
 					   : d[13] & 2 ? (uint64_t)d[15] << 17
 								   : 0,
