@@ -20,6 +20,8 @@ check "one stage has no line of its own" [ "$(grep -c '^stage ' "$work/err")" = 
 logits two.f32 --cards 0,0
 check "logits of two stages" cmp -s "$work/one.f32" "$work/two.f32"
 check "two stages are named" [ "$(grep -c '^stage [01]: layers .* on card 0' "$work/err")" = 2 ]
+sum=$(awk "/^stage [01]: .* % of a token's time\$/ {sum += \$(NF - 5)} END {print sum}" "$work/err")
+check "their parts of a token's time are all of it" [ $((sum >= 99 && sum <= 101)) = 1 ]
 check "the last layers lie on the last stage" grep -q '^stage 1: layers [1-6] to 6' "$work/err"
 logits three.f32 --cards 0,0,0 --cache-gb 0.02 --ram-gb 0.01 --lookahead 2
 check "logits of three stages with caches" cmp -s "$work/one.f32" "$work/three.f32"
