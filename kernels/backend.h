@@ -544,6 +544,7 @@ struct backend {
 	struct err failure;   /* the first failed op; code 0: none */
 	uint64_t fence_value; /* of the latest fence enqueued, those of replayed segments included */
 	size_t scratch_bytes; /* device memory that ops may take beside what `alloc` gave; constant */
+	uint64_t bytes_s;     /* bandwidth of the device's memory, by its clock; 0: unknown; constant */
 	/* Of the card: the same in every process, another for every card; constant. The CPU has none:
 	 * zeros. */
 	uint8_t uuid[BACKEND_UUID_BYTES];

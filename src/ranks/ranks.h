@@ -25,7 +25,8 @@
  * - A rank that leaves prints its own error, unless a lower rank has left with the same one.
  * - While MPI itself starts nothing is known of the others: after 120 s all ranks end, and none can
  *   be named.
- * - A rank that dies by a signal: mpirun notices first, names it and ends all others.
+ * - A rank that dies by a signal: mpirun notices first, names it and ends all others before they
+ *   could. Its status is 128 and the signal's number; no rank can change that.
  *
  * Threads: one thread at a time calls these, except ranks_status and ranks_name, which any may.
  */

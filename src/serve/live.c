@@ -108,6 +108,22 @@ static void write_cache(struct json_write *w, const struct engine_cache *c, cons
 	json_write_close(w, '}');
 }
 
+static void write_stages(struct json_write *w, const struct engine *g)
+{
+	json_write_open(w, "stages", '[');
+	for (uint32_t i = 0; i < engine_n_stages(g); i++) {
+		const struct engine_stage s = engine_stage(g, i);
+		json_write_open(w, NULL, '{');
+		json_write_int(w, "first", s.first_layer);
+		json_write_int(w, "end", s.end_layer);
+		json_write_bool(w, "mtp", s.has_mtp);
+		json_write_int(w, "rank", s.rank);
+		json_write_int(w, "card", s.card);
+		json_write_close(w, '}');
+	}
+	json_write_close(w, ']');
+}
+
 static void write_memory(struct json_write *w, struct engine_sizes sizes)
 {
 	json_write_open(w, "memory", '{');
@@ -152,6 +168,7 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	write_totals(&w, s->metrics, &cache.stats);
 	write_drafts(&w, &snapshot.drafts);
 	write_cache(&w, &cache, places);
+	write_stages(&w, s->engine);
 	json_write_open(&w, "store", '{');
 	json_write_int(&w, "bytes", (int64_t)snapshot.store.bytes);
 	json_write_int(&w, "files", (int64_t)snapshot.store.files);

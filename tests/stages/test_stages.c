@@ -485,10 +485,10 @@ static void test_balance(void **state)
 {
 	(void)state;
 	struct layer_cost layers[8];
-	uint64_t even[8] = {0}, uneven[] = {100, 300};
+	struct stage_means even[8] = {{0}}, uneven[] = {{100, 0}, {300, 0}};
 	uint32_t first[8];
 	for (int i = 0; i < 8; i++)
-		layers[i] = (struct layer_cost){10, 2};
+		layers[i] = (struct layer_cost){10, 2, false};
 	stage_cuts_balance(layers, 8, even, 1, first);
 	assert_int_equal(first[0], 0);
 	stage_cuts_balance(layers, 8, even, 2, first);
@@ -498,18 +498,58 @@ static void test_balance(void **state)
 		assert_int_equal(first[i], i);
 	stage_cuts_balance(layers, 8, uneven, 2, first); /* 3 of 8: 0.75 + 0.375 each way */
 	assert_int_equal(first[1], 3);
-	layers[7] = (struct layer_cost){70, 14}; /* as heavy as all others */
+	layers[7] = (struct layer_cost){70, 14, false}; /* as heavy as all others */
 	stage_cuts_balance(layers, 8, even, 2, first);
 	assert_int_equal(first[1], 7);
 	stage_cuts_balance(layers, 8, even, 3, first);
 	assert_true(first[1] == 3 || first[1] == 4);
 	assert_int_equal(first[2], 7);
+	/* any cut of the first seven layers gives the same load: the one in front of no sharing layer
+	 */
+	for (uint32_t own = 1; own < 7; own++) {
+		for (uint32_t i = 0; i < 7; i++)
+			layers[i].shares = i && i != own;
+		stage_cuts_balance(layers, 8, even, 3, first);
+		assert_int_equal(first[1], own);
+		assert_int_equal(first[2], 7);
+	}
+	/* but not at the cost of a larger load */
+	for (uint32_t i = 0; i < 8; i++)
+		layers[i] = (struct layer_cost){10, 2, i != 0 && i != 5};
+	stage_cuts_balance(layers, 8, even, 2, first);
+	assert_int_equal(first[1], 4);
+}
+
+/* Cards of unlike speed: layers that read as much as they hold lie where they are read faster. */
+static void test_balance_of_unlike_cards(void **state)
+{
+	(void)state;
+	struct layer_cost layers[16];
+	uint32_t first[3];
+	for (int i = 0; i < 16; i++)
+		layers[i] = (struct layer_cost){10, 10, false};
+	/* half of the room each, four fifths of the speed and one: 11 layers weigh 2.23, 5 weigh 2.19
+	 */
+	stage_cuts_balance(
+		layers, 16, (const struct stage_means[]){{100, 4000}, {100, 1000}}, 2, first);
+	assert_int_equal(first[1], 11);
+	stage_cuts_balance(
+		layers, 16, (const struct stage_means[]){{100, 1000}, {100, 4000}}, 2, first);
+	assert_int_equal(first[1], 5);
+	/* twice the room and the speed: twice the layers, in any order of the cards */
+	stage_cuts_balance(
+		layers, 16, (const struct stage_means[]){{100, 1000}, {200, 2000}, {100, 1000}}, 3, first);
+	assert_true(first[1] == 4 && first[2] == 12);
+	/* one that does not say how fast it is: as if they were alike */
+	stage_cuts_balance(layers, 16, (const struct stage_means[]){{100, 0}, {100, 3000}}, 2, first);
+	assert_int_equal(first[1], 8);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_balance),
+		cmocka_unit_test(test_balance_of_unlike_cards),
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_every_cut),
 		cmocka_unit_test(test_many_stages),

@@ -70,9 +70,29 @@ static void print_tier(FILE *f, const char *name, uint64_t bytes, int n, int all
 			100.0 * n / MAX(all, 1), (double)bytes * 1e-9);
 }
 
-/* map[c->n_layers][c->n_experts] of enum engine_residency. */
-static void draw_map(
-	FILE *f, const struct engine_cache *c, const uint8_t *map, int columns, bool colours)
+/* The number of the stage that has a layer; the MTP layer lies on the last one. */
+static uint32_t stage_of(const struct engine *g, int layer)
+{
+	uint32_t i = 0;
+	while (i + 1 < engine_n_stages(g) && layer >= (int)engine_stage(g, i).end_layer)
+		i++;
+	return i;
+}
+
+/* In front of the first row of a stage, if there are several. */
+static void print_stage(FILE *f, const struct engine *g, uint32_t i)
+{
+	const struct engine_stage s = engine_stage(g, i);
+	char rank[24] = "";
+	if (engine_n_ranks(g) > 1)
+		snprintf(rank, sizeof rank, ", rank %u", s.rank);
+	fprintf(f, "  stage %u: layers %u to %u%s%s, card %u\n", i, s.first_layer, s.end_layer - 1,
+		s.has_mtp ? " and MTP" : "", rank, s.card);
+}
+
+/* map[c->n_layers][c->n_experts] of enum engine_residency. A row has layers of one stage. */
+static void draw_map(FILE *f, const struct engine *g, const struct engine_cache *c,
+	const uint8_t *map, int columns, bool colours)
 {
 	int *layers = NEW_ARRAY(int, c->n_layers), n_moe = 0, total[ENGINE_IN_VRAM + 1] = {0};
 	for (uint32_t i = 0; i < c->n_layers; i++)
@@ -86,8 +106,13 @@ static void draw_map(
 
 	fprintf(f, "  layer  %d experts a layer%s\n", (int)c->n_experts,
 		per_cell * per_row > 1 ? ", a cell is several of them" : "");
-	for (int at = 0; at < n_moe; at += per_row) {
-		int end = MIN(at + per_row, n_moe), in = 0;
+	for (int at = 0, end; at < n_moe; at = end) {
+		const uint32_t stage = stage_of(g, layers[at]);
+		int in = 0;
+		for (end = at + 1; end < MIN(at + per_row, n_moe) && stage_of(g, layers[end]) == stage;)
+			end++;
+		if (engine_n_stages(g) > 1 && (!at || stage_of(g, layers[at - 1]) != stage))
+			print_stage(f, g, stage);
 		memset(cells, 0, sizeof *cells * (size_t)n_cells);
 		for (int l = at; l < end; l++)
 			for (int x = 0; x < (int)c->n_experts; x++) {
@@ -141,6 +166,6 @@ void cache_view_print(FILE *f, const struct engine *g, int columns, bool colours
 	}
 	uint8_t *map = mem_new((size_t)c.n_layers, c.n_experts);
 	engine_cache_snapshot(g, &c, map);
-	draw_map(f, &c, map, columns, colours);
+	draw_map(f, g, &c, map, columns, colours);
 	free(map);
 }

@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/stages/stage_cuts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,11 +47,11 @@ static int plan_cards(const struct model_headers *model, const struct cluster *k
 {
 	const struct model_config *c = &model->config;
 	uint32_t first[STAGES_MAX + 1];
-	uint64_t room[STAGES_MAX] = {0};
+	struct stage_means stages[STAGES_MAX] = {0};
 	int rc = 0;
 	for (uint32_t i = 0; i < n; i++)
-		room[i] = card_free_bytes(k->card.sold_gb);
-	stages_balance(c, c->n_mtp > 0, &model->weights, room, n, first);
+		stages[i].room = card_free_bytes(k->card.sold_gb);
+	stages_balance(c, c->n_mtp > 0, &model->weights, stages, n, first);
 	first[n] = c->n_layers;
 	*p = (struct cluster_plan){.n = n, .everything = true};
 	for (uint32_t i = 0; i < n && !rc; i++) {

@@ -22,10 +22,15 @@
 #define RESULTS         "tests/bench/RESULTS.md"
 #define RANDOM          "random"
 
-/* Not measured by this project: hand-overs. */
-#define HOP_US   40   /* the fence, a copy to the host, one to the card, a launch: about 10 each */
+/* A hand-over between two stages of one card, through host memory. Literals: --help has them too.
+ */
+#define HOP_US 55
+/* Not measured by this project. */
 #define NET_US   20   /* a message of 32 KB with MPI between two hosts, and its wake */
 #define NET_GB_S 12.5 /* 100 Gbit/s */
+
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
 
 struct arg_group inspect_cluster_group(struct inspect_cluster *c)
 {
@@ -54,18 +59,21 @@ struct arg_group inspect_cluster_group(struct inspect_cluster *c)
 			.value = "N", .help = "answers at a time, of --ctx tokens each; and one alone",
 			.fallback = "64"},
 		{"step-rows", 0, ARG_UINT, .u32 = &c->step_rows, .given = &c->rows_given, .min = 1,
-			.max = 4096, .value = "N", .help = "most rows of a step", .fallback = "16"},
+			.max = 4096, .value = "N", .help = "most rows of a step",
+			.fallback = TEXT(CARD_STEP_ROWS)},
 		{"row-part", 0, ARG_FLOAT, .f32 = &c->row_part, .given = &c->part_given, .max = 1000,
 			.value = "P",
 			.help = "what each further row of a step adds to the products with resident weights, "
 					"in parts of the first row's time on an H200; other cards by their arithmetic",
-			.fallback = "0.18"},
+			.fallback = TEXT(CARD_ROW_PART)},
 		{"hop-us", 0, ARG_FLOAT, .f32 = &c->hop_us, .given = &c->hop_given, .max = 1e6,
-			.value = "US", .help = "latency of a hand-over to the next card", .fallback = "40"},
+			.value = "US", .help = "latency of a hand-over to the next card",
+			.fallback = TEXT(HOP_US)},
 		{"net-us", 0, ARG_FLOAT, .f32 = &c->net_us, .given = &c->net_given, .max = 1e6,
-			.value = "US", .help = "... added between hosts", .fallback = "20"},
+			.value = "US", .help = "... added between hosts", .fallback = TEXT(NET_US)},
 		{"net-gb-s", 0, ARG_FLOAT, .f32 = &c->net_gb_s, .given = &c->net_gb_s_given, .max = 1e6,
-			.above_min = true, .value = "G", .help = "bandwidth between hosts", .fallback = "12.5"},
+			.above_min = true, .value = "G", .help = "bandwidth between hosts",
+			.fallback = TEXT(NET_GB_S)},
 	};
 	_Static_assert(sizeof list == sizeof c->args, "args");
 	memcpy(c->args, list, sizeof list);
@@ -317,7 +325,7 @@ static void list_assumptions(const struct result *r, struct assumptions *a)
 			false);
 	}
 	assume(a, "hand-over, latency", k->hop_us, "us",
-		"assumed: a fence, a copy to the host, one to the card, a launch", "--hop-us",
+		"measured on one H200 with --cards 0,0: " RESULTS ", what a cut costs a token", "--hop-us",
 		c->hop_given);
 	assume(a, "hand-over, a row", r->plan.row_bytes / 1e3, "kB",
 		"arithmetic: of the residual stream, twice over the link; where the next layer shares a "
@@ -330,6 +338,52 @@ static void list_assumptions(const struct result *r, struct assumptions *a)
 		assume(a, "between hosts", k->net_gb_s, "GB/s", "assumed: 100 Gbit/s", "--net-gb-s",
 			c->net_gb_s_given);
 	}
+}
+
+/* ---- what others say ---- */
+
+/* Of GLM-5.x with 744 billion parameters, as published; other weights, prompts and drafts. */
+static const struct published {
+	const char *system, *cards, *weights;
+	uint32_t streams;
+	double least, most; /* tok/s of all streams */
+} published[] = {
+	{"ds4", "2 H200", "2 bit, resident", 1, 16, 16},
+	{"TensorSharp", "3 RTX PRO 6000", "IQ2_XXS", 1, 43.9, 43.9},
+	{"pegainfer", "4 GB300", "FP8", 1, 107, 107},
+	{"SGLang", "8 H200", "FP8, drafts", 16, 723, 723},
+	{"a cluster", "32 RTX 4090", "FP8", 1, 24, 24},
+	{"a cluster", "32 RTX 4090", "FP8", 64, 656, 725},
+};
+
+static void print_published(void)
+{
+	printf("\npublished by others, not measured here; weights, prompts and drafts differ\n"
+		   "  %-12s %-16s %-16s %8s %10s\n",
+		"system", "cards", "weights", "streams", "tok/s");
+	for (size_t i = 0; i < ARRAY_LEN(published); i++) {
+		const struct published *p = &published[i];
+		char rate[24];
+		snprintf(rate, sizeof rate, p->most > p->least ? "%g..%g" : "%g", p->least, p->most);
+		printf("  %-12s %-16s %-16s %8u %10s\n", p->system, p->cards, p->weights, p->streams, rate);
+	}
+}
+
+static json_t *published_json(void)
+{
+	json_t *list = json_array();
+	for (size_t i = 0; i < ARRAY_LEN(published); i++) {
+		const struct published *p = &published[i];
+		json_t *o = json_object();
+		json_out_str(o, "system", p->system);
+		json_out_str(o, "cards", p->cards);
+		json_out_str(o, "weights", p->weights);
+		json_out_uint(o, "streams", p->streams);
+		json_out_real(o, "tok_s_least", p->least);
+		json_out_real(o, "tok_s_most", p->most);
+		json_array_append_new(list, o);
+	}
+	return list;
 }
 
 /* ---- output ---- */
@@ -415,6 +469,7 @@ static void print_result(const struct result *r)
 		printf("  %-8s %7u %5u %12.2f %10.2f %+7.1f%%\n", s->recipe, s->layers, s->rows,
 			s->measured_ms, s->model_ms, 100 * (s->model_ms / s->measured_ms - 1));
 	}
+	print_published();
 }
 
 static json_t *speed_json(const struct cluster_speed *s)
@@ -500,6 +555,7 @@ static void print_result_json(const struct result *r)
 		json_array_append_new(steps, x);
 	}
 	json_object_set_new(o, "measured_steps", steps);
+	json_object_set_new(o, "published", published_json());
 	json_out_tree(stdout, o);
 }
 

@@ -490,6 +490,18 @@ uint32_t cuda_count_cards(void)
 	return (uint32_t)n;
 }
 
+/* Twice a clock, since memory of cards sends at both edges of it. 0: the driver does not say. */
+static uint64_t memory_bandwidth(int device)
+{
+	int khz = 0, bits = 0;
+	if (cudaDeviceGetAttribute(&khz, cudaDevAttrMemoryClockRate, device) != cudaSuccess ||
+		cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device) != cudaSuccess) {
+		cudaGetLastError();
+		return 0;
+	}
+	return (uint64_t)khz * 1000 * 2 * (uint64_t)bits / 8;
+}
+
 int cuda_backend_open(const struct backend_options *options, struct backend **out, struct err *e)
 {
 	*out = NULL;
@@ -509,6 +521,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		return err_set(e, ERR_MEMORY, "backend cuda: no memory for its state");
 	b->base.ops = &cuda_ops;
 	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
+	b->base.bytes_s = memory_bandwidth(b->device);
 	b->no_graphs = b->no_deferred = options->no_graphs;
 	b->exact_prompts = options->exact_prompts;
 	b->op = "open";

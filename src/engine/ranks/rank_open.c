@@ -96,7 +96,7 @@ static int cut_all(struct engine *g, const struct rank_room *rooms, bool mtp,
 	struct engine_ranks *k = g->ranks;
 	const uint32_t n_layers = g->config.n_layers;
 	const uint32_t count = ranks_count(k->ranks);
-	uint64_t bytes[STAGES_MAX];
+	struct stage_means stages[STAGES_MAX];
 	uint32_t n = 0;
 	for (uint32_t place = 0; place < count; place++) {
 		const struct rank_room *room = &rooms[rank_at(k->ranks, place)];
@@ -106,14 +106,14 @@ static int cut_all(struct engine *g, const struct rank_room *rooms, bool mtp,
 		k->cuts.first_stage[place] = n;
 		for (uint32_t i = 0; i < room->n_stages; i++, n++)
 			if (n < STAGES_MAX)
-				bytes[n] = room->bytes[i];
+				stages[n] = room->stages[i];
 	}
 	k->cuts.first_stage[count] = n;
 	if (n > n_layers || n > STAGES_MAX)
 		return err_set(e, ERR_USAGE,
 			"%u ranks make %u stages, the model has %u layers and %d stages are possible", count, n,
 			n_layers, STAGES_MAX);
-	stages_balance(&g->config, mtp, whole, bytes, n, k->cuts.first);
+	stages_balance(&g->config, mtp, whole, stages, n, k->cuts.first);
 	k->cuts.first[n] = n_layers;
 	return 0;
 }

@@ -12,7 +12,7 @@
  *   gather      struct rank_cards (rank_cards.h): on which cards each computes
  *   broadcast   the same of all ranks
  *   agree       no two share a card by accident
- *   gather      struct rank_room: what each could hold
+ *   gather      struct rank_room: what each could hold and how fast it is
  *   broadcast   struct rank_cuts: which layers each gets
  *   agree       each has a memory plan
  *   gather      struct rank_limits of it
@@ -46,6 +46,7 @@
 #include "kernels/backend.h"
 #include "src/engine/engine.h"
 #include "src/engine/stages/stage.h"
+#include "src/engine/stages/stage_cuts.h"
 #include "src/ranks/ranks.h"
 
 #include <stddef.h>
@@ -60,7 +61,7 @@ struct rank_start {
 
 struct rank_room {
 	uint32_t n_stages;
-	uint64_t bytes[STAGES_MAX]; /* of each of them; 0: unknown */
+	struct stage_means stages[STAGES_MAX];
 };
 
 /* Stages of all ranks in the order of the layers. */

@@ -128,13 +128,36 @@ static int plan_one(const struct plan_stage *s, const struct stage_share *share,
 	return rc;
 }
 
-static void log_stage(const struct plan_stage *s, uint32_t i)
+/* Part of a stage in the time of a token, as far as reading weights takes it, in per cent. */
+static double token_part(const struct plan_stage *stages, uint32_t n, uint32_t i)
 {
+	double part = 0, all = 0;
+	bool known = true;
+	for (uint32_t k = 0; k < n; k++)
+		known &= stages[k].bytes_s > 0;
+	for (uint32_t k = 0; k < n; k++) {
+		const struct plan_stage *s = &stages[k];
+		double read = config_has_end(s->c) ? (double)s->w->head.stack_bytes : 0;
+		for (uint32_t l = s->c->first_layer; l < s->c->end_layer; l++)
+			read += (double)(weights_layer_bytes(s->w, l) +
+							 weights_expert_bytes(s->w, l) / s->c->n_experts * s->c->n_used);
+		read /= known ? (double)s->bytes_s : 1;
+		all += read;
+		part += k == i ? read : 0;
+	}
+	return all > 0 ? 100 * part / all : 0;
+}
+
+static void log_stage(const struct plan_stage *stages, uint32_t n, uint32_t i)
+{
+	const struct plan_stage *s = &stages[i];
 	const uint32_t end = s->c->n_layers + s->c->n_mtp;
-	log_info("stage %u: layers %u to %u%s on card %u, %.3f GB of weights and %.3f GB of experts", i,
-		s->c->first_layer, s->c->end_layer - 1,
+	log_info("stage %u: layers %u to %u%s on card %u, %.3f GB of weights and %.3f GB of experts, "
+			 "%.0f %% of a token's time",
+		i, s->c->first_layer, s->c->end_layer - 1,
 		end > s->c->end_layer && config_has_end(s->c) && s->w->eh_proj.n_in ? " and MTP" : "",
-		s->card, (double)s->resident / 1e9, (double)plan_expert_bytes(s->w, end) / 1e9);
+		s->card, (double)s->resident / 1e9, (double)plan_expert_bytes(s->w, end) / 1e9,
+		token_part(stages, n, i));
 }
 
 /* Memory of the host that rows in flight take on this process, with chunks of so many rows. */
@@ -221,7 +244,7 @@ int plan_stages(const struct plan_stage *stages, uint32_t n, const struct engine
 	for (uint32_t i = 0; i < n && !rc; i++) {
 		shares[i].options.context = context;
 		shares[i].options.chunk = chunk;
-		log_stage(&stages[i], i);
+		log_stage(stages, n, i);
 		rc = plan_one(&stages[i], &shares[i], i, file, &plans[i], e);
 	}
 	free(shares);

@@ -21,6 +21,7 @@ struct plan_stage {
 	const struct model_weights *w;
 	size_t resident; /* bytes of w */
 	struct backend *backend;
+	uint64_t bytes_s; /* bandwidth of its memory; any 0: unknown */
 	uint32_t card;
 };
 

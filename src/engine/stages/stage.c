@@ -69,24 +69,26 @@ static void stages_describe(const struct stage *stages, uint32_t n, struct plan_
 			.w = &stages[i].weights,
 			.resident = stages[i].resident_bytes,
 			.backend = stages[i].backend,
+			.bytes_s = stages[i].backend->bytes_s,
 			.card = stages[i].card};
 }
 
 void stages_balance(const struct model_config *c, bool mtp, const struct model_weights *w,
-	const uint64_t *room, uint32_t n, uint32_t *first)
+	const struct stage_means *stages, uint32_t n, uint32_t *first)
 {
 	struct layer_cost *layers = NEW_ARRAY(struct layer_cost, c->n_layers);
 	for (uint32_t i = 0; i < c->n_layers; i++) {
 		const uint64_t resident = weights_layer_bytes(w, i), experts = weights_expert_bytes(w, i);
-		layers[i] = (struct layer_cost){
-			.held = resident + experts, .read = resident + experts / c->n_experts * c->n_used};
+		layers[i] = (struct layer_cost){.held = resident + experts,
+			.read = resident + experts / c->n_experts * c->n_used,
+			.shares = !c->index_full[i]};
 	}
 	struct layer_cost *last = &layers[c->n_layers - 1];
 	last->held += w->head.stack_bytes;
 	last->read += w->head.stack_bytes;
 	if (mtp)
 		last->held += weights_layer_bytes(w, c->n_layers) + weights_expert_bytes(w, c->n_layers);
-	stage_cuts_balance(layers, c->n_layers, room, n, first);
+	stage_cuts_balance(layers, c->n_layers, stages, n, first);
 	free(layers);
 }
 
@@ -99,9 +101,11 @@ static int balance_stages(struct engine *g, const struct engine_options *o, bool
 	struct rank_room room = {.n_stages = n};
 	stages_describe(g->stages, n, parts);
 	for (uint32_t i = 0; i < n; i++)
-		room.bytes[i] = plan_stage_room(parts, n, i, o->ranks ? ranks_on_host(o->ranks) : 1);
+		room.stages[i] = (struct stage_means){
+			plan_stage_room(parts, n, i, o->ranks ? ranks_on_host(o->ranks) : 1),
+			g->stages[i].backend->bytes_s};
 	if (!g->ranks) {
-		stages_balance(&g->config, mtp, whole, room.bytes, n, first);
+		stages_balance(&g->config, mtp, whole, room.stages, n, first);
 		first[n] = g->config.n_layers;
 		return 0;
 	}

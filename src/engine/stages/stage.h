@@ -16,6 +16,8 @@
 #include "src/forward/model.h"
 #include "src/forward/stage_link.h"
 
+struct stage_means;
+
 struct stage {
 	struct model_config config; /* names its layers */
 	uint32_t card;
@@ -48,9 +50,9 @@ int stages_bind(struct engine *g, const struct engine_options *o, struct model_w
 	size_t whole_bytes, struct err *e);
 
 /* first[0 .. n) = where stages_bind cuts when no cuts are asked for. `w`: all weights, bound, with
- * the MTP layer's if mtp; room [n]: bytes that each stage may take of its card, 0: unknown. */
+ * the MTP layer's if mtp; stages [n]: stage_cuts.h. */
 void stages_balance(const struct model_config *c, bool mtp, const struct model_weights *w,
-	const uint64_t *room, uint32_t n, uint32_t *first);
+	const struct stage_means *stages, uint32_t n, uint32_t *first);
 
 /* Plans the memory of all stages into stage.plan (plan_stages.h), with the least context and chunk
  * of all ranks. */

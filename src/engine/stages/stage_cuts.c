@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Dynamic programming over (stages, layers): best[end] is the least possible largest load when the
- * first k stages have the first `end` layers; from[k][end] is where the last of them begins.
+ * Dynamic programming over (stages, layers), twice: for the least possible largest load, then,
+ * among the cuts that keep to it, for the fewest in front of layers that share a selection.
+ * best[end] is of the first k stages with the first `end` layers; from[k][end] is where the last of
+ * them begins.
  */
 #include "src/engine/stages/stage_cuts.h"
 
@@ -9,9 +11,10 @@
 #include "src/base/num.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define ROUNDING 1e-9 /* loads that differ by less are equal */
 
 /* Sums of the layers before each, as parts of the whole. */
 struct load_sums {
@@ -33,41 +36,102 @@ static struct load_sums sum_loads(const struct layer_cost *layers, uint32_t n)
 	return s;
 }
 
-void stage_cuts_balance(const struct layer_cost *layers, uint32_t n_layers, const uint64_t *room,
-	uint32_t n, uint32_t *first)
+/* The parts of each stage in the room and the speed of all. */
+struct stage_parts {
+	double *room, *speed; /* [n] */
+};
+
+static struct stage_parts share_means(const struct stage_means *stages, uint32_t n)
 {
-	struct load_sums s = sum_loads(layers, n_layers);
-	double *best = NEW_ARRAY(double, n_layers + 1), *next = NEW_ARRAY(double, n_layers + 1);
-	uint32_t *from = NEW_ARRAY(uint32_t, (size_t)n * (n_layers + 1));
-	double all_room = 0;
-	bool known = true;
+	struct stage_parts p = {NEW_ARRAY(double, n), NEW_ARRAY(double, n)};
+	double room = 0, speed = 0;
+	bool room_known = true, speed_known = true;
 	for (uint32_t k = 0; k < n; k++) {
-		known &= room[k] > 0;
-		all_room += (double)room[k];
+		room_known &= stages[k].room > 0;
+		speed_known &= stages[k].bytes_s > 0;
+		room += (double)stages[k].room;
+		speed += (double)stages[k].bytes_s;
 	}
-	for (uint32_t end = 1; end <= n_layers; end++)
-		best[end] = INFINITY; /* no stages have no layers */
 	for (uint32_t k = 0; k < n; k++) {
-		double part = known ? (double)room[k] / all_room : 1.0 / n;
+		p.room[k] = room_known ? (double)stages[k].room / room : 1.0 / n;
+		p.speed[k] = speed_known ? (double)stages[k].bytes_s / speed : 1.0 / n;
+	}
+	return p;
+}
+
+struct cut_search {
+	const struct layer_cost *layers;
+	uint32_t n_layers, n;
+	struct load_sums sums;
+	struct stage_parts parts;
+	uint32_t *from; /* [n][n_layers + 1] */
+};
+
+static double stage_load(const struct cut_search *c, uint32_t k, uint32_t begin, uint32_t end)
+{
+	const struct load_sums *s = &c->sums;
+	return (s->held[end] - s->held[begin]) / c->parts.room[k] +
+		   (s->read[end] - s->read[begin]) / c->parts.speed[k];
+}
+
+/* What is to be small: the number of cuts in front of sharing layers, then the largest load. */
+struct cut_cost {
+	uint32_t shared;
+	double load;
+};
+
+static bool is_less(struct cut_cost a, struct cut_cost b)
+{
+	return a.shared != b.shared ? a.shared < b.shared : a.load < b.load;
+}
+
+/* Of cuts whose loads are `limit` at most; counts: sharing layers count. Returns the best cost. */
+static struct cut_cost search_cuts(struct cut_search *c, double limit, bool counts)
+{
+	const uint32_t n_layers = c->n_layers;
+	const struct cut_cost none = {UINT32_MAX, INFINITY};
+	struct cut_cost *best = NEW_ARRAY(struct cut_cost, n_layers + 1),
+					*next = NEW_ARRAY(struct cut_cost, n_layers + 1);
+	for (uint32_t end = 1; end <= n_layers; end++)
+		best[end] = none; /* no stages have no layers */
+	for (uint32_t k = 0; k < c->n; k++) {
 		for (uint32_t end = 0; end <= n_layers; end++) {
-			next[end] = INFINITY;
+			next[end] = none;
 			for (uint32_t begin = k; begin < end; begin++) {
-				double load = (s.held[end] - s.held[begin]) / part +
-							  (s.read[end] - s.read[begin]) * (double)n;
-				load = fmax(load, best[begin]);
-				if (load < next[end]) {
-					next[end] = load;
-					from[(size_t)k * (n_layers + 1) + end] = begin;
-				}
+				const double load = stage_load(c, k, begin, end);
+				const struct cut_cost cost = {
+					best[begin].shared + (counts && begin && c->layers[begin].shares),
+					fmax(load, best[begin].load)};
+				if (isinf(best[begin].load) || load > limit || !is_less(cost, next[end]))
+					continue;
+				next[end] = cost;
+				c->from[(size_t)k * (n_layers + 1) + end] = begin;
 			}
 		}
 		memcpy(best, next, (n_layers + 1) * sizeof *best);
 	}
-	for (uint32_t k = n, end = n_layers; k--;)
-		end = first[k] = from[(size_t)k * (n_layers + 1) + end];
-	free(s.held);
-	free(s.read);
+	const struct cut_cost all = best[n_layers];
 	free(best);
 	free(next);
-	free(from);
+	return all;
+}
+
+void stage_cuts_balance(const struct layer_cost *layers, uint32_t n_layers,
+	const struct stage_means *stages, uint32_t n, uint32_t *first)
+{
+	struct cut_search c = {.layers = layers,
+		.n_layers = n_layers,
+		.n = n,
+		.sums = sum_loads(layers, n_layers),
+		.parts = share_means(stages, n),
+		.from = NEW_ARRAY(uint32_t, (size_t)n * (n_layers + 1))};
+	const double least = search_cuts(&c, INFINITY, false).load;
+	search_cuts(&c, least * (1 + ROUNDING), true);
+	for (uint32_t k = n, end = n_layers; k--;)
+		end = first[k] = c.from[(size_t)k * (n_layers + 1) + end];
+	free(c.sums.held);
+	free(c.sums.read);
+	free(c.parts.room);
+	free(c.parts.speed);
+	free(c.from);
 }

@@ -374,8 +374,24 @@ def cache_map():
         check(f"as many {sign} as the line below says", said and 0 < drawn == int(said[1]), full.encode())
     check("hit rates", re.search(r"accesses +\d+: [0-9.]+ % cache, [0-9.]+ % RAM, [0-9.]+ % read", full), full.encode())
     check("80 columns are enough", all(len(line) <= 80 for line in full.splitlines()), full.encode())
+    check("one stage is not named", "stage" not in full, full.encode())
     shown = c.line(b"/stats", b"sampling:")
     check("/stats counts experts", b"experts in all:" in shown and b"memory:" in shown, shown)
+    c.line(b"/quit", b"/quit")
+    check("it leaves with status 0", c.status() == 0, c.raw)
+
+
+def map_of_stages():
+    """Each stage is named in front of its rows."""
+    c = Chat("-n", "4", "--cards", "0,0", "--cache-gb", "0.02")
+    shown = c.line(b"/cache", b"policy").decode()
+    lines = [x for x in shown.splitlines() if re.match(r"  stage | *(\d+|MTP)  .{32} ", x)]
+    stage = re.match(r"  stage 0: layers 0 to (\d), card 0$", lines[0].rstrip())
+    end = int(stage[1]) if stage else 0
+    check("the first stage", 1 <= end <= 5, shown.encode())
+    check("its rows", [x.split()[0] for x in lines[1:end + 1]] == [str(i) for i in range(1, end + 1)], shown.encode())
+    check("the second stage", lines[end + 1].rstrip() == f"  stage 1: layers {end + 1} to 6 and MTP, card 0", shown.encode())
+    check("its rows", [x.split()[0] for x in lines[end + 2:]] == [str(i) for i in range(end + 1, 7)] + ["MTP"], shown.encode())
     c.line(b"/quit", b"/quit")
     check("it leaves with status 0", c.status() == 0, c.raw)
 
@@ -544,7 +560,7 @@ def taken_back():
 
 
 # long_prompt comes last: its small budget leaves a profile, from which a later start fills the cache
-for part in (first_screen, full_context, messages, completion, history, interrupts, commands, streams, sessions, taken_back, cache_map,
+for part in (first_screen, full_context, messages, completion, history, interrupts, commands, streams, sessions, taken_back, cache_map, map_of_stages,
              long_prompt):
     part()
 finish()

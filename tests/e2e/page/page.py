@@ -232,6 +232,37 @@ def small_screen(browser):
     p.close()
 
 
+def stages(browser):
+    """Layers on two cards, which the test puts into the server's state: a line divides them, the tooltip says where a cell is."""
+    p = Page(browser)
+    p.until("document.querySelector('#legend').childElementCount > 1")
+    p.page.wait_for_timeout(300)
+    lines = p.drawn("accent")
+    box = p.page.locator("#map").bounding_box()
+
+    def pointed_at(row):
+        p.page.mouse.move(box["x"] + 40, box["y"] + (row + 0.5) * box["height"] / 7)
+        p.until("!document.getElementById('tip').hidden")
+        return p.page.locator("#tip").inner_text()
+
+    check("one stage has no name", pointed_at(0).startswith("layer 1, expert"), pointed_at(0))
+
+    def two_cards(route):
+        state = route.fetch().json()
+        state["stages"] = [{"first": 0, "end": 4, "mtp": False, "rank": 1, "card": 0},
+                           {"first": 4, "end": 7, "mtp": True, "rank": 0, "card": 1}]
+        route.fulfill(json=state)
+
+    p.page.route(re.compile(r"/v1/glmstream/state"), two_cards)
+    p.page.wait_for_timeout(3000)
+    check("a line divides the stages", p.drawn("accent") > lines + 100, (lines, p.drawn("accent")))
+    for row, words in ((2, "layer 3 (stage 0, rank 1, card 0), expert"), (3, "layer 4 (stage 1, rank 0, card 1), expert"),
+                       (6, "MTP layer (stage 1, rank 0, card 1), expert")):
+        check(words, pointed_at(row).startswith(words), pointed_at(row))
+    p.page.unroute_all(behavior="ignoreErrors")
+    p.close()
+
+
 def plain(browser):
     """A program that was built without marked and the others shows answers as they were written."""
     p = Page(browser)
@@ -253,7 +284,7 @@ with sync_playwright() as playwright:
     chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
     start = time.time()
     rich = has_libraries(chromium)
-    for part in (first_visit, reading, keys, themes, small_screen, *page_text.PARTS, *page_chats.PARTS) if rich else (plain,):
+    for part in (first_visit, reading, keys, themes, small_screen, stages, *page_text.PARTS, *page_chats.PARTS) if rich else (plain,):
         try:
             part(chromium)
         except Exception as e:  # a time-out of one part is one fault, and the others are still looked at

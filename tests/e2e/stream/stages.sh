@@ -20,6 +20,8 @@ check "one stage has no line of its own" [ "$(grep -c '^stage ' "$work/err")" = 
 logits two.f32 --cards 0,0
 check "logits of two stages" cmp -s "$work/one.f32" "$work/two.f32"
 check "two stages are named" [ "$(grep -c '^stage [01]: layers .* on card 0' "$work/err")" = 2 ]
+sum=$(awk "/^stage [01]: .* % of a token's time\$/ {sum += \$(NF - 5)} END {print sum}" "$work/err")
+check "their parts of a token's time are all of it" [ $((sum >= 99 && sum <= 101)) = 1 ]
 check "the last layers lie on the last stage" grep -q '^stage 1: layers [1-6] to 6' "$work/err"
 logits three.f32 --cards 0,0,0 --cache-gb 0.02 --ram-gb 0.01 --lookahead 2
 check "logits of three stages with caches" cmp -s "$work/one.f32" "$work/three.f32"
@@ -76,6 +78,37 @@ check "computing alone by stage" [ "$(grep -c 'computing alone: stage' "$work/ou
 run bench decode --backend cpu -m "$POCKET" -t 1 --rows 1 --prompt 8 -n 6 --repeats 1
 exits 0
 check "one stage has no line of its own" [ "$(grep -c ': stage' "$work/out")" = 0 ]
+
+# a server with stages: 8 clients get the answers of one stage; its state says where the layers lie
+serve() { # file, options
+	local out=$1 url='' i server
+	shift
+	"$GLMSTREAM" serve --backend cpu -m "$POCKET" --port 0 --sessions 4 -c 512 --cache-gb 0.02 "$@" \
+		>"$work/served" 2>"$work/err" &
+	server=$! said="glmstream serve $*"
+	for ((i = 0; i < 600 && ${#url} == 0; i++)); do
+		sleep 0.1
+		url=$(sed -n 's/^listening on //p' "$work/served")
+	done
+	python3 tests/e2e/stream/ranks_clients.py "$url" >"$work/$out" 2>>"$work/err"
+	check "8 clients were answered" [ $? = 0 ]
+	python3 -c 'import json, sys, urllib.request
+state = json.load(urllib.request.urlopen(sys.argv[1] + "/v1/glmstream/state"))
+print(json.dumps(state["stages"]))' "$url" >"$work/$out.stages"
+	kill $server
+	wait $server
+	rc=$?
+	exits 0
+}
+if has_command serve; then
+	serve clients.1
+	check "the state of one stage" grep -qx '\[{"first": 0, "end": 7, "mtp": true, "rank": 0, "card": 0}\]' "$work/clients.1.stages"
+	serve clients.2 --cards 0,0
+	check "8 clients of two stages" cmp -s "$work/clients.1" "$work/clients.2"
+	check "the state of two stages" grep -qE '^\[\{"first": 0, "end": ([1-6]), "mtp": false, "rank": 0, "card": 0\}, \{"first": \1, "end": 7, "mtp": true, "rank": 0, "card": 0\}\]$' "$work/clients.2.stages"
+else
+	skip_part 'a server with stages: this build has no server'
+fi
 
 dump() { run dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/x.f32" --force "$@"; }
 dump --cards 1

@@ -3,7 +3,7 @@
  * The panel beside the chat: where the experts are, rates of the last minute, memory and work. It
  * polls /v1/glmstream/state a few times a second while the page is visible. The map has one row for
  * each MoE layer and one cell for each expert; a cell that has just come into the first tier glows
- * for GLOW_MS.
+ * for GLOW_MS. A line divides the layers of two stages.
  */
 const expertPanel = (() => {
 	const RESIDENCY = { NONE: 0, DISK: 1, RAM: 2, READING: 3, VRAM: 4 };
@@ -56,6 +56,22 @@ const expertPanel = (() => {
 		return { x: GUTTER, w: width / n, h: high, rounded: Math.min(width / n, high) >= 5 };
 	}
 
+	/* The number of the stage that has a layer; the MTP layer lies on the last one. */
+	function stageOf(layer) {
+		const i = snapshot.stages.findIndex((s) => layer < s.end);
+		return i < 0 ? snapshot.stages.length - 1 : i;
+	}
+
+	/* Where a layer lies, if there are several places: " (stage 1, card 0)". */
+	function placeOf(layer) {
+		const stages = snapshot.stages;
+		if (stages.length < 2)
+			return "";
+		const i = stageOf(layer), s = stages[i];
+		const rank = stages.some((other) => other.rank) ? ", rank " + s.rank : "";
+		return " (stage " + i + rank + ", card " + s.card + ")";
+	}
+
 	/* Adds a cell to the path. Small ones end where pixels do. */
 	function addCell(g, s, r, x) {
 		if (s.rounded) {
@@ -100,6 +116,10 @@ const expertPanel = (() => {
 			g.fillStyle = colour;
 			g.fill();
 		}
+		g.fillStyle = colours.accent;
+		for (let r = 1; r < rows.length; r++)
+			if (stageOf(rows[r]) !== stageOf(rows[r - 1]))
+				g.fillRect(0, Math.round(s.h * r * ratio) / ratio - 1, width / ratio, 1);
 	}
 
 	/* Returns whether anything glows. */
@@ -391,6 +411,7 @@ const expertPanel = (() => {
 			n_layers: c.layers,
 			n_experts: c.experts,
 			n_mtp: mtp,
+			stages: s.stages || [],
 			map: Uint8Array.from(c.map, (letter) => Math.max("-.r~#".indexOf(letter), 0)),
 			tier_bytes: [c.cache_bytes, c.ram_bytes],
 			everything_bytes: c.everything_bytes,
@@ -432,7 +453,7 @@ const expertPanel = (() => {
 		const first = snapshot.streaming ? cached : "in memory";
 		tip.textContent =
 			(layer >= snapshot.n_layers - snapshot.n_mtp ? "MTP layer" : "layer " + layer) +
-			", expert " + x + ": " + ["none", "on disk", "in RAM", "arriving", first][residency];
+			placeOf(layer) + ", expert " + x + ": " + ["none", "on disk", "in RAM", "arriving", first][residency];
 		tip.hidden = false;
 		const left = event.clientX - box.left;
 		const most = box.width - tip.offsetWidth, above = r * s.h - tip.offsetHeight - 4;
