@@ -294,6 +294,53 @@ static void test_float_formats(void **state)
 	buf_free(&b);
 }
 
+/* Every tensor of several sizes, at offsets that are no multiple of the unit, with O_DIRECT and
+ * without; and a file that has become shorter. */
+static void check_direct(bool direct)
+{
+	enum { N = 70001 };
+	struct safetensors *st;
+	struct err e = {0};
+	struct buf b = {0};
+	char json[200];
+	const void *data;
+	uint8_t *raw = malloc(N);
+	snprintf(json, sizeof json,
+		"{\"a\":{\"dtype\":\"U8\",\"shape\":[5000],\"data_offsets\":[0,5000]},"
+		"\"b\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[5000,%d]}}",
+		N - 5000, N);
+	put_file(&b, json, N);
+	save("direct.safetensors", b.data, b.len);
+	assert_int_equal(safetensors_open(temp_dir_path("direct.safetensors"), &st, &e), 0);
+	if (direct && safetensors_open_direct(st) != 1)
+		print_message("no O_DIRECT here: read through the page cache\n");
+	void *buffer = aligned_alloc(SAFETENSORS_DIRECT_UNIT, N / 4096 * 4096 + 4096 + 8192);
+	for (size_t i = 0; i < st->n_tensors; i++)
+		for (uint64_t at = 0; at < st->tensors[i].bytes; at += 3011) {
+			const struct safetensors_tensor *t = &st->tensors[i];
+			const size_t n = (size_t)(t->bytes - at);
+			assert_int_equal(safetensors_read(st, t, at, raw, n, &e), 0);
+			assert_int_equal(safetensors_read_direct(st, t, at, buffer, n, &data, &e), 0);
+			assert_memory_equal(raw, data, n);
+		}
+	const struct safetensors_tensor *last = safetensors_find(st, "b");
+	assert_int_equal(truncate(temp_dir_path("direct.safetensors"), 40000), 0);
+	assert_int_equal(
+		safetensors_read_direct(st, last, 0, buffer, (size_t)last->bytes, &data, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "it has become shorter"));
+	free(buffer);
+	free(raw);
+	safetensors_close(st);
+	buf_free(&b);
+}
+
+static void test_direct(void **state)
+{
+	(void)state;
+	check_direct(false);
+	check_direct(true);
+}
+
 /* FP8 with block scales: [E, rows, cols], edges ragged on both sides, every row range. */
 static void check_fp8(int n_mats, int rows, int cols, const char *scale_dtype)
 {
@@ -394,6 +441,7 @@ int main(void)
 		cmocka_unit_test(test_safetensors_refused),
 		cmocka_unit_test(test_directory),
 		cmocka_unit_test(test_float_formats),
+		cmocka_unit_test(test_direct),
 		cmocka_unit_test(test_fp8_scales),
 		cmocka_unit_test(test_scale_shape),
 	};

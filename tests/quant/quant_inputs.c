@@ -4,6 +4,7 @@
 #include "src/base/half.h"
 #include "src/base/mem.h"
 #include "src/base/rng.h"
+#include "src/quant/feedback.h"
 
 #include <float.h>
 #include <math.h>
@@ -90,4 +91,34 @@ void quant_matrix_fini(struct quant_matrix *q)
 	free(q->values);
 	free(q->scales);
 	free(q->importance);
+}
+
+/* Inputs of a block of columns: each is a mix of its neighbour and something new. */
+static void add_inputs(float *moments, bool correlated, struct rng *r)
+{
+	float x[FEEDBACK_COLUMNS];
+	const float *row = x;
+	for (int k = 0; k < (correlated ? 300 : 0); k++) {
+		for (int i = 0; i < FEEDBACK_COLUMNS; i++)
+			x[i] = (float)input_gauss(r) + (i ? 0.7f * x[i - 1] : 0);
+		quant_feedback_add_rows(moments, &row, 1, 0);
+	}
+}
+
+struct quant_feedback *quant_inputs_feedback(uint64_t cols, const float *importance, float *used)
+{
+	const uint64_t n = cols / FEEDBACK_COLUMNS;
+	struct quant_feedback *f = NEW_ARRAY(struct quant_feedback, n);
+	double *work = NEW_ARRAY(double, FEEDBACK_COLUMNS *FEEDBACK_COLUMNS);
+	struct rng r = {17};
+	for (uint64_t c = 0; c < cols; c++)
+		used[c] = importance ? importance[c] : (float)(1 + rng_unit(&r));
+	for (uint64_t i = 0; i < n; i++) {
+		float *moments = NEW_ARRAY(float, FEEDBACK_MOMENTS);
+		add_inputs(moments, i + 1 < n, &r);
+		quant_feedback_make(&f[i], moments, used + i * FEEDBACK_COLUMNS, 0.5f, work);
+		free(moments);
+	}
+	free(work);
+	return f;
 }

@@ -34,4 +34,9 @@ void quant_matrix_init(struct quant_matrix *q, enum dtype type, uint64_t rows, u
 	enum quant_input input, uint64_t seed);
 void quant_matrix_fini(struct quant_matrix *q);
 
+/* Factors of error feedback for rows of cols values, freed by the caller: of columns that go
+ * together, the last block of columns without correlations. importance: NULL, or [cols]; what the
+ * factors were made with becomes used[cols]. */
+struct quant_feedback *quant_inputs_feedback(uint64_t cols, const float *importance, float *used);
+
 #endif

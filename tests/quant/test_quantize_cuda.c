@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The card's quantizer against the CPU's: the same bytes for every type and input, with and without
- * importance, by the energy of the columns; and the place of a value that is not finite. Exits with
- * 77 where no card answers.
+ * importance, by the energy of the columns, with error feedback; and the place of a value that is
+ * not finite. Exits with 77 where no card answers.
  *
  *   test_quantize_cuda            20,000 blocks a type
  *   test_quantize_cuda BLOCKS     so many, of blocks of 256
@@ -11,6 +11,7 @@
 #include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/quant/feedback.h"
 #include "tests/quant/quant_inputs.h"
 
 #include <math.h>
@@ -74,8 +75,8 @@ static void run_cpu(const struct quantize_task *t)
 
 /* The same bytes of both; returns how many weights a second the card did.
  * weighting: 0 none, 1 importance, 2 by the energy of the columns. */
-static double compare_backends(
-	enum dtype type, const struct quant_matrix *q, enum quant_input input, int weighting)
+static double compare_backends(enum dtype type, const struct quant_matrix *q,
+	enum quant_input input, int weighting, const struct quant_feedback *feedback)
 {
 	struct err e = {0};
 	uint64_t row_bytes = 0, bad = 0;
@@ -86,6 +87,7 @@ static double compare_backends(
 		.type = type,
 		.importance = weighting == 1 ? q->importance : NULL,
 		.energy = weighting == 2,
+		.feedback = feedback,
 		.packed = got};
 	assert_true(card->ops->supports(&task));
 	const uint64_t start = clock_ns();
@@ -122,8 +124,8 @@ static void test_card_types(void **state)
 		quant_matrix_init(&q, DTYPE_F32, rows, COLS, (enum quant_input)input, (uint64_t)input);
 		for (size_t t = 0; t < QUANT_CARD_TYPES; t++)
 			for (int weighting = 0; weighting < 2; weighting++) {
-				const double r =
-					compare_backends(quant_card_types[t], &q, (enum quant_input)input, weighting);
+				const double r = compare_backends(
+					quant_card_types[t], &q, (enum quant_input)input, weighting, NULL);
 				rate[t] = MAX(rate[t], r);
 			}
 		quant_matrix_fini(&q);
@@ -144,9 +146,30 @@ static void test_card_sources(void **state)
 		struct quant_matrix q;
 		quant_matrix_init(&q, from[i], 300, COLS, QUANT_HEAVY, 3);
 		for (size_t t = 0; t < QUANT_CARD_TYPES; t++)
-			compare_backends(quant_card_types[t], &q, QUANT_HEAVY, 1);
-		compare_backends(DTYPE_IQ2_XXS, &q, QUANT_HEAVY, 2);
-		compare_backends(DTYPE_Q2_K, &q, QUANT_HEAVY, 2);
+			compare_backends(quant_card_types[t], &q, QUANT_HEAVY, 1, NULL);
+		compare_backends(DTYPE_IQ2_XXS, &q, QUANT_HEAVY, 2, NULL);
+		compare_backends(DTYPE_Q2_K, &q, QUANT_HEAVY, 2, NULL);
+		quant_matrix_fini(&q);
+	}
+}
+
+static void test_card_feedback(void **state)
+{
+	(void)state;
+	static const enum quant_input inputs[] = {QUANT_GAUSS, QUANT_HEAVY, QUANT_SPARSE};
+	const uint64_t rows = MAX(1, n_blocks * 256 / COLS / 20);
+	for (size_t i = 0; i < ARRAY_LEN(inputs); i++) {
+		struct quant_matrix q;
+		quant_matrix_init(&q, DTYPE_BF16, rows, COLS, inputs[i], 9);
+		struct quant_feedback *f = quant_inputs_feedback(COLS, q.importance, q.importance);
+		for (size_t t = 0; t < QUANT_CARD_TYPES; t++)
+			if (quantize_feedback_supported(quant_card_types[t])) {
+				const double rate = compare_backends(quant_card_types[t], &q, inputs[i], 1, f);
+				if (!i)
+					print_message("%-8s with feedback, %.2f 10^9 weights/s\n",
+						dtype_name(quant_card_types[t]), rate * 1e-9);
+			}
+		free(f);
 		quant_matrix_fini(&q);
 	}
 }
@@ -181,6 +204,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_card_types),
 		cmocka_unit_test(test_card_sources),
+		cmocka_unit_test(test_card_feedback),
 		cmocka_unit_test(test_not_finite),
 	};
 	struct err e = {0};

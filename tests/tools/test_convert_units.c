@@ -40,7 +40,7 @@ static void add(const char *name, enum dtype type, uint64_t rows, uint64_t cols,
 	assert_int_equal(gguf_writer_add_tensor(writer, name, type, t->n_dims, t->ne, NULL, &e), 0);
 }
 
-static int make_plan(void **state)
+static int make_full_plan(void **state)
 {
 	(void)state;
 	struct err e;
@@ -55,7 +55,7 @@ static int make_plan(void **state)
 	return gguf_writer_plan(writer, &e);
 }
 
-static int free_plan(void **state)
+static int free_full_plan(void **state)
 {
 	(void)state;
 	gguf_writer_free(writer);
@@ -130,5 +130,5 @@ int main(void)
 		cmocka_unit_test(test_units),
 		cmocka_unit_test(test_memory),
 	};
-	return cmocka_run_group_tests(tests, make_plan, free_plan);
+	return cmocka_run_group_tests(tests, make_full_plan, free_full_plan);
 }

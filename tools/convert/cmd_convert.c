@@ -493,7 +493,7 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 				"how many blocks of 256 columns did without it"},
 		{"backend", 0, ARG_CHOICE, .i32 = &o->backend, .words = convert_backends,
 			.help = "where Q8_0, Q4_0, Q2_K to Q6_K and IQ2_XXS are quantised; the bytes are the "
-					"same. What --feedback is for is the CPU's",
+					"same",
 			.fallback = "auto: the graphics card if one answers"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "threads that quantise on the CPU", .fallback = "all cores"},

@@ -131,12 +131,23 @@ static struct unit_most measure_units(const struct convert_choices *c)
 	return most;
 }
 
+/* Tasks of a card at once. The factors of error feedback are made on the host, by the thread that
+ * then waits for the card: with feedback as many as the CPU has workers. */
+static uint32_t count_lanes(const struct convert_choices *c, uint32_t n_workers)
+{
+	for (size_t i = 0; i < c->plan->n_tensors; i++)
+		if (c->feedback[i])
+			return MAX(CONVERT_LANES, MIN(n_workers, CONVERT_FEEDBACK_LANES));
+	return CONVERT_LANES;
+}
+
 /* Slots for so many workers: what fits beside the workers and a large unit, at least two. */
 static uint32_t count_slots(
 	const struct convert_choices *c, const struct unit_most *m, uint32_t n_workers, bool card)
 {
-	const uint64_t wanted = n_workers + (card ? CONVERT_LANES : 0) + 2 * CONVERT_READERS,
-				   other = m->large + n_workers * convert_context_bytes(c),
+	const uint32_t lanes = card ? count_lanes(c, n_workers) : 0;
+	const uint64_t wanted = n_workers + lanes + 2 * CONVERT_READERS,
+				   other = m->large + (n_workers + lanes) * convert_context_bytes(c),
 				   left = other < CONVERT_MOST_MEMORY ? CONVERT_MOST_MEMORY - other : 0,
 				   fit = MIN(CONVERT_RING_BYTES, left) / MAX(1, m->raw + m->packed);
 	return (uint32_t)MAX(2, MIN(wanted, fit));
@@ -147,6 +158,7 @@ uint64_t convert_memory(
 {
 	const struct unit_most m = measure_units(c);
 	*n_slots = count_slots(c, &m, n_workers, card);
+	n_workers += card ? count_lanes(c, n_workers) : 0;
 	return *n_slots * (m.raw + m.packed) + m.large + n_workers * convert_context_bytes(c);
 }
 
@@ -542,11 +554,11 @@ static int open_contexts(struct pipeline *s, struct err *e)
 {
 	struct quantizer *q;
 	int code = 0;
-	const uint32_t lanes = s->job->card ? CONVERT_LANES : 0;
+	const uint32_t lanes = s->job->card ? count_lanes(s->job->choices, s->job->n_workers) : 0;
 	s->cpu = NEW_ARRAY(struct convert_context, s->job->n_workers);
 	s->cpu_idle = NEW_ARRAY(struct convert_context *, s->job->n_workers);
-	s->card = NEW_ARRAY(struct convert_context, CONVERT_LANES);
-	s->card_idle = NEW_ARRAY(struct convert_context *, CONVERT_LANES);
+	s->card = NEW_ARRAY(struct convert_context, lanes);
+	s->card_idle = NEW_ARRAY(struct convert_context *, lanes);
 	for (uint32_t i = 0; i < s->job->n_workers && !code; i++) {
 		if ((code = quantizer_cpu_open(&q, e)) ||
 			(code = convert_context_init(&s->cpu[s->n_cpu++], s->job->choices, q, e)))
@@ -565,6 +577,13 @@ static int open_contexts(struct pipeline *s, struct err *e)
 	return code;
 }
 
+static void add_counts(struct feedback_counts *sum, const struct feedback_counts *f)
+{
+	sum->blocks += f->blocks;
+	sum->not_definite += f->not_definite;
+	sum->uncorrelated += f->uncorrelated;
+}
+
 /* Collects the results and frees everything. */
 static void close_contexts(struct pipeline *s, struct convert_result *r)
 {
@@ -576,13 +595,11 @@ static void close_contexts(struct pipeline *s, struct convert_result *r)
 		free(s->slots[i].scales);
 	}
 	for (uint32_t i = 0; i < s->n_cpu; i++) {
-		const struct feedback_counts *f = &s->cpu[i].counts;
-		r->feedback.blocks += f->blocks;
-		r->feedback.not_definite += f->not_definite;
-		r->feedback.uncorrelated += f->uncorrelated;
+		add_counts(&r->feedback, &s->cpu[i].counts);
 		convert_context_fini(&s->cpu[i]);
 	}
 	for (uint32_t i = 0; i < s->n_card; i++) {
+		add_counts(&r->feedback, &s->card[i].counts);
 		r->card_bytes += s->card[i].quantizer->ops->card_bytes(s->card[i].quantizer);
 		convert_context_fini(&s->card[i]);
 	}

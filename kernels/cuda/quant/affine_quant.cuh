@@ -248,14 +248,16 @@ QUANT_FN void affine_finish(struct quant_state *s, struct quant_team t, const st
 /* A block of a type; zeros where it has only zeros. */
 QUANT_FN void affine_encode(struct quant_state *s, struct quant_team t, const struct affine_type *p,
 	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
-	struct affine_scales *f)
+	struct plain_fit *fit, struct affine_scales *f)
 {
 	int exponent;
 	if (quant_load(s, t, m, row, col, importance, p->how, &exponent)) {
 		affine_block(s, t, p, exponent, f);
+		store_fit(s, t, fit, f->d, f->dmin, exponent);
 		affine_finish(s, t, p, exponent, f);
 		return;
 	}
+	store_no_fit(t, fit);
 	f->d = f->dmin = 0;
 	f->d_bits = f->dmin_bits = 0;
 	for (int j = t.lane; j < 16; j += t.size)
@@ -279,13 +281,9 @@ QUANT_FN void affine_encode(struct quant_state *s, struct quant_team t, const st
 		8, 4, 31, 63, 2, 0, TEAM_EVEN                                                              \
 	}
 
-QUANT_FN void team_encode_q2_k(struct quant_state *s, struct quant_team t,
-	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
-	struct block_q2_k *out)
+QUANT_FN void affine_store_q2_k(const struct quant_state *s, struct quant_team t,
+	const struct affine_scales *f, struct block_q2_k *out)
 {
-	const struct affine_type p = AFFINE_Q2_K;
-	struct affine_scales f;
-	affine_encode(s, t, &p, m, row, col, importance, &f);
 	for (int j = t.lane; j < 16; j += t.size)
 		out->sc[j] = (uint8_t)(s->best_s[j] | s->best_m[j] << 4);
 	for (int k = t.lane; k < 64; k += t.size) {
@@ -293,9 +291,19 @@ QUANT_FN void team_encode_q2_k(struct quant_state *s, struct quant_team t,
 		out->q[k] = (uint8_t)(q[0] | q[32] << 2 | q[64] << 4 | q[96] << 6);
 	}
 	if (!t.lane) {
-		out->d = f.d_bits;
-		out->dmin = f.dmin_bits;
+		out->d = f->d_bits;
+		out->dmin = f->dmin_bits;
 	}
+}
+
+QUANT_FN void team_encode_q2_k(struct quant_state *s, struct quant_team t,
+	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
+	struct plain_fit *fit, struct block_q2_k *out)
+{
+	const struct affine_type p = AFFINE_Q2_K;
+	struct affine_scales f;
+	affine_encode(s, t, &p, m, row, col, importance, fit, &f);
+	affine_store_q2_k(s, t, &f, out);
 }
 
 /* Six-bit integers, by one thread. */
@@ -311,29 +319,31 @@ QUANT_FN uint8_t affine_nibbles(const struct quant_state *s, int k)
 	return (uint8_t)((q[0] & 15) | (q[32] & 15) << 4);
 }
 
-QUANT_FN void team_encode_q4_k(struct quant_state *s, struct quant_team t,
-	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
-	struct block_q4_k *out)
+QUANT_FN void affine_store_q4_k(const struct quant_state *s, struct quant_team t,
+	const struct affine_scales *f, struct block_q4_k *out)
 {
-	const struct affine_type p = AFFINE_Q4_K;
-	struct affine_scales f;
-	affine_encode(s, t, &p, m, row, col, importance, &f);
 	for (int k = t.lane; k < 128; k += t.size)
 		out->q[k] = affine_nibbles(s, k);
 	if (!t.lane) {
 		affine_pack6(s, out->sc);
-		out->d = f.d_bits;
-		out->dmin = f.dmin_bits;
+		out->d = f->d_bits;
+		out->dmin = f->dmin_bits;
 	}
 }
 
-QUANT_FN void team_encode_q5_k(struct quant_state *s, struct quant_team t,
+QUANT_FN void team_encode_q4_k(struct quant_state *s, struct quant_team t,
 	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
-	struct block_q5_k *out)
+	struct plain_fit *fit, struct block_q4_k *out)
 {
-	const struct affine_type p = AFFINE_Q5_K;
+	const struct affine_type p = AFFINE_Q4_K;
 	struct affine_scales f;
-	affine_encode(s, t, &p, m, row, col, importance, &f);
+	affine_encode(s, t, &p, m, row, col, importance, fit, &f);
+	affine_store_q4_k(s, t, &f, out);
+}
+
+QUANT_FN void affine_store_q5_k(const struct quant_state *s, struct quant_team t,
+	const struct affine_scales *f, struct block_q5_k *out)
+{
 	for (int k = t.lane; k < 128; k += t.size)
 		out->q[k] = affine_nibbles(s, k);
 	for (int l = t.lane; l < 32; l += t.size) {
@@ -344,9 +354,19 @@ QUANT_FN void team_encode_q5_k(struct quant_state *s, struct quant_team t,
 	}
 	if (!t.lane) {
 		affine_pack6(s, out->sc);
-		out->d = f.d_bits;
-		out->dmin = f.dmin_bits;
+		out->d = f->d_bits;
+		out->dmin = f->dmin_bits;
 	}
+}
+
+QUANT_FN void team_encode_q5_k(struct quant_state *s, struct quant_team t,
+	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
+	struct plain_fit *fit, struct block_q5_k *out)
+{
+	const struct affine_type p = AFFINE_Q5_K;
+	struct affine_scales f;
+	affine_encode(s, t, &p, m, row, col, importance, fit, &f);
+	affine_store_q5_k(s, t, &f, out);
 }
 
 #endif

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The card's quantizer. A task is: copy the source in, look for values that are not finite, weigh
- * the columns if that is asked for, quantise, copy the result out, all on a stream of its own; the
- * host waits at its end. Tasks of several quantizers overlap: one copies while another computes.
+ * the columns if that is asked for, quantise, again with error feedback if that is asked for, copy
+ * the result out, all on a stream of its own; the host waits at its end. Tasks of several
+ * quantizers overlap: one copies while another computes.
  *
  * Threads: 16 or 8 for a block of 256 weights (a thread for each sub-block), 256 for one of
  * IQ2_XXS, one for a block of 32. Compiled with --fmad=false: the bytes are the CPU's.
  */
-#include "kernels/cuda/quant/affine_quant.cuh"
-#include "kernels/cuda/quant/iq2_quant.cuh"
-#include "kernels/cuda/quant/sym_quant.cuh"
+#include "kernels/cuda/quant/feedback_quant.cuh"
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
 extern "C" {
@@ -20,13 +19,14 @@ extern "C" {
 
 #include <stdlib.h>
 
-#define TEAMS 8 /* of a thread block */
+#define TEAMS          8 /* of a thread block */
+#define FEEDBACK_WARPS 4 /* of a thread block with error feedback, a block of weights each */
 
 struct cuda_quantizer {
 	struct quantizer base; /* first: the pointers are exchanged */
 	int device;
 	cudaStream_t stream;
-	struct scratch_buffer source, scales, packed, weights;
+	struct scratch_buffer source, scales, packed, weights, feedback, fits;
 	unsigned long long *not_finite; /* device */
 	size_t bytes;                   /* of the card's memory */
 };
@@ -60,26 +60,38 @@ static __global__ void energy_kernel(struct raw_matrix m, float *weights)
 template <int TEAM> static __device__ __forceinline__ struct quant_team team_here()
 {
 	const unsigned first = threadIdx.x % 32 / TEAM * TEAM;
-	struct quant_team t = {(int)(threadIdx.x % TEAM), TEAM, ((1u << TEAM) - 1) << first};
+	struct quant_team t = {(int)(threadIdx.x % TEAM), TEAM, (0xffffffffu >> (32 - TEAM)) << first};
 	return t;
 }
 
 template <int TYPE> struct team_type;
-#define TEAM_TYPE(name, block, threads, encode)                                                    \
+#define TEAM_TYPE(name, block, threads, suffix)                                                    \
 	template <> struct team_type<name> {                                                           \
 		static const int TEAM = threads;                                                           \
 		typedef struct block packed;                                                               \
-		static __device__ __forceinline__ void run(struct quant_state *s, struct quant_team t,     \
-			const struct raw_matrix *m, uint64_t row, uint64_t col, const float *w, packed *out)   \
+		static __device__ __forceinline__ void plain(struct quant_state *s, struct quant_team t,   \
+			const struct raw_matrix *m, uint64_t row, uint64_t col, const float *w,                \
+			struct plain_fit *fit, packed *out)                                                    \
 		{                                                                                          \
-			encode(s, t, m, row, col, w, out);                                                     \
+			team_encode_##suffix(s, t, m, row, col, w, fit, out);                                  \
+		}                                                                                          \
+		static __device__ __forceinline__ void feed(FEEDBACK_PARAMETERS, packed *out)              \
+		{                                                                                          \
+			team_feedback_##suffix(st, t, m, row, col, f, fit, out);                               \
 		}                                                                                          \
 	};
-TEAM_TYPE(DTYPE_Q2_K, block_q2_k, 16, team_encode_q2_k)
-TEAM_TYPE(DTYPE_Q3_K, block_q3_k, 16, team_encode_q3_k)
-TEAM_TYPE(DTYPE_Q4_K, block_q4_k, 8, team_encode_q4_k)
-TEAM_TYPE(DTYPE_Q5_K, block_q5_k, 8, team_encode_q5_k)
-TEAM_TYPE(DTYPE_Q6_K, block_q6_k, 16, team_encode_q6_k)
+TEAM_TYPE(DTYPE_Q2_K, block_q2_k, 16, q2_k)
+TEAM_TYPE(DTYPE_Q3_K, block_q3_k, 16, q3_k)
+TEAM_TYPE(DTYPE_Q4_K, block_q4_k, 8, q4_k)
+TEAM_TYPE(DTYPE_Q5_K, block_q5_k, 8, q5_k)
+TEAM_TYPE(DTYPE_Q6_K, block_q6_k, 16, q6_k)
+template <> struct team_type<DTYPE_IQ2_XXS> { /* plain: iq2_kernel */
+	typedef struct block_iq2_xxs packed;
+	static __device__ __forceinline__ void feed(FEEDBACK_PARAMETERS, packed *out)
+	{
+		team_feedback_iq2_xxs(st, t, m, row, col, f, fit, iq2_codebook, out);
+	}
+};
 
 /* Where block i of 256 or 32 values lies. */
 struct block_place {
@@ -93,95 +105,124 @@ static __device__ __forceinline__ struct block_place place_of(
 	return p;
 }
 
+/* What a launch for a matrix works with, in the card's memory. */
+struct quant_launch {
+	struct raw_matrix m;
+	const float *weights; /* of the columns, or NULL */
+	void *packed;
+	const struct quant_feedback *feedback; /* [cols / 256], or NULL */
+	struct plain_fit *fits;                /* of each block, where feedback is not NULL */
+	uint64_t n_blocks;
+};
+
+static __device__ __forceinline__ struct plain_fit *fit_of(const struct quant_launch *l, uint64_t i)
+{
+	return l->feedback ? l->fits + i : NULL;
+}
+
 template <int TYPE>
 static __global__ void __launch_bounds__(TEAMS *team_type<TYPE>::TEAM)
-	k_kernel(struct raw_matrix m, const float *weights, void *packed, uint64_t n_blocks)
+	k_kernel(struct quant_launch l)
 {
 	typedef typename team_type<TYPE>::packed block;
 	__shared__ struct quant_state state[TEAMS];
 	const int team = threadIdx.x / team_type<TYPE>::TEAM;
 	const uint64_t i = (uint64_t)blockIdx.x * TEAMS + team;
-	if (i >= n_blocks)
+	if (i >= l.n_blocks)
 		return;
-	const struct block_place p = place_of(&m, i, BLOCK_BIG);
-	team_type<TYPE>::run(&state[team], team_here<team_type<TYPE>::TEAM>(), &m, p.row, p.col,
-		weights ? weights + p.col : NULL, (block *)packed + i);
+	const struct block_place p = place_of(&l.m, i, BLOCK_BIG);
+	team_type<TYPE>::plain(&state[team], team_here<team_type<TYPE>::TEAM>(), &l.m, p.row, p.col,
+		l.weights ? l.weights + p.col : NULL, fit_of(&l, i), (block *)l.packed + i);
 }
 
-static __global__ void __launch_bounds__(256, 2)
-	iq2_kernel(struct raw_matrix m, const float *weights, struct block_iq2_xxs *packed)
+static __global__ void __launch_bounds__(256, 2) iq2_kernel(struct quant_launch l)
 {
 	__shared__ struct iq2_state state;
-	const struct block_place p = place_of(&m, blockIdx.x, BLOCK_BIG);
-	const struct quant_team t = {(int)(threadIdx.x % 32), 32, 0xffffffffu};
-	team_encode_iq2_xxs(&state, t, threadIdx.x < 32, threadIdx.x / 32, iq2_codebook, &m, p.row,
-		p.col, weights ? weights + p.col : NULL, packed + blockIdx.x);
+	const struct block_place p = place_of(&l.m, blockIdx.x, BLOCK_BIG);
+	team_encode_iq2_xxs(&state, team_here<32>(), threadIdx.x < 32, threadIdx.x / 32, iq2_codebook,
+		&l.m, p.row, p.col, l.weights ? l.weights + p.col : NULL, fit_of(&l, blockIdx.x),
+		(struct block_iq2_xxs *)l.packed + blockIdx.x);
 }
 
+/* Behind k_kernel or iq2_kernel; writes over what they have written. */
 template <int TYPE>
-static __global__ void small_kernel(
-	struct raw_matrix m, const float *weights, void *packed, uint64_t n_blocks)
+static __global__ void __launch_bounds__(32 * FEEDBACK_WARPS) feedback_kernel(struct quant_launch l)
+{
+	typedef typename team_type<TYPE>::packed block;
+	__shared__ struct feedback_state state[FEEDBACK_WARPS];
+	const int warp = threadIdx.x / 32;
+	const uint64_t i = (uint64_t)blockIdx.x * FEEDBACK_WARPS + warp;
+	if (i >= l.n_blocks)
+		return;
+	const struct block_place p = place_of(&l.m, i, BLOCK_BIG);
+	const struct quant_feedback *f = l.feedback + p.col / FEEDBACK_COLUMNS;
+	const struct plain_fit fit = l.fits[i];
+	if (fit.any && f->correlated)
+		team_type<TYPE>::feed(
+			&state[warp], team_here<32>(), &l.m, p.row, p.col, f, &fit, (block *)l.packed + i);
+}
+
+template <int TYPE> static __global__ void small_kernel(struct quant_launch l)
 {
 	const uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-	if (i >= n_blocks)
+	if (i >= l.n_blocks)
 		return;
-	const struct block_place p = place_of(&m, i, BLOCK_SMALL);
-	const float *w = weights ? weights + p.col : NULL;
+	const struct block_place p = place_of(&l.m, i, BLOCK_SMALL);
+	const float *w = l.weights ? l.weights + p.col : NULL;
 	if (TYPE == DTYPE_Q8_0)
-		encode_small_q8_0(&m, p.row, p.col, w, (struct block_q8_0 *)packed + i);
+		encode_small_q8_0(&l.m, p.row, p.col, w, (struct block_q8_0 *)l.packed + i);
 	else
-		encode_small_q4_0(&m, p.row, p.col, w, (struct block_q4_0 *)packed + i);
+		encode_small_q4_0(&l.m, p.row, p.col, w, (struct block_q4_0 *)l.packed + i);
 }
 
-template <int TYPE>
-static void launch_k(struct cuda_quantizer *q, const struct raw_matrix *m, const float *weights)
+template <int TYPE> static void launch_feedback(struct quant_launch l, cudaStream_t stream)
 {
-	const uint64_t n = m->rows * m->cols / BLOCK_BIG;
-	k_kernel<TYPE>
-		<<<(unsigned)((n + TEAMS - 1) / TEAMS), TEAMS * team_type<TYPE>::TEAM, 0, q->stream>>>(
-			*m, weights, q->packed.data, n);
+	const uint64_t n = (l.n_blocks + FEEDBACK_WARPS - 1) / FEEDBACK_WARPS;
+	if (l.feedback)
+		feedback_kernel<TYPE><<<(unsigned)n, 32 * FEEDBACK_WARPS, 0, stream>>>(l);
 }
 
-template <int TYPE>
-static void launch_small(struct cuda_quantizer *q, const struct raw_matrix *m, const float *weights)
+template <int TYPE> static void launch_k(struct quant_launch l, cudaStream_t stream)
 {
-	const uint64_t n = m->rows * m->cols / BLOCK_SMALL;
-	small_kernel<TYPE>
-		<<<(unsigned)((n + 127) / 128), 128, 0, q->stream>>>(*m, weights, q->packed.data, n);
+	k_kernel<TYPE><<<(unsigned)((l.n_blocks + TEAMS - 1) / TEAMS), TEAMS * team_type<TYPE>::TEAM, 0,
+		stream>>>(l);
+	launch_feedback<TYPE>(l, stream);
 }
 
-/* False: no type of the card's. */
-static bool launch_type(
-	struct cuda_quantizer *q, enum dtype type, const struct raw_matrix *m, const float *weights)
+template <int TYPE> static void launch_small(struct quant_launch l, cudaStream_t stream)
+{
+	small_kernel<TYPE><<<(unsigned)((l.n_blocks + 127) / 128), 128, 0, stream>>>(l);
+}
+
+static void launch_iq2(struct quant_launch l, cudaStream_t stream)
+{
+	iq2_kernel<<<(unsigned)l.n_blocks, 256, 0, stream>>>(l);
+	launch_feedback<DTYPE_IQ2_XXS>(l, stream);
+}
+
+/* The types of the card; NULL: none of them. */
+typedef void quant_launch_fn(struct quant_launch l, cudaStream_t stream);
+static quant_launch_fn *launch_of(enum dtype type)
 {
 	switch (type) {
 	case DTYPE_Q2_K:
-		launch_k<DTYPE_Q2_K>(q, m, weights);
-		return true;
+		return launch_k<DTYPE_Q2_K>;
 	case DTYPE_Q3_K:
-		launch_k<DTYPE_Q3_K>(q, m, weights);
-		return true;
+		return launch_k<DTYPE_Q3_K>;
 	case DTYPE_Q4_K:
-		launch_k<DTYPE_Q4_K>(q, m, weights);
-		return true;
+		return launch_k<DTYPE_Q4_K>;
 	case DTYPE_Q5_K:
-		launch_k<DTYPE_Q5_K>(q, m, weights);
-		return true;
+		return launch_k<DTYPE_Q5_K>;
 	case DTYPE_Q6_K:
-		launch_k<DTYPE_Q6_K>(q, m, weights);
-		return true;
+		return launch_k<DTYPE_Q6_K>;
 	case DTYPE_Q8_0:
-		launch_small<DTYPE_Q8_0>(q, m, weights);
-		return true;
+		return launch_small<DTYPE_Q8_0>;
 	case DTYPE_Q4_0:
-		launch_small<DTYPE_Q4_0>(q, m, weights);
-		return true;
+		return launch_small<DTYPE_Q4_0>;
 	case DTYPE_IQ2_XXS:
-		iq2_kernel<<<(unsigned)(m->rows * m->cols / BLOCK_BIG), 256, 0, q->stream>>>(
-			*m, weights, (struct block_iq2_xxs *)q->packed.data);
-		return true;
+		return launch_iq2;
 	default:
-		return false;
+		return NULL;
 	}
 }
 
@@ -213,36 +254,47 @@ static uint64_t scale_count(const struct raw_matrix *m)
 	return m->scales ? bands * ((m->cols + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK) : 0;
 }
 
+static cudaError_t copy_in(
+	struct cuda_quantizer *q, const struct scratch_buffer *b, const void *src, size_t bytes)
+{
+	return bytes ? cudaMemcpyAsync(b->data, src, bytes, cudaMemcpyHostToDevice, q->stream)
+				 : cudaSuccess;
+}
+
 /* Everything of a task on the stream. The first error ends it. */
 static cudaError_t enqueue_task(struct cuda_quantizer *q, const struct quantize_task *t,
 	size_t packed_bytes, uint64_t *not_finite)
 {
-	struct raw_matrix m = t->source;
-	const size_t source_bytes = m.rows * m.cols * dtype_info(m.type)->block_bytes,
-				 scale_bytes = scale_count(&m) * sizeof(float),
-				 weight_bytes = t->importance || t->energy ? m.cols * sizeof(float) : 0;
+	struct quant_launch l = {t->source, NULL, NULL, NULL, NULL, 0};
+	const struct raw_matrix *m = &t->source;
+	l.n_blocks = m->rows * m->cols / dtype_info(t->type)->block_values;
+	const size_t source_bytes = m->rows * m->cols * dtype_info(m->type)->block_bytes,
+				 scale_bytes = scale_count(m) * sizeof(float),
+				 weight_bytes = t->importance || t->energy ? m->cols * sizeof(float) : 0,
+				 feedback_bytes =
+					 t->feedback ? m->cols / FEEDBACK_COLUMNS * sizeof *t->feedback : 0,
+				 fit_bytes = t->feedback ? l.n_blocks * sizeof *l.fits : 0;
 	cudaError_t rc;
 	if ((rc = grow(q, &q->source, source_bytes)) || (rc = grow(q, &q->packed, packed_bytes)) ||
 		(rc = grow(q, &q->scales, scale_bytes)) || (rc = grow(q, &q->weights, weight_bytes)) ||
+		(rc = grow(q, &q->feedback, feedback_bytes)) || (rc = grow(q, &q->fits, fit_bytes)) ||
 		(rc = cudaMemsetAsync(q->not_finite, 0xff, sizeof *q->not_finite, q->stream)) ||
-		(rc = cudaMemcpyAsync(
-			 q->source.data, m.values, source_bytes, cudaMemcpyHostToDevice, q->stream)))
+		(rc = copy_in(q, &q->source, m->values, source_bytes)) ||
+		(rc = copy_in(q, &q->scales, m->scales, scale_bytes)) ||
+		(rc = copy_in(q, &q->weights, t->importance, t->importance ? weight_bytes : 0)) ||
+		(rc = copy_in(q, &q->feedback, t->feedback, feedback_bytes)))
 		return rc;
-	m.values = q->source.data;
-	if (m.scales) {
-		if ((rc = cudaMemcpyAsync(
-				 q->scales.data, m.scales, scale_bytes, cudaMemcpyHostToDevice, q->stream)))
-			return rc;
-		m.scales = (const float *)q->scales.data;
-	}
-	finite_kernel<<<1024, 256, 0, q->stream>>>(m, q->not_finite);
-	float *weights = weight_bytes ? (float *)q->weights.data : NULL;
-	if (t->importance && (rc = cudaMemcpyAsync(weights, t->importance, weight_bytes,
-							  cudaMemcpyHostToDevice, q->stream)))
-		return rc;
+	l.m.values = q->source.data;
+	l.m.scales = m->scales ? (const float *)q->scales.data : NULL;
+	l.weights = weight_bytes ? (const float *)q->weights.data : NULL;
+	l.packed = q->packed.data;
+	l.feedback = t->feedback ? (const struct quant_feedback *)q->feedback.data : NULL;
+	l.fits = (struct plain_fit *)q->fits.data;
+	finite_kernel<<<1024, 256, 0, q->stream>>>(l.m, q->not_finite);
 	if (t->energy)
-		energy_kernel<<<(unsigned)((m.cols + 63) / 64), 64, 0, q->stream>>>(m, weights);
-	launch_type(q, t->type, &m, weights);
+		energy_kernel<<<(unsigned)((m->cols + 63) / 64), 64, 0, q->stream>>>(
+			l.m, (float *)q->weights.data);
+	launch_of(t->type)(l, q->stream);
 	if ((rc = cudaGetLastError()) || (rc = cudaMemcpyAsync(t->packed, q->packed.data, packed_bytes,
 										  cudaMemcpyDeviceToHost, q->stream)))
 		return rc;
@@ -265,16 +317,9 @@ static int quantizer_run(
 	return rc != cudaSuccess || (rc = waited) != cudaSuccess ? card_err(rc, "quantising", e) : 0;
 }
 
-static bool card_has_type(enum dtype type)
-{
-	return type == DTYPE_Q2_K || type == DTYPE_Q3_K || type == DTYPE_Q4_K || type == DTYPE_Q5_K ||
-		   type == DTYPE_Q6_K || type == DTYPE_Q8_0 || type == DTYPE_Q4_0 || type == DTYPE_IQ2_XXS;
-}
-
 static bool quantizer_supports(const struct quantize_task *t)
 {
-	return card_has_type(t->type) && !t->transposed && !t->feedback &&
-		   raw_matrix_supported(t->source.type);
+	return launch_of(t->type) && !t->transposed && raw_matrix_supported(t->source.type);
 }
 
 static void *quantizer_host_alloc(struct quantizer *base, size_t bytes)
@@ -308,6 +353,8 @@ static void quantizer_close(struct quantizer *base)
 	cudaFree(q->scales.data);
 	cudaFree(q->packed.data);
 	cudaFree(q->weights.data);
+	cudaFree(q->feedback.data);
+	cudaFree(q->fits.data);
 	cudaFree(q->not_finite);
 	if (q->stream)
 		cudaStreamDestroy(q->stream);

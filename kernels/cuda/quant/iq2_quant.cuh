@@ -300,7 +300,7 @@ QUANT_FN float iq2_block_search(struct iq2_state *st, const struct iq2_rows *row
  * team t; all threads of the thread block call this. */
 QUANT_FN void team_encode_iq2_xxs(struct iq2_state *st, struct quant_team t, bool loader, int first,
 	const uint64_t *codebook, const struct raw_matrix *m, uint64_t row, uint64_t col,
-	const float *importance, struct block_iq2_xxs *out)
+	const float *importance, struct plain_fit *fit, struct block_iq2_xxs *out)
 {
 	struct iq2_rows rows[IQ2_GROUPS];
 	uint64_t grid[IQ2_ROWS];
@@ -321,8 +321,11 @@ QUANT_FN void team_encode_iq2_xxs(struct iq2_state *st, struct quant_team t, boo
 		for (int g = 0; g < IQ2_GROUPS && !lane; g++)
 			for (int i = 0; i < 4; i++)
 				out->q[4 * (first + g) + i] = 0;
-		if (!first && !lane)
-			out->d = 0;
+		if (!first) {
+			store_no_fit(t, fit);
+			if (!lane)
+				out->d = 0;
+		}
 		return;
 	}
 	for (int g = 0; g < IQ2_GROUPS; g++)
@@ -351,6 +354,13 @@ QUANT_FN void team_encode_iq2_xxs(struct iq2_state *st, struct quant_team t, boo
 		}
 	}
 	iq2_sync();
+	if (fit && loader && !lane) {
+		fit->d = d;
+		fit->exponent = st->exponent;
+		fit->any = 1;
+		for (int k = 0; k < 8; k++)
+			fit->s[k] = (int8_t)s[k];
+	}
 	if (loader) {
 		const float growth = team_growth(&st->block, t, iq2_sum8(st->p), IQ2_GROWTH);
 		quant_scale(st->exponent, d * growth, &bits);

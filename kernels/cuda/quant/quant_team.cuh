@@ -55,6 +55,15 @@ struct quant_state {
 	uint8_t q[BLOCK_BIG];          /* codes */
 };
 
+/* What plain quantising has found for a block before its scale grows: where error feedback
+ * (feedback_quant.cuh) begins. */
+struct plain_fit {
+	float d, dmin;
+	int exponent;
+	int8_t any; /* 0: the block is zeros, and the rest has no meaning */
+	int8_t s[16], m[16];
+};
+
 /* As enum quant_weighting of src/quant/quant_block.h. */
 enum team_weighting { TEAM_EVEN, TEAM_DAMPED, TEAM_MAGNITUDE };
 
@@ -201,6 +210,30 @@ QUANT_FN bool quant_load(struct quant_state *s, struct quant_team t, const struc
 		s->w[i] = importance[i] * factor + 1e-5f;
 	team_sync(t);
 	return true;
+}
+
+/* Integers from best_s and best_m. fit may be NULL. */
+QUANT_FN void store_fit(const struct quant_state *s, struct quant_team t, struct plain_fit *fit,
+	float d, float dmin, int exponent)
+{
+	if (!fit)
+		return;
+	for (int j = t.lane; j < 16; j += t.size) {
+		fit->s[j] = s->best_s[j];
+		fit->m[j] = s->best_m[j];
+	}
+	if (!t.lane) {
+		fit->d = d;
+		fit->dmin = dmin;
+		fit->exponent = exponent;
+		fit->any = 1;
+	}
+}
+
+QUANT_FN void store_no_fit(struct quant_team t, struct plain_fit *fit)
+{
+	if (fit && !t.lane)
+		fit->any = 0;
 }
 
 /* As quant_block_growth. */

@@ -128,8 +128,8 @@ QUANT_FN float sym_block_refit(
 }
 
 /* The best integers in best_s, codes less p->low in q; returns the bits of d. */
-QUANT_FN uint16_t sym_block(
-	struct quant_state *s, struct quant_team t, const struct sym_type *p, int exponent)
+QUANT_FN uint16_t sym_block(struct quant_state *s, struct quant_team t, const struct sym_type *p,
+	int exponent, struct plain_fit *fit)
 {
 	float x[16], w[16], top = 0, best = INFINITY, best_d = 0;
 	uint16_t best_bits = 0;
@@ -163,6 +163,7 @@ QUANT_FN uint16_t sym_block(
 		d = sym_block_refit(s, t, p, stored);
 	}
 	team_sync(t);
+	store_fit(s, t, fit, best_d, 0, exponent);
 	for (int i = t.lane; i < BLOCK_BIG; i += t.size) {
 		const float a = best_d * (float)s->best_s[i / 16], inverse = a != 0 ? 1 / a : 0,
 					code = quant_code(s->x[i] * inverse, p->low, p->high);
@@ -179,11 +180,13 @@ QUANT_FN uint16_t sym_block(
 
 /* As sym_block, from the source; a block of zeros has codes of value 0. */
 QUANT_FN uint16_t sym_encode(struct quant_state *s, struct quant_team t, const struct sym_type *p,
-	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance)
+	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
+	struct plain_fit *fit)
 {
 	int exponent;
 	if (quant_load(s, t, m, row, col, importance, TEAM_EVEN, &exponent))
-		return sym_block(s, t, p, exponent);
+		return sym_block(s, t, p, exponent, fit);
+	store_no_fit(t, fit);
 	for (int j = t.lane; j < 16; j += t.size)
 		s->best_s[j] = 0;
 	for (int i = t.lane; i < BLOCK_BIG; i += t.size)
@@ -210,12 +213,9 @@ QUANT_FN uint16_t sym_encode(struct quant_state *s, struct quant_team t, const s
 		-8, 7, 12, -1, 3, 0, 0, 0, 0                                                               \
 	}
 
-QUANT_FN void team_encode_q3_k(struct quant_state *s, struct quant_team t,
-	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
-	struct block_q3_k *out)
+QUANT_FN void sym_store_q3_k(
+	const struct quant_state *s, struct quant_team t, uint16_t d, struct block_q3_k *out)
 {
-	const struct sym_type p = SYM_Q3_K;
-	const uint16_t d = sym_encode(s, t, &p, m, row, col, importance);
 	for (int k = t.lane; k < 64; k += t.size) {
 		const uint8_t *q = s->q + k / 32 * 128 + k % 32;
 		out->q[k] = (uint8_t)((q[0] & 3) | (q[32] & 3) << 2 | (q[64] & 3) << 4 | (q[96] & 3) << 6);
@@ -232,12 +232,17 @@ QUANT_FN void team_encode_q3_k(struct quant_state *s, struct quant_team t,
 	}
 }
 
-QUANT_FN void team_encode_q6_k(struct quant_state *s, struct quant_team t,
+QUANT_FN void team_encode_q3_k(struct quant_state *s, struct quant_team t,
 	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
-	struct block_q6_k *out)
+	struct plain_fit *fit, struct block_q3_k *out)
 {
-	const struct sym_type p = SYM_Q6_K;
-	const uint16_t d = sym_encode(s, t, &p, m, row, col, importance);
+	const struct sym_type p = SYM_Q3_K;
+	sym_store_q3_k(s, t, sym_encode(s, t, &p, m, row, col, importance, fit), out);
+}
+
+QUANT_FN void sym_store_q6_k(
+	const struct quant_state *s, struct quant_team t, uint16_t d, struct block_q6_k *out)
+{
 	for (int k = t.lane; k < 128; k += t.size) { /* group g % 2 of half h in the low nibbles */
 		const uint8_t *q = s->q + k / 64 * 128 + k % 64;
 		out->q[k] = (uint8_t)((q[0] & 15) | (q[64] & 15) << 4);
@@ -250,6 +255,14 @@ QUANT_FN void team_encode_q6_k(struct quant_state *s, struct quant_team t,
 		out->sc[j] = s->best_s[j];
 	if (!t.lane)
 		out->d = d;
+}
+
+QUANT_FN void team_encode_q6_k(struct quant_state *s, struct quant_team t,
+	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
+	struct plain_fit *fit, struct block_q6_k *out)
+{
+	const struct sym_type p = SYM_Q6_K;
+	sym_store_q6_k(s, t, sym_encode(s, t, &p, m, row, col, importance, fit), out);
 }
 
 /* ---- blocks of 32, a thread each ---- */

@@ -158,6 +158,45 @@ run convert "$work/tiny" -o "$work/killed.gguf" --recipe iq2 --jobs 2
 exits 0
 check "it goes on where it stood" grep -qE 'going on with an earlier run: [0-9]+ of 112 tensors are done' "$work/err"
 check "resumed equals uninterrupted" cmp -s "$work/tiny-iq2.gguf" "$work/killed.gguf"
+
+# ---- a run that ends among the matrices of an expert tensor ---------------------------------------
+c_tool fail_write
+begun=0
+for ((n = 60; n < 180 && !begun; n += 7)); do
+	rm -f "$work"/begun-experts.gguf* "$work"/begun-copy.gguf*
+	timeout 60 "$work/fail_write" $n EIO "$GLMSTREAM" convert "$work/tiny" -o "$work/begun-experts.gguf" \
+		--recipe iq2 -j 1 -q >"$work/out" 2>"$work/err" </dev/null
+	rc=$?
+	[ $rc != 77 ] || break
+	[ $rc != 0 ] || continue
+	cp "$work/begun-experts.gguf.partial" "$work/begun-copy.gguf.partial"
+	cp "$work/begun-experts.gguf.journal" "$work/begun-copy.gguf.journal"
+	run convert "$work/tiny" -o "$work/begun-copy.gguf" --recipe iq2 -j 2
+	exits 0
+	grep -qE 'tensors are done, and [1-9][0-9]* matrices of experts$' "$work/err" && begun=1
+done
+if [ $rc = 77 ]; then
+	skip_part "system calls cannot be traced here"
+else
+	check "finished matrices of an unfinished tensor are kept" [ $begun = 1 ]
+	check "and the bytes are those of one run" cmp -s "$work/tiny-iq2.gguf" "$work/begun-copy.gguf"
+fi
+
+# ---- where to quantise ----------------------------------------------------------------------------
+run convert "$work/tiny" -o "$work/card.gguf" --recipe iq2 --backend cuda
+if [ "$rc" = 0 ]; then
+	check "a card writes the same bytes" cmp -s "$work/tiny-iq2.gguf" "$work/card.gguf"
+else
+	check "no card is an error" [ "$rc" = 1 ]
+	check "of one sentence" grep -q '^glmstream: backend cuda: ' "$work/err"
+	check "before anything is written" [ ! -e "$work/card.gguf.partial" -a ! -e "$work/card.gguf.journal" ]
+	run convert "$work/tiny" -o "$work/card.gguf" --recipe iq2
+	exits 0
+	check "auto says why the CPU quantises" grep -qE '^backend  cpu \(backend cuda: ' "$work/err"
+	check "the same bytes" cmp -s "$work/tiny-iq2.gguf" "$work/card.gguf"
+fi
+check "the rates of the stages are said" grep -qE '^read [0-9.]+ GB at .* GB/s (with|through) .*, quantised at .* GB/s \(.* units on the card\), wrote' "$work/err"
+check "and the memory" grep -qE '^most memory: [0-9.]+ GB of the host, [0-9.]+ GB of the card$' "$work/err"
 run verify "$work/killed.gguf" -q
 exits 0
 
