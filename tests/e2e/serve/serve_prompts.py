@@ -96,16 +96,23 @@ def leaving(server):
                 check(usage["cache_read_input_tokens"] >= n, path, stream, "and goes on where it was", usage, n)
 
 
+def computed(server):
+    """(tokens written, processor seconds of the compute thread) so far: other programs do not change these seconds."""
+    return counter(server, "generated_tokens"), counter(server, "step_cpu_seconds") + counter(server, "host_cpu_seconds")
+
+
 def read_prompt(server, name):
-    """Reads a prompt that is new to the server: (seconds to its first token, tokens written by others meanwhile)."""
-    before, start = counter(server, "generated_tokens"), time.monotonic()
+    """Reads a prompt that is new to the server: (seconds to its first token, tokens that others got meanwhile)."""
+    tokens, start = computed(server)
     for _ in server.stream("/v1/completions", {"prompt": text(name), "max_tokens": 1, "temperature": 0}):
         break
-    return time.monotonic() - start, counter(server, "generated_tokens") - before - 1
+    tokens_then, end = computed(server)
+    return end - start, tokens_then - tokens - 1
 
 
 def beside_running_answers(server, n_answers=4, repeats=3):
-    """Medians: speed of running answers alone and while a long prompt is read, its first token alone and beside them."""
+    """Medians: speed of running answers alone and while a long prompt is read, its first token alone and beside them, by
+    processor time."""
     def write(i):
         body = {"prompt": f"Define river {i}.", "max_tokens": 3600, "ignore_eos": True, "temperature": 1, "seed": i}
         connection = server.connect()
@@ -124,9 +131,10 @@ def beside_running_answers(server, n_answers=4, repeats=3):
         for t in threads:
             t.start()
         time.sleep(0.5)
-        before, start = counter(server, "generated_tokens"), time.monotonic()
+        tokens, start = computed(server)
         time.sleep(1)
-        speed_alone.append((counter(server, "generated_tokens") - before) / (time.monotonic() - start))
+        tokens_then, end = computed(server)
+        speed_alone.append((tokens_then - tokens) / (end - start))
         took, written = read_prompt(server, f"clouds {i}")
         first_beside.append(took)
         speed_beside.append(written / took)
@@ -134,10 +142,11 @@ def beside_running_answers(server, n_answers=4, repeats=3):
             connection.sock.shutdown(socket.SHUT_RDWR)
         for t in threads:
             t.join()
-    alone, beside, first, later = (sorted(v)[repeats // 2] for v in (speed_alone, speed_beside, first_alone, first_beside))
+    alone, beside, first, later = (
+        sorted(v)[repeats // 2] for v in (speed_alone, speed_beside, first_alone, first_beside))
     print(f"{n_answers} running answers: {alone:.0f} tok/s, {beside:.0f} beside a prompt of {len(text('x').split())} words "
           f"({100 * beside / alone:.0f} %); its first token after {first:.2f} s alone, {later:.2f} s beside them "
-          f"({100 * (later / first - 1):.0f} % later); medians of {repeats}")
+          f"({100 * (later / first - 1):.0f} % later); processor time, medians of {repeats}")
 
 
 def main():
