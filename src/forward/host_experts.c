@@ -32,16 +32,21 @@ struct host_experts {
 	uint64_t fence; /* of the layer whose h is in x */
 	/* by type of gate: means of time per byte of weights */
 	double ns_per_byte[DTYPE_LIMIT][SLOTS_TIMED];
-	uint64_t n_experts, ns, words_ns; /* in all: computed, that took, waited for words */
-	double bytes;
+	uint64_t n_experts, words_ns; /* in all: computed, waited for words */
+	_Atomic uint64_t bytes, ns;   /* of n_experts: weights, time */
 };
+
+struct backend_options host_experts_backend(int threads)
+{
+	return (struct backend_options){.name = "cpu",
+		.threads = threads ? threads : MAX(cores_allowed() - 1, 1),
+		.for_card = true};
+}
 
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
 	uint32_t max_rows, struct host_experts **out, struct err *e)
 {
-	const struct backend_options options = {.name = "cpu",
-		.threads = threads ? threads : MAX(cores_allowed() - 1, 1),
-		.for_card = true};
+	const struct backend_options options = host_experts_backend(threads);
 	struct host_experts *h = NEW(struct host_experts);
 	h->card = card;
 	h->max_rows = MIN(max_rows, HOST_EXPERT_ROWS);
@@ -76,7 +81,7 @@ void host_experts_close(struct host_experts *h)
 			"experts on the processor: %llu, %.1f us each, %.1f GB/s; waited %.1f us each for "
 			"their input",
 			(unsigned long long)h->n_experts, (double)h->ns * 1e-3 / (double)h->n_experts,
-			h->bytes / (double)h->ns, (double)h->words_ns * 1e-3 / (double)h->n_experts);
+			(double)h->bytes / (double)h->ns, (double)h->words_ns * 1e-3 / (double)h->n_experts);
 	if (h->processor)
 		h->processor->ops->close(h->processor);
 	if (h->words)
@@ -88,6 +93,14 @@ void host_experts_close(struct host_experts *h)
 uint64_t *host_experts_words(const struct host_experts *h, int rows)
 {
 	return h && (uint32_t)rows <= h->max_rows ? h->words : NULL;
+}
+
+void host_experts_add_stats(const struct host_experts *h, struct expert_stats *sum)
+{
+	if (!h)
+		return;
+	sum->host_bytes += h->bytes;
+	sum->host_ns += h->ns;
 }
 
 /* ---- times ---- */
@@ -136,7 +149,7 @@ static void note_time(
 		bytes += job_bytes(&jobs[i]);
 	h->n_experts += (uint64_t)n_jobs;
 	h->ns += ns;
-	h->bytes += bytes;
+	h->bytes += (uint64_t)bytes;
 	for (int i = 0; i < n_jobs; i++) {
 		double *mean = &h->ns_per_byte[jobs[i].gate.type][timed_slots(jobs[i].n_token_slots)],
 			   now = (double)ns / bytes;

@@ -16,6 +16,7 @@
 
 #include "kernels/backend.h"
 #include "src/model/config.h"
+#include "stream/expert_source.h"
 
 /* Most rows of a step with such experts. The bits are the card's up to 64 rows
  * (expert_arithmetic.h), but steps of more than 16 were not measured. */
@@ -23,9 +24,12 @@
 
 struct host_experts;
 
-/* card: lent; the backend of the model, which outlives it. threads: of the processor, 0: all cores
- * but one for the thread that reads. max_rows: most rows of a step with such experts, at most
- * HOST_EXPERT_ROWS. */
+/* How the processor's backend is opened. threads: 0: all cores but one for the thread that reads.
+ */
+struct backend_options host_experts_backend(int threads);
+
+/* card: lent; the backend of the model, which outlives it. threads: as in host_experts_backend.
+ * max_rows: most rows of a step with such experts, at most HOST_EXPERT_ROWS. */
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
 	uint32_t max_rows, struct host_experts **out, struct err *e);
 void host_experts_close(struct host_experts *h); /* after the last step; NULL is fine */
@@ -45,5 +49,8 @@ uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape,
  * at its first call in a layer. A lost device, ERR_MEMORY. */
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e);
+
+/* Adds what was computed since the start: host_bytes, host_ns. Any thread. NULL: nothing. */
+void host_experts_add_stats(const struct host_experts *h, struct expert_stats *sum);
 
 #endif

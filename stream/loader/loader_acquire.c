@@ -103,6 +103,7 @@ static void copy_stats(struct loader *l)
 	s->bytes_read_wasted = c->prefetch_wasted_bytes;
 	s->disk_busy_ns = shared->traffic.disk.ns;
 	s->bytes_in = shared->traffic.bytes_in;
+	s->bytes_promoted = shared->bytes_promoted;
 	s->in_busy_ns = shared->traffic.in.ns;
 	s->bytes_out = shared->traffic.bytes_out;
 	s->out_busy_ns = shared->traffic.out.ns;

@@ -299,6 +299,8 @@ static bool reserve_promotion(struct loader *l)
 		if (cache_promote(s->cache, k.layer, k.expert, &plan) != CACHE_OK)
 			continue;
 		loader_queue_plan(l, &plan, TRANSFER_PREFETCH);
+		for (int i = 0; i < plan.n; i++)
+			s->bytes_promoted += plan.transfers[i].kind == CACHE_LOAD ? plan.transfers[i].bytes : 0;
 		return true;
 	}
 	return false;

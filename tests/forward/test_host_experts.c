@@ -22,6 +22,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -217,14 +218,36 @@ static struct split_outcome run_of(const struct split_run *r)
 	return out;
 }
 
+/* Weights of an expert: of the layer where they are smallest and where they are largest. */
+static void expert_bytes(uint64_t *least, uint64_t *most)
+{
+	*least = UINT64_MAX;
+	*most = 0;
+	for (uint32_t layer = 0; layer < config.n_layers; layer++) {
+		static const char *const names[] = {"gate", "up", "down"};
+		uint64_t bytes = 0;
+		for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+			char name[64];
+			snprintf(name, sizeof name, "blk.%u.ffn_%s_exps.weight", layer, names[i]);
+			const struct gguf_tensor *t = gguf_find_tensor(file, name);
+			bytes += t ? gguf_values_bytes(t) / t->ne[2] : 0;
+		}
+		*least = bytes ? MIN(*least, bytes) : *least;
+		*most = MAX(*most, bytes);
+	}
+}
+
 static void check_splits(enum how how)
 {
+	uint64_t promoted = 0, least, most;
+	expert_bytes(&least, &most);
 	static const uint32_t chunks[] = {1, 6};
 	for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
 		struct split_run r = {.how = how, .share = 0.2, .chunk = chunks[i]};
 		const struct split_outcome want = run_of(&r);
 		assert_int_equal(want.offered, 0);
 		assert_int_equal(want.stats.on_host, 0);
+		assert_int_equal(want.stats.host_bytes + want.stats.bytes_promoted, 0);
 		r.host = true;
 		for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
 			r.seed = seed;
@@ -234,11 +257,17 @@ static void check_splits(enum how how)
 			if (got.hash != want.hash)
 				fail_msg("seed %llu, %u rows: other logits", (unsigned long long)seed, r.chunk);
 			assert_true(got.stats.on_host > 0 && got.stats.on_host < got.stats.hit_ram);
+			assert_in_range(
+				got.stats.host_bytes, got.stats.on_host * least, got.stats.on_host * most);
+			assert_true(got.stats.host_ns > 0);
+			assert_true(got.stats.bytes_promoted <= got.stats.bytes_in);
+			promoted += got.stats.bytes_promoted;
 			if (seed == 1)
 				print_message("%u rows: %llu of %llu experts in RAM by the processor\n", r.chunk,
 					(unsigned long long)got.stats.on_host, (unsigned long long)got.stats.hit_ram);
 		}
 	}
+	assert_true(promoted > 0);
 }
 
 static void test_emulated_card(void **state)
