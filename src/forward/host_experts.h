@@ -8,8 +8,9 @@
  *   processor   ...... reads h ................ | experts where they lie, results to the card
  *
  * The source decides which ones (expert_ref.on_host) from the times that host_experts_ns gives and
- * from the link's. Order of use: host_experts_open; in a layer host_experts_ns, then any number of
- * host_experts_compute; host_experts_close. By the thread that computes.
+ * from the link's. Order of use: host_experts_open; host_experts_prepare for the experts of each
+ * layer; in a layer host_experts_ns, then any number of host_experts_compute; host_experts_close.
+ * By the thread that computes.
  */
 #ifndef GLM_FORWARD_HOST_EXPERTS_H
 #define GLM_FORWARD_HOST_EXPERTS_H
@@ -39,6 +40,18 @@ uint64_t *host_experts_words(const struct host_experts *h, int rows);
 
 /* Whether the processor computes such experts with the card's bits. */
 bool host_experts_covers(const struct expert_job *shape);
+
+/* The processor takes part where its rate is at least this share of the link's. Below it a layer
+ * needs more than four misses before computing one of them ends sooner than copying all. */
+#define HOST_EXPERTS_LEAST 0.25
+/* ns_per_byte: of the processor; link_bytes_s: of the link, 0: unknown. */
+bool host_experts_too_slow(double ns_per_byte, double link_bytes_s);
+
+/* Times experts of such types in a few milliseconds, unless it has been done, and says whether the
+ * processor will compute them. link_bytes_s: as above. ERR_MEMORY. */
+int host_experts_prepare(
+	struct host_experts *h, const struct expert_job *shape, double link_bytes_s, struct err *e);
+bool host_experts_any(const struct host_experts *h); /* of what was prepared it computes some */
 
 /* Time in which the processor computes such an expert (no data) for n_slots (token, rank) slots, as
  * measured before; 0: it does not. */

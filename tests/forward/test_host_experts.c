@@ -15,6 +15,7 @@
 #include "src/base/rng.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
+#include "stream/link_time.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/copier_null.h"
 #include "tests/support/engine_help.h"
@@ -348,6 +349,7 @@ static void test_long_times_shrink(void **state)
 	const struct backend_options options = {.name = "cpu", .threads = 1};
 	assert_int_equal(backend_open(&options, &b, &e), 0);
 	assert_int_equal(host_experts_open(&c, b, 1, 16, &h, &e), 0);
+	assert_false(host_experts_any(h));
 	const struct weight w = {.type = DTYPE_Q8_0,
 		.n_in = 256,
 		.n_out = 256,
@@ -355,16 +357,20 @@ static void test_long_times_shrink(void **state)
 		.row_bytes = 272,
 		.stack_bytes = 272 * 256};
 	struct expert_job shape = {.gate = w, .up = w, .down = w};
-	const uint32_t before = host_experts_ns(h, &shape, 1);
+	assert_int_equal(host_experts_ns(h, &shape, 1), 0); /* not prepared */
+	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
+	assert_true(host_experts_any(h));
+	const uint32_t before = host_experts_ns(h, &shape, 1), two = host_experts_ns(h, &shape, 2);
 	for (int i = 0; i < 16384; i++)
 		host_experts_ns(h, &shape, 1);
 	assert_in_range(host_experts_ns(h, &shape, 1), before / 4, before / 2);
-	assert_in_range(host_experts_ns(h, &shape, 2), before - 1, before); /* of its own */
+	assert_in_range(host_experts_ns(h, &shape, 2), two - 2, two); /* of its own */
 	/* what the processor does not compute with the card's bits */
 	shape.down.type = DTYPE_Q5_K;
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
 	shape.down = w;
 	shape.gate.type = DTYPE_IQ2_XXS;
+	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
 	assert_true(host_experts_ns(h, &shape, 1) > 0);
 	shape.gate.n_in = 8192;
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
@@ -373,6 +379,58 @@ static void test_long_times_shrink(void **state)
 	assert_null(host_experts_words(NULL, 1));
 	host_experts_close(h);
 	b->ops->close(b);
+}
+
+/* Experts of a kind that the processor computes far slower than the link copies are the card's. */
+static void test_slow_kinds(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct backend *b;
+	struct host_experts *h;
+	const struct model_config c = {.n_embd = 256, .n_used = 4};
+	const struct backend_options options = {.name = "cpu", .threads = 1};
+	const struct weight w = {.type = DTYPE_Q8_0,
+		.n_in = 256,
+		.n_out = 256,
+		.n_stack = 1,
+		.row_bytes = 272,
+		.stack_bytes = 272 * 256};
+	struct expert_job shape = {.gate = w, .up = w, .down = w};
+	assert_false(host_experts_too_slow(0.1, 0)); /* the link is unknown */
+	assert_false(host_experts_too_slow(0.1, 39e9));
+	assert_true(host_experts_too_slow(0.1, 41e9));
+	assert_int_equal(backend_open(&options, &b, &e), 0);
+	assert_int_equal(host_experts_open(&c, b, 1, 16, &h, &e), 0);
+	assert_int_equal(host_experts_prepare(h, &shape, 1e15, &e), 0);
+	assert_false(host_experts_any(h));
+	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
+	shape.down.type = DTYPE_Q5_K; /* not one of the processor's */
+	assert_int_equal(host_experts_prepare(h, &shape, 1, &e), 0);
+	assert_false(host_experts_any(h));
+	shape.down = w;
+	shape.gate.type = DTYPE_IQ2_XXS; /* more bytes than it needs */
+	assert_int_equal(host_experts_prepare(h, &shape, 1, &e), 0);
+	assert_true(host_experts_any(h) && host_experts_ns(h, &shape, 1) > 0);
+	host_experts_close(h);
+	b->ops->close(b);
+}
+
+static void test_link_time(void **state)
+{
+	(void)state;
+	const struct copier_faults lost = {.fail_copy = 2, .fail_all = true},
+							   refuses = {.refuse_pin = 1};
+	const struct copier_faults *faults[] = {NULL, &lost, &refuses};
+	for (size_t i = 0; i < ARRAY_LEN(faults); i++) {
+		struct copier *copier;
+		struct err e = {0};
+		double bytes_s;
+		assert_int_equal(copier_null_open(faults[i], &copier, &e), 0);
+		assert_int_equal(link_time(copier, &bytes_s, &e) != 0, i > 0);
+		assert_true(i ? bytes_s == 0 && e.text[0] : bytes_s > 1e6);
+		copier->ops->close(copier);
+	}
 }
 
 int main(void)
@@ -388,6 +446,8 @@ int main(void)
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_copies_fail),
 		cmocka_unit_test(test_long_times_shrink),
+		cmocka_unit_test(test_slow_kinds),
+		cmocka_unit_test(test_link_time),
 	};
 	const struct CMUnitTest cuda_tests[] = {
 		cmocka_unit_test(test_emulated_card),
