@@ -144,11 +144,11 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
-/* Whether a slot of tier 0 is free that no demotion has been made for, see cache_keep_free. */
-static bool free_for_warm(const struct cache *c, int class_id)
+/* Whether a slot is free; in tier 0: that no demotion has been made for, see cache_keep_free. */
+static bool free_for_warm(const struct cache *c, int tier, int class_id)
 {
-	int kept = c->arena[1].n_slabs ? c->keep_free : 0;
-	return slab_n_free(&c->arena[0], class_id, kept + 1) > kept;
+	int kept = tier == 0 && c->arena[1].n_slabs ? c->keep_free : 0;
+	return slab_n_free(&c->arena[tier], class_id, kept + 1) > kept;
 }
 
 /* In this order: a free slot, an inclusive copy's (tier 1), an idle slab, now and then a slab of a
@@ -159,7 +159,7 @@ enum cache_result cache_slot_alloc(
 	int class_id = class_of(c, key);
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
-	if (use == CACHE_WARM && !free_for_warm(c, class_id))
+	if (use == CACHE_WARM && !free_for_warm(c, tier, class_id))
 		return CACHE_NO_COLD;
 	*slot = arena_slot_take(c, tier, class_id);
 	while (*slot < 0 && tier == 1 && c->inclusive_copies.tail[0] >= 0) {

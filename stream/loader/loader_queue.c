@@ -59,6 +59,7 @@ static void queue_transfer(
 	struct work_queue *q = &s->queue;
 	struct slot_work *x = &s->slot_work[t->slot];
 	const bool load = t->kind == CACHE_LOAD;
+	const int tier = cache_slot_get(s->cache, t->slot).tier;
 	if (q->n == q->cap)
 		bug("%zu transfers are queued", q->n);
 	if (load && priority >= TRANSFER_LOAD_PRIORITIES)
@@ -69,7 +70,8 @@ static void queue_transfer(
 			.layer = t->layer,
 			.expert = t->expert,
 			.src = t->source < 0 ? NULL : slot_memory(l, load, t->from_offset),
-			.dst = slot_memory(l, !load, t->to_offset),
+			.dst = slot_memory(l, tier, t->to_offset),
+			.to_tier1 = load && tier == 1,
 			.bytes = t->bytes},
 	};
 	x->priority = load ? priority : TRANSFER_DEMOTION;
@@ -306,21 +308,37 @@ static bool reserve_promotion(struct loader *l)
 	return false;
 }
 
-/* The next expert of the warm-up, while a slot is free. */
+/* Whether a warm-up may read into tier 1: all of it is pinned, so that what lies there can be
+ * promoted. *later: it is being pinned, which wakes the I/O thread. */
+static bool may_warm_tier1(const struct loader *l, bool *later)
+{
+	const int state = l->card ? atomic_load(&l->card->tier1.state) : PINNED_READY;
+	*later = l->tier_memory_bytes[1] && state == PINNED_IN_PROGRESS;
+	return l->tier_memory_bytes[1] && state == PINNED_READY;
+}
+
+/* The next expert of the warm-up, while a slot of the first tier is free, then of the second. */
 static bool reserve_warm(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
 	struct work_queue *q = &s->queue;
-	while (q->next_warm < q->n_warm && s->n_prefetches < l->prefetches_max) {
-		struct profile_key k = q->warm[q->next_warm++];
+	for (; q->next_warm < q->n_warm && s->n_prefetches < l->prefetches_max; q->next_warm++) {
+		const struct profile_key k = q->warm[q->next_warm];
 		struct cache_plan plan;
+		bool later = false;
 		if (cache_find(s->cache, k.layer, k.expert) >= 0)
 			continue;
-		if (cache_warm(s->cache, k.layer, k.expert, &plan) != CACHE_OK) {
+		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
+		if (result != CACHE_OK && may_warm_tier1(l, &later))
+			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);
+		if (later)
+			return false;
+		if (result != CACHE_OK) {
 			q->next_warm = q->n_warm; /* full */
 			return false;
 		}
 		loader_queue_plan(l, &plan, TRANSFER_WARM);
+		q->next_warm++;
 		return true;
 	}
 	return false;

@@ -421,7 +421,7 @@ static const char topics[] =
 	"A chat, an answer and the server that stream experts keep a profile: how often each expert "
 	"was used.\n"
 	"The next start with the same model loads the experts used most into free places of the first\n"
-	"tier, in the background and after everything that is waited for. A first start with "
+	"tier, then of the second, in the background and after everything that is waited for. A first start with "
 	"GLM\\-5.2\n"
 	"does so from published figures. The profile of a model stands in\n"
 	"\\fI~/.cache/glmstream/profiles\\fR under the model's fingerprint. It holds numbers of layers "
