@@ -322,8 +322,10 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
 enum cache_result cache_warm(
 	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan);
 
-/* The same for an expert of tier 1 that was used there (cache_ref.stay); CACHE_NO_COLD also when it
- * has left that tier. The prefetch counters do not see it. */
+/* The same for an expert of tier 1 that was used there a moment ago (cache_ref.stay): it was worth
+ * more than the victim even before that use, since a copy that is used no more is wasted.
+ * CACHE_NO_COLD also when it was not, and when it has left that tier. The prefetch counters do not
+ * see it. */
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan);
 
 /* A prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned and one

@@ -471,7 +471,8 @@ enum cache_result cache_warm(
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;
-	if (c->index[cache_key(c, layer, expert)] >= 0)
+	const int32_t key = cache_key(c, layer, expert);
+	if (c->index[key] >= 0 && (!tier_of(c, c->index[key]) || cache_worth_promoting(c, key)))
 		return reserve_planned(c, layer, expert, CACHE_PROMOTE, &slot, plan);
 	*plan = (struct cache_plan){0};
 	return CACHE_NO_COLD;

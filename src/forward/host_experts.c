@@ -16,11 +16,11 @@
 
 /* A time that was measured long ago may be wrong by now, and one that is too long is never measured
  * again: so a mean shrinks a little whenever it is asked for. At 600 experts a token it is half as
- * long after 20 tokens without a measurement. One measurement moves it by MEAN_SHARE, and counts as
+ * long after 76 tokens without a measurement. One measurement moves it by MEAN_SHARE, and counts as
  * MEAN_OUTLIER times the mean at most: threads may have had to wake up. */
 #define MEAN_SHARE   0.125
 #define MEAN_OUTLIER 2.0
-#define MEAN_SHRINKS (1 - 1.0 / 16384)
+#define MEAN_SHRINKS (1 - 1.0 / 65536)
 #define SLOTS_TIMED  8 /* times of experts with 1 .. SLOTS_TIMED slots are kept apart */
 
 #define KINDS_MAX    16                 /* of a model's experts: layers have few types */

@@ -18,7 +18,8 @@
  *     counts the same hits (cache.h: Deferred accounting). Not so with experts that the processor
  *     computes (expert_ref.host_ns): who computes what depends on measured times.
  *   - An expert that the processor computes is pinned in its slot of the second tier until release.
- *     Then it is promoted when the link has a gap, if a cold expert can leave for it.
+ *     Then it is promoted when the link has a gap, if a cold expert that is used less can leave
+ *     for it.
  *   - Prefetched experts take free or cold slots only, those of the warm-up free slots only.
  *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *

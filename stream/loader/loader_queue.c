@@ -78,7 +78,7 @@ static void queue_transfer(
 	x->prefetched = load && priority >= TRANSFER_PREFETCH;
 	x->from_tier1 = load && t->source >= 0;
 	x->link_bytes = x->from_tier1 ? t->bytes : 0;
-	s->link_bytes += x->link_bytes;
+	*loader_link_bytes(s, x) += x->link_bytes;
 	s->n_in_flight++;
 	s->n_demands += x->priority == TRANSFER_DEMAND;
 	s->n_prefetches += x->prefetched;
@@ -100,7 +100,9 @@ void loader_queue_boost(struct loader *l, int32_t slot)
 	struct slot_work *x = &s->slot_work[slot];
 	if (x->priority == TRANSFER_DEMAND)
 		return;
+	*loader_link_bytes(s, x) -= x->link_bytes;
 	x->priority = TRANSFER_DEMAND;
+	*loader_link_bytes(s, x) += x->link_bytes;
 	s->n_demands++;
 	/* Without a card the reads are submitted, or will be with this priority; rereads are urgent. */
 	if (!l->card || x->boost_queued)

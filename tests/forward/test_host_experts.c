@@ -10,6 +10,7 @@
  * card.
  */
 #include "kernels/cpu/limbs/limb_experts.h"
+#include "kernels/expert_arithmetic.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -20,6 +21,8 @@
 #include "tests/support/copier_null.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/lazy_device.h"
+#include "tests/support/temp_dir.h"
+#include "tools/commands/commands.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -141,6 +144,8 @@ static int lots_open(void *user, const struct model_config *c, struct expert_sou
 enum how { EMULATED, LATE_OPS, DEFERRED };
 
 struct split_run {
+	const char *model;   /* NULL: the pocket model */
+	uint64_t everything; /* bytes of all its experts */
 	enum how how;
 	bool host;
 	double share; /* of the first tier */
@@ -163,12 +168,12 @@ static struct engine *open_run(
 	static struct backend_ops ops;
 	struct err e = {0};
 	uint64_t seed = r->seed;
-	struct engine_options o = {.model_path = MODEL,
+	struct engine_options o = {.model_path = r->model ? r->model : MODEL,
 		.backend = on_cuda ? "cuda" : "cpu",
 		.context = 256,
 		.threads = r->how == EMULATED ? 2 : 1,
-		.cache_bytes = budget(r->share),
-		.ram_bytes = full.everything_bytes,
+		.cache_bytes = r->model ? (uint64_t)(r->share * (double)r->everything) : budget(r->share),
+		.ram_bytes = r->model ? r->everything : full.everything_bytes,
 		.cpu_experts = r->host,
 		.chunk = r->chunk,
 		.lookahead = r->lookahead,
@@ -291,6 +296,78 @@ static void test_deferred_kernels(void **state)
 	assert_int_equal(lazy_counts.given_up, 0);
 }
 
+/* ---- every type ---- */
+
+#define TYPE_LAYERS 21 /* of a model, one of them dense */
+
+static const char type_shape[] =
+	"{\"model_type\": \"glm_moe_dsa\", \"hidden_act\": \"silu\", \"num_hidden_layers\": 21,"
+	"\"num_nextn_predict_layers\": 0, \"hidden_size\": 256, \"vocab_size\": 8192,"
+	"\"max_position_embeddings\": 1024, \"num_attention_heads\": 4, \"q_lora_rank\": 256,"
+	"\"kv_lora_rank\": 256, \"qk_nope_head_dim\": 96, \"qk_rope_head_dim\": 32, \"v_head_dim\": 64,"
+	"\"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk\": 64, \"rms_norm_eps\": 1e-5,"
+	"\"rope_theta\": 8000000, \"index_topk_freq\": 4, \"index_skip_topk_offset\": 3,"
+	"\"first_k_dense_replace\": 1, \"intermediate_size\": 512, \"moe_intermediate_size\": 256,"
+	"\"n_routed_experts\": 16, \"num_experts_per_tok\": 4, \"n_shared_experts\": 1,"
+	"\"routed_scaling_factor\": 2.5, \"norm_topk_prob\": true}";
+
+/* A model with random experts of this type. */
+static const char *model_of(enum dtype type)
+{
+	struct err e = {0};
+	char name[32];
+	char *shape = temp_dir_path("shape.json");
+	FILE *f = fopen(shape, "w");
+	assert_non_null(f);
+	fputs(type_shape, f);
+	assert_int_equal(fclose(f), 0);
+	snprintf(name, sizeof name, "%s.gguf", dtype_name(type));
+	char *path = temp_dir_path(name);
+	char *arguments[] = {"synth", "-o", path, "--shape", shape, "--recipe", "q8", "--experts",
+		(char *)(uintptr_t)dtype_name(type), "--tokenizer", (char *)(uintptr_t)MODEL, "--no-mtp",
+		"-q", NULL};
+	if (cmd_synth((int)ARRAY_LEN(arguments) - 1, arguments, &e))
+		fail_msg("%s", e.text);
+	return path;
+}
+
+static uint64_t everything_of(const char *path)
+{
+	struct engine_cache k;
+	struct engine *g = engine_of(&(struct engine_options){
+		.model_path = path, .backend = "cpu", .context = 64, .threads = 1, .cache_bytes = 1 << 30});
+	engine_cache_snapshot(g, &k, NULL);
+	engine_close(g, NULL);
+	return k.everything_bytes;
+}
+
+/* Each type that the processor computes, with random splits. */
+static void test_limb_types(void **state)
+{
+	(void)state;
+	static const enum dtype types[] = {
+		DTYPE_IQ2_XXS, DTYPE_IQ2_XS, DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q8_0};
+	uint64_t layers = 0;
+	for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+		assert_true(expert_arithmetic_covers(types[t]));
+		struct split_run r = {.model = model_of(types[t]), .share = 0.25, .chunk = 1};
+		r.everything = everything_of(r.model);
+		const struct split_outcome want = run_of(&r);
+		assert_int_equal(want.stats.on_host, 0);
+		r.host = true;
+		for (r.seed = 1; r.seed <= N_SEEDS; r.seed++) {
+			const struct split_outcome got = run_of(&r);
+			if (got.hash != want.hash)
+				fail_msg("%s, seed %llu: other logits", dtype_name(types[t]),
+					(unsigned long long)r.seed);
+			assert_true(got.stats.on_host > 0 && got.stats.on_host < got.stats.hit_ram);
+			layers += (N_PROMPT + N_NEW - 1) * (TYPE_LAYERS - 1);
+		}
+	}
+	print_message("%llu layers with random splits\n", (unsigned long long)layers);
+	assert_true(layers >= 2000);
+}
+
 /* Interrupted between two layers, while experts are held in RAM: nothing stays held, and the next
  * answer is the same. */
 static void test_cancelled(void **state)
@@ -361,7 +438,7 @@ static void test_long_times_shrink(void **state)
 	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
 	assert_true(host_experts_any(h));
 	const uint32_t before = host_experts_ns(h, &shape, 1), two = host_experts_ns(h, &shape, 2);
-	for (int i = 0; i < 16384; i++)
+	for (int i = 0; i < 65536; i++)
 		host_experts_ns(h, &shape, 1);
 	assert_in_range(host_experts_ns(h, &shape, 1), before / 4, before / 2);
 	assert_in_range(host_experts_ns(h, &shape, 2), two - 2, two); /* of its own */
@@ -433,6 +510,16 @@ static void test_link_time(void **state)
 	}
 }
 
+static int files_setup(void **state)
+{
+	return temp_dir_make(state) || source_setup(state);
+}
+
+static int files_teardown(void **state)
+{
+	return source_teardown(state) + temp_dir_drop(state);
+}
+
 int main(void)
 {
 	struct rng rng = {77};
@@ -443,6 +530,7 @@ int main(void)
 		cmocka_unit_test(test_emulated_card),
 		cmocka_unit_test(test_late_ops),
 		cmocka_unit_test(test_deferred_kernels),
+		cmocka_unit_test(test_limb_types),
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_copies_fail),
 		cmocka_unit_test(test_long_times_shrink),
@@ -451,8 +539,9 @@ int main(void)
 	};
 	const struct CMUnitTest cuda_tests[] = {
 		cmocka_unit_test(test_emulated_card),
+		cmocka_unit_test(test_limb_types),
 	};
 	on_cuda = name && !strcmp(name, "cuda");
-	return on_cuda ? cmocka_run_group_tests(cuda_tests, source_setup, source_teardown)
-				   : cmocka_run_group_tests(tests, source_setup, source_teardown);
+	return on_cuda ? cmocka_run_group_tests(cuda_tests, files_setup, files_teardown)
+				   : cmocka_run_group_tests(tests, files_setup, files_teardown);
 }
