@@ -503,6 +503,10 @@ static void add_start(struct replay *j, const struct common_loading *l, uint64_t
 			"of which caches and the rest of opening");
 	}
 	bench_add_value(b, "start", "s", (double)(first_ns - opened_ns) * s, "of which the prompt");
+	const uint32_t later[] = {COLD, WARM};
+	for (size_t i = 0; i < ARRAY_LEN(later) && later[i] <= j->n; i++)
+		bench_add_value(b, "start", "s", (double)(j->at_ns[later[i] - 1] - b->start_ns) * s,
+			"from the command to token %u", later[i]);
 }
 
 /* ---- all of it ---- */
