@@ -399,9 +399,6 @@ static void test_cache_warm_below(void **state)
 	assert_int_equal(p.transfers[p.n - 1].source, -1);
 	commit_all(c, &p);
 	cache_release(c, refs, 1, &p);
-	for (int i = 0; i < 8; i++)
-		if (cache_find(c, 0, i) >= 0)
-			assert_int_equal(cache_slot_get(c, cache_find(c, 0, i)).pins, 0);
 	cache_rules_check(c);
 	cache_free(c);
 }
