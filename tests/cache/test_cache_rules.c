@@ -354,55 +354,6 @@ static void test_cache_warm(void **state)
 	cache_free(c);
 }
 
-/* When tier 0 is full the warm-up goes on in free slots of tier 1. An expert that is on its way
- * there is waited for, and then promoted; one whose load fails is read like any other. */
-static void test_cache_warm_below(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10};
-	struct cache *c = make(1, 16, bytes, 20, 30, 0);
-	struct cache_plan p, warm;
-	struct cache_ref refs[] = {{.expert = 5}};
-	struct cache_request q = {.layer = 0, .use = CACHE_DECODE, .refs = refs, .n = 1};
-	bring(c, 0, 0);
-	bring(c, 0, 1);
-	assert_int_equal(cache_warm(c, 1, 0, 0, &p), CACHE_PRESENT);
-	for (int i = 5; i < 8; i++) {
-		assert_int_equal(cache_warm(c, 0, 0, i, &p), CACHE_NO_COLD);
-		assert_int_equal(cache_warm(c, 1, 0, i, &p), CACHE_OK);
-		const struct cache_transfer *t = p.transfers;
-		assert_true(p.n == 1 && t->kind == CACHE_LOAD && t->source == -1 && t->expert == i);
-		const struct cache_slot slot = cache_slot_get(c, t->slot);
-		assert_true(slot.tier == 1 && slot.state == CACHE_FILLING && !slot.pins);
-		assert_int_equal(slot.offset, t->to_offset);
-		cache_rules_check(c);
-	}
-	assert_int_equal(cache_warm(c, 1, 0, 8, &p), CACHE_NO_COLD); /* full: nobody leaves */
-	assert_int_equal(cache_warm(c, 1, 0, 5, &p), CACHE_PRESENT);
-	/* 5 is asked for before its bytes are there; 6 cannot be read */
-	assert_int_equal(cache_acquire(c, &q, &p), CACHE_BUSY);
-	assert_int_equal(refs[0].slot, cache_find(c, 0, 5));
-	cache_abort(c, cache_find(c, 0, 6));
-	assert_int_equal(cache_find(c, 0, 6), -1);
-	cache_rules_check(c);
-	cache_commit(c, cache_find(c, 0, 5));
-	assert_int_equal(cache_acquire_resume(c, &q, &warm), CACHE_OK);
-	assert_int_equal(cache_stats(c)->promotions, 1);
-	commit_all(c, &warm);
-	cache_release(c, refs, 1, &p);
-	/* 7 is asked for and cannot be read: the demand reads it itself */
-	refs[0] = (struct cache_ref){.expert = 7};
-	assert_int_equal(cache_acquire(c, &q, &p), CACHE_BUSY);
-	cache_abort(c, refs[0].slot);
-	assert_int_equal(cache_acquire_resume(c, &q, &p), CACHE_OK);
-	assert_int_equal(refs[0].state, CACHE_REF_LOAD);
-	assert_int_equal(p.transfers[p.n - 1].source, -1);
-	commit_all(c, &p);
-	cache_release(c, refs, 1, &p);
-	cache_rules_check(c);
-	cache_free(c);
-}
-
 /* A prefetch leaves alone what an unfinished request has pinned in tier 1: every pin is given back
  * once. */
 static void test_prefetch_of_unfinished(void **state)
@@ -800,7 +751,6 @@ int main(void)
 		cmocka_unit_test(test_inclusive_copies),
 		cmocka_unit_test(test_full_of_pins),
 		cmocka_unit_test(test_cache_warm),
-		cmocka_unit_test(test_cache_warm_below),
 		cmocka_unit_test(test_prefetch_of_unfinished),
 		cmocka_unit_test(test_prefetch),
 		cmocka_unit_test(test_predicted),
