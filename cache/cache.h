@@ -7,6 +7,8 @@
  *      disk ---load---> tier 0 ---demotion---> tier 1 ---eviction---> gone
  *      (file)           (VRAM)  <--promotion-- (RAM)
  *
+ * Only a warm-up loads into tier 1.
+ *
  * A slot is FREE, FILLING (its bytes are in flight) or READY. Only a READY slot without pins can
  * become a victim. An expert is in one tier. After a promotion tier 1 keeps an inclusive copy until
  * somebody needs the slot; a demotion to an inclusive copy moves no bytes. A prompt borrows a few
@@ -109,7 +111,8 @@ enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
 
 enum cache_result {
 	CACHE_OK,
-	CACHE_PRESENT, /* prefetch, read-ahead: in a slot of tier 0 already, or on its way there */
+	CACHE_PRESENT, /* prefetch, read-ahead: in a slot of tier 0 already, or on its way there;
+					* warm-up of tier 1: in a slot of any tier */
 	CACHE_BUSY,    /* on its way into tier 1, or from there into a prefill slot: wait for that. Or
 					* used in tier 1 (cache_ref.stay): until it is released.
 					* Prefetch, warm-up: or a request that has to be resumed will promote it */
@@ -167,7 +170,8 @@ struct cache_stats {
 struct cache_transfer {
 	enum { CACHE_DEMOTION, CACHE_LOAD } kind;
 	int32_t layer, expert;
-	int32_t slot;   /* target. DEMOTION: of tier 1. LOAD: of tier 0, maybe a prefill slot */
+	int32_t slot;   /* target. DEMOTION: of tier 1. LOAD: of tier 0, maybe a prefill slot; of a
+					 * warm-up also of tier 1 */
 	int32_t source; /* DEMOTION: slot of tier 0, which is given out again: its old bytes are what
 					 * must be copied. LOAD: slot of tier 1, pinned; -1: read from disk */
 	uint64_t from_offset; /* of source in its tier's memory; 0 when it is -1 */
@@ -312,11 +316,16 @@ bool cache_has_pending(const struct cache *c);
  * CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD. */
 enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct cache_plan *plan);
 /* The same for an expert of an earlier run's profile, but nobody makes room for it: CACHE_NO_COLD
- * when no slot is free beside those of the low watermark. The prefetch counters do not see it. */
-enum cache_result cache_warm(struct cache *c, int layer, int expert, struct cache_plan *plan);
+ * when no slot is free beside those of the low watermark. The prefetch counters do not see it.
+ * Tier 1: for an expert that is in neither tier, a free slot there, else CACHE_NO_COLD. Who asks
+ * for it before its load ends gets CACHE_BUSY, as during a demotion. */
+enum cache_result cache_warm(
+	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan);
 
-/* The same for an expert of tier 1 that was used there (cache_ref.stay); CACHE_NO_COLD also when it
- * has left that tier. The prefetch counters do not see it. */
+/* The same for an expert of tier 1 that was used there a moment ago (cache_ref.stay): it was worth
+ * more than the victim even before that use, since a copy that is used no more is wasted.
+ * CACHE_NO_COLD also when it was not, and when it has left that tier. The prefetch counters do not
+ * see it. */
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan);
 
 /* A prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned and one

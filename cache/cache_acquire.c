@@ -437,16 +437,42 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
 	return reserve_planned(c, layer, expert, CACHE_PREFETCH, &slot, plan);
 }
 
-enum cache_result cache_warm(struct cache *c, int layer, int expert, struct cache_plan *plan)
+/* A free slot of tier 1 for an expert that is in neither tier. */
+static enum cache_result reserve_below(struct cache *c, int32_t key)
 {
 	int32_t slot;
-	return reserve_planned(c, layer, expert, CACHE_WARM, &slot, plan);
+	if (c->index[key] >= 0)
+		return CACHE_PRESENT;
+	if (!c->arena[1].n_slabs)
+		return CACHE_NO_COLD;
+	enum cache_result result = cache_slot_alloc(c, 1, key, CACHE_WARM, &slot);
+	if (result != CACHE_OK)
+		return result;
+	cache_slot_fill(c, slot, key);
+	c->index[key] = slot;
+	c->last_use[key] = c->clock;
+	c->policy.ops->insert(&c->policy, list_of(c, 1, class_of(c, key)), key);
+	cache_plan_add(c, CACHE_LOAD, slot, -1, 0);
+	return CACHE_OK;
+}
+
+enum cache_result cache_warm(
+	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan)
+{
+	int32_t slot;
+	if (tier == 0)
+		return reserve_planned(c, layer, expert, CACHE_WARM, &slot, plan);
+	plan_begin(c);
+	enum cache_result result = reserve_below(c, cache_key(c, layer, expert));
+	plan_end(c, plan);
+	return result;
 }
 
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;
-	if (c->index[cache_key(c, layer, expert)] >= 0)
+	const int32_t key = cache_key(c, layer, expert);
+	if (c->index[key] >= 0 && (!tier_of(c, c->index[key]) || cache_worth_promoting(c, key)))
 		return reserve_planned(c, layer, expert, CACHE_PROMOTE, &slot, plan);
 	*plan = (struct cache_plan){0};
 	return CACHE_NO_COLD;

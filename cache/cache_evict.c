@@ -144,11 +144,17 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
-/* Whether a slot of tier 0 is free that no demotion has been made for, see cache_keep_free. */
-static bool free_for_warm(const struct cache *c, int class_id)
+/* Whether a slot is free; in tier 0: that no demotion has been made for, see cache_keep_free. */
+static bool free_for_warm(const struct cache *c, int tier, int class_id)
 {
-	int kept = c->arena[1].n_slabs ? c->keep_free : 0;
-	return slab_n_free(&c->arena[0], class_id, kept + 1) > kept;
+	int kept = tier == 0 && c->arena[1].n_slabs ? c->keep_free : 0;
+	return slab_n_free(&c->arena[tier], class_id, kept + 1) > kept;
+}
+
+/* Experts of tier 0 that were used earlier are cold. */
+static uint64_t cold_before(const struct cache *c)
+{
+	return c->clock > c->prefetch_cold ? c->clock - c->prefetch_cold : 0;
 }
 
 /* In this order: a free slot, an inclusive copy's (tier 1), an idle slab, now and then a slab of a
@@ -159,7 +165,7 @@ enum cache_result cache_slot_alloc(
 	int class_id = class_of(c, key);
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
-	if (use == CACHE_WARM && !free_for_warm(c, class_id))
+	if (use == CACHE_WARM && !free_for_warm(c, tier, class_id))
 		return CACHE_NO_COLD;
 	*slot = arena_slot_take(c, tier, class_id);
 	while (*slot < 0 && tier == 1 && c->inclusive_copies.tail[0] >= 0) {
@@ -178,7 +184,7 @@ enum cache_result cache_slot_alloc(
 	const bool cold_only = use == CACHE_PREFETCH || use == CACHE_PROMOTE;
 	uint64_t used_before = POLICY_ANY_AGE;
 	if (cold_only)
-		used_before = c->clock > c->prefetch_cold ? c->clock - c->prefetch_cold : 0;
+		used_before = cold_before(c);
 	int32_t victim = c->policy.ops->victim(&c->policy, list_of(c, tier, class_id), used_before);
 	if (victim >= 0 && tier == 0 && use == CACHE_DECODE && c->policy.ops->admit &&
 		!c->policy.ops->admit(&c->policy, key, victim))
@@ -195,6 +201,16 @@ enum cache_result cache_slot_alloc(
 	}
 	*slot = arena_slot_take(c, tier, class_id);
 	return CACHE_OK;
+}
+
+bool cache_worth_promoting(struct cache *c, int32_t key)
+{
+	const int k = class_of(c, key);
+	if (free_for_warm(c, 0, k))
+		return true;
+	const struct policy_ops *ops = c->policy.ops;
+	const int32_t victim = ops->victim(&c->policy, list_of(c, 0, k), cold_before(c));
+	return victim >= 0 && (!ops->worth_more || ops->worth_more(&c->policy, key, victim));
 }
 
 void cache_keep_free(struct cache *c, int32_t key)

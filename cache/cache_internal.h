@@ -141,6 +141,11 @@ void cache_unpin(struct cache *c, int32_t slot);
 enum cache_result cache_slot_alloc(
 	struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot);
 
+/* Whether the expert of tier 1 should take a slot of tier 0: one is free beside those of the low
+ * watermark, or the cold expert that would leave for it, now or at the next flush, is worth less.
+ */
+bool cache_worth_promoting(struct cache *c, int32_t key);
+
 /* The low watermark: demotes cold experts of the key's class until keep_free slots are free. */
 void cache_keep_free(struct cache *c, int32_t key);
 

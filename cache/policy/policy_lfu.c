@@ -151,6 +151,13 @@ static int32_t lfu_victim(struct policy *p, int list, uint64_t used_before)
 	return key;
 }
 
+/* A use follows its prediction: neither counts. */
+static bool lfu_worth_more(struct policy *p, int32_t key, int32_t victim)
+{
+	const struct lfu *s = p->state;
+	return s->score[key] - (1 + LFU_PREDICTED_WORTH) * s->weight > s->score[victim];
+}
+
 const struct policy_ops policy_lfu = {
 	.name = "lfu",
 	.summary = "least frequently used, old uses counting less",
@@ -161,4 +168,5 @@ const struct policy_ops policy_lfu = {
 	.insert = lfu_insert,
 	.remove = lfu_remove,
 	.victim = lfu_victim,
+	.worth_more = lfu_worth_more,
 };

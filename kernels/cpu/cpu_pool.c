@@ -17,6 +17,7 @@
  */
 #include "kernels/cpu/cpu_pool.h"
 
+#include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -153,21 +154,19 @@ bool cpu_pool_run(
 	return atomic_load(&p->next) >= n; /* tasks that were taken have been done */
 }
 
-/* Gives each worker a core of the process. The first two are left to the caller and to the thread
- * that reads, if there are enough. */
+/* Gives each worker a core of the process: cores of the caller's NUMA node first, siblings of busy
+ * cores last. The first two are left to the caller and to the thread that reads, if there are
+ * enough. */
 static void pin_workers(const struct cpu_pool *p)
 {
-	cpu_set_t allowed;
-	if (sched_getaffinity(0, sizeof allowed, &allowed))
-		return;
-	int n = CPU_COUNT(&allowed), skip = MIN(2, MAX(n - p->n_workers, 0));
-	for (int core = 0, i = 0; core < CPU_SETSIZE && i < p->n_workers; core++) {
-		if (!CPU_ISSET(core, &allowed) || skip-- > 0)
-			continue;
+	int order[CPU_SETSIZE];
+	const int n = cores_list(order, CPU_SETSIZE), skip = MIN(2, MAX(n - p->n_workers, 0));
+	cores_pin_order(CORES_SYSTEM, sched_getcpu(), order, n);
+	for (int i = 0; i < p->n_workers && skip + i < n; i++) {
 		cpu_set_t one;
 		CPU_ZERO(&one);
-		CPU_SET(core, &one);
-		pthread_setaffinity_np(p->workers[i++], sizeof one, &one); /* else it is not pinned */
+		CPU_SET(order[skip + i], &one);
+		pthread_setaffinity_np(p->workers[i], sizeof one, &one); /* else it is not pinned */
 	}
 }
 

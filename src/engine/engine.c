@@ -10,6 +10,7 @@
 #include "src/engine/plan.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/stages/pipeline.h"
+#include "src/forward/host_experts.h"
 #include "stream/loader/loader.h"
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
@@ -408,8 +409,10 @@ struct expert_stats engine_expert_stats(const struct engine *g)
 {
 	struct expert_stats sum = {0};
 	pipeline_settle(g->pipeline);
-	for (uint32_t i = 0; i < g->n_stages; i++)
+	for (uint32_t i = 0; i < g->n_stages; i++) {
 		engine_add_expert_stats(&sum, &g->stages[i].experts->stats);
+		host_experts_add_stats(g->stages[i].host, &sum);
+	}
 	if (g->ranks)
 		engine_ranks_stats(g->ranks, &sum, NULL);
 	return sum;
@@ -440,6 +443,7 @@ void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8
 			loader_residency_map(s->experts, map, &stats);
 		else
 			source_mmap_figures(s->experts, &stats);
+		host_experts_add_stats(s->host, &stats);
 		engine_add_expert_stats(&c->stats, &stats);
 	}
 	if (g->ranks)

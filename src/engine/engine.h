@@ -183,9 +183,9 @@ enum engine_residency {
 /* Any thread. map: [n_layers][n_experts] of enum engine_residency; NULL: not wanted. */
 void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map);
 
-/* With streaming: loads these experts into free slots of the first tier, best first, beside
- * whatever is computed; returns at once. Without it nothing happens. Ids that do not exist are
- * ignored. Call before the first step. */
+/* With streaming: loads these experts into free slots, best first, of the first tier and, when it
+ * is full, of the second, beside whatever is computed; returns at once. Without it nothing happens.
+ * Ids that do not exist are ignored. Call before the first step. */
 struct profile_key;
 void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t n);
 

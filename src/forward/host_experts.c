@@ -7,19 +7,33 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/rng.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* A time that was measured long ago may be wrong by now, and one that is too long is never measured
  * again: so a mean shrinks a little whenever it is asked for. At 600 experts a token it is half as
- * long after 20 tokens without a measurement. One measurement moves it by MEAN_SHARE, and counts as
+ * long after 76 tokens without a measurement. One measurement moves it by MEAN_SHARE, and counts as
  * MEAN_OUTLIER times the mean at most: threads may have had to wake up. */
-#define FIRST_NS_PER_BYTE 0.01
-#define MEAN_SHARE        0.125
-#define MEAN_OUTLIER      2.0
-#define MEAN_SHRINKS      (1 - 1.0 / 16384)
-#define SLOTS_TIMED       8 /* times of experts with 1 .. SLOTS_TIMED slots are kept apart */
+#define MEAN_SHARE   0.125
+#define MEAN_OUTLIER 2.0
+#define MEAN_SHRINKS (1 - 1.0 / 65536)
+#define SLOTS_TIMED  8 /* times of experts with 1 .. SLOTS_TIMED slots are kept apart */
+
+#define KINDS_MAX    16                 /* of a model's experts: layers have few types */
+#define TIMING_BYTES ((size_t)64 << 20) /* of weights with which a kind is timed, about */
+#define TIMING_RUNS  3
+
+/* Experts whose matrices have the same types. */
+struct host_kind {
+	enum dtype gate, up, down;
+	bool slow; /* the card computes them all */
+	/* means of time per byte of weights */
+	double ns_per_byte[SLOTS_TIMED];
+};
 
 struct host_experts {
 	struct backend *card, *processor;
@@ -30,26 +44,28 @@ struct host_experts {
 	size_t shared_bytes;
 	float *x;       /* [max_rows][n_embd] h of the layer */
 	uint64_t fence; /* of the layer whose h is in x */
-	/* by type of gate: means of time per byte of weights */
-	double ns_per_byte[DTYPE_LIMIT][SLOTS_TIMED];
-	uint64_t n_experts, ns, words_ns; /* in all: computed, that took, waited for words */
-	double bytes;
+	struct host_kind kinds[KINDS_MAX];
+	int n_kinds;
+	uint64_t n_experts, words_ns; /* in all: computed, waited for words */
+	_Atomic uint64_t bytes, ns;   /* of n_experts: weights, time */
 };
+
+struct backend_options host_experts_backend(int threads)
+{
+	return (struct backend_options){.name = "cpu",
+		.threads = threads ? threads : MAX(cores_allowed() - 1, 1),
+		.for_card = true};
+}
 
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
 	uint32_t max_rows, struct host_experts **out, struct err *e)
 {
-	const struct backend_options options = {.name = "cpu",
-		.threads = threads ? threads : MAX(cores_allowed() - 1, 1),
-		.for_card = true};
+	const struct backend_options options = host_experts_backend(threads);
 	struct host_experts *h = NEW(struct host_experts);
 	h->card = card;
 	h->max_rows = MIN(max_rows, HOST_EXPERT_ROWS);
 	h->n_embd = c->n_embd;
 	h->n_used = c->n_used;
-	for (int t = 0; t < DTYPE_LIMIT; t++)
-		for (int i = 0; i < SLOTS_TIMED; i++)
-			h->ns_per_byte[t][i] = FIRST_NS_PER_BYTE;
 	const size_t values = (size_t)h->max_rows * h->n_embd,
 				 words_bytes = num_align_up(values * sizeof *h->words, 256);
 	h->shared_bytes = words_bytes + values * h->n_used * sizeof *h->results;
@@ -76,7 +92,7 @@ void host_experts_close(struct host_experts *h)
 			"experts on the processor: %llu, %.1f us each, %.1f GB/s; waited %.1f us each for "
 			"their input",
 			(unsigned long long)h->n_experts, (double)h->ns * 1e-3 / (double)h->n_experts,
-			h->bytes / (double)h->ns, (double)h->words_ns * 1e-3 / (double)h->n_experts);
+			(double)h->bytes / (double)h->ns, (double)h->words_ns * 1e-3 / (double)h->n_experts);
 	if (h->processor)
 		h->processor->ops->close(h->processor);
 	if (h->words)
@@ -90,16 +106,19 @@ uint64_t *host_experts_words(const struct host_experts *h, int rows)
 	return h && (uint32_t)rows <= h->max_rows ? h->words : NULL;
 }
 
-/* ---- times ---- */
+void host_experts_add_stats(const struct host_experts *h, struct expert_stats *sum)
+{
+	if (!h)
+		return;
+	sum->host_bytes += h->bytes;
+	sum->host_ns += h->ns;
+}
+
+/* ---- kinds ---- */
 
 static double job_bytes(const struct expert_job *j)
 {
 	return (double)(j->gate.stack_bytes + j->up.stack_bytes + j->down.stack_bytes);
-}
-
-static int timed_slots(int n_slots)
-{
-	return MIN(n_slots, SLOTS_TIMED) - 1;
 }
 
 /* Longer rows of IQ2_XXS have other bits on cards with little shared memory (the end of
@@ -117,11 +136,135 @@ bool host_experts_covers(const struct expert_job *shape)
 	return covers_weight(&shape->gate) && covers_weight(&shape->up) && covers_weight(&shape->down);
 }
 
+static struct host_kind *find_kind(struct host_experts *h, const struct expert_job *j)
+{
+	for (struct host_kind *k = h->kinds; k < h->kinds + h->n_kinds; k++)
+		if (k->gate == j->gate.type && k->up == j->up.type && k->down == j->down.type)
+			return k;
+	return NULL;
+}
+
+/* Bits that no arithmetic prefers: the time of a product does not depend on the values. */
+static void fill_random(uint8_t *p, size_t bytes)
+{
+	const size_t pattern = MIN(bytes, (size_t)1 << 20);
+	struct rng r = {1};
+	for (size_t i = 0; i < pattern; i++)
+		p[i] = (uint8_t)(rng_u64(&r) >> 56);
+	for (size_t at = pattern; at < bytes; at += pattern)
+		memcpy(p + at, p, MIN(bytes - at, pattern));
+}
+
+/* ns per byte of experts with so many slots each: the least of a few runs, since another program
+ * only makes it longer. */
+static int time_slots(struct host_experts *h, struct expert_job *jobs, int n_jobs, int n_slots,
+	double *ns_per_byte, struct err *e)
+{
+	struct backend *p = h->processor;
+	*ns_per_byte = 1e9;
+	for (int i = 0; i < n_jobs; i++)
+		jobs[i].n_token_slots = n_slots;
+	for (int run = 0; run < TIMING_RUNS; run++) {
+		const uint64_t start = clock_ns();
+		p->ops->expert_ffn(p, h->x, jobs, n_jobs, n_slots, (int)h->n_used, h->results);
+		int rc = p->ops->wait(p, e);
+		if (rc)
+			return rc;
+		*ns_per_byte = MIN(*ns_per_byte, (double)(clock_ns() - start) / n_jobs / job_bytes(jobs));
+	}
+	return 0;
+}
+
+/* Times experts of one row and of as many as there may be; between them the time is taken to grow
+ * evenly. */
+static int time_kind(
+	struct host_experts *h, const struct expert_job *shape, struct host_kind *k, struct err *e)
+{
+	const size_t bytes = (size_t)job_bytes(shape);
+	const int most = (int)MIN(h->max_rows, (uint32_t)SLOTS_TIMED),
+			  n_jobs = (int)MIN(MAX(TIMING_BYTES / bytes, 1), h->n_used);
+	uint8_t *weights = mem_try_map(bytes * (size_t)n_jobs);
+	struct expert_job *jobs = NEW_ARRAY(struct expert_job, n_jobs);
+	int32_t *slots = NEW_ARRAY(int32_t, (size_t)most * h->n_used);
+	double one = 0, all = 0;
+	if (weights)
+		fill_random(weights, bytes * (size_t)n_jobs);
+	for (int i = 0; i < n_jobs; i++) {
+		jobs[i] = *shape;
+		jobs[i].gate.data = weights + bytes * (size_t)i;
+		jobs[i].up.data = (const uint8_t *)jobs[i].gate.data + shape->gate.stack_bytes;
+		jobs[i].down.data = (const uint8_t *)jobs[i].up.data + shape->up.stack_bytes;
+		jobs[i].token_slots = slots + i * most;
+		for (int row = 0; row < most; row++)
+			slots[i * most + row] = row * (int)h->n_used + i;
+	}
+	int rc = weights ? 0 : err_set(e, ERR_MEMORY, "no memory to time experts on the processor");
+	if (!rc && !(rc = time_slots(h, jobs, n_jobs, 1, &one, e)))
+		rc = time_slots(h, jobs, n_jobs, most, &all, e);
+	for (int i = 0; i < SLOTS_TIMED; i++)
+		k->ns_per_byte[i] = one + MAX(all - one, 0) * i / MAX(most - 1, 1);
+	mem_unmap(weights, bytes * (size_t)n_jobs);
+	free(jobs);
+	free(slots);
+	return rc;
+}
+
+/* "IQ2_XXS", or "Q2_K/Q2_K/Q3_K" */
+static const char *kind_name(const struct host_kind *k, char out[64])
+{
+	if (k->gate == k->up && k->gate == k->down)
+		return dtype_name(k->gate);
+	snprintf(out, 64, "%s/%s/%s", dtype_name(k->gate), dtype_name(k->up), dtype_name(k->down));
+	return out;
+}
+
+bool host_experts_too_slow(double ns_per_byte, double link_bytes_s)
+{
+	return ns_per_byte * link_bytes_s > 1e9 / HOST_EXPERTS_LEAST;
+}
+
+int host_experts_prepare(
+	struct host_experts *h, const struct expert_job *shape, double link_bytes_s, struct err *e)
+{
+	if (!host_experts_covers(shape) || find_kind(h, shape) || h->n_kinds == KINDS_MAX)
+		return 0;
+	struct host_kind *k = &h->kinds[h->n_kinds];
+	char name[64], link[32] = "not measured";
+	*k = (struct host_kind){
+		.gate = shape->gate.type, .up = shape->up.type, .down = shape->down.type};
+	int rc = time_kind(h, shape, k, e);
+	if (rc)
+		return rc;
+	h->n_kinds++;
+	k->slow = host_experts_too_slow(k->ns_per_byte[0], link_bytes_s);
+	if (link_bytes_s > 0)
+		snprintf(link, sizeof link, "%.3g GB/s", link_bytes_s * 1e-9);
+	log_info("experts on the processor: %s: processor %.3g GB/s, link %s: %s", kind_name(k, name),
+		1 / k->ns_per_byte[0], link, k->slow ? "the card computes them" : "both compute them");
+	return 0;
+}
+
+bool host_experts_any(const struct host_experts *h)
+{
+	for (int i = 0; i < h->n_kinds; i++)
+		if (!h->kinds[i].slow)
+			return true;
+	return false;
+}
+
+/* ---- times ---- */
+
+static int timed_slots(int n_slots)
+{
+	return MIN(n_slots, SLOTS_TIMED) - 1;
+}
+
 uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape, int n_slots)
 {
-	if (!host_experts_covers(shape))
+	struct host_kind *k = host_experts_covers(shape) ? find_kind(h, shape) : NULL;
+	if (!k || k->slow)
 		return 0;
-	double *mean = &h->ns_per_byte[shape->gate.type][timed_slots(n_slots)];
+	double *mean = &k->ns_per_byte[timed_slots(n_slots)];
 	double ns = job_bytes(shape) * *mean;
 	*mean *= MEAN_SHRINKS;
 	return (uint32_t)MIN(MAX(ns, 1), 1e9);
@@ -136,9 +279,9 @@ static void note_time(
 		bytes += job_bytes(&jobs[i]);
 	h->n_experts += (uint64_t)n_jobs;
 	h->ns += ns;
-	h->bytes += bytes;
+	h->bytes += (uint64_t)bytes;
 	for (int i = 0; i < n_jobs; i++) {
-		double *mean = &h->ns_per_byte[jobs[i].gate.type][timed_slots(jobs[i].n_token_slots)],
+		double *mean = &find_kind(h, &jobs[i])->ns_per_byte[timed_slots(jobs[i].n_token_slots)],
 			   now = (double)ns / bytes;
 		*mean += MEAN_SHARE * (MIN(now, MEAN_OUTLIER * *mean) - *mean);
 	}

@@ -8,14 +8,16 @@
  *   processor   ...... reads h ................ | experts where they lie, results to the card
  *
  * The source decides which ones (expert_ref.on_host) from the times that host_experts_ns gives and
- * from the link's. Order of use: host_experts_open; in a layer host_experts_ns, then any number of
- * host_experts_compute; host_experts_close. By the thread that computes.
+ * from the link's. Order of use: host_experts_open; host_experts_prepare for the experts of each
+ * layer; in a layer host_experts_ns, then any number of host_experts_compute; host_experts_close.
+ * By the thread that computes.
  */
 #ifndef GLM_FORWARD_HOST_EXPERTS_H
 #define GLM_FORWARD_HOST_EXPERTS_H
 
 #include "kernels/backend.h"
 #include "src/model/config.h"
+#include "stream/expert_source.h"
 
 /* Most rows of a step with such experts. The bits are the card's up to 64 rows
  * (expert_arithmetic.h), but steps of more than 16 were not measured. */
@@ -23,9 +25,12 @@
 
 struct host_experts;
 
-/* card: lent; the backend of the model, which outlives it. threads: of the processor, 0: all cores
- * but one for the thread that reads. max_rows: most rows of a step with such experts, at most
- * HOST_EXPERT_ROWS. */
+/* How the processor's backend is opened. threads: 0: all cores but one for the thread that reads.
+ */
+struct backend_options host_experts_backend(int threads);
+
+/* card: lent; the backend of the model, which outlives it. threads: as in host_experts_backend.
+ * max_rows: most rows of a step with such experts, at most HOST_EXPERT_ROWS. */
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
 	uint32_t max_rows, struct host_experts **out, struct err *e);
 void host_experts_close(struct host_experts *h); /* after the last step; NULL is fine */
@@ -36,6 +41,18 @@ uint64_t *host_experts_words(const struct host_experts *h, int rows);
 /* Whether the processor computes such experts with the card's bits. */
 bool host_experts_covers(const struct expert_job *shape);
 
+/* The processor takes part where its rate is at least this share of the link's. Below it a layer
+ * needs more than four misses before computing one of them ends sooner than copying all. */
+#define HOST_EXPERTS_LEAST 0.25
+/* ns_per_byte: of the processor; link_bytes_s: of the link, 0: unknown. */
+bool host_experts_too_slow(double ns_per_byte, double link_bytes_s);
+
+/* Times experts of such types in a few milliseconds, unless it has been done, and says whether the
+ * processor will compute them. link_bytes_s: as above. ERR_MEMORY. */
+int host_experts_prepare(
+	struct host_experts *h, const struct expert_job *shape, double link_bytes_s, struct err *e);
+bool host_experts_any(const struct host_experts *h); /* of what was prepared it computes some */
+
 /* Time in which the processor computes such an expert (no data) for n_slots (token, rank) slots, as
  * measured before; 0: it does not. */
 uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape, int n_slots);
@@ -45,5 +62,8 @@ uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape,
  * at its first call in a layer. A lost device, ERR_MEMORY. */
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e);
+
+/* Adds what was computed since the start: host_bytes, host_ns. Any thread. NULL: nothing. */
+void host_experts_add_stats(const struct host_experts *h, struct expert_stats *sum);
 
 #endif

@@ -110,6 +110,19 @@ bool moe_host_covers(const struct model *m, uint32_t layer)
 	return host_experts_covers(&shape);
 }
 
+int moe_host_prepare(
+	const struct model *m, struct host_experts *h, double link_bytes_s, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	int rc = 0;
+	for (uint32_t i = c->first_layer; i < c->end_layer && !rc; i++)
+		if (config_is_moe(c, i)) {
+			const struct expert_job shape = expert_job_shape(m, i);
+			rc = host_experts_prepare(h, &shape, link_bytes_s, e);
+		}
+	return rc;
+}
+
 struct route moe_route(const struct model *m, uint32_t layer)
 {
 	const struct model_config *c = &m->config;

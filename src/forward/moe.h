@@ -25,6 +25,7 @@
 #include "stream/expert_source.h"
 
 struct model;
+struct host_experts;
 
 /* A step of at least so many rows is a prefill chunk: it touches most experts of a layer once. */
 #define PREFILL_ROWS 32
@@ -98,6 +99,9 @@ enum expert_use moe_step_use(const struct model *m, int rows);
 
 /* Whether the processor can compute the experts of a layer (host_experts.h). */
 bool moe_host_covers(const struct model *m, uint32_t layer);
+/* host_experts_prepare for the layers computed here. */
+int moe_host_prepare(
+	const struct model *m, struct host_experts *h, double link_bytes_s, struct err *e);
 
 /* The router of a layer, applied to ws.x as it is now; its outputs are left to the caller. */
 struct route moe_route(const struct model *m, uint32_t layer);

@@ -19,6 +19,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "stream/loader/copy_ring.h"
 #include "stream/loader/load_check.h"
 
 #include <stdlib.h>
@@ -78,28 +79,6 @@ struct buffer {
 	unsigned read, chunk;   /* the read of the plan, and the chunk's number in it */
 	unsigned holders;       /* reference count: the copy and the check */
 	bool waits;             /* the chunk was read and is not posted to the check pool yet */
-};
-
-/* What a copy releases when it is done. */
-enum copy_release {
-	RELEASE_NOTHING,
-	RELEASE_BUFFER,       /* a staging buffer */
-	RELEASE_TIER1_CHUNK,  /* a place among TIER1_CHUNKS_MAX, if it was taken */
-	RELEASE_STAGING_SLOT, /* a device staging slot */
-};
-
-/* A copy in flight. */
-struct copy {
-	uint64_t fence;
-	uint64_t staging_fence; /* demotion: of the copy to the device staging slot */
-	int32_t slot;           /* that waits for it */
-	enum copy_release release;
-	int32_t released; /* number of the buffer or the staging slot */
-};
-
-struct copy_ring {
-	struct copy *ring; /* [cap] */
-	unsigned cap, first, n;
 };
 
 /* A demotion in a device staging slot, of which something is left to start. */
@@ -200,7 +179,12 @@ static void begin_load(
 	acquire_check(t, x);
 #ifdef LOADER_POISON
 	x->parts_left++;
-	copy_in(t, q->slot, 0, t->memory->poison, q->bytes, RELEASE_NOTHING, NONE);
+	if (q->to_tier1) {
+		memset(q->dst, READER_POISON, q->bytes);
+		x->parts_left--;
+	} else {
+		copy_in(t, q->slot, 0, t->memory->poison, q->bytes, RELEASE_NOTHING, NONE);
+	}
 #endif
 	queue_push(t, queue_of(t, x), q->slot);
 }
@@ -263,16 +247,24 @@ static int32_t buffer_acquire(struct card_transfer *t)
 	return buffer;
 }
 
+static uint8_t *buffer_memory(const struct card_transfer *t, int32_t buffer)
+{
+	return t->memory->host_staging.base + (uint64_t)buffer * t->memory->plan.buffer_bytes;
+}
+
+/* Where the bytes of a chunk are read to: tier 1 needs no staging, and the buffer only counts. */
+static uint8_t *chunk_memory(const struct card_transfer *t, int32_t buffer)
+{
+	const struct buffer *b = &t->buffers[buffer];
+	const struct transfer_request *q = &t->slots[b->slot].q;
+	return q->to_tier1 ? q->dst + b->dst_offset : buffer_memory(t, buffer);
+}
+
 /* Drops one reference: the copy or the check of the chunk has ended. */
 static void buffer_unref(struct card_transfer *t, int32_t buffer)
 {
 	if (!--t->buffers[buffer].holders)
 		buffer_release(t, buffer);
-}
-
-static uint8_t *buffer_memory(const struct card_transfer *t, int32_t buffer)
-{
-	return t->memory->host_staging.base + (uint64_t)buffer * t->memory->plan.buffer_bytes;
 }
 
 /* A load has failed. Its chunks that wait to be hashed never will be, since an earlier chunk is
@@ -290,21 +282,6 @@ static void drop_waiting_chunks(struct card_transfer *t, int32_t slot)
 }
 
 /* ---- copies in flight ---- */
-
-static void copy_push(struct copy_ring *q, struct copy c)
-{
-	if (q->n == q->cap)
-		bug("more than %u copies are in flight", q->cap);
-	q->ring[(q->first + q->n++) % q->cap] = c;
-}
-
-static struct copy copy_pop(struct copy_ring *q)
-{
-	struct copy c = q->ring[q->first];
-	q->first = (q->first + 1) % q->cap;
-	q->n--;
-	return c;
-}
 
 /* A copy between the card and the host, in parts where a step of the pinned memory ends. */
 static void copy_in_parts(struct card_transfer *t, enum copy_stream stream, uint8_t *dst,
@@ -325,7 +302,7 @@ static void copy_in(struct card_transfer *t, int32_t slot, uint64_t dst_offset, 
 	struct copier *copier = t->memory->copier;
 	copy_in_parts(t, x->stream, x->q.dst + dst_offset, src, bytes);
 	t->base.traffic.bytes_in += bytes;
-	copy_push(x->stream == COPY_IN ? &t->in : &t->ahead,
+	copy_ring_push(x->stream == COPY_IN ? &t->in : &t->ahead,
 		(struct copy){.fence = copier->ops->fence(copier, x->stream),
 			.slot = slot,
 			.release = release,
@@ -350,7 +327,7 @@ static bool poll_copies(struct card_transfer *t, struct copy_ring *q)
 		int rc = copy_poll(t->memory->copier, &q->ring[q->first], &e);
 		if (!rc)
 			break;
-		struct copy c = copy_pop(q);
+		struct copy c = copy_ring_pop(q);
 		if (rc < 0)
 			copy_failed(&t->slots[c.slot], &e);
 		t->n_tier1_chunks -= c.release == RELEASE_TIER1_CHUNK && q == &t->ahead;
@@ -385,7 +362,7 @@ static void post_chunks_to_check(struct card_transfer *t, int32_t slot, unsigned
 		b->waits = false;
 		b->task.hash = hash_chunk;
 		b->run = &k->run;
-		b->memory = buffer_memory(t, (int32_t)i);
+		b->memory = chunk_memory(t, (int32_t)i);
 		check_pool_post(t->base.config.check_pool, k->thread, &b->task);
 		k->next_chunk++;
 		i = UINT32_MAX; /* the next one may be in any buffer */
@@ -418,20 +395,25 @@ static void card_read_done(struct transfer *base, const struct reader_completion
 	*(b.demand ? &t->n_demand_reads : &t->n_other_reads) -= 1;
 	if (c->code)
 		read_failed(x, base->config.reader, c);
-	if (!x->failure) {
-		t->buffers[buffer].holders = 1 + !!x->check;
-		t->buffers[buffer].waits = x->check != NULL;
-		t->buffers[buffer].bytes = c->bytes;
-		x->parts_left += !!x->check;
-		copy_in(
-			t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, RELEASE_BUFFER, buffer);
-		if (x->check)
-			post_chunks_to_check(t, b.slot, b.read);
+	if (x->failure) {
+		drop_waiting_chunks(t, b.slot);
+		buffer_release(t, buffer);
+		part_done(t, b.slot);
 		return;
 	}
-	drop_waiting_chunks(t, b.slot);
-	buffer_release(t, buffer);
-	part_done(t, b.slot);
+	t->buffers[buffer].holders = 1 + !!x->check;
+	t->buffers[buffer].waits = x->check != NULL;
+	t->buffers[buffer].bytes = c->bytes;
+	x->parts_left += !!x->check;
+	if (!x->q.to_tier1)
+		copy_in(
+			t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, RELEASE_BUFFER, buffer);
+	if (x->check)
+		post_chunks_to_check(t, b.slot, b.read);
+	if (x->q.to_tier1) { /* it is where it belongs */
+		buffer_unref(t, buffer);
+		part_done(t, b.slot);
+	}
 }
 
 /* ---- queues of loads ---- */
@@ -525,7 +507,7 @@ static enum start_result start_read(struct card_transfer *t, int32_t slot)
 		.offset = r->offset + x->next_at,
 		.bytes = n,
 		.need = MIN(n, r->need - x->next_at),
-		.dst = buffer_memory(t, buffer),
+		.dst = x->q.to_tier1 ? x->q.dst + r->dst_offset + x->next_at : buffer_memory(t, buffer),
 		.tag = (uint64_t)buffer,
 		.urgent = demand,
 	};
@@ -594,11 +576,11 @@ static bool start_demotions(struct card_transfer *t)
 				d->next_at,
 			n);
 		t->base.traffic.bytes_out += n;
-		copy_push(&t->out, (struct copy){.fence = x->ops->fence(x, COPY_OUT),
-							   .staging_fence = d->staging_fence,
-							   .slot = d->slot,
-							   .release = last ? RELEASE_STAGING_SLOT : RELEASE_NOTHING,
-							   .released = d->staging_slot});
+		copy_ring_push(&t->out, (struct copy){.fence = x->ops->fence(x, COPY_OUT),
+									.staging_fence = d->staging_fence,
+									.slot = d->slot,
+									.release = last ? RELEASE_STAGING_SLOT : RELEASE_NOTHING,
+									.released = d->staging_slot});
 		d->next_at += n;
 		if (last)
 			memmove(&t->staged[0], &t->staged[1], --t->n_staged * sizeof *d);
@@ -753,13 +735,6 @@ static const struct transfer_ops card_ops = {
 	.drain = card_drain,
 };
 
-static bool new_copy_ring(struct copy_ring *q, size_t cap)
-{
-	q->cap = (unsigned)cap;
-	q->ring = mem_try_new(cap, sizeof *q->ring);
-	return q->ring != NULL;
-}
-
 struct transfer *card_transfer_open(
 	const struct transfer_config *config, struct card_memory *memory, size_t demotion_chunk_bytes)
 {
@@ -772,9 +747,9 @@ struct transfer *card_transfer_open(
 	t->demotion_chunk_bytes = demotion_chunk_bytes ? demotion_chunk_bytes : DEMOTION_CHUNK_BYTES;
 	t->slots = mem_try_new(n_slots, sizeof *t->slots);
 	t->buffers = mem_try_new(n_buffers, sizeof *t->buffers);
-	if (!t->slots || !t->buffers || !new_copy_ring(&t->in, n_buffers + 2 * n_slots) ||
-		!new_copy_ring(&t->ahead, n_buffers + TIER1_CHUNKS_MAX + n_slots) ||
-		!new_copy_ring(&t->out, DEMOTIONS_IN_FLIGHT)) {
+	if (!t->slots || !t->buffers || !copy_ring_init(&t->in, n_buffers + 2 * n_slots) ||
+		!copy_ring_init(&t->ahead, n_buffers + TIER1_CHUNKS_MAX + n_slots) ||
+		!copy_ring_init(&t->out, DEMOTIONS_IN_FLIGHT)) {
 		card_close(&t->base);
 		return NULL;
 	}

@@ -18,7 +18,8 @@
  *     counts the same hits (cache.h: Deferred accounting). Not so with experts that the processor
  *     computes (expert_ref.host_ns): who computes what depends on measured times.
  *   - An expert that the processor computes is pinned in its slot of the second tier until release.
- *     Then it is promoted when the link has a gap, if a cold expert can leave for it.
+ *     Then it is promoted when the link has a gap, if a cold expert that is used less can leave
+ *     for it.
  *   - Prefetched experts take free or cold slots only, those of the warm-up free slots only.
  *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *
@@ -135,7 +136,9 @@ enum loader_residency {
 void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
 
 /* Warm-up: loads the given experts into free slots of the first tier, best first, with the lowest
- * priority of all loads. Returns at once. Experts that do not exist are ignored. */
+ * priority of all loads, and when it is full into free slots of the second: those of a card once
+ * all of that memory is pinned (loader_pin_in_background). Returns at once. Experts that do not
+ * exist are ignored. */
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);
 
 #endif

@@ -103,6 +103,7 @@ static void copy_stats(struct loader *l)
 	s->bytes_read_wasted = c->prefetch_wasted_bytes;
 	s->disk_busy_ns = shared->traffic.disk.ns;
 	s->bytes_in = shared->traffic.bytes_in;
+	s->bytes_promoted = shared->bytes_promoted;
 	s->in_busy_ns = shared->traffic.in.ns;
 	s->bytes_out = shared->traffic.bytes_out;
 	s->out_busy_ns = shared->traffic.out.ns;
@@ -260,7 +261,10 @@ static void choose_host(struct loader *l, int layer, struct expert_ref *refs, in
 			l->misses[n_misses++] = (struct miss){
 				.ref = i, .host_ns = refs[i].host_ns, .link_ns = (double)slot.bytes * 1e9 / rate};
 	}
-	miss_split(l->misses, n_misses, (double)s->link_bytes * 1e9 / rate);
+	/* Others are one at a time, and on average half of it has been copied; they are counted in
+	 * whole until they complete. */
+	const double busy = (double)s->link_bytes[0] + 0.5 * (double)s->link_bytes[1];
+	miss_split(l->misses, n_misses, busy * 1e9 / rate);
 	for (int i = 0; i < n_misses; i++)
 		refs[l->misses[i].ref].on_host = l->misses[i].on_host;
 }

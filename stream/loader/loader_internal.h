@@ -117,8 +117,10 @@ struct loader_shared {
 	struct work_queue queue;
 	unsigned n_in_flight; /* loads and demotions decided and not completed */
 	unsigned n_demands, n_prefetches, n_tier1_prefetches; /* of them */
-	uint64_t link_bytes;  /* of loads from tier 1 that were decided and have not completed */
-	uint64_t n_on_host;   /* experts that the processor was given to compute */
+	/* of loads from tier 1 that were decided and have not completed: of demands, of others */
+	uint64_t link_bytes[2];
+	uint64_t n_on_host;      /* experts that the processor was given to compute */
+	uint64_t bytes_promoted; /* decided: experts that the processor has computed */
 	bool flush_due;       /* the compute thread has what it asked for: the I/O thread may carry out
 						   * the deferred access accounting */
 	uint64_t layer_clock; /* calls of acquire so far: a layer makes several if it has many groups */
@@ -180,6 +182,11 @@ void loader_queue_free(struct loader *l);
 /* Queues the transfers of a plan; its loads have this priority. */
 void loader_queue_plan(
 	struct loader *l, const struct cache_plan *plan, enum transfer_priority priority);
+/* Which of loader_shared.link_bytes a load from tier 1 is counted in. */
+static inline uint64_t *loader_link_bytes(struct loader_shared *s, const struct slot_work *x)
+{
+	return &s->link_bytes[x->priority != TRANSFER_DEMAND];
+}
 /* The load or demotion in flight into this slot is a demand from now on. */
 void loader_queue_boost(struct loader *l, int32_t slot);
 void loader_queue_prefetch(struct loader *l, int layer, const int32_t *ids, int n, uint64_t due);

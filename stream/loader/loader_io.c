@@ -45,7 +45,7 @@ void loader_transfer_done(
 	s->n_demands -= x->priority == TRANSFER_DEMAND;
 	s->n_prefetches -= x->prefetched;
 	s->n_tier1_prefetches -= x->prefetched && x->from_tier1;
-	s->link_bytes -= x->link_bytes;
+	*loader_link_bytes(s, x) -= x->link_bytes;
 	if (failure) {
 		struct cache_slot failed = cache_slot_get(s->cache, slot);
 		keep_failure(s, &failed, failure);

@@ -59,6 +59,7 @@ static void queue_transfer(
 	struct work_queue *q = &s->queue;
 	struct slot_work *x = &s->slot_work[t->slot];
 	const bool load = t->kind == CACHE_LOAD;
+	const int tier = cache_slot_get(s->cache, t->slot).tier;
 	if (q->n == q->cap)
 		bug("%zu transfers are queued", q->n);
 	if (load && priority >= TRANSFER_LOAD_PRIORITIES)
@@ -69,14 +70,15 @@ static void queue_transfer(
 			.layer = t->layer,
 			.expert = t->expert,
 			.src = t->source < 0 ? NULL : slot_memory(l, load, t->from_offset),
-			.dst = slot_memory(l, !load, t->to_offset),
+			.dst = slot_memory(l, tier, t->to_offset),
+			.to_tier1 = load && tier == 1,
 			.bytes = t->bytes},
 	};
 	x->priority = load ? priority : TRANSFER_DEMOTION;
 	x->prefetched = load && priority >= TRANSFER_PREFETCH;
 	x->from_tier1 = load && t->source >= 0;
 	x->link_bytes = x->from_tier1 ? t->bytes : 0;
-	s->link_bytes += x->link_bytes;
+	*loader_link_bytes(s, x) += x->link_bytes;
 	s->n_in_flight++;
 	s->n_demands += x->priority == TRANSFER_DEMAND;
 	s->n_prefetches += x->prefetched;
@@ -98,7 +100,9 @@ void loader_queue_boost(struct loader *l, int32_t slot)
 	struct slot_work *x = &s->slot_work[slot];
 	if (x->priority == TRANSFER_DEMAND)
 		return;
+	*loader_link_bytes(s, x) -= x->link_bytes;
 	x->priority = TRANSFER_DEMAND;
+	*loader_link_bytes(s, x) += x->link_bytes;
 	s->n_demands++;
 	/* Without a card the reads are submitted, or will be with this priority; rereads are urgent. */
 	if (!l->card || x->boost_queued)
@@ -299,26 +303,44 @@ static bool reserve_promotion(struct loader *l)
 		if (cache_promote(s->cache, k.layer, k.expert, &plan) != CACHE_OK)
 			continue;
 		loader_queue_plan(l, &plan, TRANSFER_PREFETCH);
+		for (int i = 0; i < plan.n; i++)
+			s->bytes_promoted += plan.transfers[i].kind == CACHE_LOAD ? plan.transfers[i].bytes : 0;
 		return true;
 	}
 	return false;
 }
 
-/* The next expert of the warm-up, while a slot is free. */
+/* Whether a warm-up may read into tier 1: all of it is pinned, so that what lies there can be
+ * promoted. *later: it is being pinned, which wakes the I/O thread. */
+static bool may_warm_tier1(const struct loader *l, bool *later)
+{
+	const int state = l->card ? atomic_load(&l->card->tier1.state) : PINNED_READY;
+	*later = l->tier_memory_bytes[1] && state == PINNED_IN_PROGRESS;
+	return l->tier_memory_bytes[1] && state == PINNED_READY;
+}
+
+/* The next expert of the warm-up, while a slot of the first tier is free, then of the second. */
 static bool reserve_warm(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
 	struct work_queue *q = &s->queue;
-	while (q->next_warm < q->n_warm && s->n_prefetches < l->prefetches_max) {
-		struct profile_key k = q->warm[q->next_warm++];
+	for (; q->next_warm < q->n_warm && s->n_prefetches < l->prefetches_max; q->next_warm++) {
+		const struct profile_key k = q->warm[q->next_warm];
 		struct cache_plan plan;
+		bool later = false;
 		if (cache_find(s->cache, k.layer, k.expert) >= 0)
 			continue;
-		if (cache_warm(s->cache, k.layer, k.expert, &plan) != CACHE_OK) {
+		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
+		if (result != CACHE_OK && may_warm_tier1(l, &later))
+			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);
+		if (later)
+			return false;
+		if (result != CACHE_OK) {
 			q->next_warm = q->n_warm; /* full */
 			return false;
 		}
 		loader_queue_plan(l, &plan, TRANSFER_WARM);
+		q->next_warm++;
 		return true;
 	}
 	return false;

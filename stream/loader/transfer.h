@@ -3,6 +3,7 @@
  * Moves the bytes of experts between files and the two tiers of slots:
  *
  *     load      file or slot of tier 1 --> slot of tier 0
+ *     load      file                   --> slot of tier 1 (to_tier1)
  *     demotion  slot of tier 0         --> slot of tier 1
  *
  * A transfer knows slots by number and address. It knows nothing of the cache, of policy, and of
@@ -68,6 +69,7 @@ struct transfer_request {
 	enum transfer_priority priority;
 	const uint8_t *src; /* load: in tier 1, or NULL: its file; demotion: in tier 0 */
 	uint8_t *dst;
+	bool to_tier1;  /* load: dst is there, and src NULL */
 	uint64_t bytes; /* of a slot of this expert */
 };
 

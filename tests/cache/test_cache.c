@@ -52,7 +52,8 @@ struct reference {
 	/* What the run has been through. */
 	uint64_t n_loads, n_full, n_no_cold, n_busy, n_present, n_demotions, n_kept_free, n_borrowed,
 		n_promoted, n_slabs, n_dropped, n_free, n_taken_over, n_failed, n_resumed, n_given_up,
-		n_stayed, n_promoted_later;
+		n_stayed, n_promoted_later, n_warmed_below;
+	int loads_into; /* the tier that the loads of the next plan fill */
 };
 
 static struct ref_key *key_of(struct reference *m, int layer, int expert)
@@ -275,7 +276,7 @@ static void follow_load(struct reference *m, const struct cache_transfer *v)
 	struct ref_key *k = key_of(m, v->layer, v->expert);
 	struct cache_slot got = cache_slot_get(m->c, v->slot);
 	assert_int_equal(got.state, CACHE_FILLING);
-	assert_int_equal(got.tier, 0);
+	assert_int_equal(got.tier, m->loads_into);
 	assert_true(got.layer == v->layer && got.expert == v->expert);
 	assert_true(got.offset == v->to_offset && got.bytes == v->bytes);
 	assert_int_equal(v->source, k->slot);
@@ -610,6 +611,23 @@ static void ref_promote(struct reference *m, int layer, int expert)
 	m->n_promoted_later += result == CACHE_OK;
 }
 
+static void ref_warm(struct reference *m, int tier, int layer, int expert)
+{
+	const bool present = key_of(m, layer, expert)->slot >= 0;
+	struct cache_plan plan;
+	snapshot_take(m);
+	enum cache_result result = cache_warm(m->c, tier, layer, expert, &plan);
+	assert_int_equal(result == CACHE_OK, loads(&plan, layer, expert));
+	assert_int_equal(plan.n, result == CACHE_OK);
+	m->loads_into = tier;
+	ref_follow(m, &plan, false);
+	m->loads_into = 0;
+	if (tier == 1) {
+		assert_int_equal(result == CACHE_PRESENT, present);
+		m->n_warmed_below += result == CACHE_OK;
+	}
+}
+
 static void random_step(struct reference *m, struct rng *r)
 {
 	uint32_t what = rng_below(r, 100);
@@ -628,10 +646,16 @@ static void random_step(struct reference *m, struct rng *r)
 		if (m->n_held + MAX_REFS <= MAX_HELD)
 			ref_acquire(m, r, layer, what < 18 ? CACHE_DECODE : CACHE_PREFILL);
 	} else if (what < 33) {
-		if (rng_below(r, 2))
+		switch (rng_below(r, 3)) {
+		case 0:
 			ref_prefetch(m, layer, expert);
-		else
+			break;
+		case 1:
 			ref_promote(m, layer, expert);
+			break;
+		default:
+			ref_warm(m, (int)rng_below(r, 2), layer, expert);
+		}
 	} else if (what < 38) {
 		ref_read_ahead(m, layer, expert);
 	} else if (what < 70) {
@@ -665,6 +689,7 @@ static void add_counts(struct reference *sum, const struct reference *m)
 	sum->n_given_up += m->n_given_up;
 	sum->n_stayed += m->n_stayed;
 	sum->n_promoted_later += m->n_promoted_later;
+	sum->n_warmed_below += m->n_warmed_below;
 }
 
 static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, struct reference *sum)
@@ -707,7 +732,7 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 	/* The run must have been through every answer, or it proves nothing. */
 	assert_true(sum->n_loads && sum->n_full && sum->n_no_cold && sum->n_busy && sum->n_present);
 	assert_true(sum->n_demotions && sum->n_kept_free && sum->n_borrowed && sum->n_promoted);
-	assert_true(sum->n_stayed && sum->n_promoted_later);
+	assert_true(sum->n_stayed && sum->n_promoted_later && sum->n_warmed_below);
 	assert_true(sum->n_taken_over && sum->n_failed && sum->n_resumed && sum->n_given_up);
 }
 

@@ -340,12 +340,12 @@ static void test_cache_warm(void **state)
 	for (int n = 0; n < 4; n++)
 		for (int i = 1; i < 3; i++)
 			bring(c, 0, i);
-	assert_int_equal(cache_warm(c, 0, 10, &p), CACHE_OK);
+	assert_int_equal(cache_warm(c, 0, 0, 10, &p), CACHE_OK);
 	assert_int_equal(p.n, 1);
 	assert_int_equal(cache_slot_get(c, p.transfers[0].slot).pins, 0);
 	commit_all(c, &p);
-	assert_int_equal(cache_warm(c, 0, 10, &p), CACHE_PRESENT);
-	assert_int_equal(cache_warm(c, 0, 11, &p), CACHE_NO_COLD);
+	assert_int_equal(cache_warm(c, 0, 0, 10, &p), CACHE_PRESENT);
+	assert_int_equal(cache_warm(c, 0, 0, 11, &p), CACHE_NO_COLD);
 	assert_int_equal(p.n, 0);
 	assert_int_equal(s->prefetch_inserted + s->prefetch_refused + s->demotions + s->evictions, 0);
 	assert_int_equal(cache_prefetch(c, 0, 11, &p), CACHE_OK); /* in the place of 0 */
@@ -378,7 +378,7 @@ static void test_prefetch_of_unfinished(void **state)
 	assert_true(refs[1].slot >= 0);
 	cache_abort(c, slot); /* is free now */
 	assert_int_equal(cache_prefetch(c, 0, 0, &p), CACHE_BUSY);
-	assert_int_equal(cache_warm(c, 0, 0, &p), CACHE_BUSY);
+	assert_int_equal(cache_warm(c, 0, 0, 0, &p), CACHE_BUSY);
 	assert_int_equal(cache_acquire_resume(c, &q, &p), CACHE_FULL); /* 7 has the free slot */
 	commit_all(c, &p);
 	release(c, &held);

@@ -10,18 +10,23 @@
  * card.
  */
 #include "kernels/cpu/limbs/limb_experts.h"
+#include "kernels/expert_arithmetic.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
+#include "stream/link_time.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/copier_null.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/lazy_device.h"
+#include "tests/support/temp_dir.h"
+#include "tools/commands/commands.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -139,6 +144,8 @@ static int lots_open(void *user, const struct model_config *c, struct expert_sou
 enum how { EMULATED, LATE_OPS, DEFERRED };
 
 struct split_run {
+	const char *model;   /* NULL: the pocket model */
+	uint64_t everything; /* bytes of all its experts */
 	enum how how;
 	bool host;
 	double share; /* of the first tier */
@@ -161,12 +168,12 @@ static struct engine *open_run(
 	static struct backend_ops ops;
 	struct err e = {0};
 	uint64_t seed = r->seed;
-	struct engine_options o = {.model_path = MODEL,
+	struct engine_options o = {.model_path = r->model ? r->model : MODEL,
 		.backend = on_cuda ? "cuda" : "cpu",
 		.context = 256,
 		.threads = r->how == EMULATED ? 2 : 1,
-		.cache_bytes = budget(r->share),
-		.ram_bytes = full.everything_bytes,
+		.cache_bytes = r->model ? (uint64_t)(r->share * (double)r->everything) : budget(r->share),
+		.ram_bytes = r->model ? r->everything : full.everything_bytes,
 		.cpu_experts = r->host,
 		.chunk = r->chunk,
 		.lookahead = r->lookahead,
@@ -217,14 +224,36 @@ static struct split_outcome run_of(const struct split_run *r)
 	return out;
 }
 
+/* Weights of an expert: of the layer where they are smallest and where they are largest. */
+static void expert_bytes(uint64_t *least, uint64_t *most)
+{
+	*least = UINT64_MAX;
+	*most = 0;
+	for (uint32_t layer = 0; layer < config.n_layers; layer++) {
+		static const char *const names[] = {"gate", "up", "down"};
+		uint64_t bytes = 0;
+		for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+			char name[64];
+			snprintf(name, sizeof name, "blk.%u.ffn_%s_exps.weight", layer, names[i]);
+			const struct gguf_tensor *t = gguf_find_tensor(file, name);
+			bytes += t ? gguf_values_bytes(t) / t->ne[2] : 0;
+		}
+		*least = bytes ? MIN(*least, bytes) : *least;
+		*most = MAX(*most, bytes);
+	}
+}
+
 static void check_splits(enum how how)
 {
+	uint64_t promoted = 0, least, most;
+	expert_bytes(&least, &most);
 	static const uint32_t chunks[] = {1, 6};
 	for (size_t i = 0; i < ARRAY_LEN(chunks); i++) {
 		struct split_run r = {.how = how, .share = 0.2, .chunk = chunks[i]};
 		const struct split_outcome want = run_of(&r);
 		assert_int_equal(want.offered, 0);
 		assert_int_equal(want.stats.on_host, 0);
+		assert_int_equal(want.stats.host_bytes + want.stats.bytes_promoted, 0);
 		r.host = true;
 		for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
 			r.seed = seed;
@@ -234,11 +263,17 @@ static void check_splits(enum how how)
 			if (got.hash != want.hash)
 				fail_msg("seed %llu, %u rows: other logits", (unsigned long long)seed, r.chunk);
 			assert_true(got.stats.on_host > 0 && got.stats.on_host < got.stats.hit_ram);
+			assert_in_range(
+				got.stats.host_bytes, got.stats.on_host * least, got.stats.on_host * most);
+			assert_true(got.stats.host_ns > 0);
+			assert_true(got.stats.bytes_promoted <= got.stats.bytes_in);
+			promoted += got.stats.bytes_promoted;
 			if (seed == 1)
 				print_message("%u rows: %llu of %llu experts in RAM by the processor\n", r.chunk,
 					(unsigned long long)got.stats.on_host, (unsigned long long)got.stats.hit_ram);
 		}
 	}
+	assert_true(promoted > 0);
 }
 
 static void test_emulated_card(void **state)
@@ -259,6 +294,78 @@ static void test_deferred_kernels(void **state)
 	check_splits(DEFERRED);
 	assert_true(lazy_counts.posted_late > 0);
 	assert_int_equal(lazy_counts.given_up, 0);
+}
+
+/* ---- every type ---- */
+
+#define TYPE_LAYERS 21 /* of a model, one of them dense */
+
+static const char type_shape[] =
+	"{\"model_type\": \"glm_moe_dsa\", \"hidden_act\": \"silu\", \"num_hidden_layers\": 21,"
+	"\"num_nextn_predict_layers\": 0, \"hidden_size\": 256, \"vocab_size\": 8192,"
+	"\"max_position_embeddings\": 1024, \"num_attention_heads\": 4, \"q_lora_rank\": 256,"
+	"\"kv_lora_rank\": 256, \"qk_nope_head_dim\": 96, \"qk_rope_head_dim\": 32, \"v_head_dim\": 64,"
+	"\"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk\": 64, \"rms_norm_eps\": 1e-5,"
+	"\"rope_theta\": 8000000, \"index_topk_freq\": 4, \"index_skip_topk_offset\": 3,"
+	"\"first_k_dense_replace\": 1, \"intermediate_size\": 512, \"moe_intermediate_size\": 256,"
+	"\"n_routed_experts\": 16, \"num_experts_per_tok\": 4, \"n_shared_experts\": 1,"
+	"\"routed_scaling_factor\": 2.5, \"norm_topk_prob\": true}";
+
+/* A model with random experts of this type. */
+static const char *model_of(enum dtype type)
+{
+	struct err e = {0};
+	char name[32];
+	char *shape = temp_dir_path("shape.json");
+	FILE *f = fopen(shape, "w");
+	assert_non_null(f);
+	fputs(type_shape, f);
+	assert_int_equal(fclose(f), 0);
+	snprintf(name, sizeof name, "%s.gguf", dtype_name(type));
+	char *path = temp_dir_path(name);
+	char *arguments[] = {"synth", "-o", path, "--shape", shape, "--recipe", "q8", "--experts",
+		(char *)(uintptr_t)dtype_name(type), "--tokenizer", (char *)(uintptr_t)MODEL, "--no-mtp",
+		"-q", NULL};
+	if (cmd_synth((int)ARRAY_LEN(arguments) - 1, arguments, &e))
+		fail_msg("%s", e.text);
+	return path;
+}
+
+static uint64_t everything_of(const char *path)
+{
+	struct engine_cache k;
+	struct engine *g = engine_of(&(struct engine_options){
+		.model_path = path, .backend = "cpu", .context = 64, .threads = 1, .cache_bytes = 1 << 30});
+	engine_cache_snapshot(g, &k, NULL);
+	engine_close(g, NULL);
+	return k.everything_bytes;
+}
+
+/* Each type that the processor computes, with random splits. */
+static void test_limb_types(void **state)
+{
+	(void)state;
+	static const enum dtype types[] = {
+		DTYPE_IQ2_XXS, DTYPE_IQ2_XS, DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q8_0};
+	uint64_t layers = 0;
+	for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+		assert_true(expert_arithmetic_covers(types[t]));
+		struct split_run r = {.model = model_of(types[t]), .share = 0.25, .chunk = 1};
+		r.everything = everything_of(r.model);
+		const struct split_outcome want = run_of(&r);
+		assert_int_equal(want.stats.on_host, 0);
+		r.host = true;
+		for (r.seed = 1; r.seed <= N_SEEDS; r.seed++) {
+			const struct split_outcome got = run_of(&r);
+			if (got.hash != want.hash)
+				fail_msg("%s, seed %llu: other logits", dtype_name(types[t]),
+					(unsigned long long)r.seed);
+			assert_true(got.stats.on_host > 0 && got.stats.on_host < got.stats.hit_ram);
+			layers += (N_PROMPT + N_NEW - 1) * (TYPE_LAYERS - 1);
+		}
+	}
+	print_message("%llu layers with random splits\n", (unsigned long long)layers);
+	assert_true(layers >= 2000);
 }
 
 /* Interrupted between two layers, while experts are held in RAM: nothing stays held, and the next
@@ -319,6 +426,7 @@ static void test_long_times_shrink(void **state)
 	const struct backend_options options = {.name = "cpu", .threads = 1};
 	assert_int_equal(backend_open(&options, &b, &e), 0);
 	assert_int_equal(host_experts_open(&c, b, 1, 16, &h, &e), 0);
+	assert_false(host_experts_any(h));
 	const struct weight w = {.type = DTYPE_Q8_0,
 		.n_in = 256,
 		.n_out = 256,
@@ -326,16 +434,20 @@ static void test_long_times_shrink(void **state)
 		.row_bytes = 272,
 		.stack_bytes = 272 * 256};
 	struct expert_job shape = {.gate = w, .up = w, .down = w};
-	const uint32_t before = host_experts_ns(h, &shape, 1);
-	for (int i = 0; i < 16384; i++)
+	assert_int_equal(host_experts_ns(h, &shape, 1), 0); /* not prepared */
+	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
+	assert_true(host_experts_any(h));
+	const uint32_t before = host_experts_ns(h, &shape, 1), two = host_experts_ns(h, &shape, 2);
+	for (int i = 0; i < 65536; i++)
 		host_experts_ns(h, &shape, 1);
 	assert_in_range(host_experts_ns(h, &shape, 1), before / 4, before / 2);
-	assert_in_range(host_experts_ns(h, &shape, 2), before - 1, before); /* of its own */
+	assert_in_range(host_experts_ns(h, &shape, 2), two - 2, two); /* of its own */
 	/* what the processor does not compute with the card's bits */
 	shape.down.type = DTYPE_Q5_K;
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
 	shape.down = w;
 	shape.gate.type = DTYPE_IQ2_XXS;
+	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
 	assert_true(host_experts_ns(h, &shape, 1) > 0);
 	shape.gate.n_in = 8192;
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
@@ -344,6 +456,68 @@ static void test_long_times_shrink(void **state)
 	assert_null(host_experts_words(NULL, 1));
 	host_experts_close(h);
 	b->ops->close(b);
+}
+
+/* Experts of a kind that the processor computes far slower than the link copies are the card's. */
+static void test_slow_kinds(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct backend *b;
+	struct host_experts *h;
+	const struct model_config c = {.n_embd = 256, .n_used = 4};
+	const struct backend_options options = {.name = "cpu", .threads = 1};
+	const struct weight w = {.type = DTYPE_Q8_0,
+		.n_in = 256,
+		.n_out = 256,
+		.n_stack = 1,
+		.row_bytes = 272,
+		.stack_bytes = 272 * 256};
+	struct expert_job shape = {.gate = w, .up = w, .down = w};
+	assert_false(host_experts_too_slow(0.1, 0)); /* the link is unknown */
+	assert_false(host_experts_too_slow(0.1, 39e9));
+	assert_true(host_experts_too_slow(0.1, 41e9));
+	assert_int_equal(backend_open(&options, &b, &e), 0);
+	assert_int_equal(host_experts_open(&c, b, 1, 16, &h, &e), 0);
+	assert_int_equal(host_experts_prepare(h, &shape, 1e15, &e), 0);
+	assert_false(host_experts_any(h));
+	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
+	shape.down.type = DTYPE_Q5_K; /* not one of the processor's */
+	assert_int_equal(host_experts_prepare(h, &shape, 1, &e), 0);
+	assert_false(host_experts_any(h));
+	shape.down = w;
+	shape.gate.type = DTYPE_IQ2_XXS; /* more bytes than it needs */
+	assert_int_equal(host_experts_prepare(h, &shape, 1, &e), 0);
+	assert_true(host_experts_any(h) && host_experts_ns(h, &shape, 1) > 0);
+	host_experts_close(h);
+	b->ops->close(b);
+}
+
+static void test_link_time(void **state)
+{
+	(void)state;
+	const struct copier_faults lost = {.fail_copy = 2, .fail_all = true},
+							   refuses = {.refuse_pin = 1};
+	const struct copier_faults *faults[] = {NULL, &lost, &refuses};
+	for (size_t i = 0; i < ARRAY_LEN(faults); i++) {
+		struct copier *copier;
+		struct err e = {0};
+		double bytes_s;
+		assert_int_equal(copier_null_open(faults[i], &copier, &e), 0);
+		assert_int_equal(link_time(copier, &bytes_s, &e) != 0, i > 0);
+		assert_true(i ? bytes_s == 0 && e.text[0] : bytes_s > 1e6);
+		copier->ops->close(copier);
+	}
+}
+
+static int files_setup(void **state)
+{
+	return temp_dir_make(state) || source_setup(state);
+}
+
+static int files_teardown(void **state)
+{
+	return source_teardown(state) + temp_dir_drop(state);
 }
 
 int main(void)
@@ -356,14 +530,18 @@ int main(void)
 		cmocka_unit_test(test_emulated_card),
 		cmocka_unit_test(test_late_ops),
 		cmocka_unit_test(test_deferred_kernels),
+		cmocka_unit_test(test_limb_types),
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_copies_fail),
 		cmocka_unit_test(test_long_times_shrink),
+		cmocka_unit_test(test_slow_kinds),
+		cmocka_unit_test(test_link_time),
 	};
 	const struct CMUnitTest cuda_tests[] = {
 		cmocka_unit_test(test_emulated_card),
+		cmocka_unit_test(test_limb_types),
 	};
 	on_cuda = name && !strcmp(name, "cuda");
-	return on_cuda ? cmocka_run_group_tests(cuda_tests, source_setup, source_teardown)
-				   : cmocka_run_group_tests(tests, source_setup, source_teardown);
+	return on_cuda ? cmocka_run_group_tests(cuda_tests, files_setup, files_teardown)
+				   : cmocka_run_group_tests(tests, files_setup, files_teardown);
 }

@@ -200,6 +200,87 @@ static void test_pinned_by_steps(void **state)
 	close_source(s);
 }
 
+static int experts_in(struct expert_source *s, int tier)
+{
+	int sum = 0, n[2];
+	for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
+		source_layer_resident(s, (int)layer, n);
+		sum += n[tier];
+	}
+	return sum;
+}
+
+/* Until both tiers stay as they are for some time. */
+static void wait_until_filled(struct expert_source *s)
+{
+	int last = -1;
+	for (int quiet = 0, tries = 0; quiet < 10 && tries < 2000; tries++) {
+		usleep(10000);
+		const int now = experts_in(s, 0) + experts_in(s, 1);
+		quiet = now == last && experts_in(s, 1) ? quiet + 1 : 0;
+		last = now;
+	}
+}
+
+/* Asks for every expert; their bytes are compared with the file's. */
+static void use_all(struct expert_source *s)
+{
+	const int k = (int)config.n_used;
+	for (int first = 0; first < (int)config.n_experts; first += k)
+		for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
+			struct expert_ref refs[CONFIG_MAX_USED];
+			struct err e = {0};
+			refs_from(refs, first, k);
+			if (use_experts(s, (int)layer, EXPERT_DECODE, refs, k, &e))
+				fail_msg("%s", e.text);
+		}
+}
+
+/* The warm-up goes on in the second tier when the first is full: its bytes come from the drive
+ * without the card, and are right. It waits until that memory is pinned. Experts that are asked for
+ * on the way are waited for. */
+static void test_warm_second_tier(void **state)
+{
+	(void)state;
+	const int n_experts = (int)config.n_experts;
+	const size_t n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
+	struct profile_key keys[CONFIG_MAX_LAYERS * 32];
+	assert_true(n <= sizeof keys / sizeof *keys);
+	for (size_t i = 0; i < n; i++)
+		keys[i] = (struct profile_key){
+			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
+	for (uint64_t seed = 0; seed < 4; seed++) {
+		struct loader_options o = source_options(0.3, full.everything_bytes / 3);
+		struct loader_plan plan;
+		struct err e = {0};
+		card_faults = (struct copier_faults){.seed = seed, .latency_max_us = 20};
+		assert_int_equal(loader_plan(&o, &plan, &e), 0);
+		struct expert_source *s = open_source(&o);
+		loader_warm(s, keys, n);
+		if (!seed) {
+			for (int tries = 0, last = -1; tries < 200 && experts_in(s, 0) != last; tries++) {
+				last = experts_in(s, 0);
+				usleep(20000);
+			}
+			assert_int_equal(experts_in(s, 1), 0); /* not pinned */
+		}
+		loader_pin_in_background(s);
+		if (seed) { /* asks while it fills */
+			struct rng r = {seed};
+			assert_int_equal(random_run(s, &r, 10, NULL), 0);
+		}
+		wait_until_filled(s);
+		if (!seed) {
+			assert_in_range(experts_in(s, 1), plan.n_fit[1] * 3 / 4, plan.n_fit[1]);
+			const struct cache_stats c = source_cache_stats(s);
+			assert_int_equal(c.evictions + c.demotions + c.promotions, 0);
+		}
+		use_all(s);
+		assert_int_equal(s->stats.wrong, 0);
+		close_source(s);
+	}
+}
+
 static void test_card_refusals(void **state)
 {
 	(void)state;
@@ -237,6 +318,7 @@ int main(void)
 		cmocka_unit_test(test_copy_hangs),
 		cmocka_unit_test(test_slow_copies),
 		cmocka_unit_test(test_pinned_by_steps),
+		cmocka_unit_test(test_warm_second_tier),
 		cmocka_unit_test(test_card_refusals),
 	};
 	card_kind = CARD_EMULATED;

@@ -257,6 +257,55 @@ static void test_permanent(void **state)
 	}
 }
 
+/* A warm-up of the second tier: what is read wrong once is read again, what stays wrong does not
+ * stay there. */
+static void test_second_tier(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense, n_experts = (int)config.n_experts,
+			  k = (int)config.n_used;
+	struct profile_key keys[256];
+	for (size_t p = 0; p < ARRAY_LEN(parts); p++)
+		for (unsigned times = 0; times < 2; times++) {
+			struct reader_faults f = {.seed = p,
+				.flip = true,
+				.flip_offset = offset_in(layer + 1, parts[p], n_experts - 1),
+				.flip_times = times};
+			struct loader_options o = checked_options(0, full.everything_bytes, CHECK_FIRST, &f);
+			struct expert_source *s = open_source(&o);
+			size_t n = 0;
+			int in[2] = {0};
+			/* the first tier is full before the last expert of the list comes */
+			for (int l = (int)config.n_layers - 1; l >= layer; l--)
+				for (int x = 0; x < n_experts && n < ARRAY_LEN(keys); x++)
+					if (l != layer + 1)
+						keys[n++] = (struct profile_key){l, x};
+			n = MIN(n, ARRAY_LEN(keys) - (size_t)n_experts);
+			for (int x = 0; x < n_experts; x++)
+				keys[n++] = (struct profile_key){layer + 1, x};
+			loader_pin_in_background(s);
+			loader_warm(s, keys, n);
+			const int want = n_experts - !times;
+			for (int tries = 0; tries < 500 && in[0] + in[1] < want; tries++) {
+				usleep(10000);
+				source_layer_resident(s, layer + 1, in);
+			}
+			usleep(times ? 0 : 50000);
+			source_layer_resident(s, layer + 1, in);
+			assert_int_equal(in[0] + in[1], want);
+			assert_true(in[1] > 0);
+			struct expert_ref refs[CONFIG_MAX_USED];
+			struct err e = {0};
+			refs_from(refs, n_experts - k, k);
+			s->ops->step(s, EXPERT_DECODE, 1, 0);
+			const int rc = use_experts(s, layer + 1, EXPERT_DECODE, refs, k, &e);
+			assert_int_equal(rc, times ? 0 : ERR_RUN);
+			assert_int_equal(s->stats.reread, times ? 1 : 2);
+			assert_int_equal(s->stats.wrong, times ? 0 : 2);
+			close_source(s);
+		}
+}
+
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 
 /* Without memory for the error of a load, or for the state of its check, this load fails, and the
@@ -600,6 +649,7 @@ int main(void)
 		cmocka_unit_test(test_no_values),
 		cmocka_unit_test(test_transient),
 		cmocka_unit_test(test_permanent),
+		cmocka_unit_test(test_second_tier),
 		cmocka_unit_test(test_side_by_side),
 		cmocka_unit_test(test_hashed_by_slice),
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)

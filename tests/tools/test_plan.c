@@ -194,10 +194,30 @@ static void test_latents_on_host(void **state)
 	model_headers_close(&h);
 }
 
+static void check_part(double chance, double host_bytes_s, double want)
+{
+	const double part = forecast_host_part(8, chance, 25e9, host_bytes_s);
+	if (!(part > want - 1e-4 && part < want + 1e-4))
+		fail_msg("%g of the link's time, not %g", part, want);
+}
+
+/* Eight misses in host memory, or as many as chance gives, shared with the link. */
+static void test_host_part(void **state)
+{
+	(void)state;
+	check_part(1, 25e9, 4.0 / 8); /* four each */
+	check_part(1, 75e9, 2.0 / 8); /* six by the processor */
+	check_part(1, 1e9, 1);
+	check_part(0, 25e9, 1);
+	check_part(1e-6, 25e9, 1); /* one at a time: there is nothing to share */
+	assert_true(forecast_host_part(8, 0.3, 25e9, 25e9) > forecast_host_part(8, 0.6, 25e9, 25e9));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_least), cmocka_unit_test(test_run),
-		cmocka_unit_test(test_not_named), cmocka_unit_test(test_latents_on_host)};
+		cmocka_unit_test(test_not_named), cmocka_unit_test(test_latents_on_host),
+		cmocka_unit_test(test_host_part)};
 	log_set_level(LOG_WARN);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,7 +8,8 @@
  * The least time of a token is the largest of three, all measured in the same run:
  * - computing it: after the run, in the same engine, with routing confined to experts that are
  *   resident in the first tier;
- * - bytes to the card / what the link to the card reaches;
+ * - bytes to the card / what the link to the card reaches; with --cpu-experts these bytes and those
+ *   of experts that the processor computed / what link and processor reach together;
  * - bytes missed, less those of useless prefetches / what the drive reaches with the same reader on
  *   the same file.
  *
@@ -398,10 +399,14 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 	const uint64_t wasted = d.prefetch_wasted * (uint64_t)l->disk.expert_bytes,
 				   read = d.bytes_read - MIN(d.bytes_read, d.bytes_read_wasted);
 	const double read_ms = at_limit(read, tokens, drive);
-	const double moved_ms =
-		at_limit(d.bytes_in - MIN(d.bytes_in, wasted), tokens, l->card.in_bytes_s);
+	/* nor what was copied after the processor had computed it */
+	const double moved_ms = limits_link_ms(
+		l, d.bytes_in - MIN(d.bytes_in, wasted + d.bytes_promoted), d.host_bytes, tokens);
 	const double bound = MAX(MAX(j->compute_ms, read_ms), moved_ms);
-	const char *by = bound == read_ms ? "drive" : bound == moved_ms ? "link" : "computing";
+	const char *by = bound == read_ms    ? "drive"
+					 : bound != moved_ms ? "computing"
+					 : l->host.there     ? "link + processor"
+										 : "link";
 	bench_add(j->b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)",
 		name, first, end);
 	add_value(j, name, "%", 100 * (double)d.hit_vram / accesses,
@@ -420,6 +425,12 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 	}
 	add_link(j, name, "read", d.bytes_read, d.disk_busy_ns, tokens, disk_ms);
 	add_link(j, name, "host to card", d.bytes_in, d.in_busy_ns, tokens, in_ms);
+	if (d.host_bytes) {
+		add_value(j, name, "MB/tok", (double)d.host_bytes * 1e-6 / tokens, "by the processor");
+		add_value(j, name, "ms/tok", (double)d.host_ns * 1e-6 / tokens, "by the processor, busy");
+		add_value(j, name, "MB/tok", (double)d.bytes_promoted * 1e-6 / tokens,
+			"of it promoted to the card afterwards");
+	}
 	add_link(j, name, "card to host", d.bytes_out, d.out_busy_ns, tokens, out_ms);
 	add_value(j, name, "ms/tok", ms, "a token");
 	add_value(j, name, "ms/tok", (double)d.wait_ns * 1e-6 / tokens, "waited for experts");
@@ -492,6 +503,10 @@ static void add_start(struct replay *j, const struct common_loading *l, uint64_t
 			"of which caches and the rest of opening");
 	}
 	bench_add_value(b, "start", "s", (double)(first_ns - opened_ns) * s, "of which the prompt");
+	const uint32_t later[] = {COLD, WARM};
+	for (size_t i = 0; i < ARRAY_LEN(later) && later[i] <= j->n; i++)
+		bench_add_value(b, "start", "s", (double)(j->at_ns[later[i] - 1] - b->start_ns) * s,
+			"from the command to token %u", later[i]);
 }
 
 /* ---- all of it ---- */

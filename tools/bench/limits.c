@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Drive, link to the card, memory of the card. */
+/* Drive, link to the card, memory of the card, processor beside the link. */
 #include "tools/bench/limits.h"
 
 #include "src/base/num.h"
+#include "kernels/backend.h"
 #include "src/checkpoint/checkpoint.h"
 #include "tools/options/pocket.h"
 
@@ -35,6 +36,48 @@ int limits_measure_before(
 	return rc;
 }
 
+/* The processor with the experts of this model, while the link is busy. */
+static int measure_processor(struct bench *b, const struct common_opts *c, const char *backend,
+	struct measure_host *out, struct err *e)
+{
+	const struct backend_options options = {.name = backend};
+	struct backend *card = NULL;
+	struct copier *copier = NULL;
+	struct gguf *file = NULL;
+	const char *model = pocket_or(c->model, e);
+	int rc = model ? model_file_open(model, &file, e) : e->code;
+	if (!rc && !(rc = backend_open(&options, &card, e)) && card->ops->copier_open &&
+		!(rc = card->ops->copier_open(card, &copier, e)))
+		rc = measure_host(
+			copier, file, c->threads, MAX(b->seconds, 0.2), MIN(b->repeats, 5), out, e);
+	if (copier)
+		copier->ops->close(copier);
+	if (card)
+		card->ops->close(card);
+	gguf_close(file);
+	return rc;
+}
+
+static void add_processor(struct bench *b, const char *section, const struct measure_host *m)
+{
+	const struct {
+		const struct bench_spread *rate;
+		const char *name;
+	} figures[] = {{&m->alone_bytes_s, "processor, the link at rest"},
+		{&m->host_bytes_s, "processor beside the link"},
+		{&m->link_bytes_s, "link beside the processor"},
+		{&m->both_bytes_s, "link and processor together"}};
+	for (size_t i = 0; i < ARRAY_LEN(figures); i++)
+		bench_add(b, section, "GB/s", bench_scale(*figures[i].rate, 1e-9), 0, NULL, "limit: %s",
+			figures[i].name);
+}
+
+double limits_link_ms(const struct limits *l, uint64_t moved, uint64_t computed, double tokens)
+{
+	const double rate = l->host.there ? l->host.both_bytes_s.median : l->card.in_bytes_s.median;
+	return rate > 0 ? (double)(moved + computed) / tokens / rate * 1e3 : 0;
+}
+
 int limits_measure(struct bench *b, const struct common_opts *c, const char *section,
 	const char *backend, struct limits *l, struct err *e)
 {
@@ -59,5 +102,7 @@ int limits_measure(struct bench *b, const struct common_opts *c, const char *sec
 		b, section, "GB/s", bench_scale(l->card.out_bytes_s, 1e-9), 0, NULL, "limit: card to host");
 	bench_add(b, section, "GB/s", bench_scale(l->card.copy_bytes_s, 1e-9), 0, NULL,
 		"limit: copy on the card");
-	return 0;
+	if (c->cpu_experts && !(rc = measure_processor(b, c, backend, &l->host, e)) && l->host.there)
+		add_processor(b, section, &l->host);
+	return rc;
 }

@@ -6,12 +6,19 @@
 
 #include "tools/bench/measure.h"
 #include "tools/machine/measure_card.h"
+#include "tools/machine/measure_host.h"
 
 struct limits {
 	struct measure_disk disk; /* experts of this model through the reader of these options */
 	bool before;              /* the drive has been measured before the run */
 	struct measure_card card; /* when the backend is one */
+	struct measure_host host; /* ... and the options let the processor compute experts */
 };
+
+/* ms a token of the link: `moved` bytes that had to come to the card and `computed` bytes of
+ * experts that the processor computed meanwhile, in so many tokens. Where it may, the two share
+ * both as they end earliest. 0: there is no link. */
+double limits_link_ms(const struct limits *l, uint64_t moved, uint64_t computed, double tokens);
 
 /* Measures the drive before the run, for limits_measure to put beside what it finds after it: a
  * drive that others share is not the same a minute later. Does nothing when the page cache takes

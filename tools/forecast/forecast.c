@@ -7,11 +7,18 @@
 #include "src/base/num.h"
 #include "src/engine/engine.h"
 #include "stream/extent.h"
+#include "stream/miss_split.h"
 #include "tools/bench/measure.h"
 #include "tools/trace/trace_simulate.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Misses of a layer that are split, at most; an expert's time on the processor, long against what
+ * a copy takes beside its bytes. */
+#define FORECAST_MISSES 64
+#define UNIT_NS         1e9
 
 /* Fits a synthetic trace, which may have other layers than the model: each expert gets the mean
  * slot size of the model. Sets read_share and part. */
@@ -261,12 +268,40 @@ double forecast_card_ms(double compute_ms, double drive_ms, double link_ms, bool
 	return lookahead ? longest + FORECAST_EXPOSED * (sum - longest) : sum;
 }
 
+double forecast_host_part(int n, double chance, double link_bytes_s, double host_bytes_s)
+{
+	const double p = MIN(chance, 1 - 1e-9), link_ns = UNIT_NS * host_bytes_s / link_bytes_s;
+	double alone = 0, split = 0, likely = pow(1 - p, n); /* likely: that k of n are */
+	n = MIN(n, FORECAST_MISSES);
+	for (int k = 0; k <= n; k++) {
+		struct miss m[FORECAST_MISSES];
+		double link = 0, host = 0;
+		for (int i = 0; i < k; i++)
+			m[i] = (struct miss){.host_ns = UNIT_NS, .link_ns = link_ns};
+		miss_split(m, k, 0);
+		for (int i = 0; i < k; i++)
+			if (m[i].on_host)
+				host += UNIT_NS;
+			else
+				link += link_ns;
+		alone += likely * k * link_ns;
+		split += likely * MAX(host, link);
+		likely *= (double)(n - k) / (k + 1) * p / (1 - p);
+	}
+	return alone > 0 ? split / alone : 1;
+}
+
 static void card_times(
 	const struct forecast *f, const struct forecast_machine *m, struct forecast_point *p)
 {
 	p->drive_ms =
 		p->alone.missed * 1e3 / demand_rate(f, m, p->alone.misses / MAX(f->moe_layers, 1.0));
-	p->link_ms = m->copy_bytes_s > 0 ? (p->alone.missed + p->promoted) / m->copy_bytes_s * 1e3 : 0;
+	const double part =
+		m->host_bytes_s > 0 && m->copy_bytes_s > 0
+			? forecast_host_part((int)f->top_k, p->hits[1], m->copy_bytes_s, m->host_bytes_s)
+			: 1;
+	p->link_ms =
+		m->copy_bytes_s > 0 ? (p->alone.missed + p->promoted * part) / m->copy_bytes_s * 1e3 : 0;
 	p->ms = forecast_card_ms(m->compute_ms, p->drive_ms, p->link_ms, p->lookahead);
 }
 

@@ -12,11 +12,14 @@
  *   on a card    with lookahead: the longest of computing, drive and link, and FORECAST_EXPOSED of
  *                the two others; without it the sum of the three. Drive bytes are those of a run
  *                without lookahead, since predicted experts are read only while the drive is idle.
- *                The link carries them and what a run with lookahead promotes.
+ *                The link carries them and what a run with lookahead promotes. Where the
+ *                processor computes experts (--cpu-experts), the misses of a layer that lie in host
+ *                memory are split as a run splits them (stream/miss_split.h), for as many of them
+ *                as chance gives a layer.
  *
  * FORECAST_EXPOSED is fitted to three runs on an H200 whose experts all lay in host memory. For the
  * nine runs of tests/bench/RESULTS.md the model says 12 % less to 17 % more tok/s than were
- * measured (tests/e2e/bench/plan.sh).
+ * measured (tests/e2e/bench/plan.sh). In none of them did the processor compute experts.
  *
  * Order of use: forecast_open, forecast_measure or rates from elsewhere, forecast_run for each
  * setting, forecast_fini.
@@ -37,6 +40,7 @@ struct forecast_machine {
 	double full_bytes_s;  /* always busy */
 	double copy_bytes_s;  /* between the tiers; 0: infinitely fast */
 	double compute_ms;    /* a token, everything cached */
+	double host_bytes_s;  /* on a card: experts that the processor computes beside; 0: none */
 	bool card;            /* computes on a card, with captured graphs and copies beside them */
 	bool direct;          /* the drive was read past the page cache */
 };
@@ -122,6 +126,10 @@ void forecast_times(
 /* Both. */
 int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	struct forecast_point *p, struct err *e);
+
+/* The part of their time on the link that the misses of a layer in host memory take when the
+ * processor computes some: each of the n experts of a layer is one with this chance. */
+double forecast_host_part(int n, double chance, double link_bytes_s, double host_bytes_s);
 
 /* What a step on a card takes of these times of its three parts. */
 double forecast_card_ms(double compute_ms, double drive_ms, double link_ms, bool lookahead);

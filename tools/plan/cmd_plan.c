@@ -24,9 +24,10 @@
 
 struct plan_options {
 	const char *card, *recipe, *trace, *model, *tiers;
-	float vram_gb, ram_gb, disk_gb_s, card_gb_s, pcie_gb_s;
+	float vram_gb, ram_gb, disk_gb_s, card_gb_s, pcie_gb_s, cpu_gb_s;
 	uint32_t context, jobs, sessions;
-	bool vram_given, ram_given, disk_given, card_gb_s_given, pcie_given, measure, jobs_given;
+	bool vram_given, ram_given, disk_given, card_gb_s_given, pcie_given, cpu_given, measure,
+		jobs_given;
 	bool recipe_given, context_given, sessions_given, no_mtp;
 	bool json, table;
 };
@@ -127,7 +128,8 @@ static void print_command(
 			gb((double)m->tier_bytes[1]));
 	else
 		printf("--cache-gb auto --ram-gb auto");
-	printf(" -c %u%s%s\n", p->plan.context, sessions, o->no_mtp ? " --draft off" : "");
+	printf(" -c %u%s%s%s\n", p->plan.context, sessions, o->no_mtp ? " --draft off" : "",
+		m->cpu_gb_s > 0 ? " --cpu-experts auto" : "");
 }
 
 static void print_plan_text(const struct plan_options *o, const struct machine *m, const char *card,
@@ -138,11 +140,14 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 	printf("%s%s on %s: %.1f GB free of its memory, %.0f GB/s; link %.3g GB/s\n",
 		o->model ? "" : "GLM-5.2, recipe ", o->model ? o->model : o->recipe, card,
 		gb((double)m->memory.card_bytes), m->card.memory_gb_s, m->card.link_gb_s);
-	printf("host memory %.1f GB free, drive %.3g GB/s%s\n\n", gb((double)m->memory.host_bytes),
+	printf("host memory %.1f GB free, drive %.3g GB/s%s", gb((double)m->memory.host_bytes),
 		m->drive_gb_s,
 		o->measure      ? " (measured)"
 		: o->disk_given ? ""
 						: " (assumed: --disk-gb-s, or --measure with -m)");
+	if (m->cpu_gb_s > 0)
+		printf(", the processor computes experts at %.3g GB/s", m->cpu_gb_s);
+	printf("\n\n");
 	char sessions[32] = "";
 	if (plan->sessions > 1)
 		snprintf(sessions, sizeof sessions, "%u sessions of ", plan->sessions);
@@ -195,6 +200,7 @@ static void print_plan_json(const struct plan_options *o, const struct machine *
 	json_out_real(j, "card_gb_s", m->card.memory_gb_s);
 	json_out_real(j, "pcie_gb_s", m->card.link_gb_s);
 	json_out_real(j, "disk_gb_s", m->drive_gb_s);
+	json_out_real(j, "cpu_gb_s", m->cpu_gb_s);
 	json_out_uint(j, "context", p->plan.context);
 	json_out_uint(j, "sessions", p->plan.sessions);
 	json_object_set_new(j, "mtp", json_boolean(p->plan.mtp));
@@ -346,6 +352,7 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 	struct forecast f = {0};
 	struct machine_plan p;
 	struct machine m = {.cores = o->jobs,
+		.cpu_gb_s = (double)o->cpu_gb_s,
 		.sessions = o->sessions,
 		.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO},
 		.memory = {
@@ -396,6 +403,11 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		{"pcie-gb-s", 0, ARG_FLOAT, .f32 = &o.pcie_gb_s, .given = &o.pcie_given, .max = 1e6,
 			.above_min = true, .value = "G", .help = "bandwidth from host memory to the card",
 			.fallback = "from the table"},
+		{"cpu-gb-s", 0, ARG_FLOAT, .f32 = &o.cpu_gb_s, .given = &o.cpu_given, .max = 1e6,
+			.value = "G",
+			.help = "weights of experts that the processor computes beside the link, with "
+					"--cpu-experts auto (a run says it; bench ops, limb_expert_ffn)",
+			.fallback = "0, the card computes all"},
 		{"ram-gb", 0, ARG_FLOAT, .f32 = &o.ram_gb, .given = &o.ram_given, .min = 2, .max = 1e6,
 			.value = "G", .help = "host memory as it is sold, in GiB",
 			.fallback = "what is free here"},
@@ -453,7 +465,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	const bool one_machine = o.card || o.vram_given || o.card_gb_s_given || o.pcie_given ||
-							 o.ram_given || o.disk_given || o.measure || o.jobs_given;
+							 o.cpu_given || o.ram_given || o.disk_given || o.measure ||
+							 o.jobs_given;
 	if (o.table && (o.json || one_machine || o.model || o.recipe_given || o.context_given ||
 					   o.tiers || o.sessions_given || o.no_mtp))
 		return err_set(e, ERR_USAGE,

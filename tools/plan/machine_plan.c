@@ -73,6 +73,7 @@ void machine_plan_times(const struct model_headers *model, const struct machine 
 	struct forecast_machine rates =
 		forecast_machine_of(m->drive_gb_s * 1e9, m->card.link_gb_s * 1e9, out->compute_ms);
 	rates.card = true;
+	rates.host_bytes_s = m->cpu_gb_s * 1e9;
 	forecast_times(f, &rates, &out->steady);
 	if (out->cold.window)
 		forecast_times(f, &rates, &out->cold);

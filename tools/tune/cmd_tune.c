@@ -12,6 +12,7 @@
 #include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "src/checkpoint/checkpoint.h"
+#include "src/engine/plan.h"
 #include "tools/commands/commands.h"
 #include "tools/forecast/forecast.h"
 #include "tools/output/interrupt.h"
@@ -40,6 +41,7 @@
 
 struct confirmed {
 	struct forecast_point *point;
+	bool cpu_experts;
 	struct measure_decode best; /* the fastest round */
 };
 
@@ -65,7 +67,7 @@ struct tune {
 	int n_points;
 	uint64_t budgets[BUDGETS_MOST];
 	int n_budgets;
-	struct confirmed tried[2];
+	struct confirmed tried[3]; /* the third: the better of two with --cpu-experts auto */
 	int n_tried;
 	int rounds;
 	const struct confirmed *best;
@@ -94,9 +96,10 @@ static const struct token_ids *longest(const struct tune_facts *f)
 }
 
 static int decode_with(struct tune *t, uint64_t cache, uint64_t ram, const char *policy, int ahead,
-	int repeats, struct measure_decode *out, struct err *e)
+	bool cpu_experts, int repeats, struct measure_decode *out, struct err *e)
 {
 	struct common_opts c = t->common;
+	c.cpu_experts = cpu_experts;
 	const struct token_ids *prompt = longest(&t->facts);
 	enum log_level level = log_level();
 	c.cache_bytes = cache;
@@ -116,11 +119,11 @@ static int decode_with(struct tune *t, uint64_t cache, uint64_t ram, const char 
 static int measure_compute(struct tune *t, struct err *e)
 {
 	struct measure_decode d;
-	int rc = decode_with(t, MEASURE_EVERYTHING, 0, "lru", 0, ROUNDS, &d, e);
+	int rc = decode_with(t, MEASURE_EVERYTHING, 0, "lru", 0, false, ROUNDS, &d, e);
 	if (rc == ERR_MEMORY) {
 		*e = (struct err){0};
 		t->compute_guessed = true;
-		rc = decode_with(t, t->most, t->common.ram_bytes, "lru", 0, ROUNDS, &d, e);
+		rc = decode_with(t, t->most, t->common.ram_bytes, "lru", 0, false, ROUNDS, &d, e);
 	}
 	t->machine.compute_ms = rc ? 0 : t->compute_guessed ? MAX(d.ms.low - d.wait_ms, 0.0) : d.ms.low;
 	return rc;
@@ -248,6 +251,38 @@ static void choose_settings(struct tune *t)
 		t->tried[t->n_tried++].point = second;
 }
 
+/* Runs a setting and keeps its fastest round. */
+static int try_setting(struct tune *t, struct confirmed *x, bool first, struct err *e)
+{
+	const struct forecast_point *p = x->point;
+	struct measure_decode d;
+	int rc = decode_with(
+		t, p->cache_bytes, p->ram_bytes, p->policy, p->lookahead, x->cpu_experts, 1, &d, e);
+	if (!rc && (first || d.ms.low < x->best.ms.low))
+		x->best = d;
+	return rc;
+}
+
+/* Whether the processor should compute experts beside the card: the better setting with it, in as
+ * many rounds. Less than 3 % is not worth its threads. */
+static int try_processor(struct tune *t, struct err *e)
+{
+	if (t->facts.cpu || !t->best->point->ram_bytes)
+		return 0;
+	struct confirmed *x = &t->tried[t->n_tried++];
+	*x = (struct confirmed){.point = t->best->point, .cpu_experts = true};
+	for (int i = 0; i < t->rounds; i++) {
+		int rc = try_setting(t, x, !i, e);
+		if (rc)
+			return rc;
+	}
+	if (x->best.ms.low * EQUAL < t->best->best.ms.low) {
+		t->best = x;
+		t->equal = false;
+	}
+	return 0;
+}
+
 /* Turn by turn, so that a busy machine meets both; the fastest round counts. */
 static int confirm_settings(struct tune *t, struct err *e)
 {
@@ -255,24 +290,18 @@ static int confirm_settings(struct tune *t, struct err *e)
 	for (; t->rounds < ROUNDS || (t->rounds < ROUNDS_MOST && clock_ns() - start < ROUNDS_NS);
 		 t->rounds++)
 		for (int i = 0; i < t->n_tried; i++) {
-			struct confirmed *x = &t->tried[i];
-			const struct forecast_point *p = x->point;
-			struct measure_decode d;
-			int rc =
-				decode_with(t, p->cache_bytes, p->ram_bytes, p->policy, p->lookahead, 1, &d, e);
+			int rc = try_setting(t, &t->tried[i], !t->rounds, e);
 			if (rc)
 				return rc;
-			if (!t->rounds || d.ms.low < x->best.ms.low)
-				x->best = d;
 		}
 	t->best = &t->tried[0];
 	if (t->n_tried < 2)
-		return 0;
+		return try_processor(t, e);
 	const struct confirmed *a = &t->tried[0], *b = &t->tried[1];
 	t->equal = MAX(a->best.ms.low, b->best.ms.low) < EQUAL * MIN(a->best.ms.low, b->best.ms.low);
 	if (t->equal ? effort(b->point) < effort(a->point) : b->best.ms.low < a->best.ms.low)
 		t->best = b;
-	return 0;
+	return try_processor(t, e);
 }
 
 /* The smallest budget that the model calls equal to the largest. */
@@ -292,13 +321,14 @@ static double gb(uint64_t bytes)
 	return (double)bytes / 1e9;
 }
 
-static void flags_text(const struct forecast_point *p, char *out, size_t n)
+static void flags_text(const struct confirmed *x, char *out, size_t n)
 {
+	const struct forecast_point *p = x->point;
 	char ram[40] = "";
 	if (p->ram_bytes)
 		snprintf(ram, sizeof ram, " --ram-gb %.6g", gb(p->ram_bytes));
-	snprintf(out, n, "--cache-gb %.6g%s --policy %s --lookahead %d", gb(p->cache_bytes), ram,
-		p->policy, p->lookahead);
+	snprintf(out, n, "--cache-gb %.6g%s --policy %s --lookahead %d%s", gb(p->cache_bytes), ram,
+		p->policy, p->lookahead, x->cpu_experts ? " --cpu-experts auto" : "");
 }
 
 static void print_machine(const struct tune *t)
@@ -340,7 +370,7 @@ static void print_verdict(struct tune *t)
 	printf("\nmeasured again (fastest of %d runs of %u tokens)\n", t->rounds, t->n_new);
 	for (int i = 0; i < t->n_tried; i++) {
 		const struct confirmed *x = &t->tried[i];
-		flags_text(x->point, flags, sizeof flags);
+		flags_text(x, flags, sizeof flags);
 		printf("  %-62s %8.2f tok/s (modelled %.2f), %.2f ms waited a token\n", flags,
 			1e3 / x->best.ms.low, x->point->tok_s, x->best.wait_ms);
 	}
@@ -353,7 +383,7 @@ static void print_verdict(struct tune *t)
 	const uint64_t less = enough_bytes(t);
 	if (less < t->most)
 		printf("A cache of %.6g GB would do as well within 3 %%, by the model.\n", gb(less));
-	flags_text(t->best->point, flags, sizeof flags);
+	flags_text(t->best, flags, sizeof flags);
 	printf("\nrecommended: %s\n", flags);
 }
 
@@ -395,10 +425,11 @@ static void print_json(struct tune *t)
 	for (int i = 0; i < t->n_tried; i++) {
 		json_t *x = point_json(t->tried[i].point);
 		json_out_real(x, "tok_s", 1e3 / t->tried[i].best.ms.low);
+		json_object_set_new(x, "cpu_experts", json_boolean(t->tried[i].cpu_experts));
 		json_out_real(x, "wait_ms_per_token", t->tried[i].best.wait_ms);
 		json_array_append_new(tried, x);
 	}
-	flags_text(t->best->point, flags, sizeof flags);
+	flags_text(t->best, flags, sizeof flags);
 	json_object_set_new(o, "nothing_to_tune", json_false());
 	json_object_set_new(o, "machine", machine_json(t));
 	json_out_uint(o, "trace_tokens", t->forecast.trace.n_tokens);
@@ -461,6 +492,16 @@ static void say_nothing_to_tune(const struct tune *t, uint64_t everything, bool 
 			gb(everything) / 3);
 }
 
+/* --ram-gb auto as a number: as a run takes it, so that all settings have the same. */
+static void resolve_ram(struct tune *t, const struct loader_plan *plan)
+{
+	if (t->common.ram_bytes != ENGINE_CACHE_AUTO)
+		return;
+	const uint64_t left = mem_available_bytes(), reserve = plan_host_reserve(left),
+				   beside = plan->everything_bytes - MIN(t->most, plan->everything_bytes);
+	t->common.ram_bytes = t->facts.cpu ? 0 : MIN(left - MIN(left, reserve), beside);
+}
+
 static int find_most(struct tune *t, const struct loader_plan *plan, struct err *e)
 {
 	const uint64_t given = t->common.cache_bytes;
@@ -471,6 +512,7 @@ static int find_most(struct tune *t, const struct loader_plan *plan, struct err 
 			"model",
 			given && given != ENGINE_CACHE_AUTO ? "--cache-gb gives" : "memory leaves", gb(t->most),
 			gb(plan->floor_bytes));
+	resolve_ram(t, plan);
 	return 0;
 }
 
@@ -530,7 +572,7 @@ out:
 /* The common options less those that are to be found, with the words of this command. */
 static struct arg_group tune_group(struct tune *t)
 {
-	static const char *const found[] = {"policy", "lookahead", "warm", "cards"};
+	static const char *const found[] = {"policy", "lookahead", "cpu-experts", "warm", "cards"};
 	const struct arg_group all = common_opts_group(&t->common);
 	size_t n = 0;
 	for (size_t i = 0; i < all.n; i++) {
@@ -547,6 +589,8 @@ static struct arg_group tune_group(struct tune *t)
 		} else if (!strcmp(a.name, "cache-gb")) {
 			a.help = "the most that the cache may take";
 			a.fallback = "what memory leaves";
+		} else if (!strcmp(a.name, "ram-gb")) {
+			a.help = "second tier in host memory; auto: what the host has left, none on the CPU";
 		}
 		t->args[n++] = a;
 	}
@@ -570,10 +614,12 @@ int cmd_tune(int argc, char **argv, struct err *e)
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, tune_group(t)};
 	const struct args args = {.command = "glmstream tune",
 		.usage = "-m MODEL [-f PROMPTS] [--trace FILE] [options]",
-		.about = "Measures drive, memory and computing, replays a trace of the model for budgets, "
-				 "policies and lookaheads, models their speeds, runs the two best settings for "
-				 "real, and says which flags to use. Settings that differ by less than 3 % are "
-				 "called equal; then the simpler one is recommended.",
+		.about =
+			"Measures drive, memory and computing, replays a trace of the model for budgets, "
+			"policies and lookaheads, models their speeds, runs the two best settings for "
+			"real, on a card with --ram-gb the better one with --cpu-experts auto too, and says "
+			"which flags to use. Settings that differ by less than 3 % are "
+			"called equal; then the simpler one is recommended.",
 		.example = "glmstream tune -m glm-5.2-q2.gguf -f questions.txt --svg speeds.svg\n"
 				   "glmstream tune -m glm-5.2-q2.gguf --trace run.trace --cache-gb 80 --ram-gb 64",
 		.groups = groups,
@@ -581,8 +627,6 @@ int cmd_tune(int argc, char **argv, struct err *e)
 	int rc = report_parse(&args, argc, argv, e);
 	if (!rc && t->common.cache_given && !t->common.cache_bytes)
 		rc = err_set(e, ERR_USAGE, "--cache-gb 0: nothing can be streamed through nothing");
-	if (!rc && t->common.ram_bytes == ENGINE_CACHE_AUTO)
-		rc = err_set(e, ERR_USAGE, "--ram-gb auto: tune needs a number");
 	if (!rc) {
 		interrupt_catch(false);
 		rc = tune(t, e);

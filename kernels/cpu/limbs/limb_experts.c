@@ -6,8 +6,9 @@
  *   2. gate and up with SwiGLU, into a hidden row for each slot;
  *   3. hidden rows are split into limbs;
  *   4. down.
- * A task of 2 and 4 has TASK_ROWS weight rows of one job and all of its slots, so that weights are
- * read from memory once.
+ * A task of 2 and 4 has weight rows of one job and all of its slots, so that weights are read from
+ * memory once. The rows of a job are as many tasks as there are threads: a thread prefetches the
+ * rows that it multiplies next, and those behind its task would be another's.
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 
@@ -16,7 +17,6 @@
 
 #include <string.h>
 
-#define TASK_ROWS    (2 * LIMB_ROWS)
 #define SPLIT_BLOCKS 4 /* super-blocks of a task that makes limbs */
 #define TYPES_MAX    7 /* of expert_arithmetic_covers */
 
@@ -38,6 +38,7 @@ struct limb_ffn_job {
 	float *hidden;                    /* [slots][n_ff] */
 	struct limb_block *hidden_limbs;  /* [slots][blocks of a hidden row] */
 	int64_t *first_slot;              /* [n_jobs + 1]: the first hidden row of each job */
+	int64_t in_rows, down_rows;       /* of a task, multiples of LIMB_ROWS */
 	int64_t in_tasks, down_tasks;     /* of a job */
 };
 
@@ -98,27 +99,37 @@ static void split_hidden_task(const void *context, int64_t task, int64_t last, i
 	}
 }
 
-/* Weight rows [first, first + n) of a matrix as a task. */
-static struct limb_task weight_task(
-	const struct limb_ffn_job *a, const struct weight *w, int64_t first, int n, float (*out)[16])
+/* Weight rows of a matrix, up to LIMB_ROWS of the rows [begin, end) of a thread's task. */
+struct row_range {
+	int64_t first, begin, end;
+};
+
+static int range_rows(const struct row_range *r)
+{
+	return (int)MIN(r->end - r->first, LIMB_ROWS);
+}
+
+static struct limb_task weight_task(const struct limb_ffn_job *a, const struct weight *w,
+	const struct row_range *r, float (*out)[LIMB_ROWS])
 {
 	return (struct limb_task){.type = w->type,
-		.w = (const uint8_t *)w->data + (size_t)first * w->row_bytes,
+		.w = (const uint8_t *)w->data + (size_t)r->first * w->row_bytes,
 		.row_bytes = w->row_bytes,
-		.n_rows = n,
+		.n_rows = range_rows(r),
 		.n_in = w->n_in,
+		.ahead = r->first + LIMB_ROWS < r->end ? LIMB_ROWS * w->row_bytes : 0,
+		.cold = r->first == r->begin,
 		.split = expert_split(w->type, w->n_in, w->n_out * a->n_used),
 		.out = out};
 }
 
-static void gate_up_rows(
-	const struct limb_ffn_job *a, const struct expert_job *job, int64_t hidden, int64_t first)
+static void gate_up_rows(const struct limb_ffn_job *a, const struct expert_job *job, int64_t hidden,
+	const struct row_range *rows)
 {
 	float gate[LIMB_X][LIMB_ROWS], up[LIMB_X][LIMB_ROWS];
-	int n = (int)MIN(job->gate.n_out - first, LIMB_ROWS);
 	int64_t blocks = limb_x_blocks(a->n_embd);
-	struct limb_task g = weight_task(a, &job->gate, first, n, gate),
-					 u = weight_task(a, &job->up, first, n, up);
+	struct limb_task g = weight_task(a, &job->gate, rows, gate),
+					 u = weight_task(a, &job->up, rows, up);
 	const struct limb_block *g_limbs = limb_x_of(a, g.type)->blocks,
 							*u_limbs = limb_x_of(a, u.type)->blocks;
 	for (int at = 0; at < job->n_token_slots; at += LIMB_X) {
@@ -131,8 +142,8 @@ static void gate_up_rows(
 		a->isa->multiply(&g);
 		a->isa->multiply(&u);
 		for (int i = 0; i < g.n_x; i++)
-			a->b->isa->swiglu(
-				gate[i], up[i], (size_t)n, a->hidden + (hidden + at + i) * a->n_ff + first);
+			a->b->isa->swiglu(gate[i], up[i], (size_t)g.n_rows,
+				a->hidden + (hidden + at + i) * a->n_ff + rows->first);
 	}
 }
 
@@ -141,27 +152,26 @@ static void gate_up_task(const void *context, int64_t task, int64_t last, int th
 	const struct limb_ffn_job *a = context;
 	(void)thread;
 	for (; task < last; task++) {
-		int64_t j = task / a->in_tasks, first = task % a->in_tasks * TASK_ROWS,
-				end = MIN(first + TASK_ROWS, a->jobs[j].gate.n_out);
-		for (; first < end; first += LIMB_ROWS)
-			gate_up_rows(a, &a->jobs[j], a->first_slot[j], first);
+		int64_t j = task / a->in_tasks, begin = task % a->in_tasks * a->in_rows;
+		struct row_range r = {begin, begin, MIN(begin + a->in_rows, a->n_ff)};
+		for (; r.first < r.end; r.first += LIMB_ROWS)
+			gate_up_rows(a, &a->jobs[j], a->first_slot[j], &r);
 	}
 }
 
-static void down_rows(
-	const struct limb_ffn_job *a, const struct expert_job *job, int64_t hidden, int64_t first)
+static void down_rows(const struct limb_ffn_job *a, const struct expert_job *job, int64_t hidden,
+	const struct row_range *rows)
 {
 	float y[LIMB_X][LIMB_ROWS];
-	int n = (int)MIN(job->down.n_out - first, LIMB_ROWS);
-	struct limb_task d = weight_task(a, &job->down, first, n, y);
+	struct limb_task d = weight_task(a, &job->down, rows, y);
 	for (int at = 0; at < job->n_token_slots; at += LIMB_X) {
 		d.n_x = MIN(job->n_token_slots - at, LIMB_X);
 		for (int i = 0; i < d.n_x; i++)
 			d.x[i] = a->hidden_limbs + (hidden + at + i) * limb_x_blocks(a->n_ff);
 		a->isa->multiply(&d);
 		for (int i = 0; i < d.n_x; i++)
-			memcpy(a->out + job->token_slots[at + i] * job->down.n_out + first, y[i],
-				(size_t)n * sizeof(float));
+			memcpy(a->out + job->token_slots[at + i] * job->down.n_out + rows->first, y[i],
+				(size_t)d.n_rows * sizeof(float));
 	}
 }
 
@@ -170,10 +180,10 @@ static void down_task(const void *context, int64_t task, int64_t last, int threa
 	const struct limb_ffn_job *a = context;
 	(void)thread;
 	for (; task < last; task++) {
-		int64_t j = task / a->down_tasks, first = task % a->down_tasks * TASK_ROWS,
-				end = MIN(first + TASK_ROWS, a->jobs[j].down.n_out);
-		for (; first < end; first += LIMB_ROWS)
-			down_rows(a, &a->jobs[j], a->first_slot[j], first);
+		int64_t j = task / a->down_tasks, begin = task % a->down_tasks * a->down_rows;
+		struct row_range r = {begin, begin, MIN(begin + a->down_rows, a->n_embd)};
+		for (; r.first < r.end; r.first += LIMB_ROWS)
+			down_rows(a, &a->jobs[j], a->first_slot[j], &r);
 	}
 }
 
@@ -183,6 +193,13 @@ static void add_type(struct limb_ffn_job *a, enum dtype type)
 {
 	if (!limb_x_of(a, type))
 		a->x_limbs[a->n_types++].type = type;
+}
+
+/* Rows of a task, so that each thread gets one of n rows. */
+static int64_t task_rows(int64_t n, int threads)
+{
+	const int64_t groups = (n + LIMB_ROWS - 1) / LIMB_ROWS;
+	return LIMB_ROWS * ((groups + threads - 1) / threads);
 }
 
 /* Lays out the scratch memory; false: there is none, the failure is kept. */
@@ -233,10 +250,12 @@ void limb_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	a.first_slot[0] = 0;
 	for (int j = 0; j < n_jobs; j++)
 		a.first_slot[j + 1] = a.first_slot[j] + jobs[j].n_token_slots;
-	a.in_tasks = (a.n_ff + TASK_ROWS - 1) / TASK_ROWS;
-	a.down_tasks = (a.n_embd + TASK_ROWS - 1) / TASK_ROWS;
 	double macs = (double)a.n_embd * (double)a.n_ff * (double)a.n_slots;
 	int threads = cpu_threads_for(b, 3 * macs);
+	a.in_rows = task_rows(a.n_ff, threads);
+	a.down_rows = task_rows(a.n_embd, threads);
+	a.in_tasks = (a.n_ff + a.in_rows - 1) / a.in_rows;
+	a.down_tasks = (a.n_embd + a.down_rows - 1) / a.down_rows;
 	const struct {
 		int64_t n_tasks;
 		cpu_task_fn *fn;

@@ -41,16 +41,23 @@ static void super_block_sums(
 	const struct limb_task *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s);
 
 /* Weight rows are read once, but the hardware prefetcher sees LIMB_ROWS streams and restarts at
- * every page. So for each super-block multiplied, the one PREFETCH_ROWS rows further on, which is
- * of the next task, is prefetched. */
-#define PREFETCH_ROWS LIMB_ROWS
+ * every page. So for each super-block multiplied, that of the row that comes next is prefetched; in
+ * rows that nobody has prefetched, one a little further on in the row too. */
+#define PREFETCH_BLOCKS 6
 
 /* An address as a number: past the end of the matrix, no pointer may be formed. */
+ALWAYS_INLINE void prefetch_lines(uintptr_t at, int bytes)
+{
+	for (int i = 0; i < bytes; i += 64)
+		_mm_prefetch((const char *)(at + (uintptr_t)i), _MM_HINT_T0);
+}
+
 ALWAYS_INLINE void prefetch_super_block(const struct limb_task *t, const uint8_t *p, int bytes)
 {
-	uintptr_t next = (uintptr_t)p + PREFETCH_ROWS * t->row_bytes;
-	for (int i = 0; i < bytes; i += 64)
-		_mm_prefetch((const char *)(next + (uintptr_t)i), _MM_HINT_T0);
+	if (t->ahead)
+		prefetch_lines((uintptr_t)p + t->ahead, bytes);
+	if (t->cold)
+		prefetch_lines((uintptr_t)p + (uintptr_t)(PREFETCH_BLOCKS * bytes), bytes);
 }
 
 ALWAYS_INLINE void halves_to_floats(const uint16_t *half, float *out)

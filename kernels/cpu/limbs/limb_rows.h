@@ -75,7 +75,11 @@ struct limb_task {
 	size_t row_bytes;
 	int n_rows, n_x;
 	int64_t n_in;
-	int split;                          /* expert_split */
+	int split; /* expert_split */
+	/* Hints for reading w from memory. ahead: bytes from a row to the one that the thread
+	 * multiplies LIMB_ROWS rows later; 0: there is none. cold: nobody has prefetched these rows. */
+	size_t ahead;
+	bool cold;
 	const struct limb_block *x[LIMB_X]; /* split with the same type and n_in */
 	float (*out)[LIMB_ROWS];
 };

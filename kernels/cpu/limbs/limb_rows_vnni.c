@@ -363,9 +363,9 @@ static __attribute__((noinline)) void q6_k_sums(
  * planes into a byte per weight; that byte indexes a table of weight + 64.
  *
  * The magnitudes 8, 25 and 43 are the bits (second, first) = 00, 01, 10 of the two planes. A word
- * of xxs_planes and xs_planes has the first plane in its low byte, the second in its high one; 64
- * words are two registers, one look-up of vpermi2w. Register z has octet z of each of the eight
- * groups of 32 weights.
+ * of planes has the first plane in its low byte, the second in its high one. IQ2_XS finds 64 words
+ * in two registers, one look-up of vpermi2w; IQ2_XXS, with half as many grid rows, a byte of each
+ * plane by vpermb. Register z has octet z of each of the eight groups of 32 weights.
  *
  * vgf2p8affineqb with the planes as its matrix and the bytes 1, 2, 4 .. 128 as its vectors
  * transposes bits: byte b of a group gets bit b of each of eight bytes. Those are, for a group's
@@ -378,8 +378,9 @@ static __attribute__((noinline)) void q6_k_sums(
  * vpermb looks at bits 0 to 5, so these bits find octets 1 and 3 in a table, and shifted by two
  * octets 0 and 2. */
 
-static uint16_t xxs_planes[256], xs_planes[512];
-static uint8_t octets_01[64], octets_23[64]; /* result bits -> weight + 64 */
+static uint8_t xxs_first[256], xxs_second[256]; /* the two planes of IQ2_XXS */
+static uint16_t xs_planes[512];                 /* both of IQ2_XS */
+static uint8_t octets_01[64], octets_23[64];    /* result bits -> weight + 64 */
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
 static uint16_t planes_of(uint64_t row)
@@ -400,8 +401,11 @@ static uint8_t weight_plus_64(int first_plane, int second_plane, int sign)
 
 static void tables_fill(void)
 {
-	for (int i = 0; i < 256; i++)
-		xxs_planes[i] = planes_of(iq2xxs_grid[i]);
+	for (int i = 0; i < 256; i++) {
+		const unsigned planes = planes_of(iq2xxs_grid[i]);
+		xxs_first[i] = (uint8_t)planes;
+		xxs_second[i] = (uint8_t)(planes >> 8);
+	}
 	for (int i = 0; i < 512; i++)
 		xs_planes[i] = planes_of(iq2xs_grid[i]);
 	for (int i = 0; i < 64; i++) {
@@ -451,39 +455,116 @@ ALWAYS_INLINE __mmask32 words_with_bit(__m512i words, int bit)
 	return _mm512_test_epi16_mask(words, _mm512_set1_epi16((short)(1 << bit)));
 }
 
+/* A plane of 64 octets, by the numbers of their grid rows. sixth: the bytes that have bit 6. */
+ALWAYS_INLINE __m512i look_up_plane(
+	const uint8_t table[256], __m512i index, __mmask64 sixth, __mmask64 seventh)
+{
+	__m512i low = _mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(index, load_512(table)),
+				sixth, index, load_512(table + 64)),
+			high =
+				_mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(index, load_512(table + 128)),
+					sixth, index, load_512(table + 192));
+	return _mm512_mask_mov_epi8(low, seventh, high);
+}
+
+/* The planes of two weight rows, whose grid numbers are the low dwords of their groups: together
+ * they fill a register, so that one look-up serves both. */
+ALWAYS_INLINE void xxs_planes_of(__m512i a, __m512i b, __m512i planes[2])
+{
+	/* the low dwords of b go beside those of a */
+	const __m512i index = _mm512_mask_shuffle_epi32(a, (__mmask16)0xaaaa, b, (_MM_PERM_ENUM)0x80);
+	const __mmask64 sixth = _mm512_test_epi8_mask(index, _mm512_set1_epi8(0x40)),
+					seventh = _mm512_test_epi8_mask(index, _mm512_set1_epi8((char)0x80));
+	const __m512i first = look_up_plane(xxs_first, index, sixth, seventh),
+				  second = look_up_plane(xxs_second, index, sixth, seventh);
+	/* even and odd groups of both rows; then rows */
+	const __m512i even = _mm512_unpacklo_epi8(first, second),
+				  odd = _mm512_unpackhi_epi8(first, second);
+	planes[0] = _mm512_unpacklo_epi64(even, odd);
+	planes[1] = _mm512_unpackhi_epi64(even, odd);
+}
+
+/* Row r of a task: q has its signs. The sums are not scaled yet. */
+ALWAYS_INLINE void iq2_xxs_row(const struct limb_task *t, int64_t block, int r, __m512i q,
+	__m512i planes, products whole[LIMB_X])
+{
+	/* where the sign indices of octets 2, 3, 0, 1 begin in a group's 64 bits */
+	const __m512i sign_bits = _mm512_set1_epi64(0x002700200035002e);
+	__m512i w[4];
+	codebook_weights(planes, _mm512_multishift_epi64_epi8(sign_bits, q), w);
+	for (int i = 0; i < t->n_x; i++) {
+		const struct limb_block *x = t->x[i] + block;
+		UNROLLED_FOR (k, EXPERT_LIMBS) {
+			__m512i sum = _mm512_load_si512(x->start[0][k]);
+			UNROLLED_FOR (z, 4)
+				sum = _mm512_dpbusd_epi32(sum, w[z], limbs_at(x, k, z));
+			whole[i][k][r] = sum;
+		}
+	}
+}
+
+/* Dwords 0 and 2 of each quarter of a, then of b; dwords 1 and 3 */
+ALWAYS_INLINE __m512i even_dwords(__m512i a, __m512i b)
+{
+	return _mm512_castps_si512(
+		_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0x88));
+}
+
+ALWAYS_INLINE __m512i odd_dwords(__m512i a, __m512i b)
+{
+	return _mm512_castps_si512(
+		_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0xdd));
+}
+
+/* As add_dwords_of_rows, of groups that are scaled: scale[r] has those of the groups of rows 2 r
+ * and 2 r + 1 in the order in which even_dwords puts them. A group is two dwords: they are added
+ * first, so that one product scales the groups of two rows. */
+ALWAYS_INLINE void add_groups_of_rows(
+	const __m512i *v, const __m512i scale[LIMB_ROWS / 2], int32_t out[LIMB_ROWS])
+{
+	__m512i q[4];
+	UNROLLED_FOR (i, 4) {
+		__m512i pair[2];
+		UNROLLED_FOR (h, 2) {
+			const __m512i *p = v + 4 * i + 2 * h;
+			pair[h] = _mm512_mullo_epi32(
+				_mm512_add_epi32(even_dwords(p[0], p[1]), odd_dwords(p[0], p[1])),
+				scale[2 * i + h]);
+		}
+		q[i] = _mm512_add_epi32(even_dwords(pair[0], pair[1]), odd_dwords(pair[0], pair[1]));
+	}
+	_mm512_store_si512(out, add_pairs_of_quarters(add_pairs_of_quarters(q[0], q[1]),
+								add_pairs_of_quarters(q[2], q[3])));
+}
+
 static __attribute__((noinline)) void iq2_xxs_sums(
 	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
 	products whole[LIMB_X];
-	const __m512i index_words =
-		_mm512_set4_epi32((int)0x800b800a, (int)0x80098008, (int)0x80038002, (int)0x80018000);
-	/* where the sign indices of octets 2, 3, 0, 1 begin in a group's 64 bits */
-	const __m512i sign_bits = _mm512_set1_epi64(0x002700200035002e);
-	for (int r = 0; r < t->n_rows; r++, p += t->row_bytes) {
+	__m512i scale[LIMB_ROWS / 2];
+	for (int r = 0; r < t->n_rows; r += 2, p += 2 * t->row_bytes) {
+		const uint8_t *pair = r + 1 < t->n_rows ? p + t->row_bytes : p;
 		prefetch_super_block(t, p, 66);
-		__m512i q = load_512(p + 2);
-		__asm__("" : "+v"(q)); /* one load: GCC would repeat it, and it straddles a cache line */
-		__m512i index = _mm512_shuffle_epi8(q, index_words), w[4];
-		codebook_weights(
-			look_up_256(xxs_planes, index, words_with_bit(index, 6), words_with_bit(index, 7)),
-			_mm512_multishift_epi64_epi8(sign_bits, q), w);
-		/* 2 n + 1 for both dwords of a group */
-		__m512i scale =
-			_mm512_or_si512(_mm512_shuffle_epi32(_mm512_srli_epi64(q, 59), (_MM_PERM_ENUM)0xa0),
-				_mm512_set1_epi32(1));
+		prefetch_super_block(t, pair, 66);
+		__m512i q[2] = {load_512(p + 2), load_512(pair + 2)}, planes[2];
+		/* one load each: GCC would repeat it, and it straddles a cache line */
+		__asm__("" : "+v"(q[0]), "+v"(q[1]));
+		xxs_planes_of(q[0], q[1], planes);
 		s->unit[0][r] = load_u16(p);
-		for (int i = 0; i < t->n_x; i++) {
-			const struct limb_block *x = t->x[i] + block;
-			UNROLLED_FOR (k, EXPERT_LIMBS) {
-				__m512i sum = _mm512_load_si512(x->start[0][k]);
-				UNROLLED_FOR (z, 4)
-					sum = _mm512_dpbusd_epi32(sum, w[z], limbs_at(x, k, z));
-				whole[i][k][r] = _mm512_mullo_epi32(sum, scale);
-			}
-		}
+		s->unit[0][r + 1] = load_u16(pair);
+		/* 2 n + 1 of each group */
+		scale[r / 2] =
+			_mm512_or_si512(even_dwords(_mm512_srli_epi64(q[0], 59), _mm512_srli_epi64(q[1], 59)),
+				_mm512_set1_epi32(1));
+		iq2_xxs_row(t, block, r, q[0], planes[0], whole);
+		iq2_xxs_row(t, block, r + 1, q[1], planes[1], whole);
 	}
 	clear_missing_rows(t, whole);
-	add_products(t, whole, s);
+	for (int r = (t->n_rows + 1) / 2; r < LIMB_ROWS / 2; r++)
+		scale[r] = _mm512_setzero_si512();
+	for (int i = 0; i < t->n_x; i++)
+		for (int k = 0; k < EXPERT_LIMBS; k++)
+			add_groups_of_rows(whole[i][k], scale, s->whole[0][i][k]);
 }
 
 /* Byte g of a block's scales for both dwords of group g */

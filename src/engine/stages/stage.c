@@ -12,6 +12,7 @@
 #include "src/engine/stages/plan_stages.h"
 #include "src/engine/stages/stage_cuts.h"
 #include "src/forward/observe.h"
+#include "stream/link_time.h"
 #include "stream/loader/loader.h"
 #include "stream/source_mmap.h"
 
@@ -244,16 +245,39 @@ static const char *no_host_experts(const struct stage *s)
 	return "their types are not among those that it computes with the card's bits";
 }
 
+/* 0: unknown. A copier that a test gives is the loader's. */
+static double link_rate(const struct stage *s, const struct engine_options *o)
+{
+	struct copier *copier;
+	double bytes_s = 0;
+	struct err e;
+	if (o->copier || !s->backend->ops->copier_open ||
+		s->backend->ops->copier_open(s->backend, &copier, &e))
+		return 0;
+	if (link_time(copier, &bytes_s, &e))
+		log_verbose("the link to the card was not timed: %s", e.text);
+	copier->ops->close(copier);
+	return bytes_s;
+}
+
 static int open_host_experts(struct stage *s, const struct engine_options *o, struct err *e)
 {
+	struct host_experts *h;
 	const char *why = o->ranks || o->n_cards > 1 ? "there are several stages" : no_host_experts(s);
 	if (why) {
 		log_info("experts on the processor: none, %s", why);
 		return 0;
 	}
-	int rc = host_experts_open(&s->config, s->backend, o->threads, s->plan.chunk, &s->host, e);
-	s->model.host = s->host;
-	return rc;
+	int rc = host_experts_open(&s->config, s->backend, o->threads, s->plan.chunk, &h, e);
+	if (rc)
+		return rc;
+	rc = moe_host_prepare(&s->model, h, link_rate(s, o), e);
+	if (rc || !host_experts_any(h)) {
+		host_experts_close(h);
+		return rc;
+	}
+	s->model.host = s->host = h;
+	return 0;
 }
 
 int stage_start(struct stage *s, const struct engine_options *o, bool is_last, struct err *e)

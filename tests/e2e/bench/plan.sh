@@ -70,6 +70,23 @@ error_is_one_sentence 4 'caches of 65536 tokens'
 run plan --sessions 65 --vram-gb 24
 error_is_one_sentence 2 'sessions'
 
+# experts that the processor computes make the link's part shorter, and change nothing else
+run plan --vram-gb 16 --ram-gb 256 -c 8192 --disk-gb-s 7 --json
+exits 0
+cp "$work/out" "$work/one"
+run plan --vram-gb 16 --ram-gb 256 -c 8192 --disk-gb-s 7 --cpu-gb-s 50 --json
+exits 0
+check "the processor helps" compared 'o["tok_s"] > 1.2 * p["tok_s"] and o["cpu_gb_s"] == 50 and o["hit_rate"] == p["hit_rate"]'
+run plan --vram-gb 16 --ram-gb 256 -c 8192 --disk-gb-s 7 --cpu-gb-s 0.1 --json
+exits 0
+check "a slow one does not, and does no harm" compared 'abs(o["tok_s"] - p["tok_s"]) < 0.01 * p["tok_s"]'
+run plan --vram-gb 16 --ram-gb 256 -c 8192 --cpu-gb-s 50
+exits 0
+says 'the processor computes experts at 50 GB/s'
+says '--cache-gb auto --ram-gb auto -c 8192 --cpu-experts auto'
+run plan --table --cpu-gb-s 50
+error_is_one_sentence 2 'table.*only --trace'
+
 # a file in place of a recipe, with a trace of its own
 head -n 4 tests/data/pocket_ids.txt >"$work/ids"
 run dump-logits -q -m "$POCKET" --ids "$work/ids" --chunk 1 --trace "$work/trace" -o "$work/x.f32"

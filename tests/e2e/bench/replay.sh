@@ -44,7 +44,9 @@ check "hits and misses are all" figures 'abs(named("cold start: experts in tier 
 check "a cold cache misses" figures 'named("cold start: experts missed") > 1 and named("cold start: read") > 0 and named("cold start: read, busy") > 0'
 check "both intervals" figures 'named("cold start (tokens 0 to 64)") > 0 and named("steady state (tokens 75 to 100)") > 0'
 check "computing alone misses nothing" figures 'named("computing alone (all hits") > 0 and len([k for k in f if "all the same" in k]) == 0'
-check "start-up adds up" figures 'abs(sum(f[k] for k in f if k.startswith("of which")) - named("from the command")) < 0.01'
+check "start-up adds up" figures 'abs(sum(f[k] for k in f if k.startswith("of which")) - named("from the command to the first")) < 0.01'
+check "token 64 comes after the first, and nothing is said of token 512" figures \
+	'named("from the command to token 64") > named("from the command to the first") and "from the command to token 512" not in f'
 run $bench --cache-gb 0.006 --routing $trace -n 100
 check "on paper too" grep -q "^routing replayed from $trace: not the choice of this model" "$work/out"
 
@@ -95,7 +97,8 @@ check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and s
 # 20 ms: the 200 tokens of the steady state take that long on any machine.
 run ${bench% --no-direct} -v --seconds 0.0005 --cache-gb 0.006 --routing $trace -n 800 -c 1024 --json
 exits 0
-check "all tokens count" figures 'named("steady state (tokens 600 to 800)") > 0'
+check "all tokens count" figures 'named("steady state (tokens 600 to 800)") > 0 and
+	named("from the command to token 512") > named("from the command to token 64")'
 if grep -q "^reader: .*O_DIRECT in" "$work/err"; then
 	check "the drive's bandwidth during the run" figures 'named("steady state: limit: drive") > 0 and
 		all(v > 0 for k, v in f.items() if "limit: drive" in k)'

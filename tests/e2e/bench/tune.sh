@@ -72,6 +72,12 @@ run tune -m "$POCKET" -n 16 --cache-gb 0.004
 exits 0
 check "a trace of our own making is temporary" [ -z "$(find "$work" -name 'glmstream-tune-*')" ]
 check "two settings are measured" [ "$(grep -c 'tok/s (modelled ' "$work/out")" = 2 ]
+run tune -m "$POCKET" --trace "$work/t" -n 8 --cache-gb 0.004 --ram-gb auto --json
+exits 0
+check "--ram-gb auto is what a run takes: nothing on the CPU" grep -qE '"recommended": "--cache-gb 0.004 --policy [a-z]+ --lookahead [0-3]"' "$work/out"
+check "without a card the processor is not tried beside one" [ "$(grep -o '"cpu_experts": false' "$work/out" | wc -l)" = 2 ]
+run tune -m "$POCKET" --cpu-experts auto
+error_is_one_sentence 2 'cpu-experts'
 
 # the disk is full in the middle of the recording
 (

@@ -194,6 +194,9 @@ check "before the line of JSON" last_line_is_json "$work/err" stop
 check "there is a logits hash" [ -n "$want_hash" ]
 run -p "Define river." -n 1 --cache-gb 1 --ram-gb 1 --backend cpu
 check "budgets above what the experts need are capped, and it is said" [ "$(grep -c 'capped to that' "$work/err")" = 2 ]
+run -p "Define river." --temp 0 --think off -n 2 --cache-gb 0.007 --ram-gb 0.004 --backend cpu --cpu-experts auto
+exits 0
+check "--cpu-experts without a card says so" grep -q '^experts on the processor: none, there is no card$' "$work/err"
 twice=$(awk -v gb="$smallest" 'BEGIN { print 2 * gb }')
 for how in "--cache-gb $smallest" "--cache-gb $twice --lookahead 0" "--cache-gb $twice --ram-gb $twice" "--io threads" \
 	"--io threads --no-direct --cache-gb $twice" "--policy sieve --cache-gb $twice" "--policy lfu --cache-gb $twice" \
