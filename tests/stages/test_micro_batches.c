@@ -2,7 +2,8 @@
 /*
  * Micro-batches in flight through several stages: each row has the bits of a step of its own on one
  * stage, whatever is in flight with it, ends, is cancelled or fails meanwhile. Stages compute at
- * the same time. All stages are on card 0 of the CPU backend, or of the one that GLM_BACKEND names.
+ * the same time. All stages are on card 0 of the CPU backend, or of the one that GLM_BACKEND names;
+ * GLM_CARDS names other cards, stage by stage.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -29,7 +30,6 @@
 
 static int32_t ids[ANSWERS + N_PROMPT + STEPS]; /* answer i has those from i on */
 static uint64_t want[ANSWERS][STEPS];           /* hashes behind each step */
-static const uint32_t cards[3];                 /* all of them card 0 */
 static const uint32_t two[] = {4}, three[] = {1, 5};
 
 static struct engine_options stage_options(uint32_t n, const uint32_t *cuts)
@@ -40,7 +40,7 @@ static struct engine_options stage_options(uint32_t n, const uint32_t *cuts)
 		.context = 64,
 		.sessions = ANSWERS,
 		.chunk = 96,
-		.cards = cards,
+		.cards = stage_cards(n),
 		.n_cards = n,
 		.cuts = cuts};
 }
