@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to kernels/cuda/runtime: the state that fence.cu, graph.cu and profile.cu share. */
+/* Private to kernels/cuda/runtime: the state of fence.cu, graph.cu, profile.cu and
+ * hand_over.cu. */
 #ifndef GLM_KERNELS_CUDA_TIMELINE_CUH
 #define GLM_KERNELS_CUDA_TIMELINE_CUH
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 #include "kernels/cuda/runtime/signals.cuh"
+
+#define CUDA_PEERS 64 /* cards whose access to each other is known */
+
+enum peer_access { PEER_UNKNOWN, PEER_ACCESS, PEER_NO_ACCESS };
 
 /* A captured segment: an entry of the hash table by key. */
 struct cuda_segment {
@@ -27,6 +32,10 @@ struct cuda_timeline {
 	int n_segments;
 	struct cuda_segment *capturing; /* NULL: none */
 	uint64_t capture_fence, capture_began_ns;
+
+	/* Hand-overs (hand_over.cu) */
+	cudaEvent_t handed;              /* of this backend's stream, at the latest one */
+	uint8_t peer_access[CUDA_PEERS]; /* enum peer_access: of this card to the others' memory */
 
 	/* Profiling (profile.cu) */
 	struct cuda_profile *profile; /* device */

@@ -4,6 +4,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/ranks/rank_protocol.h"
+#include "src/forward/moe.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -80,13 +81,14 @@ static int receive_message(
 	return 0;
 }
 
-int rank_link_receive_rows(struct stage_link *base, const struct model_config *c, uint32_t n,
+int rank_link_receive_rows(struct stage_link *base, const struct model *to, uint32_t n,
 	struct stage_rows *out, struct err *e)
 {
 	struct rank_link *l = (struct rank_link *)base;
+	const struct model_config *c = &to->config;
 	const struct rank_message m = message_layout(l, c, n);
 	int rc = receive_message(l, &m, n, e);
-	if (rc)
+	if (rc || (rc = stage_rows_reserve(out, c, to->backend, MAX(n, ANSWER_ROWS), e)))
 		return rc;
 	memcpy(out->x, l->message + m.x, m.x_bytes);
 	if (l->shared) {

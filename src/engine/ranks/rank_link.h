@@ -12,8 +12,8 @@
 int rank_link_open(struct ranks *r, uint32_t other, const struct model_config *c, uint32_t layer,
 	uint32_t max_rows, struct stage_link **out, struct err *e);
 
-/* As `receive` of the link, but into host memory for at least n rows. c: of the later stage. */
-int rank_link_receive_rows(struct stage_link *l, const struct model_config *c, uint32_t n,
+/* As `receive` of the link, but into host memory, which is reserved for them. */
+int rank_link_receive_rows(struct stage_link *l, const struct model *to, uint32_t n,
 	struct stage_rows *out, struct err *e);
 
 /* Did an error come in place of the rows of the last step? NULL: no. */
