@@ -249,6 +249,7 @@ static int cuda_wait(struct backend *b, struct err *e)
 	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
 	if (rc != cudaSuccess)
 		cuda_device_fault(cuda_of(b), rc);
+	cuda_check_aborted(cuda_of(b));
 	cuda_profile_drained(cuda_of(b));
 	if (b->failure.code && e)
 		*e = b->failure;

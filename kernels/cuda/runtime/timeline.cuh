@@ -37,6 +37,10 @@ struct cuda_timeline {
 	cudaEvent_t handed;              /* of this backend's stream, at the latest one */
 	uint8_t peer_access[CUDA_PEERS]; /* enum peer_access: of this card to the others' memory */
 
+	/* Why what the device computes is void, to be read atomically; NULL: it is not. Another thread
+	 * sets it (gpu_nccl.cu); waits of the host make it the failure. */
+	const char *aborted;
+
 	/* Profiling (profile.cu) */
 	struct cuda_profile *profile; /* device */
 	unsigned long long *ring;     /* device [PROFILE_EVENTS]; NULL until `measure` is first on */
@@ -50,6 +54,9 @@ struct cuda_timeline {
 /* graph.cu */
 cudaError_t cuda_timeline_open(struct cuda_backend *b);
 void cuda_timeline_close(struct cuda_backend *b);
+
+/* fence.cu: keeps the failure if `aborted` is set. After each wait of the host. */
+void cuda_check_aborted(struct cuda_backend *b);
 
 /* profile.cu */
 /* Kernels that are in the stream end an interval and begin one of this kind. */
