@@ -158,8 +158,8 @@ static int notice(struct ranks *r, struct err *e)
 		return err_set(e, ERR_INPUT, "it had to go");
 	for (int i = 0; i < 500 && !atomic_load(&calls); i++)
 		sleep_ms(10);
-	sleep_ms(400); /* it is told once */
-	fprintf(stderr, "told %d times\n", atomic_load(&calls));
+	sleep_ms(400); /* it is called once */
+	fprintf(stderr, "called %d times\n", atomic_load(&calls));
 	return ranks_check(r, e);
 }
 
@@ -395,7 +395,7 @@ static void test_rank_that_leaves_is_named(void **state)
 	expect_said("has ended: it had to go");
 	assert_int_not_equal(run_ranks("notice", 2), 0);
 	expect_said("noticed: rank 1 (");
-	expect_said("told 1 times");
+	expect_said("called 1 times");
 	assert_int_equal(run_ranks("end_early", 2), 1);
 	expect_said("has ended before this rank");
 	assert_int_equal(run_ranks("long_message", 2), 1);

@@ -115,16 +115,16 @@ static void test_order(void **state)
 	(void)state;
 	enum { ROUNDS = 60, ROW = 24576, SLOW = 1 << 22 };
 	struct backend *a = side[0], *b = side[1];
-	uint8_t *row = memory_of(a, ROW), *landed = memory_of(b, ROW);
+	uint8_t *row = memory_of(a, ROW), *taken = memory_of(b, ROW);
 	uint8_t *kept = memory_of(b, (size_t)ROUNDS * ROW), *slow = memory_of(b, 2 * (size_t)SLOW);
 	uint8_t *host = NEW_ARRAY(uint8_t, (size_t)ROUNDS * ROW);
 	for (int round = 0; round < ROUNDS; round++) {
 		memset(host, round + 1, ROW);
 		a->ops->upload(a, row, host, ROW);
-		backend_hand_over(a, b, &(struct handed_part){landed, row, ROW}, 1);
+		backend_hand_over(a, b, &(struct handed_part){taken, row, ROW}, 1);
 		for (int i = 0; i < 8; i++)
 			b->ops->copy(b, slow, slow + SLOW, SLOW);
-		b->ops->copy(b, kept + (size_t)round * ROW, landed, ROW);
+		b->ops->copy(b, kept + (size_t)round * ROW, taken, ROW);
 	}
 	read_back(b, host, kept, (size_t)ROUNDS * ROW);
 	for (int round = 0; round < ROUNDS; round++)
@@ -133,7 +133,7 @@ static void test_order(void **state)
 				fail_msg("round %d has a byte of round %d", round,
 					host[(size_t)round * ROW + (size_t)i] - 1);
 	a->ops->free(a, MEM_DEVICE, row, ROW);
-	b->ops->free(b, MEM_DEVICE, landed, ROW);
+	b->ops->free(b, MEM_DEVICE, taken, ROW);
 	b->ops->free(b, MEM_DEVICE, kept, (size_t)ROUNDS * ROW);
 	b->ops->free(b, MEM_DEVICE, slow, 2 * (size_t)SLOW);
 	free(host);

@@ -210,7 +210,7 @@ static int exchange_offers(struct rank_link *l, bool sends, struct err *e)
 	return rc;
 }
 
-static void refuse(struct rank_link *l, const char *why)
+static void decline_nccl(struct rank_link *l, const char *why)
 {
 	snprintf(l->mine.why_not, sizeof l->mine.why_not, "%s", why);
 }
@@ -223,17 +223,17 @@ static int agree_on_carrier(struct rank_link *l, bool sends, struct err *e)
 	const char *missing = nccl_missing(l->backend);
 	memcpy(l->mine.uuid, l->backend->uuid, sizeof l->mine.uuid);
 	if (missing)
-		refuse(l, missing);
+		decline_nccl(l, missing);
 	else if (sends && nccl_make_id(l->mine.id, &why))
-		refuse(l, why.text);
+		decline_nccl(l, why.text);
 	int rc = exchange_offers(l, sends, e);
 	if (rc)
 		return rc;
 	if (!memcmp(l->mine.uuid, l->theirs.uuid, sizeof l->mine.uuid) && !*l->mine.why_not)
-		refuse(l, "both ranks compute on one card");
+		decline_nccl(l, "both ranks compute on one card");
 	if (!*l->mine.why_not && !*l->theirs.why_not) {
 		if (nccl_channel_open(l->backend, sends ? l->mine.id : l->theirs.id, sends, &l->nccl, &why))
-			refuse(l, why.text);
+			decline_nccl(l, why.text);
 		if ((rc = exchange_offers(l, sends, e)))
 			return rc;
 	}
