@@ -410,6 +410,40 @@ static void test_failing_stage(void **state)
 	answers_close(a);
 }
 
+static int faulty_wait(struct backend *b, struct err *e)
+{
+	int rc = faulty.real->wait(b, e);
+	if (!rc && ++faulty.calls == faulty.fails_at)
+		rc = err_set(&b->failure, ERR_RUN, "failed late, on purpose");
+	if (rc && e)
+		*e = b->failure;
+	return rc;
+}
+
+/* A row passes through the stages without a wait of the host, so a fault of an earlier device may
+ * show when the last one has computed already: it is the failure of the step all the same. */
+static void test_late_failure(void **state)
+{
+	(void)state;
+	struct engine_options o = stage_options(3, three);
+	struct answers *a = answers_open(&o, 1);
+	struct batch_part p = part_of(a, 0);
+	for (uint32_t stage = 0; stage < 2; stage++) {
+		struct err e = {0};
+		faulty_begin(a->g->stages[stage].backend, 1);
+		faulty.ops.rope_angles = faulty.real->rope_angles;
+		faulty.ops.wait = faulty_wait;
+		assert_int_equal(batch_step(&p, 1, NULL, &e), ERR_RUN);
+		assert_non_null(strstr(e.text, "failed late"));
+		assert_int_equal(session_length(a->s[0]), N_PROMPT);
+		assert_null(session_logits(a->s[0]));
+		faulty_end();
+		check_steps(a, 1);
+		answers_rewind(a);
+	}
+	answers_close(a);
+}
+
 /* ---- drafts ---- */
 
 /* Two rounds of drafts and their verification for answer i of `a`, in steps: `round` 0 begins. */
@@ -557,6 +591,7 @@ int main(void)
 		cmocka_unit_test(test_between),
 		cmocka_unit_test(test_cancel_in_flight),
 		cmocka_unit_test(test_failing_stage),
+		cmocka_unit_test(test_late_failure),
 		cmocka_unit_test(test_drafts),
 	};
 	return cmocka_run_group_tests(tests, micro_setup, source_teardown);
