@@ -54,7 +54,7 @@ int bench_peers(struct bench *b, uint32_t first, uint32_t second, struct err *e)
 	int rc = peer_pair_open(first, second, &w.pair, e);
 	if (rc)
 		return rc;
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < 2 && first != second; i++)
 		bench_add_value(b, "copy", "yes/no", peer_pair_access(w.pair, i),
 			"card %u (%s) reaches the memory of card %u", i ? second : first,
 			peer_pair_card(w.pair, i), i ? first : second);
