@@ -54,6 +54,7 @@ static bool has_access(struct cuda_backend *from, const struct cuda_backend *to)
 		cudaError_t rc = cudaDeviceCanAccessPeer(&can, from->device, to->device);
 		if (rc == cudaSuccess && can)
 			rc = cudaDeviceEnablePeerAccess(to->device, 0);
+		/* another backend of this card has asked before */
 		if (rc == cudaErrorPeerAccessAlreadyEnabled)
 			rc = cudaSuccess;
 		cudaGetLastError(); /* without access there is another way */
