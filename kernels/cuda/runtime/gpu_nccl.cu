@@ -8,7 +8,6 @@ extern "C" {
 }
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,15 +36,9 @@ const char *nccl_missing(const struct backend *b)
 
 const char *nccl_version(void)
 {
-	static char text[32];
 	const char *why;
 	const struct nccl_calls *calls = nccl_load(&why);
-	int v = 0;
-	if (!calls || calls->ncclGetVersion(&v))
-		return "";
-	/* 2.9 and later count 10000, 100, 1 */
-	snprintf(text, sizeof text, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
-	return text;
+	return calls ? calls->version : "";
 }
 
 int nccl_make_id(uint8_t id[NCCL_ID_BYTES], struct err *e)

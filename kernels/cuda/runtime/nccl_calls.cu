@@ -8,12 +8,12 @@
 #define NCCL_OLDEST 20700 /* 2.7: ncclSend and ncclRecv */
 
 static struct nccl_calls calls;
+static char text[256];      /* of `missing` */
 static const char *missing; /* why there are none; NULL: they are there */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void load(void)
 {
-	static char text[256];
 	missing = text;
 	void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
 	if (!library) {
@@ -42,6 +42,9 @@ static void load(void)
 		snprintf(text, sizeof text, "libnccl.so.2 is of version %d, too old", version);
 		return;
 	}
+	/* 2.9 and later count 10000, 100, 1 */
+	snprintf(calls.version, sizeof calls.version, "%d.%d.%d", version / 10000, version / 100 % 100,
+		version % 100);
 	missing = NULL;
 }
 

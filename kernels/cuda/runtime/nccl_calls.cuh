@@ -20,6 +20,7 @@ struct nccl_id {
 };
 
 struct nccl_calls {
+	char version[32]; /* "2.21.5" */
 	int (*ncclGetVersion)(int *version);
 	int (*ncclGetUniqueId)(struct nccl_id *id);
 	int (*ncclCommInitRank)(nccl_comm *comm, int n_ranks, struct nccl_id id, int rank);
