@@ -4,6 +4,7 @@
 #include "kernels/backend.h"
 
 #include "kernels/backend_kinds.h"
+#include "kernels/hand_over.h"
 #include "src/base/log.h"
 #include "src/base/num.h"
 
@@ -41,6 +42,7 @@ bool backend_explain_no_card(const char *devices, int rc, struct err *e)
 #if HAVE_CUDA
 #define cuda_open  cuda_backend_open
 #define cuda_cards cuda_count_cards
+#define hand_over  cuda_hand_over
 #else
 static int cuda_open(const struct backend_options *options, struct backend **out, struct err *e)
 {
@@ -53,6 +55,15 @@ static int cuda_open(const struct backend_options *options, struct backend **out
 static uint32_t cuda_cards(void)
 {
 	return 0;
+}
+
+static void hand_over(
+	struct backend *from, struct backend *to, const struct handed_part *parts, int n)
+{
+	(void)from;
+	(void)to;
+	(void)parts;
+	(void)n;
 }
 #endif
 
@@ -93,6 +104,20 @@ uint32_t backend_count_cards(const char *name)
 {
 	uint32_t n = name && !strcmp(name, "cpu") ? 0 : cuda_cards();
 	return MAX(n, 1u);
+}
+
+void backend_hand_over(
+	struct backend *from, struct backend *to, const struct handed_part *parts, int n)
+{
+	if (strcmp(from->ops->name, to->ops->name) != 0)
+		bug("a hand-over from a backend %s to a backend %s", from->ops->name, to->ops->name);
+	if (!strcmp(from->ops->name, "cuda")) {
+		hand_over(from, to, parts, n);
+		return;
+	}
+	/* the host reaches all memory, and ops have run when they return */
+	for (int i = 0; i < n && !to->failure.code; i++)
+		from->ops->copy(from, parts[i].dst, parts[i].src, parts[i].bytes);
 }
 
 const char *backend_describe(struct backend *b)

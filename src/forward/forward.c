@@ -217,7 +217,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 		model_observe_hidden(m, rows->n);
 	if (rc)
 		moe_drain(m, NULL);
-	else if (first_hidden >= rows->n)
+	else if (first_hidden >= rows->n && !rows->hands_over)
 		rc = moe_drain(m, e);
 	m->source->cancel = NULL; /* the flag was lent for this call */
 	if (b->ops->set_cancel)

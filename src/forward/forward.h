@@ -32,8 +32,12 @@ struct forward_rows {
 	/* [n] rows that may be dropped afterwards: their experts are requested last (expert_source.h:
 	 * keep_rows); NULL: none */
 	const bool *draft;
-	bool long_prompt;          /* of LONG_PROMPT tokens or more: moe.h */
-	bool answers;              /* all rows are of answers, at most ANSWER_ROWS: moe.h */
+	bool long_prompt; /* of LONG_PROMPT tokens or more: moe.h */
+	bool answers;     /* all rows are of answers, at most ANSWER_ROWS: moe.h */
+	/* The rows go on to another stage: with first_hidden n the last ops may still run on return.
+	 * The caller calls moe_drain (moe.h) once the rows are handed over, after errors behind that
+	 * too. */
+	bool hands_over;
 	struct forward_taps *taps; /* NULL: none. Taps slow a step down: the host waits per layer */
 	/* Stops the step: read before each layer, between groups of experts, and inside ops where the
 	 * backend can (backend.h: set_cancel). NULL: never */
@@ -55,7 +59,8 @@ struct forward_rows {
  * - A model without the end of the trunk leaves both there; first_hidden is n then.
  * - first_hidden < n: the last ops may still run on return. model_logits waits for them and reports
  *   their failure.
- * - first_hidden >= n: no hidden state is wanted; the device is idle on return.
+ * - first_hidden >= n: no hidden state is wanted; the device is idle on return, except with
+ *   rows->hands_over.
  * - Errors: a failed op, a failed expert read, ERR_INTERRUPTED. The device is idle then, and the
  *   cache rows of this step are undefined.
  */

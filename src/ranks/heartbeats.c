@@ -155,6 +155,23 @@ static void count_silence(struct ranks *r, uint32_t rank, uint64_t passed_ns)
 	rank_lose(r, rank, why, NULL);
 }
 
+static void call_on_loss(struct ranks *r)
+{
+	pthread_mutex_lock(&r->lock);
+	if (r->on_loss)
+		r->on_loss(r->on_loss_user, r->loss.text);
+	r->on_loss = NULL;
+	pthread_mutex_unlock(&r->lock);
+}
+
+void ranks_on_loss(struct ranks *r, void (*lost)(void *user, const char *sentence), void *user)
+{
+	pthread_mutex_lock(&r->lock);
+	r->on_loss = lost;
+	r->on_loss_user = user;
+	pthread_mutex_unlock(&r->lock);
+}
+
 /* The process had its time to end by itself. */
 static void end_process(struct ranks *r)
 {
@@ -186,6 +203,7 @@ static void *heartbeats_run(void *user)
 		}
 		if (atomic_load(&r->lost)) {
 			lost_at = lost_at ? lost_at : now;
+			call_on_loss(r);
 			if (now - lost_at >= GRACE_NS)
 				end_process(r);
 		}

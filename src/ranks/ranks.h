@@ -97,6 +97,10 @@ bool ranks_is_orderly(const struct ranks *r);
 /* Fails with the sentence when a rank is lost. Any thread. */
 int ranks_check(const struct ranks *r, struct err *e);
 
+/* When a rank is lost, `lost` is called once with its sentence, which stays: by the thread of the
+ * heartbeats, and it has to return at once. NULL: nobody; no call is under way then. */
+void ranks_on_loss(struct ranks *r, void (*lost)(void *user, const char *sentence), void *user);
+
 /* Has a lower rank left with this very error? Then that one prints it. After ranks_close. */
 bool ranks_error_is_known(const struct ranks *r, const struct err *e);
 

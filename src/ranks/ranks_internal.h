@@ -51,6 +51,8 @@ struct ranks {
 	size_t publish_bytes;
 	void (*publish)(void *user, void *out);
 	void *publish_user;
+	void (*on_loss)(void *user, const char *sentence); /* NULL: nobody, or it was called */
+	void *on_loss_user;
 	struct err loss;      /* of the lost rank */
 	atomic_bool lost;     /* set after `loss` */
 	atomic_bool reported; /* a thread prints the loss */

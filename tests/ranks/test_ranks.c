@@ -15,6 +15,7 @@
 
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -140,6 +141,26 @@ static int long_message(struct ranks *r, struct err *e)
 	char bytes[8] = "1234567";
 	return ranks_me(r) == 1 ? ranks_send(r, 0, bytes, 8, e)
 							: ranks_receive(r, 1, bytes, 4, NULL, e);
+}
+
+static void on_loss(void *user, const char *sentence)
+{
+	fprintf(stderr, "noticed: %s\n", sentence);
+	atomic_fetch_add((atomic_int *)user, 1);
+}
+
+/* Rank 1 leaves while rank 0 makes no call that would say so. */
+static int notice(struct ranks *r, struct err *e)
+{
+	static atomic_int calls;
+	ranks_on_loss(r, on_loss, &calls);
+	if (ranks_me(r))
+		return err_set(e, ERR_INPUT, "it had to go");
+	for (int i = 0; i < 500 && !atomic_load(&calls); i++)
+		sleep_ms(10);
+	sleep_ms(400); /* it is called once */
+	fprintf(stderr, "called %d times\n", atomic_load(&calls));
+	return ranks_check(r, e);
 }
 
 /* Neither rank looks at messages when the third one hangs. */
@@ -283,10 +304,11 @@ static int share_a_named_card(struct ranks *r, struct err *e)
 static const struct role {
 	const char *name;
 	int (*run)(struct ranks *r, struct err *e);
-} roles[] = {{"talk", talk}, {"disagree", disagree}, {"leave", leave}, {"end_early", end_early},
-	{"end_late", end_late}, {"long_message", long_message}, {"hang", hang}, {"die", die},
-	{"refuse_commands", refuse_commands}, {"refuse_messages", refuse_messages},
-	{"share_a_card", share_a_card}, {"share_a_named_card", share_a_named_card}};
+} roles[] = {{"talk", talk}, {"disagree", disagree}, {"leave", leave}, {"notice", notice},
+	{"end_early", end_early}, {"end_late", end_late}, {"long_message", long_message},
+	{"hang", hang}, {"die", die}, {"refuse_commands", refuse_commands},
+	{"refuse_messages", refuse_messages}, {"share_a_card", share_a_card},
+	{"share_a_named_card", share_a_named_card}};
 
 void __gcov_dump(void) __attribute__((weak)); /* _exit writes no counts of coverage */
 
@@ -371,6 +393,9 @@ static void test_rank_that_leaves_is_named(void **state)
 	assert_int_not_equal(run_ranks("leave", 2), 0);
 	expect_said("from 0: rank 1 (");
 	expect_said("has ended: it had to go");
+	assert_int_not_equal(run_ranks("notice", 2), 0);
+	expect_said("noticed: rank 1 (");
+	expect_said("called 1 times");
 	assert_int_equal(run_ranks("end_early", 2), 1);
 	expect_said("has ended before this rank");
 	assert_int_equal(run_ranks("long_message", 2), 1);

@@ -2,7 +2,8 @@
 /*
  * Micro-batches in flight through several stages: each row has the bits of a step of its own on one
  * stage, whatever is in flight with it, ends, is cancelled or fails meanwhile. Stages compute at
- * the same time. All stages are on card 0 of the CPU backend, or of the one that GLM_BACKEND names.
+ * the same time. All stages are on card 0 of the CPU backend, or of the one that GLM_BACKEND names;
+ * GLM_CARDS names other cards, stage by stage.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -29,7 +30,6 @@
 
 static int32_t ids[ANSWERS + N_PROMPT + STEPS]; /* answer i has those from i on */
 static uint64_t want[ANSWERS][STEPS];           /* hashes behind each step */
-static const uint32_t cards[3];                 /* all of them card 0 */
 static const uint32_t two[] = {4}, three[] = {1, 5};
 
 static struct engine_options stage_options(uint32_t n, const uint32_t *cuts)
@@ -40,7 +40,7 @@ static struct engine_options stage_options(uint32_t n, const uint32_t *cuts)
 		.context = 64,
 		.sessions = ANSWERS,
 		.chunk = 96,
-		.cards = cards,
+		.cards = stage_cards(n),
 		.n_cards = n,
 		.cuts = cuts};
 }
@@ -410,6 +410,40 @@ static void test_failing_stage(void **state)
 	answers_close(a);
 }
 
+static int faulty_wait(struct backend *b, struct err *e)
+{
+	int rc = faulty.real->wait(b, e);
+	if (!rc && ++faulty.calls == faulty.fails_at)
+		rc = err_set(&b->failure, ERR_RUN, "failed late, on purpose");
+	if (rc && e)
+		*e = b->failure;
+	return rc;
+}
+
+/* A row passes through the stages without a wait of the host, so a fault of an earlier device may
+ * show when the last one has computed already: it is the failure of the step all the same. */
+static void test_late_failure(void **state)
+{
+	(void)state;
+	struct engine_options o = stage_options(3, three);
+	struct answers *a = answers_open(&o, 1);
+	struct batch_part p = part_of(a, 0);
+	for (uint32_t stage = 0; stage < 2; stage++) {
+		struct err e = {0};
+		faulty_begin(a->g->stages[stage].backend, 1);
+		faulty.ops.rope_angles = faulty.real->rope_angles;
+		faulty.ops.wait = faulty_wait;
+		assert_int_equal(batch_step(&p, 1, NULL, &e), ERR_RUN);
+		assert_non_null(strstr(e.text, "failed late"));
+		assert_int_equal(session_length(a->s[0]), N_PROMPT);
+		assert_null(session_logits(a->s[0]));
+		faulty_end();
+		check_steps(a, 1);
+		answers_rewind(a);
+	}
+	answers_close(a);
+}
+
 /* ---- drafts ---- */
 
 /* Two rounds of drafts and their verification for answer i of `a`, in steps: `round` 0 begins. */
@@ -557,6 +591,7 @@ int main(void)
 		cmocka_unit_test(test_between),
 		cmocka_unit_test(test_cancel_in_flight),
 		cmocka_unit_test(test_failing_stage),
+		cmocka_unit_test(test_late_failure),
 		cmocka_unit_test(test_drafts),
 	};
 	return cmocka_run_group_tests(tests, micro_setup, source_teardown);

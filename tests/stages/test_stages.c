@@ -3,7 +3,7 @@
  * A model cut into stages computes the same bits as one stage: at every cut, in front of layers
  * that share a selection too, mapped and streamed. Sessions, their files, traces, profiles, drafts
  * and the map of the cache are those of one stage. All stages are on card 0 of the CPU backend, or
- * of the one that GLM_BACKEND names.
+ * of the one that GLM_BACKEND names; GLM_CARDS names other cards, stage by stage.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -34,7 +34,6 @@
 #define N_NEW    IF_SANITIZED(3, 10)
 
 static int32_t prompt[N_PROMPT];
-static const uint32_t cards[N_LAYERS]; /* all of them card 0 */
 
 static int stages_setup(void **state)
 {
@@ -52,7 +51,7 @@ static struct engine_options cut_options(uint32_t n, const uint32_t *cuts)
 		.context = 320,
 		.sessions = 3,
 		.chunk = CHUNK,
-		.cards = cards,
+		.cards = stage_cards(n),
 		.n_cards = n,
 		.cuts = cuts};
 }
@@ -305,7 +304,7 @@ static void test_stage_figures(void **state)
 		const struct engine_stage s = engine_stage(g, i);
 		assert_int_equal(s.first_layer, i ? cuts[i - 1] : 0);
 		assert_int_equal(s.end_layer, ends[i]);
-		assert_true(!s.rank && !s.card && s.has_mtp == (i == 2));
+		assert_true(!s.rank && s.card == stage_cards(3)[i] && s.has_mtp == (i == 2));
 	}
 	answer_hash(g, 2);
 	engine_stages_usage(g, from);
@@ -452,8 +451,11 @@ static void test_refusals(void **state)
 	o.cards = many;
 	refuse_stages(&o, ERR_USAGE, "8 stages were asked for, the model has 7 layers");
 	o = cut_options(2, NULL);
-	o.cards = (const uint32_t[]){0, 1};
-	refuse_stages(&o, ERR_USAGE, "there is no card 1");
+	const uint32_t n_cards = backend_count_cards(o.backend);
+	char no_card[40];
+	snprintf(no_card, sizeof no_card, "there is no card %u", n_cards);
+	o.cards = (const uint32_t[]){0, n_cards};
+	refuse_stages(&o, ERR_USAGE, no_card);
 	o = cut_options(3, (const uint32_t[]){4, 4});
 	refuse_stages(&o, ERR_USAGE, "cannot begin with layer 4");
 	o = cut_options(2, (const uint32_t[]){7});
@@ -462,17 +464,18 @@ static void test_refusals(void **state)
 	o.copier = (struct copier *)(void *)&o; /* never used */
 	refuse_stages(&o, ERR_USAGE, "one copier serves one stage");
 	o = cut_options(2, NULL);
+	o.cards = many;                   /* both on card 0 */
 	o.cache_bytes = full.floor_bytes; /* of one stage */
 	refuse_stages(&o, ERR_MEMORY, "the stages on card 0");
 	o = cut_options(2, NULL);
 	o.context = 1 << 30;
 	refuse_stages(&o, ERR_USAGE, "a context of");
 	o = cut_options(0, NULL);
-	o.n_cards = ENGINE_CARDS_AUTO; /* on the CPU one stage */
+	o.n_cards = ENGINE_CARDS_AUTO; /* a stage for each card */
 	struct engine *g = engine_of(&o);
 	char summary[512];
 	engine_summary(g, summary, sizeof summary);
-	assert_null(strstr(summary, "stages"));
+	assert_true((strstr(summary, "stages") != NULL) == (n_cards > 1));
 	engine_close(g, NULL);
 	o = cut_options(2, NULL);
 	g = engine_of(&o);

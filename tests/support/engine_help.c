@@ -27,6 +27,20 @@ struct session *session_of(struct engine *g, bool mtp)
 	return s;
 }
 
+const uint32_t *stage_cards(uint32_t n)
+{
+	static uint32_t cards[STAGES_MAX];
+	const char *list = getenv("GLM_CARDS"), *at = list;
+	for (uint32_t i = 0; i < n && list; i++) {
+		char *end;
+		cards[i] = (uint32_t)strtoul(at, &end, 10);
+		if (end == at || (*end && *end != ','))
+			fail_msg("GLM_CARDS: \"%s\" is no list of numbers like 0,1", list);
+		at = *end ? end + 1 : list;
+	}
+	return cards;
+}
+
 uint64_t logits_hash(const struct session *s)
 {
 	assert_non_null(session_logits(s));

@@ -9,6 +9,10 @@
 struct engine *engine_of(const struct engine_options *o);
 struct session *session_of(struct engine *g, bool mtp);
 
+/* The cards of `n` stages (STAGES_MAX at most): those that GLM_CARDS of the environment lists
+ * ("0,1"), again and again; without it card 0. The array is the same for every call. */
+const uint32_t *stage_cards(uint32_t n);
+
 /* generate_hash of the logits that the session has. */
 uint64_t logits_hash(const struct session *s);
 

@@ -248,7 +248,7 @@ int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *row
 	if (!strcmp(backend, "cpu"))
 		rc = bench_copy(b, true, e);
 	else
-		rc = measure_card(backend, MIN(b->repeats, 5), &card, e);
+		rc = measure_card(backend, 0, MIN(b->repeats, 5), &card, e);
 	for (int i = 0; i < n_rows && !rc; i++)
 		report_rows(r, &f[i], card.there ? card.copy_bytes_s.median : b->read_bytes_s,
 			card.there ? "copy" : "read");

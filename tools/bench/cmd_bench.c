@@ -9,6 +9,7 @@
 #include "src/engine/draft/draft_mtp.h"
 #include "tools/bench/bench.h"
 #include "tools/machine/bench_read.h"
+#include "tools/machine/measure_peers.h"
 #include "tools/commands/commands.h"
 #include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
@@ -46,6 +47,7 @@ struct bench_opts {
 	const char *rows;
 	uint64_t row_counts[TRACE_LIST_MAX]; /* [n_row_counts] of --rows */
 	int n_row_counts;
+	uint32_t peers[2], n_peers; /* bench copy: the cards */
 	uint32_t n_fill, n_prompt, n_new, repeats;
 	float seconds, most_seconds;
 	bool csv, json, new_given;
@@ -160,6 +162,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 						(backend && !strcmp(backend->ops->name, "cpu"));
 	if (!rc && (o->parts & PART_COPY || on_cpu)) /* its limits are this processor's */
 		rc = bench_copy(b, !(o->parts & PART_COPY), e);
+	if (!rc && o->n_peers)
+		rc = bench_peers(b, o->peers[0], o->peers[1], e);
 	if (!rc && o->parts & PART_OPS)
 		rc = bench_ops(b, backend, o->only, e);
 	for (int i = 0; o->parts & PART_PREFILL && i < o->n_sizes && !rc; i++)
@@ -205,6 +209,27 @@ static int parse_rows(struct bench_opts *o, struct err *e)
 		return err_set(
 			e, ERR_USAGE, "--rows belongs to bench decode without --routing and --resident");
 	return trace_list_parse(o->rows, &one, "--rows", o->row_counts, &o->n_row_counts, e);
+}
+
+/* Of bench copy; the parts that open a model leave them to the engine. */
+static int parse_cards(struct bench_opts *o, struct err *e)
+{
+	struct common_cards cards = {0};
+	if (!o->common.cards)
+		return 0;
+	if (o->parts & ~(PART_PREFILL | PART_DECODE | PART_SESSION | PART_COPY) || o->parts == PART_ALL)
+		return err_set(e, ERR_USAGE,
+			"--cards belongs to bench prefill, decode and session, which open a model, and to "
+			"copy");
+	int rc = o->parts == PART_COPY ? common_opts_cards(&o->common, &cards, e) : 0;
+	if (rc || o->parts != PART_COPY)
+		return rc;
+	if (cards.n != 2)
+		return err_set(e, ERR_USAGE, "--cards: bench copy takes two numbers, like 0,1");
+	o->n_peers = 2;
+	o->peers[0] = cards.card[0];
+	o->peers[1] = cards.card[1];
+	return 0;
 }
 
 static int check_draft(struct bench_opts *o, struct err *e)
@@ -328,7 +353,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		.usage = "read|copy|ops|prefill|decode|session|all [options]",
 		.about =
 			"read: the disk through our readers, beside fio if it is installed. copy: memory "
-			"bandwidth and multiply-adds of this machine's processor. ops: every operation alone, "
+			"bandwidth and multiply-adds of this machine's processor; with --cards 0,1 also copies "
+			"and "
+			"hand-overs between two cards, which may be the same. ops: every operation alone, "
 			"at the shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; "
 			"decode with --cache-gb also with lookahead 0, 1 and 2, against the time that "
 			"computing alone or reading alone takes; with --routing one long answer of a single "
@@ -355,13 +382,10 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	if (o.only && !(o.parts & PART_OPS))
 		return err_set(
 			e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
-	if (o.common.cards && (o.parts & ~(PART_PREFILL | PART_DECODE | PART_SESSION)))
-		return err_set(e, ERR_USAGE,
-			"--cards belongs to bench prefill, decode and session, which open a model");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
-	if ((rc = parse_prompts(&o, e)) || (rc = parse_rows(&o, e)) || (rc = check_draft(&o, e)) ||
-		(rc = check_replay(&o, e)))
+	if ((rc = parse_prompts(&o, e)) || (rc = parse_cards(&o, e)) || (rc = parse_rows(&o, e)) ||
+		(rc = check_draft(&o, e)) || (rc = check_replay(&o, e)))
 		return rc;
 	if (o.routing || o.confine) {
 		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */

@@ -88,7 +88,7 @@ int limits_measure(struct bench *b, const struct common_opts *c, const char *sec
 		*d = (struct bench_spread){
 			(before.median + d->median) / 2, MIN(before.low, d->low), MAX(before.high, d->high)};
 	}
-	if (rc || (rc = measure_card(backend, MIN(b->repeats, 5), &l->card, e)))
+	if (rc || (rc = measure_card(backend, 0, MIN(b->repeats, 5), &l->card, e)))
 		return rc;
 	bench_add(b, section, "GB/s", bench_scale(l->disk.bytes_s, 1e-9), 0, NULL,
 		"limit: drive, experts of %.4g MB, %u %sat a time%s%s", l->disk.expert_bytes * 1e-6,

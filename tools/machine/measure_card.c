@@ -77,14 +77,15 @@ static int measure_streams(struct card_job *j, int repeats, struct measure_card 
 	return 0;
 }
 
-int measure_card(const char *backend, int repeats, struct measure_card *out, struct err *e)
+int measure_card(
+	const char *backend, uint32_t card, int repeats, struct measure_card *out, struct err *e)
 {
 	struct card_job j = {0};
 	struct backend *b = NULL;
 	*out = (struct measure_card){0};
 	if (strcmp(backend, "cuda"))
 		return 0;
-	const struct backend_options options = {.name = backend};
+	const struct backend_options options = {.name = backend, .card = card};
 	int rc = backend_open(&options, &b, e);
 	if (!rc && b->ops->copier_open) {
 		rc = b->ops->copier_open(b, &j.copier, e);

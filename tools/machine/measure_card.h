@@ -13,8 +13,9 @@ struct measure_card {
 	struct bench_spread copy_bytes_s; /* on the card: bytes read and bytes written */
 };
 
-/* Opens the backend ("cuda"; any other name: nothing is there) and takes about 0.8 GB of the card
- * and 0.3 GB of pinned memory meanwhile. */
-int measure_card(const char *backend, int repeats, struct measure_card *out, struct err *e);
+/* card: its number. Opens the backend ("cuda"; any other name: nothing is there) and takes about
+ * 0.8 GB of the card and 0.3 GB of pinned memory meanwhile. */
+int measure_card(
+	const char *backend, uint32_t card, int repeats, struct measure_card *out, struct err *e);
 
 #endif

@@ -5,6 +5,8 @@
 #   - no function above 150 lines (kernels in kernels/cuda: 250)
 #   - no folder with more than 14 source files (.c, .cu)
 #   - no static function of one name in more than 3 files, no struct of one name defined in two
+#   - no static variable within a function of kernels/, cache/, stream/ and src/ that is written:
+#     several stages compute at the same time (constants, thread_local and mutexes are fine)
 #   - no line above 100 columns in the Makefile and what it includes
 set -eu
 cd "$(dirname "$0")/../.."
@@ -43,6 +45,10 @@ FNR == 1 {
 		static_in[name] = static_in[name] " " FILENAME
 		n_static[name]++
 	}
+}
+FILENAME ~ /^(kernels|cache|stream|src)\// && /^[ \t]+static [^(]*[;=]/ &&
+!/const|_Thread_local|thread_local|__device__|__shared__|static_assert|pthread_/ {
+	breach(FILENAME ":" FNR, "a static variable that stages share")
 }
 is_source && /^struct [a-z_0-9]+ {/ {
 	if ($2 in struct_in && struct_in[$2] != FILENAME)

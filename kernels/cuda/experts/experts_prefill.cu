@@ -19,7 +19,8 @@
 #define JOBS_MOST  256
 #define TILES_MOST (SLOTS_MOST / 32 + JOBS_MOST)
 
-/* What a batch needs on the device, front to back without holes. */
+/* What a batch needs on the device, front to back without holes. It is about 90 KB, and lies on the
+ * stack: several backends may compute at the same time. */
 struct batch_list {
 	int32_t token_slot[SLOTS_MOST + 7 * JOBS_MOST];
 	struct grouped_gemm_tile packed[3 * TILES_MOST]; /* gate, up, down: n_tiles each */
@@ -213,8 +214,8 @@ static struct grouped_gemm_tile packed_tile_of(
  * the next batch. */
 static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, int n_token_slots)
 {
-	static struct grouped_gemm_tile tiles[3][TILES_MOST]; /* one thread computes */
-	static struct gemm_tile panel[2][TILES_MOST];
+	struct grouped_gemm_tile tiles[3][TILES_MOST];
+	struct gemm_tile panel[2][TILES_MOST];
 	int end = at, left = n_token_slots;
 	r->n_x = r->n_tiles = 0;
 	for (int i = 0; i < r->n; i++) {
@@ -269,7 +270,7 @@ static bool batch_upload(
 	r->h = x_panel_at(b, scratch + for_w + for_x, pad, r->n_ff, 1);
 	r->gu = (float *)(scratch + for_w + for_x + for_h);
 	uint8_t *at = scratch + for_w + for_x + for_h + for_gu;
-	static uint8_t packet[sizeof *list]; /* copied by upload */
+	uint8_t packet[sizeof *list]; /* copied by upload */
 	memcpy(packet, list->token_slot, (size_t)r->n_x * sizeof(int32_t));
 	memcpy(packet + token_slots, r->packed ? (const void *)list->packed : (const void *)list->panel,
 		tiles);
@@ -285,7 +286,7 @@ static bool batch_upload(
 void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int n_used, float *out)
 {
-	static struct batch_list list; /* one thread computes */
+	struct batch_list list;
 	for (int j = 0, at = 0; j < n_jobs && !b->base.failure.code;) {
 		struct expert_batch r = {};
 		int n_token_slots;

@@ -70,6 +70,13 @@ static bool device_works(struct cuda_backend *b, uint64_t fence, uint64_t waited
 	return false;
 }
 
+void cuda_check_aborted(struct cuda_backend *b)
+{
+	const char *why = __atomic_load_n(&b->timeline->aborted, __ATOMIC_ACQUIRE);
+	if (why && !b->base.failure.code)
+		err_set(&b->base.failure, ERR_RUN, "%s", why);
+}
+
 struct cuda_fence cuda_fence_next(struct cuda_backend *b)
 {
 	b->base.fence_value++;
@@ -145,6 +152,7 @@ static void host_wait_begin(struct cuda_backend *b, uint64_t fence)
 
 static int host_wait_end(struct cuda_backend *b, struct err *e)
 {
+	cuda_check_aborted(b);
 	if (b->base.failure.code && e)
 		*e = b->base.failure;
 	return b->base.failure.code;

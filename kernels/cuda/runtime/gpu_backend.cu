@@ -11,6 +11,7 @@ extern "C" {
 #include "src/base/mem.h"
 }
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -124,6 +125,20 @@ static struct kernel_shared *kernel_shared_find(struct cuda_backend *b, const vo
 	return NULL;
 }
 
+/* The attribute is that of the card in this process, not the backend's: another backend of the card
+ * may want more, and it must never become lower. */
+static cudaError_t raise_shared(const void *kernel, size_t bytes)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	struct cudaFuncAttributes now;
+	pthread_mutex_lock(&lock);
+	cudaError_t rc = cudaFuncGetAttributes(&now, kernel);
+	if (rc == cudaSuccess && now.maxDynamicSharedSizeBytes < (int)bytes)
+		rc = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+	pthread_mutex_unlock(&lock);
+	return rc;
+}
+
 bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes)
 {
 	/* With the static arrays of the kernels that call this, which are under 8 KiB, it is within the
@@ -139,13 +154,7 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes)
 			b->max_shared);
 		return false;
 	}
-	/* The attribute is the process's, not the backend's: it must never become lower. */
-	struct cudaFuncAttributes now;
-	if (!cuda_check(b, cudaFuncGetAttributes(&now, kernel)))
-		return false;
-	if (now.maxDynamicSharedSizeBytes < (int)bytes &&
-		!cuda_check(b,
-			cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)))
+	if (!cuda_check(b, raise_shared(kernel, bytes)))
 		return false;
 	if (k)
 		*k = {kernel, bytes};
@@ -279,6 +288,7 @@ static int cuda_wait(struct backend *b, struct err *e)
 	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
 	if (rc != cudaSuccess)
 		cuda_device_fault(cuda_of(b), rc);
+	cuda_check_aborted(cuda_of(b));
 	cuda_profile_drained(cuda_of(b));
 	if (b->failure.code && e)
 		*e = b->failure;

@@ -32,6 +32,8 @@ cudaError_t cuda_timeline_open(struct cuda_backend *b)
 		(rc = cudaMalloc((void **)&t->profile, sizeof *t->profile)) ||
 		(rc = cudaMemset(t->profile, 0, sizeof *t->profile)))
 		return rc;
+	if ((rc = cudaEventCreateWithFlags(&t->handed, cudaEventDisableTiming)))
+		return rc;
 	*t->signaled = 0;
 	return cudaMemset(t->count, 0, sizeof *t->count);
 }
@@ -65,6 +67,8 @@ void cuda_timeline_close(struct cuda_backend *b)
 		return;
 	if (t->segments)
 		segments_forget(b);
+	if (t->handed)
+		cudaEventDestroy(t->handed);
 	cudaFreeHost(t->signaled);
 	cudaFree(t->count);
 	cudaFree(t->profile);

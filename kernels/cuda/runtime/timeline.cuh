@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to kernels/cuda/runtime: the state that fence.cu, graph.cu and profile.cu share. */
+/* Private to kernels/cuda/runtime: the state of fence.cu, graph.cu, profile.cu and
+ * hand_over.cu. */
 #ifndef GLM_KERNELS_CUDA_TIMELINE_CUH
 #define GLM_KERNELS_CUDA_TIMELINE_CUH
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 #include "kernels/cuda/runtime/signals.cuh"
+
+#define CUDA_PEERS 64 /* cards whose access to each other is known */
+
+enum peer_access { PEER_UNKNOWN, PEER_ACCESS, PEER_NO_ACCESS };
 
 /* A captured segment: an entry of the hash table by key. */
 struct cuda_segment {
@@ -28,6 +33,14 @@ struct cuda_timeline {
 	struct cuda_segment *capturing; /* NULL: none */
 	uint64_t capture_fence, capture_began_ns;
 
+	/* Hand-overs (hand_over.cu) */
+	cudaEvent_t handed;              /* of this backend's stream, at the latest one */
+	uint8_t peer_access[CUDA_PEERS]; /* enum peer_access: of this card to the others' memory */
+
+	/* Why what the device computes is void, to be read atomically; NULL: it is not. Another thread
+	 * sets it (gpu_nccl.cu); waits of the host make it the failure. */
+	const char *aborted;
+
 	/* Profiling (profile.cu) */
 	struct cuda_profile *profile; /* device */
 	unsigned long long *ring;     /* device [PROFILE_EVENTS]; NULL until `measure` is first on */
@@ -41,6 +54,9 @@ struct cuda_timeline {
 /* graph.cu */
 cudaError_t cuda_timeline_open(struct cuda_backend *b);
 void cuda_timeline_close(struct cuda_backend *b);
+
+/* fence.cu: keeps the failure if `aborted` is set. After each wait of the host. */
+void cuda_check_aborted(struct cuda_backend *b);
 
 /* profile.cu */
 /* Kernels that are in the stream end an interval and begin one of this kind. */

@@ -145,19 +145,35 @@ int engine_ranks_limits(struct engine_ranks *k, struct rank_limits *limits, stru
 
 /* ---- ready ---- */
 
+/* By the thread of the heartbeats. */
+static void abort_links(void *user, const char *why)
+{
+	struct engine_ranks *k = user;
+	rank_link_abort(k->in, why);
+	rank_link_abort(k->out, why);
+}
+
 static int open_links(struct engine *g, struct err *e)
 {
 	struct engine_ranks *k = g->ranks;
 	const uint32_t place = rank_place(k->ranks, ranks_me(k->ranks));
-	const struct model_config *c = &g->config;
-	const uint32_t rows = g->stages->plan.chunk;
+	struct rank_link_ends ends = {.config = &g->config, .max_rows = g->stages->plan.chunk};
 	int rc = 0;
-	if (place)
-		rc = rank_link_open(k->ranks, rank_at(k->ranks, place - 1), c,
-			g->stages->config.first_layer, rows, &k->in, e);
-	if (!rc && ranks_me(k->ranks))
-		rc = rank_link_open(k->ranks, rank_at(k->ranks, place + 1), c,
-			engine_last(g)->config.end_layer, rows, &k->out, e);
+	if (place) {
+		ends.other = rank_at(k->ranks, place - 1);
+		ends.backend = g->stages->backend;
+		ends.layer = g->stages->config.first_layer;
+		rc = rank_link_open(k->ranks, &ends, &k->in, e);
+	}
+	if (ranks_me(k->ranks)) { /* after an error too: the other end waits */
+		ends.other = rank_at(k->ranks, place + 1);
+		ends.sends = true;
+		ends.backend = engine_last(g)->backend;
+		ends.layer = engine_last(g)->config.end_layer;
+		int failed = rank_link_open(k->ranks, &ends, &k->out, rc ? NULL : e);
+		rc = rc ? rc : failed;
+	}
+	ranks_on_loss(k->ranks, abort_links, k);
 	return rc;
 }
 
@@ -213,7 +229,10 @@ int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc
 
 void engine_ranks_free(struct engine_ranks *k)
 {
-	if (!k || ranks_check(k->ranks, NULL)) /* MPI may still use the messages of a lost rank */
+	if (!k)
+		return;
+	ranks_on_loss(k->ranks, NULL, NULL);
+	if (ranks_check(k->ranks, NULL)) /* MPI may still use the messages of a lost rank */
 		return;
 	if (k->in)
 		k->in->ops->close(k->in);

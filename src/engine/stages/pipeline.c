@@ -5,9 +5,11 @@
 #include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
+#include "src/base/num.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"
+#include "src/forward/moe.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -18,7 +20,7 @@
 struct micro_batch {
 	struct forward_rows rows;
 	atomic_uint layers;       /* done by the stages so far */
-	struct stage_rows handed; /* what the latest stage left */
+	struct stage_rows handed; /* what the latest stage left; memory of the first stage's backend */
 	int rc;                   /* of the stages so far */
 	struct err why;
 	bool arrived;               /* only the last stage is left. Under `lock` */
@@ -115,13 +117,21 @@ static void compute_stage(const struct stage_thread *t, struct micro_batch *m)
 {
 	struct stage *s = t->stage;
 	struct forward_rows rows = m->rows;
+	rows.hands_over = true;
 	rows.on_layer = count_layer;
 	rows.user = m;
-	if (t != t->pipeline->threads)
-		stage_rows_give(&m->handed, &s->model, m->rows.n);
-	m->rc = stage_forward(s, &rows, rows.n, &m->why);
+	if (t == t->pipeline->threads)
+		m->rc = stage_rows_reserve(
+			&m->handed, &s->config, s->backend, MAX(rows.n, ANSWER_ROWS), &m->why);
+	else
+		stage_rows_give(&m->handed, &s->model, rows.n);
 	if (!m->rc)
-		m->rc = stage_rows_take(&m->handed, &s->model, m->rows.n, &m->why);
+		m->rc = stage_forward(s, &rows, rows.n, &m->why);
+	stage_rows_given(&m->handed);
+	if (m->rc)
+		return;
+	stage_rows_take(&m->handed, &s->model, rows.n);
+	m->rc = moe_drain(&s->model, &m->why);
 }
 
 static void *stage_main(void *user)
@@ -285,7 +295,6 @@ static int send_micro_batch(struct stage_pipeline *p, struct micro_batch *m, str
 int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	struct micro_batch **out, struct err *e)
 {
-	struct engine *g = p->g;
 	struct micro_batch *m = take_unused(p, rows->n);
 	m->rows = *rows;
 	m->rows.on_device_busy = NULL;
@@ -294,8 +303,8 @@ int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	m->arrived = false;
 	m->next = NULL;
 	*out = NULL;
-	int rc = stage_rows_reserve(&m->handed, &g->config, true, rows->n, e);
-	if (rc || (rc = send_micro_batch(p, m, e))) {
+	int rc = send_micro_batch(p, m, e);
+	if (rc) {
 		give_unused(p, m);
 		return rc;
 	}
@@ -317,8 +326,8 @@ static void wait_arrived(struct stage_pipeline *p, struct micro_batch *m)
 		if (m->arrived)
 			return;
 		m->arrived = true;
-		m->rc = rank_link_receive_rows(
-			g->ranks->in, &g->stages->config, m->rows.n, &m->handed, &m->why);
+		m->rc =
+			rank_link_receive_rows(g->ranks->in, &g->stages->model, m->rows.n, &m->handed, &m->why);
 		int rc = engine_ranks_posted_end(g->ranks, m->sent, &m->why);
 		m->rc = m->rc ? m->rc : rc;
 		return;
@@ -355,7 +364,9 @@ static int compute_end(struct stage_pipeline *p, struct micro_batch *m, uint32_t
 	struct engine *g = p->g;
 	struct stage *s = g->ranks ? g->stages : engine_last(g);
 	stage_rows_give(&m->handed, &s->model, m->rows.n);
-	return stages_forward(s, &m->rows, first_hidden, &m->why);
+	const int rc = stages_forward(s, &m->rows, first_hidden, &m->why);
+	stage_rows_given(&m->handed);
+	return rc;
 }
 
 static void leave_flight(struct stage_pipeline *p, struct micro_batch *m)

@@ -11,6 +11,7 @@
 #include "src/engine/stages/pipeline.h"
 #include "src/engine/stages/plan_stages.h"
 #include "src/engine/stages/stage_cuts.h"
+#include "src/forward/moe.h"
 #include "src/forward/observe.h"
 #include "stream/link_time.h"
 #include "stream/loader/loader.h"
@@ -288,7 +289,8 @@ int stage_start(struct stage *s, const struct engine_options *o, bool is_last, s
 		p->embed_row, p->chunk, e);
 	if (!rc && o->cpu_experts)
 		rc = open_host_experts(s, o, e);
-	return rc || is_last ? rc : stage_link_host(c, p->chunk, &s->link, e);
+	s->link = rc || is_last ? NULL : stage_link_local();
+	return rc;
 }
 
 void stages_stop(struct stage *stages, uint32_t n)
@@ -358,19 +360,35 @@ int stage_forward(
 	return rc;
 }
 
+/* A stage computes the rows and hands them over to the next one; enqueued. */
+static int forward_and_send(struct stage *s, const struct forward_rows *rows, struct err *e)
+{
+	struct stage_link *l = s->link;
+	int rc = stage_forward(s, rows, rows->n, e);
+	if (rc || (rc = l->ops->send(l, &s->model, rows->n, e)))
+		return rc;
+	return l->ops->receive(l, &s[1].model, rows->n, e);
+}
+
 int stages_forward(
 	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e)
 {
 	struct forward_rows mine = *rows;
-	for (; s->link; s++) {
-		int rc;
-		if ((rc = stage_forward(s, &mine, rows->n, e)) ||
-			(rc = s->link->ops->send(s->link, &s->model, rows->n, e)) ||
-			(rc = s->link->ops->receive(s->link, &s[1].model, rows->n, e)))
-			return rc;
+	struct stage *at = s;
+	int rc = 0, late = 0;
+	mine.hands_over = true;
+	for (; at->link && !(rc = forward_and_send(at, &mine, e)); at++)
 		mine.on_device_busy = NULL; /* was called */
-	}
-	return stage_forward(s, &mine, first_hidden, e);
+	mine.hands_over = rows->hands_over;
+	if (!rc)
+		rc = stage_forward(at, &mine, first_hidden, e);
+	/* The last stage has seen the expert ids of its rows, so the devices before it are idle, or
+	 * about to be. A failure of theirs that came late is that of the step. */
+	for (struct stage *before = s; before < at; before++)
+		late = late ? late : moe_drain(&before->model, rc ? NULL : e);
+	if (rc || late)
+		moe_drain(&at->model, NULL);
+	return rc ? rc : late;
 }
 
 int engine_forward(

@@ -194,6 +194,16 @@ def bench():
     quick = ["--repeats", "3", "--seconds", "0.001", "--mb", "16"]
     o = json.loads(run("bench", "copy", *quick, "--json").stdout)
     check("bench copy has its four figures", len(o["figures"]) == 4 and all(f["median"] > 0 for f in o["figures"]), o)
+    p = subprocess.run([PROGRAM, "bench", "copy", *quick, "--cards", "0,0", "--json"], stdin=subprocess.DEVNULL,
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=170, check=False)
+    if p.returncode == 0:
+        pairs = [f for f in json.loads(p.stdout)["figures"] if "cards 0 and 0" in f["name"]]
+        check("two stages on a card hand over", len(pairs) >= 4 and all(f["median"] > 0 for f in pairs), pairs)
+    else:
+        check("without a card bench copy --cards says so", p.returncode == 1 and
+              any(s in p.stderr for s in (b"no graphics card answers", b"built without CUDA")), p.stderr)
+    check("copies need two cards", b"takes two numbers" in run("bench", "copy", *quick, "--cards", "0", status=2).stderr)
+    check("other parts take no cards", b"--cards belongs to" in run("bench", "ops", "--cards", "0,0", status=2).stderr)
     check("the median lies between the extremes", all(f["low"] <= f["median"] <= f["high"] for f in o["figures"]), o)
     o = json.loads(run("bench", "ops", "--only", "pocket expert_ffn", *quick, "--json").stdout)
     check("ops are chosen by name", o["figures"] and all("expert_ffn" in f["name"] for f in o["figures"]), o)

@@ -190,6 +190,7 @@ else
 	check "two ranks on one card are named" grep -qE '^glmstream: rank 1 \(.*\): card 0 \(GPU-[0-9a-f-]{36}\) is also card 0 of rank 0 \(.*--cards$' "$work/err"
 	ranks 2 "${one_card[@]}" --cards 0
 	exits 0
+	check "their rows go by MPI, and why" grep -qE '^rows of rank 1 \(.*\) come by MPI: (both ranks compute on one card|.*NCCL|.*nccl)' "$work/err"
 	timeout -k 5 60 "${mpi[@]}" -np 1 "$GLMSTREAM" "${one_card[@]}" --cards 0 : \
 		-np 1 "$GLMSTREAM" "${one_card[@]}" >"$work/out" 2>"$work/err" </dev/null
 	rc=$? said='two ranks of which one names the card'

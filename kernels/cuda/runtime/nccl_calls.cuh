@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The calls of NCCL that are used. The library (libnccl.so.2) is loaded at run time and never
+ * required: it comes with neither the driver nor this program, so its prototypes stand here.
+ */
+#ifndef GLM_KERNELS_CUDA_NCCL_CALLS_CUH
+#define GLM_KERNELS_CUDA_NCCL_CALLS_CUH
+
+#include <cuda_runtime.h>
+#include <stddef.h>
+
+typedef struct ncclComm *nccl_comm;
+
+enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7 };
+enum { NCCL_INT8 = 0, NCCL_FLOAT32 = 7 }; /* ncclDataType_t */
+enum { NCCL_SUM = 0 };                    /* ncclRedOp_t */
+
+struct nccl_id {
+	char bytes[128];
+};
+
+struct nccl_calls {
+	char version[32]; /* "2.21.5" */
+	int (*ncclGetVersion)(int *version);
+	int (*ncclGetUniqueId)(struct nccl_id *id);
+	int (*ncclCommInitRank)(nccl_comm *comm, int n_ranks, struct nccl_id id, int rank);
+	int (*ncclCommDestroy)(nccl_comm comm);
+	int (*ncclCommAbort)(nccl_comm comm);
+	int (*ncclCommGetAsyncError)(nccl_comm comm, int *error);
+	const char *(*ncclGetErrorString)(int result);
+	int (*ncclGroupStart)(void);
+	int (*ncclGroupEnd)(void);
+	int (*ncclSend)(
+		const void *data, size_t count, int type, int peer, nccl_comm comm, cudaStream_t stream);
+	int (*ncclRecv)(
+		void *data, size_t count, int type, int peer, nccl_comm comm, cudaStream_t stream);
+	int (*ncclAllReduce)(const void *in, void *out, size_t count, int type, int op, nccl_comm comm,
+		cudaStream_t stream);
+};
+
+/* Loads the library, once. NULL: it is not there, and *why says so in a clause. Any thread. */
+const struct nccl_calls *nccl_load(const char **why);
+
+#endif
