@@ -16,6 +16,7 @@
 #include "kernels/cuda/gemm/gemm.cuh"
 
 #include "kernels/cuda/gemm/gemm_step.cuh"
+#include "kernels/cuda/library/library_gemm.cuh"
 
 #define X_MOST        ((size_t)128 << 20) /* of an x panel */
 #define SPLIT_THREADS 256
@@ -464,7 +465,8 @@ static void gemm_split_x(struct cuda_backend *b, enum x_order order, struct x_pa
 	gemm_split_rows(b, FROM_ROWS, &a, n_stack);
 }
 
-void gemm_matmul(
+/* gemm_matmul by the kernels of this folder */
+static void own_matmul(
 	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	int64_t n_in = parts[0].w.n_in, m, o;
@@ -492,6 +494,20 @@ void gemm_matmul(
 			else
 				gemm_from_packed(b, &p->w, panel, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
 		}
+	}
+}
+
+void gemm_matmul(
+	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	for (int i = 0, j; i < n_parts; i = j) { /* neighbours of one way together */
+		bool library = library_gemm_takes(b, &parts[i].w);
+		for (j = i + 1; j < n_parts && library_gemm_takes(b, &parts[j].w) == library;)
+			j++;
+		if (library)
+			library_matmul(b, parts + i, j - i, x, rows);
+		else
+			own_matmul(b, parts + i, j - i, x, rows);
 	}
 }
 
