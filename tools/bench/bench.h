@@ -44,6 +44,7 @@ struct bench {
 	/* Limits, 0 until measured by bench_copy: */
 	double read_bytes_s, mac_s;
 	double device_bytes_s; /* bytes read and written by a copy on the card; measured by bench_ops */
+	double device_flop_s; /* products of halves on the card (kernels/library.h); by what needs it */
 	struct bench_figure *figures; /* [n_figures] */
 	size_t n_figures;
 };
