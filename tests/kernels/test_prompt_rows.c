@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Products of prompts of GLM-5.2's size on a card: the bits of a row do not depend on the number of
- * rows, from one above the decode limit to 8,192, nor on the rows beside it; and they are the
- * processor's product but for the roundings of one pass. These are the products that cublasLt takes
- * where it is installed (kernels/cuda/library/library_gemm.cu); the last line says whether it was.
- * Exits with 77 where no device answers.
+ * Prompts of GLM-5.2's size on a card, products, experts and selections: the bits of a row do not
+ * depend on the number of rows, from one above the decode limit to 8,192, nor on the rows beside
+ * it; and they are the processor's product but for the roundings of one pass. These are the
+ * products that cublasLt takes where it is installed (kernels/cuda/library/library_gemm.cu); the
+ * last line says whether it was. Exits with 77 where no device answers.
  */
 #include "kernels/library.h"
 #include "src/base/mem.h"
@@ -26,14 +26,14 @@
 
 static struct backend *card, *cpu;
 
-struct product {
+struct card_product {
 	const char *name;
 	enum dtype type;
 	int n_in, n_out;
 	bool add;
 };
 
-static const struct product products[] = {
+static const struct card_product products[] = {
 	{"q_a", DTYPE_Q8_0, 6144, 2048, false},
 	{"q_b", DTYPE_Q8_0, 2048, 4096, false},
 	{"o", DTYPE_Q8_0, 4096, 1032, true},
@@ -62,7 +62,7 @@ static void *put(struct backend *b, const void *from, size_t bytes)
 	return p;
 }
 
-static void operands_make(struct operands *o, struct backend *b, const struct product *p,
+static void operands_make(struct operands *o, struct backend *b, const struct card_product *p,
 	const uint8_t *w, size_t row_bytes, const float *x, int rows)
 {
 	float *before = NEW_ARRAY(float, (size_t)rows *(size_t)p->n_out);
@@ -95,7 +95,7 @@ static void operands_free(struct operands *o)
 }
 
 /* y of rows [first, first + n), freed by the caller */
-static float *multiply(struct operands *o, const struct product *p, int first, int n)
+static float *multiply(struct operands *o, const struct card_product *p, int first, int n)
 {
 	struct err e = {0};
 	size_t width = (size_t)p->n_out, values = (size_t)n * width;
@@ -122,7 +122,7 @@ static float *some_rows(int n_in)
 	return x;
 }
 
-static void check_near_cpu(const struct product *p, const float *got, const float *want)
+static void check_near_cpu(const struct card_product *p, const float *got, const float *want)
 {
 	for (int r = 0; r < ROWS_CPU; r++) {
 		double diff = 0, norm = 0;
@@ -139,7 +139,7 @@ static void check_near_cpu(const struct product *p, const float *got, const floa
 	}
 }
 
-static void check_product(const struct product *p)
+static void check_product(const struct card_product *p)
 {
 	static const int counts[] = {65, 129, 200, 512, 1000, 2048, 2049, 4097, 8191};
 	uint64_t row_bytes;
@@ -194,8 +194,8 @@ static void test_shared_x(void **state)
 	uint8_t *w = NEW_ARRAY(uint8_t, row_bytes * WIDE);
 	op_random_blocks(3, 1, DTYPE_Q8_0, w, row_bytes * WIDE);
 	float *x = some_rows(N_IN);
-	static const struct product one = {"first", DTYPE_Q8_0, N_IN, WIDE, false},
-								two = {"second", DTYPE_Q8_0, N_IN, NARROW, false};
+	static const struct card_product one = {"first", DTYPE_Q8_0, N_IN, WIDE, false},
+									 two = {"second", DTYPE_Q8_0, N_IN, NARROW, false};
 	struct operands a, b, c;
 	operands_make(&a, card, &one, w, row_bytes, x, ROWS);
 	operands_make(&b, card, &two, w, row_bytes, x, ROWS);
@@ -221,6 +221,82 @@ static void test_shared_x(void **state)
 	free(w);
 }
 
+#define EXPERTS(t)                                                                                 \
+	{                                                                                              \
+		.name = "experts " #t, .op = OP_EXPERT_FFN, .type = DTYPE_##t, .rows = 1500, .n_in = 1024, \
+		.n_out = 512, .heads = 6, .n_used = 3                                                      \
+	}
+
+/* Experts with some 750 rows each, which fill several tiles, and with a few: the same bits. */
+static void test_experts(void **state)
+{
+	(void)state;
+	static const struct op_case cases[] = {EXPERTS(IQ2_XXS), EXPERTS(Q2_K), EXPERTS(Q4_K)};
+	static const int counts[] = {65, 129, 400, 1024, 1499};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		const struct op_case *c = &cases[i];
+		size_t width = (size_t)op_case_width(c);
+		float *all = op_case_run(card, c, 0, c->rows);
+		for (size_t k = 0; k < ARRAY_LEN(counts); k++) {
+			int n = counts[k], first = k % 2 ? c->rows - n : 0;
+			float *some = op_case_run(card, c, first, n);
+			op_case_same_bits(
+				c, "in another batch", all + (size_t)first * width, some, (size_t)n * width);
+			free(some);
+		}
+		free(all);
+	}
+}
+
+/* Selections of GLM-5.2's indexer behind 131,072 positions. Whole numbers make scores exact and
+ * full of ties: then they are the processor's. */
+static void test_selections(void **state)
+{
+	(void)state;
+	static const struct op_case cases[] = {
+		{.name = "ties behind 131072",
+			.op = OP_INDEX_SELECT,
+			.type = DTYPE_F16,
+			.rows = 77,
+			.heads = 32,
+			.dim = 128,
+			.top_k = 2048,
+			.far = 131071,
+			.whole = true},
+		{.name = "behind 131072",
+			.op = OP_INDEX_SELECT,
+			.type = DTYPE_F16,
+			.rows = 203,
+			.heads = 32,
+			.dim = 128,
+			.top_k = 2048,
+			.far = 131071},
+		{.name = "ties, few heads",
+			.op = OP_INDEX_SELECT,
+			.type = DTYPE_F16,
+			.rows = 150,
+			.heads = 9,
+			.dim = 128,
+			.top_k = 100,
+			.far = 2500,
+			.whole = true},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		const struct op_case *c = &cases[i];
+		size_t width = (size_t)op_case_width(c);
+		int n = c->rows - 6;
+		float *all = op_case_run(card, c, 0, c->rows), *some = op_case_run(card, c, 6, n);
+		op_case_same_bits(c, "in another batch", all + 6 * width, some, (size_t)n * width);
+		if (c->whole) {
+			float *want = op_case_run(cpu, c, 0, c->rows);
+			op_case_same_bits(c, "on the processor", all, want, (size_t)c->rows * width);
+			free(want);
+		}
+		free(all);
+		free(some);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct err e = {0};
@@ -237,6 +313,8 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_products),
 		cmocka_unit_test(test_shared_x),
+		cmocka_unit_test(test_experts),
+		cmocka_unit_test(test_selections),
 	};
 	int rc = cmocka_run_group_tests(tests, NULL, NULL);
 	card->ops->close(card);

@@ -105,7 +105,7 @@ static void *load_library(struct err *why)
 	return library;
 }
 
-static bool set_up(struct cublas *c, struct err *why)
+static bool describe_products(struct cublas *c, struct err *why)
 {
 	/* 0 and 0: no workspace, no reduction between blocks */
 	const uint64_t workspace = 0;
@@ -154,7 +154,7 @@ struct cublas *cublas_open(struct err *why)
 		free(c);
 		return NULL;
 	}
-	if (!set_up(c, why)) {
+	if (!describe_products(c, why)) {
 		cublas_close(c);
 		return NULL;
 	}
@@ -278,6 +278,17 @@ uint32_t cuda_library_version(struct backend *b)
 	return cublas_of(cuda_of(b)) ? cublas_version(cublas_of(cuda_of(b))) : 0;
 }
 
+/* Halves from -1 to 1 that follow no pattern: equal ones would need less power, and be multiplied
+ * faster, than a model's. */
+static __global__ void fill_kernel(__half *to, uint32_t n)
+{
+	uint32_t i = blockIdx.x * 256 + threadIdx.x, v = (i + 1) * 2654435761u;
+	v = (v ^ v >> 15) * 2246822519u;
+	v ^= v >> 13;
+	if (i < n)
+		to[i] = __float2half_rn(__fmul_rn((float)(int32_t)v, 0x1p-31f));
+}
+
 double cuda_library_flops(struct backend *base)
 {
 	struct cuda_backend *b = cuda_of(base);
@@ -290,9 +301,11 @@ double cuda_library_flops(struct backend *base)
 	cudaStreamSynchronize(b->stream);
 	bool ready = cudaMalloc((void **)&memory, 2 * halves + floats) == cudaSuccess &&
 				 cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess;
-	/* zeros would need less power than numbers: bytes 0x2c are halves of 0.07 */
-	if (ready)
-		cudaMemsetAsync(memory, 0x2c, 2 * halves, b->stream);
+	if (ready) {
+		fill_kernel<<<(unsigned)(halves / 256), 256, 0, b->stream>>>(
+			(__half *)memory, (uint32_t)halves);
+		cuda_launched(b);
+	}
 	struct cublas_product p = {(const __half *)memory, (const __half *)(memory + halves), (int)n,
 		(int)n, (float *)(memory + 2 * halves), (int)n, (int)n, (int)n};
 	for (int i = 0; i <= PEAK_LAUNCHES && ready; i++) { /* the first one warms up */
