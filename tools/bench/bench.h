@@ -113,6 +113,13 @@ struct generate_result;
 int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
 	const struct generate_options *o, struct generate_result *r, struct err *e);
 
+/* b->device_flop_s, unless these options compute on the processor or no card answers. Before an
+ * engine is opened: it needs 400 MB of the card. */
+void bench_measure_flops(struct bench *b, const struct common_opts *c);
+/* Floating point operations of a prompt of n tokens from an empty timeline, for each token:
+ * products with weights, scores of the indexer, attention; no head. */
+double bench_prompt_flops(const struct engine *g, uint64_t n);
+
 int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct err *e);
 int bench_decode(
 	struct bench *b, struct engine *g, uint32_t n_prompt, uint32_t n_new, struct err *e);
