@@ -128,7 +128,7 @@ static void test_exact_prompts(void **state)
 		g->library_version = version;
 		restore(p, s, text, 600, 0, 0);
 		sync_to(s, text, 600, 0);
-		keep(p, s, 600, version == 130100 ? 2 : 3);
+		keep(p, s, 600, 1);
 		session_free(s);
 	}
 	prefix_store_close(p);
