@@ -12,6 +12,7 @@
 #include "src/engine/stages/pipeline.h"
 #include "src/forward/host_experts.h"
 #include "stream/loader/loader.h"
+#include "kernels/library.h"
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
 
@@ -247,6 +248,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->chunk = p->chunk;
 	g->n_sessions = p->sessions;
 	g->exact_prompts = o->exact_prompts && engine_last(g)->backend->ops->decode_rows < INT_MAX;
+	g->library_version = backend_library_version(engine_last(g)->backend);
 	g->taken = NEW_ARRAY(bool, p->sessions);
 	const struct model_weights *w = whole.layers ? &whole : &g->stages->weights;
 	if (o->trace)

@@ -21,6 +21,7 @@ struct engine {
 	struct engine_cache cache;       /* what of it does not change */
 	uint64_t fingerprint;
 	bool exact_prompts;         /* asked for, and the backend has two ways */
+	uint32_t library_version;   /* of its backends (kernels/library.h) */
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */
 	/* engine_profile.c */

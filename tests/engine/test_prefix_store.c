@@ -122,6 +122,15 @@ static void test_exact_prompts(void **state)
 	g->exact_prompts = !g->exact_prompts;
 	restore(p, s, text, 600, 512, 512);
 	session_free(s);
+	/* so are those of products by another library, or another version of it */
+	for (uint32_t version = 130100; version <= 130101; version++) {
+		s = session_of(g, false);
+		g->library_version = version;
+		restore(p, s, text, 600, 0, 0);
+		sync_to(s, text, 600, 0);
+		keep(p, s, 600, 1);
+		session_free(s);
+	}
 	prefix_store_close(p);
 	engine_close(g, NULL);
 }

@@ -44,6 +44,7 @@ struct bench {
 	/* Limits, 0 until measured by bench_copy: */
 	double read_bytes_s, mac_s;
 	double device_bytes_s; /* bytes read and written by a copy on the card; measured by bench_ops */
+	double device_flop_s; /* products of halves on the card (kernels/library.h); by what needs it */
 	struct bench_figure *figures; /* [n_figures] */
 	size_t n_figures;
 };
@@ -111,6 +112,13 @@ struct generate_options;
 struct generate_result;
 int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
 	const struct generate_options *o, struct generate_result *r, struct err *e);
+
+/* b->device_flop_s, unless these options compute on the processor or no card answers. Before an
+ * engine is opened: it needs 400 MB of the card. */
+void bench_measure_flops(struct bench *b, const struct common_opts *c);
+/* Floating point operations of a prompt of n tokens from an empty timeline, for each token:
+ * products with weights, scores of the indexer, attention; no head. */
+double bench_prompt_flops(const struct engine *g, uint64_t n);
 
 int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct err *e);
 /* n_fill: positions before the prompt that nothing has computed (session_fill.h). */

@@ -2,16 +2,18 @@
 /*
  * The whole model: prefill of a prompt and decode after it. Token ids are random but the same in
  * every run, so that experts are used as by no particular text. Prefill is held against the
- * multiply-adds of the weights, decode against the bytes of weights that a token must read; both
- * limits were measured on this machine in the same run, for the CPU only.
+ * multiply-adds of the weights, on a card against all products of a prompt at the rate of one large
+ * product of halves; decode, on the CPU, against the bytes of weights that a token must read.
+ * Limits are measured on this machine in the same run.
  */
 #include "tools/bench/bench.h"
 
 #include "src/base/num.h"
-#include "kernels/backend.h"
+#include "kernels/library.h"
 #include "src/engine/batch.h"
 #include "src/engine/generate.h"
 #include "src/engine/session/session_fill.h"
+#include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/stats.h"
 #include "tools/trace/model_sizes.h"
@@ -55,6 +57,35 @@ static int prefill_work(void *user, struct err *e)
 	return session_sync(p->session, p->ids, p->n, &watch, NULL, e);
 }
 
+void bench_measure_flops(struct bench *b, const struct common_opts *c)
+{
+	struct backend *card = NULL;
+	const char *name = common_opts_backend(c);
+	if (name && !strcmp(name, "cpu"))
+		return;
+	if (backend_open(&(struct backend_options){.name = "cuda"}, &card, NULL))
+		return;
+	b->device_flop_s = backend_library_flops(card);
+	card->ops->close(card);
+}
+
+double bench_prompt_flops(const struct engine *g, uint64_t n)
+{
+	const struct model_config *c = engine_config(g);
+	struct model_sizes sizes;
+	model_sizes_count(engine_gguf(g), c, &sizes);
+	/* means over the positions 0 to n - 1: rows attended, and rows scored where not all are */
+	const double few = (double)MIN(n, (uint64_t)c->index_top_k), all = (double)n;
+	const double attended = (few * (few + 1) / 2 + (all - few) * few) / all,
+				 scored = (all * (all + 1) - few * (few + 1)) / 2 / all;
+	const double attend = attended * c->n_heads * (double)(config_cache_width(c) + c->kv_rank),
+				 score = scored * c->index_heads * (double)c->index_dim;
+	double macs = (double)sizes.macs_per_token;
+	for (uint32_t i = 0; i < c->n_layers; i++)
+		macs += attend + (c->index_full[i] ? score : 0);
+	return 2 * macs;
+}
+
 int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct err *e)
 {
 	struct bench_prompt p = {0};
@@ -65,10 +96,15 @@ int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct e
 	if (!rc)
 		rc = bench_time(b, prefill_work, &p, &s, e);
 	engine_overlap(g, &to);
-	if (!rc)
+	if (!rc && p.cpu)
 		bench_add(b, "prefill", "tok/s", bench_rate(s, p.n),
-			p.cpu ? b->mac_s / (double)MAX(p.sizes.macs_per_token, 1) : 0, "FMA",
-			"%u tokens, %.4g MMAC each", p.n, (double)p.sizes.macs_per_token * 1e-6);
+			b->mac_s / (double)MAX(p.sizes.macs_per_token, 1), "FMA", "%u tokens, %.4g MMAC each",
+			p.n, (double)p.sizes.macs_per_token * 1e-6);
+	else if (!rc) {
+		const double flops = bench_prompt_flops(g, p.n);
+		bench_add(b, "prefill", "tok/s", bench_rate(s, p.n), b->device_flop_s / flops,
+			"product of halves", "%u tokens, %.4g GFLOP each", p.n, flops * 1e-9);
+	}
 	char what[48];
 	snprintf(what, sizeof what, "%u tokens in chunks of %u", n_prompt, batch_max_rows(g));
 	if (!rc)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Prompts through a streaming engine, held against the time that the drive, or the link to the
- * card, needs for what they had to move. A long prompt asks for nearly every expert once; what
- * stands in the cache when it begins need not come, so the bound is that of the bytes that really
- * came, at the rate measured in the same run.
+ * card, needs for what they had to move, or the card for its products, whichever is longest. A long
+ * prompt asks for nearly every expert once; what stands in the cache when it begins need not come,
+ * so the bound is that of the bytes that really came, at the rate measured in the same run.
  */
 #include "tools/bench/bench.h"
 
@@ -21,7 +21,9 @@
 struct prefill_sample {
 	uint32_t tokens; /* computed; fewer than asked for when time was up */
 	double seconds;
+	double flops; /* of a token, for limits of a card */
 	struct expert_stats d;
+	uint32_t cached, cached_kept; /* experts in the first tier before; of these afterwards too */
 };
 
 struct prefill_job {
@@ -42,6 +44,29 @@ static void on_chunk(void *user, uint32_t done, uint32_t total)
 		atomic_store(&j->stop, true);
 }
 
+/* Which experts are where: [layers][experts] of enum engine_residency, freed by the caller. */
+static uint8_t *residency_map(const struct engine *g, size_t *n)
+{
+	struct engine_cache c;
+	engine_cache_snapshot(g, &c, NULL);
+	*n = (size_t)c.n_layers * c.n_experts;
+	uint8_t *map = NEW_ARRAY(uint8_t, *n);
+	engine_cache_snapshot(g, &c, map);
+	return map;
+}
+
+static void count_kept(struct prefill_sample *s, const uint8_t *before, const struct engine *g)
+{
+	size_t n;
+	uint8_t *after = residency_map(g, &n);
+	for (size_t i = 0; i < n; i++) {
+		const bool was = before[i] == ENGINE_IN_VRAM;
+		s->cached += was;
+		s->cached_kept += was && after[i] == ENGINE_IN_VRAM;
+	}
+	free(after);
+}
+
 /* Every size `repeats` times, each from an empty timeline; the expert cache is what the runs before
  * have left. */
 static int take_prefill_samples(struct prefill_job *j, struct engine *g, struct err *e)
@@ -58,6 +83,8 @@ static int take_prefill_samples(struct prefill_job *j, struct engine *g, struct 
 	rc = session_new(g, &s, e);
 	for (int i = 0; i < j->n_sizes * j->b->repeats && !rc && !atomic_load(&j->stop); i++) {
 		const struct expert_stats before = engine_expert_stats(g);
+		size_t n_map;
+		uint8_t *cached = residency_map(g, &n_map);
 		const uint64_t start = clock_ns();
 		session_rewind(s, 0);
 		rc = session_sync(s, ids, (uint32_t)j->sizes[i / j->b->repeats], &watch, NULL, e);
@@ -66,8 +93,12 @@ static int take_prefill_samples(struct prefill_job *j, struct engine *g, struct 
 		else if (rc == ERR_INTERRUPTED)
 			rc = 0; /* time is up: what is there counts */
 		const struct expert_stats d = stats_between(before, engine_expert_stats(g));
-		j->samples[i] =
-			(struct prefill_sample){session_length(s), (double)(clock_ns() - start) * 1e-9, d};
+		j->samples[i] = (struct prefill_sample){.tokens = session_length(s),
+			.seconds = (double)(clock_ns() - start) * 1e-9,
+			.flops = bench_prompt_flops(g, MAX(session_length(s), 1u)),
+			.d = d};
+		count_kept(&j->samples[i], cached, g);
+		free(cached);
 		if (!rc && j->samples[i].tokens)
 			j->n_samples = i + 1;
 	}
@@ -86,20 +117,27 @@ static void add_prefill_samples(struct prefill_job *j, const struct limits *l)
 					 accesses = (double)(s->d.hit_vram + s->d.hit_ram + s->d.miss);
 		const double disk = (double)s->d.bytes_read / l->disk.bytes_s.median;
 		const double link = l->card.there ? (double)s->d.bytes_in / l->card.in_bytes_s.median : 0;
-		const double bound = MAX(disk, link);
+		const double products = b->device_flop_s > 0 ? tokens * s->flops / b->device_flop_s : 0;
+		const double bound = MAX(MAX(disk, link), products);
 		char name[64], cut[24] = "";
 		if (s->tokens < j->sizes[i / b->repeats])
 			snprintf(cut, sizeof cut, ", of which %u", s->tokens);
 		snprintf(name, sizeof name, "%llu tokens%s, run %d",
 			(unsigned long long)j->sizes[i / b->repeats], cut, i % b->repeats + 1);
 		bench_add(b, "prefill", "tok/s", bench_one(tokens / s->seconds),
-			bound > 0 ? tokens / bound : 0, link > disk ? "link" : "drive", "%s", name);
+			bound > 0 ? tokens / bound : 0,
+			bound == products ? "product of halves"
+			: link > disk     ? "link"
+							  : "drive",
+			"%s", name);
 		bench_add_value(b, "prefill", "GB", (double)s->d.bytes_read * 1e-9, "%s: read", name);
 		if (s->d.bytes_in)
 			bench_add_value(
 				b, "prefill", "GB", (double)s->d.bytes_in * 1e-9, "%s: host to card", name);
 		bench_add_value(b, "prefill", "%", 100 * (double)s->d.miss / MAX(accesses, 1.0),
 			"%s: experts missed", name);
+		bench_add_value(b, "prefill", "experts", s->cached_kept,
+			"%s: cached before and after, of %u before", name, s->cached);
 		bench_add_value(
 			b, "prefill", "s", (double)s->d.wait_ns * 1e-9, "%s: waited for experts", name);
 	}
@@ -111,6 +149,7 @@ int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uin
 	struct prefill_job j = {.b = b, .sizes = sizes, .n_sizes = n_sizes};
 	struct limits limits = {0};
 	struct engine *g = NULL;
+	bench_measure_flops(b, c);
 	j.samples = mem_new((size_t)n_sizes * (size_t)b->repeats, sizeof *j.samples);
 	int rc = common_opts_open(c, &g, e);
 	if (seconds > 0)

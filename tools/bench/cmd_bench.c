@@ -110,6 +110,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	const bool streamed = o->parts == PART_PREFILL && o->common.cache_bytes;
 	if (!replay && !streamed && !o->rows && !o->draft &&
 		(o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
+		if (o->parts & PART_PREFILL)
+			bench_measure_flops(b, &o->common);
 		if ((rc = common_opts_open(&o->common, &g, e)))
 			return rc;
 		snprintf(what, sizeof what, "%s", engine_backend_name(g));

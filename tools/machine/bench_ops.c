@@ -8,6 +8,7 @@
  */
 #include "tools/machine/bench_ops.h"
 
+#include "kernels/library.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -23,6 +24,7 @@
 #define DEVICE_CALLS                                                                               \
 	64 /* ops enqueued between two waits on a backend that defers; their copies are more than its  \
 		  caches hold */
+#define PROMPT_CALLS 4 /* the same for a prompt, of which each takes milliseconds */
 
 static const struct bench_shape shapes[] = {
 	{"pocket", 256, 256, 512, 4, 192, 64, 256, 4, 128, 128, 768, 32, 4, 256, 8192, 4096},
@@ -89,6 +91,11 @@ static void call_device_copy(struct bench_op *o, int copy)
 	o->backend->ops->copy(o->backend, o->y, o->x, o->copy_bytes);
 }
 
+static int calls_at_once(const struct bench_op *o)
+{
+	return o->prompt ? PROMPT_CALLS : o->backend->ops->async ? DEVICE_CALLS : 1;
+}
+
 /* One call; on a backend that defers many of them as one graph, which is how a step of decode
  * enqueues them, experts excepted. */
 static int work(void *user, struct err *e)
@@ -101,7 +108,7 @@ static int work(void *user, struct err *e)
 	} else {
 		enum segment_mode calls =
 			o->graph ? ops->segment_begin(o->backend, o->graph) : SEGMENT_EAGER;
-		for (int i = 0; i < DEVICE_CALLS && calls != SEGMENT_REPLAYED; i++)
+		for (int i = 0; i < calls_at_once(o) && calls != SEGMENT_REPLAYED; i++)
 			o->call(o, i % MAX(o->copies, 1));
 		if (calls == SEGMENT_CAPTURE)
 			ops->segment_end(o->backend);
@@ -118,13 +125,19 @@ int bench_op_measure(struct bench_op *o, struct err *e, const char *detail)
 		return o->pool->code;
 	}
 	/* as the model does: only steps of few rows are recorded */
-	o->graph = o->rows < BENCH_CHUNK_ROWS && !o->alone ? ++graphs : 0;
+	o->graph = o->rows < BENCH_CHUNK_ROWS && !o->alone && !o->prompt ? ++graphs : 0;
 	int rc = work(o, e); /* so that the next call, which warms up, can record */
 	if (rc || (rc = bench_time(o->bench, work, o, &s, e)))
 		return rc;
 	o->backend->ops->segments_drop(o->backend);
 	bool cpu = !o->backend->ops->async; /* the limits were measured there */
-	double calls = cpu ? 1 : DEVICE_CALLS;
+	double calls = calls_at_once(o);
+	if (o->prompt) {
+		bench_add(o->bench, "ops", "TFLOP/s", bench_rate(s, 2 * o->macs * calls * 1e-12),
+			o->bench->device_flop_s * 1e-12, "product of halves", "prompt %s %s, %d rows", o->name,
+			detail, o->rows);
+		return 0;
+	}
 	double byte_limit = cpu ? o->bench->read_bytes_s : o->bench->device_bytes_s,
 		   mac_limit = cpu ? o->bench->mac_s : 0;
 	bool by_bytes = !o->macs || !mac_limit || o->bytes * mac_limit > o->macs * byte_limit;
@@ -164,10 +177,6 @@ static int measure_device_copy(struct bench *b, struct backend *backend, struct 
 	bench_pool_release(&p);
 	return rc;
 }
-
-/* On cards, with as many rows as fill one where a block of threads takes a row. */
-#define PROMPT      "prompt"
-#define PROMPT_ROWS 1024
 
 struct op_entry {
 	bench_op_fn *run;
@@ -222,7 +231,6 @@ static const struct op_entry entries[] = {
 	{bench_op_index_select, "index_select", "index_select", DTYPE_F16, false},
 	{bench_op_index_select, "index_select", "long", DTYPE_F16, false},
 	{bench_op_attend, "attend", "attend", DTYPE_F16, true},
-	{bench_op_attend, "attend", PROMPT, DTYPE_F16, false},
 	{bench_op_mla, "mla", "mla", DTYPE_F16, true},
 	{bench_op_mla, "mla", "short", DTYPE_F16, true},
 	{bench_op_small, "choice", "choice", DTYPE_F32, false},
@@ -241,17 +249,44 @@ static const struct op_entry entries[] = {
 	{bench_op_small, "moe_combine", "moe_combine", DTYPE_F32, false},
 };
 
-/* With one row, a chunk of rows, and on a card a few rows; PROMPT with PROMPT_ROWS. */
+/* What a prompt computes on a card, at the shapes of GLM-5.2. */
+struct prompt_entry {
+	bench_op_fn *run;
+	const char *op, *name;
+	enum dtype type;
+	int context; /* positions; 0: the op has none */
+};
+
+static const struct prompt_entry prompt_entries[] = {
+	{bench_op_matmul, "matmul", "q_a", DTYPE_Q8_0, 0},
+	{bench_op_matmul, "matmul", "q_b", DTYPE_Q8_0, 0},
+	{bench_op_matmul, "matmul", "o", DTYPE_Q8_0, 0},
+	{bench_op_matmul, "matmul", "kv_a", DTYPE_Q8_0, 0},
+	{bench_op_stacked, "stacked_matmul", "k_b", DTYPE_Q8_0, 0},
+	{bench_op_stacked, "stacked_matmul", "v_b", DTYPE_Q8_0, 0},
+	{bench_op_ffn, "ffn", "shared", DTYPE_Q8_0, 0},
+	{bench_op_ffn, "ffn", "dense", DTYPE_Q8_0, 0},
+	{bench_op_matmul, "matmul", "head", DTYPE_Q8_0, 0},
+	{bench_op_experts, "expert_ffn", "expert_ffn", DTYPE_IQ2_XXS, 0},
+	{bench_op_experts, "expert_ffn", "expert_ffn", DTYPE_Q2_K, 0},
+	{bench_op_index_select, "index_select", "index_select", DTYPE_F16, 8192},
+	{bench_op_index_select, "index_select", "index_select", DTYPE_F16, 32768},
+	{bench_op_index_select, "index_select", "index_select", DTYPE_F16, 131072},
+	{bench_op_attend, "attend", "attend", DTYPE_F16, 8192},
+	{bench_op_attend, "attend", "attend", DTYPE_F16, 32768},
+	{bench_op_attend, "attend", "attend", DTYPE_F16, 131072},
+};
+static const int prompt_rows[] = {1024, 8192};
+
+/* With one row, a chunk of rows, and on a card a few rows. */
 static int run_entry(struct bench *b, struct backend *backend, const struct bench_shape *shape,
 	const struct op_entry *x, struct err *e)
 {
 	/* a chunk through the head is never computed: only last rows are */
-	const bool limbs = x->run == bench_op_limb_experts, prompt = !strcmp(x->name, PROMPT);
-	const int least = prompt ? PROMPT_ROWS : 1;
-	const int chunk = MAX(least, BENCH_CHUNK_ROWS);
-	const int most = !strcmp(x->name, "head") ? 1 : limbs ? 8 : chunk;
+	const bool limbs = x->run == bench_op_limb_experts;
+	const int most = !strcmp(x->name, "head") ? 1 : limbs ? 8 : BENCH_CHUNK_ROWS;
 	const bool few = x->few && (backend->ops->async || limbs);
-	for (int rows = least; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
+	for (int rows = 1; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
 		struct bench_pool pool = {.backend = backend};
 		struct bench_op o = {.bench = b,
 			.backend = backend,
@@ -267,6 +302,52 @@ static int run_entry(struct bench *b, struct backend *backend, const struct benc
 	return 0;
 }
 
+static int run_prompt_entry(struct bench *b, struct backend *backend,
+	const struct bench_shape *shape, const struct prompt_entry *x, struct err *e)
+{
+	for (size_t i = 0; i < ARRAY_LEN(prompt_rows); i++) {
+		struct bench_pool pool = {.backend = backend};
+		struct bench_op o = {.bench = b,
+			.backend = backend,
+			.pool = &pool,
+			.shape = shape,
+			.rows = prompt_rows[i],
+			.prompt = true,
+			.context = x->context};
+		if (x->context) /* the rows are its end, behind as many positions as one selects */
+			o.context = MAX(x->context, o.rows + shape->top_k);
+		int rc = x->run(&o, x->name, x->type, e);
+		bench_pool_release(&pool);
+		if (rc)
+			return err_prefix(e, "%d rows", o.rows) ? e->code : rc;
+	}
+	return 0;
+}
+
+/* The rows of a prompt on a card, with the card's rate of products as their limit. */
+static int bench_prompt_ops(
+	struct bench *b, struct backend *backend, const char *only, bool *any, struct err *e)
+{
+	const struct bench_shape *shape = &shapes[ARRAY_LEN(shapes) - 1];
+	int rc = 0;
+	for (size_t i = 0; i < ARRAY_LEN(prompt_entries) && !rc; i++) {
+		const struct prompt_entry *x = &prompt_entries[i];
+		char label[96];
+		snprintf(label, sizeof label, "%s prompt %s %s %s", shape->name, x->op, x->name,
+			dtype_name(x->type));
+		if (only && !strstr(label, only))
+			continue;
+		*any = true;
+		if (!b->device_flop_s && (b->device_flop_s = backend_library_flops(backend)) > 0)
+			bench_add_value(b, "ops", "TFLOP/s", b->device_flop_s * 1e-12,
+				"product of halves by cublasLt, 8192 x 8192 x 8192");
+		rc = run_prompt_entry(b, backend, shape, x, e);
+		if (rc)
+			err_prefix(e, "%s", label);
+	}
+	return rc;
+}
+
 int bench_ops(struct bench *b, struct backend *backend, const char *only, struct err *e)
 {
 	bool any = false;
@@ -278,13 +359,13 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 				entries[i].name, dtype_name(entries[i].type));
 			if (only && !strstr(label, only))
 				continue;
-			if (!strcmp(entries[i].name, PROMPT) && !backend->ops->async)
-				continue;
 			any = true;
 			rc = run_entry(b, backend, &shapes[s], &entries[i], e);
 			if (rc)
 				err_prefix(e, "%s", label);
 		}
+	if (!rc && backend->ops->async)
+		rc = bench_prompt_ops(b, backend, only, &any, e);
 	if (!rc && !any)
 		rc = err_set(e, ERR_USAGE, "--only: no op is called \"%.60s\"", only);
 	return rc;

@@ -8,7 +8,8 @@
 
 #include "kernels/backend.h"
 
-/* Rows of a prompt; fewer are a step of decode. */
+/* Rows of a prompt on the CPU; fewer are a step of decode. On a card a step of decode has up to so
+ * many, and prompts have entries of their own. */
 #define BENCH_CHUNK_ROWS 64
 
 /* The widths that decide the cost of an op; names as in model_config. */
@@ -28,7 +29,8 @@ struct bench_op {
 	int context;        /* positions of a sequence; the shape's, or more */
 	double bytes, macs; /* of one call, at least */
 	void (*call)(struct bench_op *o, int copy);
-	bool alone;       /* calls are not recorded: experts */
+	bool alone;       /* calls are not recorded: experts, prompts */
+	bool prompt;      /* of a prompt on a card: held against its rate of products */
 	const char *name; /* "matmul" */
 	int copies, next;
 	/* operands, whichever the op uses */

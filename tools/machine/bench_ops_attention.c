@@ -223,8 +223,11 @@ static void prepare_selection(struct bench_op *o, int positions, double weights,
 
 static int measure_heads(struct bench_op *o, int positions, const char *what, struct err *e)
 {
-	char detail[64];
-	snprintf(detail, sizeof detail, "%d heads, %d positions%s", o->shape->heads, positions, what);
+	char detail[64], of[24] = "";
+	if (o->prompt)
+		snprintf(of, sizeof of, " of %d", o->context);
+	snprintf(
+		detail, sizeof detail, "%d heads, %d%s positions%s", o->shape->heads, positions, of, what);
 	return bench_op_measure(o, e, detail);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The DSA lightning indexer: scores every earlier position and selects exactly the top_k.
- * indexer_mma.cu has the scores of half keys, and all of decode; the rest is here.
+ * indexer_mma.cu has the scores of half keys, and all of decode; indexer_rows.cu the scores of
+ * prompts on compute capability 9.0; the rest is here.
  *
  * score_kernel: grid (tiles of KEYS positions, rows), block 256. Keys and queries go to shared
  * memory as floats; a thread computes 8 heads of one position at a time; four partial sums per
@@ -14,13 +15,14 @@
  * positions is written without scores. Rows are processed in groups to bound the scratch.
  */
 #include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/attention/indexer_rows.cuh"
 
 #define KEYS              64
 #define THREADS           256
 #define GROUPS            4 /* threads per position */
 #define BATCH             8 /* heads a thread takes at once */
 #define SELECT_THREADS    1024
-#define SCRATCH_MAX_BYTES ((size_t)64 << 20)
+#define SCRATCH_MAX_BYTES ((size_t)128 << 20) /* as attend.cu */
 
 struct select_args {
 	struct index_select a;
@@ -232,6 +234,7 @@ void cuda_index_select(struct backend *base, const struct batch *rows, const str
 	for (; g.first_row < rows->n; g.first_row += group) {
 		unsigned n = (unsigned)(rows->n - g.first_row < group ? rows->n - g.first_row : group);
 		if (longest > a->top_k &&
+			!index_scores_rows(b, rows, a, g.first_row, (int)n, g.stride, g.score) &&
 			!index_scores_mma(b, rows, a, g.first_row, (int)n, g.stride, g.score))
 			score_kernel<<<dim3((unsigned)((longest + KEYS - 1) / KEYS), n), THREADS, shared,
 				b->stream>>>(g);

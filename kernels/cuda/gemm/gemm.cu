@@ -16,6 +16,8 @@
 #include "kernels/cuda/gemm/gemm.cuh"
 
 #include "kernels/cuda/gemm/gemm_step.cuh"
+#include "kernels/cuda/gemm/tile_gemm.cuh"
+#include "kernels/cuda/library/library_gemm.cuh"
 
 #define X_MOST        ((size_t)128 << 20) /* of an x panel */
 #define SPLIT_THREADS 256
@@ -464,7 +466,8 @@ static void gemm_split_x(struct cuda_backend *b, enum x_order order, struct x_pa
 	gemm_split_rows(b, FROM_ROWS, &a, n_stack);
 }
 
-void gemm_matmul(
+/* gemm_matmul by the kernels of this folder */
+static void own_matmul(
 	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	int64_t n_in = parts[0].w.n_in, m, o;
@@ -492,6 +495,30 @@ void gemm_matmul(
 			else
 				gemm_from_packed(b, &p->w, panel, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
 		}
+	}
+}
+
+/* Who computes products with a weight: always the same, whatever the rows. */
+enum product_way { BY_LIBRARY, BY_TILES, BY_OWN };
+
+static enum product_way way_of(struct cuda_backend *b, const struct weight *w)
+{
+	return library_gemm_takes(b, w) ? BY_LIBRARY : tile_matmul_takes(b, w) ? BY_TILES : BY_OWN;
+}
+
+void gemm_matmul(
+	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	for (int i = 0, j; i < n_parts; i = j) { /* neighbours of one way together */
+		enum product_way way = way_of(b, &parts[i].w);
+		for (j = i + 1; j < n_parts && way_of(b, &parts[j].w) == way;)
+			j++;
+		if (way == BY_LIBRARY)
+			library_matmul(b, parts + i, j - i, x, rows);
+		else if (way == BY_TILES)
+			tile_matmul(b, parts + i, j - i, x, rows);
+		else
+			own_matmul(b, parts + i, j - i, x, rows);
 	}
 }
 

@@ -6,8 +6,10 @@
  * travel as its arguments, without a copy engine and without staging. Larger uploads go through the
  * ring of staging buffers.
  */
+#include "kernels/cuda/library/cublas.cuh"
 #include "kernels/cuda/runtime/timeline.cuh"
 extern "C" {
+#include "src/base/log.h"
 #include "src/base/mem.h"
 }
 
@@ -337,6 +339,7 @@ static void cuda_close(struct backend *base)
 		cudaStreamSynchronize(b->stream);
 	cuda_deferred_close(b);
 	cuda_timeline_close(b);
+	cublas_close(cublas_of(b));
 	if (b->stream)
 		cudaStreamDestroy(b->stream);
 	for (int i = 0; i < CUDA_STAGING_BUFFERS; i++)
@@ -526,7 +529,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		return err_set(e, ERR_USAGE,
 			"backend cuda: there is no card %u; this machine has %d, from 0", options->card, n);
 	struct cudaDeviceProp prop;
-	struct cuda_backend *b = (struct cuda_backend *)calloc(1, sizeof *b);
+	struct cuda_backend *b = (struct cuda_backend *)calloc(1, sizeof(struct cuda_with_library));
 	if (!b)
 		return err_set(e, ERR_MEMORY, "backend cuda: no memory for its state");
 	b->base.ops = &cuda_ops;
@@ -561,6 +564,14 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		cuda_close(&b->base);
 		return err_set(e, rc == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_RUN,
 			"backend cuda: the device cannot be used: %s", cudaGetErrorString(rc));
+	}
+	if (!b->exact_prompts) {
+		struct err why = {};
+		struct cublas *c = ((struct cuda_with_library *)b)->cublas = cublas_open(&why);
+		if (c)
+			log_verbose("cublasLt %u multiplies prompts", cublas_version(c));
+		else
+			log_info("prompts are multiplied without cublasLt: %s", why.text);
 	}
 	cudaDriverGetVersion(&driver);
 	snprintf(b->text, sizeof b->text, "%s, %.1f GB, %d multiprocessors, CUDA driver %d.%d",

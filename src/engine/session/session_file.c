@@ -144,8 +144,11 @@ static void copy_text(char *to, size_t size, const char *from, size_t n)
 
 void session_rows_maker(const struct engine *g, char out[SESSION_MAKER_BYTES])
 {
-	snprintf(out, SESSION_MAKER_BYTES, "%.9s%s", engine_backend_name(g),
-		g->exact_prompts ? " exact" : "");
+	const char *name = engine_backend_name(g);
+	if (g->library_version)
+		snprintf(out, SESSION_MAKER_BYTES, "%.4s blas%u", name, g->library_version % 1000000);
+	else
+		snprintf(out, SESSION_MAKER_BYTES, "%.9s%s", name, g->exact_prompts ? " exact" : "");
 }
 
 static struct session_head own_head(const struct session *s)

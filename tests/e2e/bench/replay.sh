@@ -91,7 +91,9 @@ check "ends in time" figures 'len([k for k in f if "tokens 0 to 800" in k]) == 0
 
 run bench prefill -m "$work/m.gguf" --backend cpu --cache-gb 0.006 --seconds 0.01 --repeats 2 -p 40,64 --json
 exits 0
-check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and sum(k.startswith("64 tokens, run") for k in f) == 8'
+check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and sum(k.startswith("64 tokens, run") for k in f) == 10'
+check "cached experts that a prompt leaves" figures 'len([k for k in f if "cached before and after" in k]) == 4 and
+	all(v <= int(k.split(" of ")[1].split()[0]) for k, v in f.items() if "cached before and after" in k)'
 
 # The drive itself is sampled while decoding pauses, and no token is lost. Samples of 2 ms, one in
 # 20 ms: the 200 tokens of the steady state take that long on any machine.
