@@ -26,11 +26,11 @@
  *   failed for want of memory can be tried again after `recover`.
  * - Numbers: every row is computed independently, in an order that does not depend on the number of
  *   rows: a row is bit-identical in a batch of 1 and in a batch of 512. A backend may have one way
- *   for few rows (decode) and one for many (prefill), whose activations have 11 bits, in attention
- *   also queries and weights, or 22 with backend_options.exact_prompts; the rule then holds within
- *   each. The decode way has steps of at most ops->decode_rows rows; the CPU has one way. So where
- *   a prompt is cut into chunks, its numbers are the same for every chunk of at least
- *   2 * decode_rows + 1 rows (session.c sees to it), and for every one of at most decode_rows.
+ *   for few rows (decode) and one for many (prefill), which rounds activations, queries and weights
+ *   to 11 bits; backend_options.exact_prompts: the first two to 22. The rule holds within each, and
+ *   with or without library.h. The decode way has steps of at most ops->decode_rows rows; the CPU
+ *   has one way. So where a prompt is cut into chunks, its numbers are the same for every chunk of
+ *   at least 2 * decode_rows + 1 rows (session.c sees to it), and for those of at most decode_rows.
  * - Threads: one thread at a time makes calls of the table. It may be another one from call to
  *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each
  *   call.
