@@ -230,6 +230,8 @@ static const struct op_entry entries[] = {
 	{bench_op_ffn, "ffn", "dense", DTYPE_Q8_0, true},
 	{bench_op_index_select, "index_select", "index_select", DTYPE_F16, false},
 	{bench_op_index_select, "index_select", "long", DTYPE_F16, false},
+	{bench_op_fetch_rows, "fetch_rows", "fetch_rows", DTYPE_F16, false},
+	{bench_op_fetch_rows, "fetch_rows", "fetch_rows", DTYPE_F8_E4M3, false},
 	{bench_op_attend, "attend", "attend", DTYPE_F16, true},
 	{bench_op_mla, "mla", "mla", DTYPE_F16, true},
 	{bench_op_mla, "mla", "short", DTYPE_F16, true},

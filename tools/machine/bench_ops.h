@@ -39,7 +39,7 @@ struct bench_op {
 	float *x, *y, *z; /* device */
 	int32_t *ids, *pos, *base, *sel, *n_sel;
 	uint64_t *expert_ids;
-	struct cache_view cache;
+	struct cache_view cache, host_cache;
 	size_t cache_stride;
 	struct rope rope;
 	struct batch batch;
@@ -85,6 +85,7 @@ bench_op_fn bench_op_routers;      /* norm, gemv, choice: a layer's own and the 
 
 /* bench_ops_attention.c */
 bench_op_fn bench_op_rope, bench_op_latents, bench_op_index_select, bench_op_attend;
+bench_op_fn bench_op_fetch_rows;
 bench_op_fn bench_op_mla; /* with the output matrix */
 
 #endif

@@ -61,6 +61,19 @@ static void call_index_select(struct bench_op *o, int copy)
 	o->backend->ops->index_select(o->backend, &o->batch, &a);
 }
 
+static void call_fetch_rows(struct bench_op *o, int copy)
+{
+	const struct bench_shape *s = o->shape;
+	struct fetch_rows a = {.from = o->host_cache,
+		.to = bench_op_cache(o, copy),
+		.n_value = s->kv_rank,
+		.capacity = o->context,
+		.sel = o->sel,
+		.n_sel = o->n_sel,
+		.sel_stride = s->top_k};
+	o->backend->ops->fetch_rows(o->backend, &o->batch, &a);
+}
+
 static void call_attend(struct bench_op *o, int copy)
 {
 	const struct bench_shape *s = o->shape;
@@ -219,6 +232,28 @@ static void prepare_selection(struct bench_op *o, int positions, double weights,
 	o->macs = (double)o->rows * s->heads * positions * (width + s->kv_rank);
 	free(sel);
 	free(n_sel);
+}
+
+/* From host memory, over the link of a card; bytes: what crosses it. */
+int bench_op_fetch_rows(struct bench_op *o, const char *name, enum dtype type, struct err *e)
+{
+	const struct bench_shape *s = o->shape;
+	const int width = s->kv_rank + s->rope;
+	const size_t row = type == DTYPE_F8_E4M3 ? cache_f8_row_bytes(width, s->kv_rank)
+											 : (size_t)width * sizeof(uint16_t),
+				 bytes = (size_t)o->context * row;
+	char detail[64];
+	prepare_selection(o, s->top_k, 0, 1);
+	o->host_cache = (struct cache_view){
+		.data = bench_pool_get(o->pool, MEM_HOST, bytes), .type = type, .width = width};
+	if (o->host_cache.data)
+		memset(o->host_cache.data, 0, bytes);
+	o->bytes = (double)s->top_k * (double)row;
+	o->macs = 0;
+	o->call = call_fetch_rows;
+	o->name = name;
+	snprintf(detail, sizeof detail, "%s, %d positions", dtype_name(type), s->top_k);
+	return bench_op_measure(o, e, detail);
 }
 
 static int measure_heads(struct bench_op *o, int positions, const char *what, struct err *e)
