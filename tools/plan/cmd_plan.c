@@ -456,7 +456,7 @@ int cmd_plan(int argc, char **argv, struct err *e)
 			"What a machine would make of GLM-5.2, before anything is downloaded: what fits, "
 			"tokens per second, disk, time to convert, the commands. The memory plan is that of "
 			"a run; speeds are modelled from a routing trace and from what ops reach on an "
-			"H200.",
+			"H200. It is of one card: glmstream inspect --cards N --card NAME forecasts several.",
 		.example = "glmstream plan --vram-gb 24 --ram-gb 64 --disk-gb-s 7 --recipe iq2-s\n"
 				   "glmstream plan --card H200 --ram-gb 128 --recipe iq2 --json",
 		.groups = groups,

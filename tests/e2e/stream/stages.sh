@@ -124,6 +124,10 @@ check "a cache below the floor of two stages is refused" [ "$rc" != 0 ]
 error_is_one_sentence "$rc" 'the stages on card 0'
 run tune -m "$POCKET" --backend cpu --cards 0,0
 error_is_one_sentence 2 'cards'
+for command in tune plan; do # of one card, as they say
+	run $command --help
+	check "$command says what forecasts several cards" grep -q 'inspect --cards' <(tr -s ' \n' ' ' <"$work/out")
+done
 run bench ops --cards 0,0
 error_is_one_sentence 2 'open a model'
 finish
