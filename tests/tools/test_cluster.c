@@ -324,6 +324,7 @@ static void test_refusals(void **state)
 	assert_non_null(p);
 	assert_int_equal(model_headers_make(&model, "iq2", &e), 0);
 	struct cluster k = cluster_of(1, 2, "RTX 4090");
+	k.card.sold_gb = 12; /* with more, latents that do not fit lie in host memory */
 	assert_int_equal(cluster_plan_memory(&model, &k, p, &e), ERR_MEMORY);
 	assert_non_null(strstr(e.text, "card 1 of 2, layers 0 to "));
 	const char *least = strstr(e.hint, " such cards are the least that work");

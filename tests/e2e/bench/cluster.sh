@@ -133,13 +133,13 @@ exits 0
 check "a bandwidth that no card of the table has: no name of the table" holds 'o["card"] == ""'
 
 # refusals
-run inspect --cards 2 --card 4090
+run inspect --cards 2 --card 4090 --vram-gb 12
 error_is_one_sentence 4 'such cards are the least that work'
 least=$(sed -n 's/.*hint: \([0-9]*\) such cards.*/\1/p' "$work/err")
-run inspect --cards "$least" --card 4090 --json
+run inspect --cards "$least" --card 4090 --vram-gb 12 --json
 exits 0
 check "the least works" holds 'not o["everything_fits"]'
-run inspect --cards $((least - 1)) --card 4090
+run inspect --cards $((least - 1)) --card 4090 --vram-gb 12
 error_is_one_sentence 4 "$least such cards are the least"
 run inspect --hosts 10 --cards 8 --card H200
 error_is_one_sentence 2 '78 layers at least, and 64 cards'
