@@ -199,6 +199,7 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	if (why) {
 		buf_printf(notes, "%s %s: starting over\n", j->path, why);
 		memset(j->listed, 0, n * sizeof *j->listed);
+		memset(j->finished, 0, n * sizeof *j->finished);
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		done[i] = j->listed[i] == source_of(j, i) ? j->finished[i] : 0;
@@ -218,6 +219,7 @@ int convert_journal_restart(struct convert_journal *j, struct err *e)
 	if (TEMP_FAILURE_RETRY(ftruncate(j->fd, 0)) < 0)
 		return err_errno(e, errno, "%s", j->path);
 	memset(j->listed, 0, j->n * sizeof *j->listed);
+	memset(j->finished, 0, j->n * sizeof *j->finished);
 	return append(j, head, strlen(head), e);
 }
 

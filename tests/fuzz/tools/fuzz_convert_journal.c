@@ -107,8 +107,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!open_journal(&first, data[0] & 2))
 		return 0;
 	/* a file without a head gets one, as an unbelieved one does */
-	if ((first.worthless || !first.n_done) && convert_journal_restart(&first.journal, &e))
-		bug("%s", e.text);
+	if (first.worthless || !first.n_done) {
+		if (convert_journal_restart(&first.journal, &e))
+			bug("%s", e.text);
+		memset(first.done, 0, sizeof first.done);
+	}
 	if (convert_journal_add(&first.journal, more, 2, &e))
 		bug("%s", e.text);
 	const uint32_t dropped[] = {data[0] / 2 % N_TENSORS};
