@@ -175,6 +175,7 @@ static struct engine *open_run(
 		.cache_bytes = r->model ? (uint64_t)(r->share * (double)r->everything) : budget(r->share),
 		.ram_bytes = r->model ? r->everything : full.everything_bytes,
 		.cpu_experts = r->host,
+		.cpu_experts_slow = true,
 		.chunk = r->chunk,
 		.lookahead = r->lookahead,
 		.wrap_source = lots_open,

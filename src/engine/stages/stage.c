@@ -246,13 +246,13 @@ static const char *no_host_experts(const struct stage *s)
 	return "their types are not among those that it computes with the card's bits";
 }
 
-/* 0: unknown. A copier that a test gives is the loader's. */
+/* 0: unknown, or not asked for. A copier that a test gives is the loader's. */
 static double link_rate(const struct stage *s, const struct engine_options *o)
 {
 	struct copier *copier;
 	double bytes_s = 0;
 	struct err e;
-	if (o->copier || !s->backend->ops->copier_open ||
+	if (o->copier || o->cpu_experts_slow || !s->backend->ops->copier_open ||
 		s->backend->ops->copier_open(s->backend, &copier, &e))
 		return 0;
 	if (link_time(copier, &bytes_s, &e))
