@@ -7,8 +7,8 @@
  * - num_key_value_heads, num_experts, num_local_experts, mlp_layer_types, layer_types,
  *   per_layer_config, moe_router_dtype and quantization_config say nothing new;
  * - indexer_types wins over a pattern, a pattern over frequency and offset, as in transformers.
- * A key that is not known, and whose name begins as those of settings do ("index_", "moe_", ...), is
- * refused too, unless it is off (null, false, 0, empty). Other unknown keys are metadata.
+ * A key that is not known is refused too when its name begins as those of settings do ("index_",
+ * "moe_", ...), unless it is off (null, false, 0, empty). Other unknown keys are metadata.
  * Known traps: head_dim means nothing here; rope_theta sits in rope_parameters; class defaults of
  * the library differ from released values, so nothing that matters has a default.
  */

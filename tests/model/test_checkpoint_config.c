@@ -186,7 +186,7 @@ static void test_repetitions(void **state)
 		"{'per_layer_config': {}}",
 		"{'per_layer_config': {'1': {'n_routed_experts': 8}}}",
 		"{'moe_router_dtype': 'float32', 'head_dim': 192}",
-		"{'index_kpool': 0, 'swiglu_limit': null, 'use_qk_norm': false, 'rope_extra': {}, 'note': 1}",
+		"{'index_kpool': 0, 'swiglu_limit': null, 'use_qk_norm': false, 'rope_extra': {}, 'a': 1}",
 		"{'quantization_config': {'quant_method': 'fp8', 'fmt': 'e4m3', 'activation_scheme':"
 		" 'dynamic', 'weight_block_size': [128, 128], 'modules_to_not_convert': ['lm_head']}}",
 	};

@@ -168,7 +168,8 @@ int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
 /* Answers to questions with drafts of the model's own acceptance, against the same answers without;
- * fails if one differs. Opens its own engines; prints the head line; see bench_replay for `backend`.
+ * fails if one differs. Opens its own engines; prints the head line; see bench_replay for
+ * `backend`.
  */
 struct bench_drafts_options {
 	int mode;              /* DRAFT_AUTO, or most drafts in a step */
