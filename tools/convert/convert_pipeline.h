@@ -26,8 +26,7 @@
 #define CONVERT_READERS        8
 #define CONVERT_LANES          3
 #define CONVERT_FEEDBACK_LANES 16
-/* most of the ring's slots, but for large units */
-#define CONVERT_RING_BYTES ((uint64_t)3 << 30)
+#define CONVERT_RING_BYTES     ((uint64_t)3 << 30) /* most of its slots, but for large units */
 #define CONVERT_MOST_MEMORY    7500000000u         /* of the host, for matrices; convert_memory */
 
 struct convert_job {
