@@ -81,6 +81,12 @@ void op_case_reference(const struct op_case *c, double *value, double *scale);
 /* index_select: score and error magnitude of positions [0, pos] of row r; returns pos + 1. */
 int op_case_scores(const struct op_case *c, int r, double *score, double *scale);
 
+/* Fails the test unless both selections have the same counts, ascend, and whoever is in one only
+ * has a score that rounding may move past the other's: tolerance in units of 2^-24 of a score's
+ * magnitude. Where scores are exact (`whole`; heads and dim are powers of four) they are equal. */
+void op_case_check_selection(
+	const struct op_case *c, const float *want, const float *got, double tolerance);
+
 /* ---- inputs, for tests that go below the ops ---- */
 
 /* n floats of one buffer of a case: normal numbers, now and then one 30 times as large. `tag` tells

@@ -496,60 +496,12 @@ static const struct op_case large[] = {
 static struct backend *cpu, *cuda;
 static bool small, brief;
 
-static int cmp_int(const void *a, const void *b)
-{
-	return *(const int *)a - *(const int *)b;
-}
-
-/* Same count, ascending, and whoever is in one list only has a score that rounding may move past
- * the other's. */
-static void check_selection(const struct op_case *c, const float *want, const float *got)
-{
-	for (int r = 0; r < c->rows; r++, want += c->top_k + 1, got += c->top_k + 1) {
-		int n = (int)want[c->top_k], other[2][8192], n_other[2] = {0};
-		assert_int_equal(n, (int)got[c->top_k]);
-		int pos = -1;
-		for (int i = 0; i < n; i++) {
-			if (!(got[i] > (float)pos))
-				fail_msg("%s: row %d, entry %d is %d after %d", c->name, r, i, (int)got[i], pos);
-			pos = (int)got[i];
-		}
-		for (int i = 0, j = 0; i < n || j < n;) {
-			if (j == n || (i < n && want[i] < got[j]))
-				other[0][n_other[0]++] = (int)want[i++];
-			else if (i == n || got[j] < want[i])
-				other[1][n_other[1]++] = (int)got[j++];
-			else
-				i++, j++;
-		}
-		if (c->whole) /* exact scores: the choice is unique */
-			assert_int_equal(n_other[0], 0);
-		if (!n_other[0])
-			continue;
-		double *score = NEW_ARRAY(double, (size_t)c->far + 1),
-			   *scale = NEW_ARRAY(double, (size_t)c->far + 1);
-		op_case_scores(c, r, score, scale);
-		qsort(other[0], (size_t)n_other[0], sizeof(int), cmp_int);
-		for (int i = 0; i < n_other[0]; i++)
-			for (int j = 0; j < n_other[1]; j++) {
-				int a = other[0][i], b = other[1][j];
-				if (fabs(score[a] - score[b]) > 2 * TOLERANCE * 0x1p-24 * (scale[a] + scale[b]))
-					fail_msg("%s: row %d takes %d (%.9g), the CPU %d (%.9g)", c->name, r, b,
-						score[b], a, score[a]);
-			}
-		print_message("index_select     %-22s row %d: %d of %d differ, all within rounding\n",
-			c->name, r, n_other[0], n);
-		free(score);
-		free(scale);
-	}
-}
-
 static void check_case(const struct op_case *c, bool formula)
 {
 	size_t n = (size_t)c->rows * (size_t)op_case_width(c);
 	float *want = op_case_run(cpu, c, 0, c->rows), *got = op_case_run(cuda, c, 0, c->rows);
 	if (c->op == OP_INDEX_SELECT) {
-		check_selection(c, want, got);
+		op_case_check_selection(c, want, got, TOLERANCE);
 		free(want);
 		free(got);
 		return;

@@ -22,6 +22,7 @@
 
 #define ROWS_MOST   8192
 #define ROWS_CPU    3
+#define SCORE_UNITS 16.0         /* of 2^-24, as test_backend_parity.c */
 #define ERROR_LIMIT (1.0 / 1024) /* x and weights are rounded to 11 bits each */
 
 static struct backend *card, *cpu;
@@ -34,13 +35,13 @@ struct card_product {
 };
 
 static const struct card_product products[] = {
-	{"q_a", DTYPE_Q8_0, 6144, 2048, false},
-	{"q_b", DTYPE_Q8_0, 2048, 4096, false},
-	{"o", DTYPE_Q8_0, 4096, 1032, true},
-	{"least", DTYPE_Q4_K, 1024, 1024, false},
-	{"halves", DTYPE_F16, 1032, 1048, true},
-	{"BF16", DTYPE_BF16, 1536, 1024, false},
-	{"minima", DTYPE_Q2_K, 1024, 1152, true},
+	{"q_b", DTYPE_Q8_0, 2048, 16384, false},
+	{"o", DTYPE_Q8_0, 16384, 2056, true},
+	{"least", DTYPE_Q4_K, 4096, 8192, false},
+	{"halves", DTYPE_F16, 4104, 8184, true},
+	{"BF16", DTYPE_BF16, 6144, 5464, false},
+	{"minima", DTYPE_Q2_K, 8192, 4096, true},
+	{"q_a, too small for the library", DTYPE_Q8_0, 6144, 2048, false},
 };
 
 /* One product's operands on a backend: rows of x, and y, which begins as `before` in each value. */
@@ -188,7 +189,7 @@ static void test_products(void **state)
 static void test_shared_x(void **state)
 {
 	(void)state;
-	enum { N_IN = 2048, WIDE = 2048, NARROW = 576, ROWS = 300 };
+	enum { N_IN = 2048, WIDE = 16384, NARROW = 576, ROWS = 300 };
 	uint64_t row_bytes;
 	assert_true(dtype_row_bytes(DTYPE_Q8_0, N_IN, &row_bytes));
 	uint8_t *w = NEW_ARRAY(uint8_t, row_bytes * WIDE);
@@ -248,8 +249,8 @@ static void test_experts(void **state)
 	}
 }
 
-/* Selections of GLM-5.2's indexer behind 131,072 positions. Whole numbers make scores exact and
- * full of ties: then they are the processor's. */
+/* Selections of GLM-5.2's indexer behind 131,072 positions: the processor's but for scores that
+ * rounding may move past each other. Whole numbers make many of them equal but for rounding. */
 static void test_selections(void **state)
 {
 	(void)state;
@@ -266,7 +267,7 @@ static void test_selections(void **state)
 		{.name = "behind 131072",
 			.op = OP_INDEX_SELECT,
 			.type = DTYPE_F16,
-			.rows = 203,
+			.rows = 79,
 			.heads = 32,
 			.dim = 128,
 			.top_k = 2048,
@@ -287,11 +288,9 @@ static void test_selections(void **state)
 		int n = c->rows - 6;
 		float *all = op_case_run(card, c, 0, c->rows), *some = op_case_run(card, c, 6, n);
 		op_case_same_bits(c, "in another batch", all + 6 * width, some, (size_t)n * width);
-		if (c->whole) {
-			float *want = op_case_run(cpu, c, 0, c->rows);
-			op_case_same_bits(c, "on the processor", all, want, (size_t)c->rows * width);
-			free(want);
-		}
+		float *want = op_case_run(cpu, c, 0, c->rows);
+		op_case_check_selection(c, want, all, SCORE_UNITS);
+		free(want);
 		free(all);
 		free(some);
 	}

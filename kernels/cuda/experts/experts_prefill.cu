@@ -8,12 +8,10 @@
  *   2. gate and up give [slots][gate, up];
  *   3. SwiGLU of those is split in the same way;
  *   4. down writes the slots.
- * In one pass, experts whose types tile_gemm.cuh takes are its. Of the others weights are read from
- * their packed blocks where a kernel takes the type, else by way of unpacked panels; both give the
- * same bits.
+ * Weights are read from their packed blocks where a kernel takes the type, else by way of unpacked
+ * panels; both give the same bits.
  */
 #include "kernels/cuda/gemm/gemm.cuh"
-#include "kernels/cuda/gemm/tile_gemm.cuh"
 
 #include <string.h>
 
@@ -34,7 +32,7 @@ struct expert_batch {
 	int n, n_tiles, n_x;           /* n_x: slots, and those that fill up */
 	int most;                      /* slots */
 	int bn;
-	bool packed, tiled;             /* tiled: by tile_gemm.cuh; packed too */
+	bool packed;
 	enum x_order order, down_order; /* X_PLAIN: not for wgmma_gemm_enqueue */
 	int64_t n_embd, n_ff, ff_pad, embd_pad;
 	/* device */
@@ -137,13 +135,10 @@ static void panel_down(struct cuda_backend *b, const struct expert_batch *r, flo
 
 /* ---- straight ---- */
 
-static void packed_gemm_enqueue(struct cuda_backend *b, const struct expert_batch *r,
-	enum x_order order, enum dtype type, const struct grouped_gemm_args *a)
+static void packed_gemm_enqueue(struct cuda_backend *b, enum x_order order, enum dtype type,
+	const struct grouped_gemm_args *a, int bn)
 {
-	int bn = r->bn;
-	if (r->tiled)
-		tile_gemm_enqueue(b, type, a);
-	else if (order == X_PLAIN)
+	if (order == X_PLAIN)
 		grouped_gemm_enqueue(b, type, a, bn);
 	else
 		wgmma_gemm_enqueue(b, type, a, bn);
@@ -161,12 +156,12 @@ static void packed_gate_and_up(struct cuda_backend *b, const struct expert_batch
 	a.tiles = r->tiles;
 	a.row_bytes = (int64_t)gate->row_bytes;
 	a.n_tiles = gate->type == up->type ? 2 * r->n_tiles : r->n_tiles;
-	packed_gemm_enqueue(b, r, r->order, gate->type, &a);
+	packed_gemm_enqueue(b, r->order, gate->type, &a, r->bn);
 	if (gate->type == up->type)
 		return;
 	a.tiles += r->n_tiles;
 	a.row_bytes = (int64_t)up->row_bytes;
-	packed_gemm_enqueue(b, r, r->order, up->type, &a);
+	packed_gemm_enqueue(b, r->order, up->type, &a, r->bn);
 }
 
 static void packed_down(struct cuda_backend *b, const struct expert_batch *r, float *out)
@@ -181,7 +176,7 @@ static void packed_down(struct cuda_backend *b, const struct expert_batch *r, fl
 	a.tiles = r->tiles + 2 * r->n_tiles;
 	a.row_bytes = (int64_t)r->jobs->down.row_bytes;
 	a.n_tiles = r->n_tiles;
-	packed_gemm_enqueue(b, r, r->down_order, r->jobs->down.type, &a);
+	packed_gemm_enqueue(b, r->down_order, r->jobs->down.type, &a, r->bn);
 }
 
 /* ---- batches ---- */
@@ -215,15 +210,6 @@ static struct grouped_gemm_tile packed_tile_of(
 	return t;
 }
 
-/* x rows of each tile of so many slots. */
-static int tile_step(const struct expert_batch *r, int token_slots)
-{
-	if (!r->tiled)
-		return r->bn;
-	int tiles = (token_slots + TILE_ROWS - 1) / TILE_ROWS; /* as equal as multiples of 8 can be */
-	return (int)up_to((token_slots + tiles - 1) / tiles, 8);
-}
-
 /* Fills slots and tiles of a batch. Returns the index of the last job's first slot that is left for
  * the next batch. */
 static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, int n_token_slots)
@@ -238,9 +224,8 @@ static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, i
 			take = j->n_token_slots - from < left ? j->n_token_slots - from : left;
 		for (int p = 0; p < take; p++)
 			list->token_slot[r->n_x + p] = j->token_slots[from + p];
-		int step = take ? tile_step(r, take) : 1;
-		for (int p = 0; p < take; p += step, r->n_tiles++) {
-			int n_x = take - p < step ? take - p : step, x = r->n_x + p;
+		for (int p = 0; p < take; p += r->bn, r->n_tiles++) {
+			int n_x = take - p < r->bn ? take - p : r->bn, x = r->n_x + p;
 			tiles[0][r->n_tiles] = packed_tile_of(&j->gate, x, n_x, 0);
 			tiles[1][r->n_tiles] = packed_tile_of(&j->up, x, n_x, r->ff_pad);
 			tiles[2][r->n_tiles] = packed_tile_of(&j->down, x, n_x, 0);
@@ -251,8 +236,8 @@ static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, i
 		}
 		r->n_x += take;
 		/* tiles begin at multiples; the rows between are split and not used */
-		for (int unit = !r->tiled && r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8;
-			 r->n_x % unit; r->n_x++)
+		for (int unit = r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8; r->n_x % unit;
+			 r->n_x++)
 			list->token_slot[r->n_x] = list->token_slot[r->n_x - 1];
 		left -= take;
 		end = from + take;
@@ -298,15 +283,6 @@ static bool batch_upload(
 	return !b->base.failure.code;
 }
 
-static void split_slots(struct cuda_backend *b, const struct expert_batch *r, enum split_from from,
-	const struct split_args *s)
-{
-	if (r->tiled)
-		tile_split_rows(b, from, s);
-	else
-		gemm_split_rows(b, from, s, 1);
-}
-
 void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int n_used, float *out)
 {
@@ -322,8 +298,6 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		r.packed = grouped_gemm_enqueue(b, r.jobs->gate.type, NULL, 0) &&
 				   grouped_gemm_enqueue(b, r.jobs->up.type, NULL, 0) &&
 				   grouped_gemm_enqueue(b, r.jobs->down.type, NULL, 0);
-		r.tiled = r.packed && tile_gemm_takes(b, &r.jobs->gate) &&
-				  tile_gemm_takes(b, &r.jobs->up) && tile_gemm_takes(b, &r.jobs->down);
 		r.most = SLOTS_MOST / (b->exact_prompts ? 2 : 1) / (r.packed ? 1 : 2);
 		if (r.packed) {
 			r.order = wgmma_gemm_x_order(b, &r.jobs->gate);
@@ -349,7 +323,7 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		s.n_used = n_used;
 		s.order = r.order;
 		s.rows = r.n_x;
-		split_slots(b, &r, FROM_SLOTS, &s);
+		gemm_split_rows(b, FROM_SLOTS, &s, 1);
 		if (r.packed)
 			packed_gate_and_up(b, &r);
 		else
@@ -359,7 +333,7 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		s.x_row = 2 * r.ff_pad;
 		s.up = r.ff_pad;
 		s.order = r.down_order;
-		split_slots(b, &r, FROM_GLU, &s);
+		gemm_split_rows(b, FROM_GLU, &s, 1);
 		if (r.packed)
 			packed_down(b, &r, out);
 		else
