@@ -101,7 +101,7 @@ static __device__ __forceinline__ void multiply_row(
 	for (int i = 0; i < DIM / 16; i++) {
 		uint64_t a = wgmma_desc_128(query + i / 4 * (QUERY_BYTES / 2)) + 2 * (i % 4),
 				 b = wgmma_desc_128(keys + i / 4 * (KEY_BYTES / 2)) + 2 * (i % 4);
-		wgmma_tiles<KEYS>(d, a, b, i);
+		wgmma_tiles(d, a, b, i);
 	}
 	wgmma_commit();
 }

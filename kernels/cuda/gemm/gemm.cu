@@ -16,7 +16,6 @@
 #include "kernels/cuda/gemm/gemm.cuh"
 
 #include "kernels/cuda/gemm/gemm_step.cuh"
-#include "kernels/cuda/gemm/tile_gemm.cuh"
 #include "kernels/cuda/library/library_gemm.cuh"
 
 #define X_MOST        ((size_t)128 << 20) /* of an x panel */
@@ -498,25 +497,15 @@ static void own_matmul(
 	}
 }
 
-/* Who computes products with a weight: always the same, whatever the rows. */
-enum product_way { BY_LIBRARY, BY_TILES, BY_OWN };
-
-static enum product_way way_of(struct cuda_backend *b, const struct weight *w)
-{
-	return library_gemm_takes(b, w) ? BY_LIBRARY : tile_matmul_takes(b, w) ? BY_TILES : BY_OWN;
-}
-
 void gemm_matmul(
 	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	for (int i = 0, j; i < n_parts; i = j) { /* neighbours of one way together */
-		enum product_way way = way_of(b, &parts[i].w);
-		for (j = i + 1; j < n_parts && way_of(b, &parts[j].w) == way;)
+		bool library = library_gemm_takes(b, &parts[i].w);
+		for (j = i + 1; j < n_parts && library_gemm_takes(b, &parts[j].w) == library;)
 			j++;
-		if (way == BY_LIBRARY)
+		if (library)
 			library_matmul(b, parts + i, j - i, x, rows);
-		else if (way == BY_TILES)
-			tile_matmul(b, parts + i, j - i, x, rows);
 		else
 			own_matmul(b, parts + i, j - i, x, rows);
 	}
