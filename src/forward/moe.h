@@ -99,7 +99,7 @@ enum expert_use moe_step_use(const struct model *m, int rows);
 
 /* Whether the processor can compute the experts of a layer (host_experts.h). */
 bool moe_host_covers(const struct model *m, uint32_t layer);
-/* host_experts_prepare for the layers computed here. */
+/* host_experts_prepare for the experts of the MoE layers first_layer .. end_layer - 1. */
 int moe_host_prepare(
 	const struct model *m, struct host_experts *h, double link_bytes_s, struct err *e);
 
