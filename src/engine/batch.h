@@ -78,8 +78,8 @@ struct batch_run;
 /* Begins a step.
  * - parts as of batch_step. Parts of answers have at most SESSION_ROWS_MAX tokens each, and
  *   batch_decode_rows together.
- * - A prompt may have several steps in flight, which are begun in its order. Once one of them
- * fails, those behind it fail too.
+ * - A prompt may have several steps in flight, begun in its order. Once one of them fails, those
+ *   behind it fail too, with all their parts.
  * - The arrays tokens, draws and drawn of the parts, and watch->cancel, are borrowed until
  *   batch_end. watch->on_layer is called by batch_end only.
  * - Errors as of batch_step. Nothing is in flight then. */

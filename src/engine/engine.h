@@ -109,8 +109,8 @@ struct engine_options {
 	const char *profile_folder;
 	/* For instruments: puts an expert source of the caller between the model and the engine's own
 	 * source `inner`. NULL: none.
-	 * - Called for each stage, in order, while the engine opens; c: of the whole model. Refused
-	 * with ranks.
+	 * - Called for each stage, in order, while the engine opens; c: of the whole model.
+	 * - Refused with ranks.
 	 * - On success *out owns `inner` and closes it when the engine closes *out. After an error the
 	 *   engine closes `inner`.
 	 * - Sources of different stages may be used by different threads at the same time. */

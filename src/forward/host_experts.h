@@ -12,8 +12,7 @@
  *
  * Order of use:
  *   1. host_experts_open
- *   2. host_experts_prepare with the shape of each layer's experts; host_experts_any: is it worth
- * it?
+ *   2. host_experts_prepare with the shape of each layer's experts; if host_experts_any is false, 4
  *   3. in each layer host_experts_ns, then any number of host_experts_compute
  *   4. host_experts_close
  * Threads: the one that computes, but for host_experts_add_stats.

@@ -6,7 +6,7 @@
  *   1. ffn_forward enqueues the device's part. A dense layer is complete then.
  *   2. moe_experts_request reads the router's ids and starts what is ready.
  *   3. moe_experts_complete starts the rest as it comes; meanwhile the processor computes those
- * that are its own (host_experts.h).
+ *   that are its own (host_experts.h).
  *   4. moe_combine adds everything to the stream; the first op of the next segment.
  *   After the last layer, or after any error: moe_drain.
  *

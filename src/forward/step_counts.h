@@ -3,8 +3,8 @@
  * Decides which steps are captured as graphs (segment.h). A graph serves one number of rows; it
  * costs memory of the card and its capture, about 25 ms for the 80 segments of 78 layers.
  * - Steps of up to GRAPH_ROWS_FEW rows are always captured.
- * - Steps of up to GRAPH_ROWS rows are captured if their number of rows is frequent: at least one
- * in STEP_COUNTS_SHARE of the latest STEP_COUNTS_WINDOW such steps, about. So at most about
+ * - Steps of up to GRAPH_ROWS rows are captured if their number of rows is frequent: about one in
+ *   STEP_COUNTS_SHARE of the latest STEP_COUNTS_WINDOW such steps, or more. So at most about
  *   STEP_COUNTS_SHARE numbers of rows have graphs at a time, and a load with a different number in
  *   each step captures none.
  * - Larger steps are never captured.

@@ -17,8 +17,8 @@
  *
  * What is replayed:
  * - decode steps of trunk layers, rows by consecutive tokens of the trace. Prefill passes through;
- * - drafts: step j of a round (one row) uses, in the MTP layer, the experts of the j-th token
- * behind the step; of the trace's layers it takes the one that follows those of the trunk;
+ * - drafts: step j of a round (one row) uses, in the MTP layer, the experts of token j
+ *   behind the step; of the trace's layers it takes the one that follows those of the trunk;
  * - traces of other shapes: if the model has more MoE layers than the trace, those of the trace are
  *   used again from the first; ids are taken modulo the number of experts;
  * - the first token of the trace follows its last one.

@@ -17,9 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define POOL_BYTES                                                                                 \
-	((size_t)160 << 20) /* least memory that the copies of a weight take together                  \
-						 */
+/* Least memory that the copies of a weight take together. */
+#define POOL_BYTES ((size_t)160 << 20)
 #define MAX_COPIES 64
 /* Calls enqueued between two waits on a card; their copies are more than its caches hold. A call
  * for a prompt takes milliseconds, so few are enough. */

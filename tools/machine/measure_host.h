@@ -21,8 +21,7 @@ struct measure_host {
 
 /* Computes experts of the model's shapes and types with random weights: one row, and as many
  * experts at a time as a token uses. The weights are more than the last-level cache holds.
- * - copier: of the card, lent; a thread that this starts keeps the link busy with it. NULL: no
- * card.
+ * - copier: of the card, lent; a thread that this starts keeps the link busy. NULL: no card.
  * - threads: of the processor; 0: as host_experts_backend chooses.
  * - seconds: length of a sample; repeats: samples, at most BENCH_MAX_REPEATS.
  * Errors: ERR_INPUT for a file that is no model, ERR_MEMORY, a failed copy, ERR_INTERRUPTED. */
