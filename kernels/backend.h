@@ -30,7 +30,8 @@
  *   to 11 bits; backend_options.exact_prompts: the first two to 22. The rule holds within each, and
  *   with or without library.h. The decode way has steps of at most ops->decode_rows rows; the CPU
  *   has one way. So where a prompt is cut into chunks, its numbers are the same for every chunk of
- *   at least 2 * decode_rows + 1 rows (session.c sees to it), and for those of at most decode_rows.
+ *   at least 2 * decode_rows + 1 rows (session_chunk_rows cuts so), and for those of at most
+ *   decode_rows.
  * - Threads: one thread at a time makes calls of the table. It may be another one from call to
  *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each
  *   call.
@@ -84,16 +85,19 @@ struct batch {
 	int32_t max_pos;     /* at least the largest of pos; it sizes grids and scratch memory */
 };
 
-/* One cache of one layer: [capacity][width] values of F32 or F16. Stores to F16 round to nearest
- * even. F8_E4M3 (fetch_rows, store_rows): rows of cache_f8_row_bytes, the first n_value values in 8
- * bits, then a float32 scale for each CACHE_F8_BLOCK of them, then the rest as F16. */
+/*
+ * One cache of one layer: [capacity][width] values.
+ * - F32, F16: all ops. Stores to F16 round to nearest even.
+ * - F8_E4M3: fetch_rows and store_rows only. A row has cache_f8_row_bytes:
+ *       n_value values in 8 bits | float32 scales, one for CACHE_F8_BLOCK values | the rest in F16
+ */
 struct cache_view {
 	void *data;
 	enum dtype type;
 	int width;
 };
 
-#define CACHE_F8_BLOCK DTYPE_SCALE_BLOCK /* n_value is a multiple of it */
+#define CACHE_F8_BLOCK DTYPE_SCALE_BLOCK /* values of a scale; divides n_value */
 
 static inline size_t cache_f8_row_bytes(int width, int n_value)
 {
@@ -170,14 +174,16 @@ struct latents {
 	int n_out;
 };
 
-/* Rows of one cache for attention, from a cache that is slow to read or has another type:
- * to[base[r]
- * + t] = from[base[r] + t] for every row r and position t in sel[r]. Types: the same, or F8_E4M3 to
- * F16: half(value * scale), rounded twice. */
+/*
+ * Copies the cache rows that attention will read from host memory, or decodes them from 8 bits:
+ *     to[base[r] + t] = from[base[r] + t]   for every row r of the step and position t in sel[r]
+ * Other rows of `to` keep what they held. Types: `to` has that of `from`, or is F16 where `from` is
+ * F8_E4M3. A decoded value is value * scale, rounded to float32, then to F16.
+ */
 struct fetch_rows {
 	struct cache_view from, to; /* of one width */
-	int n_value;                /* F8_E4M3: values in 8 bits */
-	int64_t capacity;           /* rows of both */
+	int n_value;                /* F8_E4M3: values of a row in 8 bits */
+	int64_t capacity;           /* rows of both caches */
 	const int32_t *sel;         /* [rows][sel_stride], ascending */
 	const int32_t *n_sel;       /* [rows] */
 	int sel_stride;
@@ -321,9 +327,9 @@ struct backend_usage {
 
 enum mem_kind {
 	MEM_DEVICE, /* where ops compute */
-	MEM_SHARED, /* small; read by host and device (mapped pinned memory on CUDA) */
+	MEM_SHARED, /* small; host memory that the device maps (pinned on CUDA) */
 	/* Large; host memory that ops read and write over the link (pinned and mapped on CUDA). The
-	 * host reads and writes it too, while no op that uses it is pending. */
+	 * host may access it while no op that uses it is pending. */
 	MEM_HOST,
 };
 
@@ -447,7 +453,7 @@ struct backend_ops {
 	 * (value / scale) to nearest even; a block of zeros has the scale 0. */
 	void (*store_rows)(struct backend *b, const struct batch *rows, const struct cache_view *from,
 		const struct cache_view *to, int n_value);
-	/* A row that several rows of the step have selected is read once, but for steps of one row. */
+	/* A cache row that several rows of the step have selected crosses the link once. */
 	void (*fetch_rows)(struct backend *b, const struct batch *rows, const struct fetch_rows *a);
 	void (*attend)(struct backend *b, const struct batch *rows, const struct attend *a);
 	/* The same bits as its ops one after the other. */
@@ -544,7 +550,7 @@ struct backend {
 	struct err failure;   /* the first failed op; code 0: none */
 	uint64_t fence_value; /* of the latest fence enqueued, those of replayed segments included */
 	size_t scratch_bytes; /* device memory that ops may take beside what `alloc` gave; constant */
-	uint64_t bytes_s;     /* bandwidth of the device's memory, by its clock; 0: unknown; constant */
+	uint64_t bytes_s; /* bandwidth of the device's memory, from its clock; 0: unknown; constant */
 	/* Of the card: the same in every process, another for every card; constant. The CPU has none:
 	 * zeros. */
 	uint8_t uuid[BACKEND_UUID_BYTES];

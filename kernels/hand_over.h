@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What a backend hands over to another one: of the same card, of another card, or of the CPU. */
+/* Copies from memory of one backend to memory of another: two of one card, of two cards, or of the
+ * CPU. */
 #ifndef GLM_KERNELS_HAND_OVER_H
 #define GLM_KERNELS_HAND_OVER_H
 
@@ -14,14 +15,15 @@ struct handed_part {
 };
 
 /*
- * Up to HANDED_PARTS_MAX copies from memory of one backend to memory of another one of the same
- * name, enqueued; the host does not wait.
- * - Order: behind all ops of both; later ops of both come behind the copies.
- * - dst and src at multiples of 16 bytes, bytes a multiple of 4.
- * - Threads: the caller makes calls of both backends.
- * - Errors: after a failure of either nothing is copied. A copy that is refused becomes the failure
- *   of `from` or of `to`. A fault of `from` that shows later does not become that of `to`: whoever
- *   uses results of `to` waits for both.
+ * Enqueues n copies from memory of `from` to memory of `to`; the host does not wait.
+ * - Preconditions: both backends have the same name; n <= HANDED_PARTS_MAX; dst and src are
+ *   multiples of 16 bytes, `bytes` is one of 4 and may be 0. `parts` is read before the return.
+ * - Order: the copies come behind all ops that either backend has enqueued; later ops of either
+ *   come behind the copies.
+ * - Threads: the calling thread is the one that may call both backends.
+ * - Errors: nothing is copied after a failure of either backend. A refused copy becomes the failure
+ *   of `from` or of `to`. A fault of `from` that shows after the return is not passed on to `to`:
+ *   the reader of the results waits for both backends.
  */
 void backend_hand_over(
 	struct backend *from, struct backend *to, const struct handed_part *parts, int n);

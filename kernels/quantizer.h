@@ -2,13 +2,17 @@
 /*
  * Quantises whole matrices, on the CPU or on a card. Both write the same bytes.
  *
- *      quantizer_open("auto", &q, &note, &e);
- *      memory = q->ops->host_alloc(q, bytes, &e);      the source is read into it
- *      q->ops->run(q, &task, &not_finite, &e);
- *      q->ops->host_free(q, memory, bytes); q->ops->close(q);
+ *      quantizer_card_open(&q, &e);                 or quantizer_cpu_open
+ *      memory = q->ops->host_alloc(q, bytes);       read the source into it
+ *      if (q->ops->supports(&task))                 else the CPU's quantizer takes the task
+ *          q->ops->run(q, &task, &not_finite, &e);
+ *      q->ops->host_free(q, memory, bytes);
+ *      q->ops->close(q);
  *
- * - A quantizer runs one task at a time. Several of them run beside each other, from any threads.
- * - A card's quantizer takes only what its `supports` says; the CPU's takes everything.
+ * - Threads: a quantizer runs one task at a time, on any thread. Several quantizers, also of one
+ *   card, run at the same time.
+ * - The CPU's quantizer supports all types of quantize.h and raw_matrix.h.
+ * - A task borrows all its pointers until `run` returns.
  * - Errors: ERR_MEMORY, ERR_INTERRUPTED, ERR_RUN (the card failed).
  */
 #ifndef GLM_KERNELS_QUANTIZER_H
@@ -27,13 +31,13 @@ struct quantizer;
 struct quantize_task {
 	struct raw_matrix source;
 	enum dtype type;         /* of the result; rows fit it */
-	bool transposed;         /* the result is [cols][rows]; without weights of columns */
-	const float *importance; /* [cols] weights of the columns, or NULL */
+	bool transposed;         /* the result is [cols][rows]; importance NULL, energy false */
+	const float *importance; /* [cols] weights of the columns' errors, or NULL */
 	bool energy;             /* importance is NULL: a column's weight is its mean square */
 	const struct quant_feedback *feedback; /* [cols / 256] src/quant/feedback.h, or NULL */
-	void *packed;                          /* the result, row after row */
-	/* Asked now and then while the CPU works; true ends the task with ERR_INTERRUPTED. May be
-	 * NULL. */
+	void *packed;                          /* out: the rows of the result, without gaps */
+	/* The CPU's quantizer calls this between blocks of rows; true ends the task with
+	 * ERR_INTERRUPTED. NULL: the task is never cancelled. */
 	bool (*cancelled)(void *user);
 	void *user;
 };
@@ -47,11 +51,11 @@ struct quantizer_ops {
 	 * undefined bytes in `packed`; else QUANTIZE_ALL_FINITE. */
 	int (*run)(
 		struct quantizer *q, const struct quantize_task *t, uint64_t *not_finite, struct err *e);
-	/* Page-aligned memory for sources and results; any quantizer of these ops may use and free it.
-	 * A card copies from it without the driver's buffers. NULL: none is left. */
+	/* Page-aligned memory for sources and results; pinned for a card. Any quantizer with the same
+	 * ops may use and free it. NULL: none is left. */
 	void *(*host_alloc)(struct quantizer *q, size_t bytes);
 	void (*host_free)(struct quantizer *q, void *p, size_t bytes); /* p may be NULL */
-	/* Most of the card's memory that it has used so far; 0 on the CPU. */
+	/* The most memory of the card that this quantizer has used at a time so far; 0 on the CPU. */
 	size_t (*card_bytes)(const struct quantizer *q);
 	void (*close)(struct quantizer *q); /* NULL is not allowed */
 };

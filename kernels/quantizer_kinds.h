@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to kernels: what quantizer_card_open chooses from. */
+/* Private to kernels/: the quantizer behind quantizer_card_open. Only with HAVE_CUDA. */
 #ifndef GLM_KERNELS_QUANTIZER_KINDS_H
 #define GLM_KERNELS_QUANTIZER_KINDS_H
 

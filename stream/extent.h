@@ -41,8 +41,8 @@ enum extent_part {
 
 #define EXTENT_LAYERS_MAX  4096u
 #define EXTENT_EXPERTS_MAX 65536u
-#define EXTENT_DST_ALIGN                                                                           \
-	64u /* payloads of aligned files start at multiples of this in the slot, at least */
+/* Payloads of aligned files start at multiples of this in the slot, at least. */
+#define EXTENT_DST_ALIGN 64u
 
 /* A file as the table needs to know it. */
 struct extent_file {

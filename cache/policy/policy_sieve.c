@@ -16,8 +16,8 @@
 #include "cache/policy/key_list.h"
 #include "src/base/err.h"
 
-#define SIEVE_COLD_STEPS                                                                           \
-	512 /* a search with an age limit (prefetch) gives up after this many steps */
+/* A search with an age limit (prefetch) gives up after this many steps. */
+#define SIEVE_COLD_STEPS 512
 
 struct sieve {
 	struct key_lists lists;

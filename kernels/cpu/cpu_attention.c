@@ -13,8 +13,8 @@
 #include <string.h>
 
 #define ROW_BLOCK 32 /* cache rows decoded together */
-#define SCORES_MAX_BYTES                                                                           \
-	((size_t)4 << 20) /* of one task; bounds the block of heads for very long lists */
+/* Scores of one task: bounds the block of heads for very long lists. */
+#define SCORES_MAX_BYTES ((size_t)4 << 20)
 
 /* row[t] = floats of cache row first + sel[t] for n <= ROW_BLOCK rows: converted into buffer
  * [ROW_BLOCK][width], or the cache row itself if it holds floats. */

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * Cache rows from one cache to another: fetch_rows, store_rows. The step is small beside attention:
- * one thread copies.
- */
+/* fetch_rows and store_rows, by one thread: their time is small beside that of attention. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include "src/base/half.h"
@@ -64,19 +61,19 @@ void cpu_fetch_rows(struct backend *base, const struct batch *rows, const struct
 		return;
 	const size_t words = ((size_t)a->capacity + 63) / 64, bytes = row_bytes(&a->from, a->n_value),
 				 to_bytes = row_bytes(&a->to, a->n_value);
-	uint64_t *chosen = cpu_scratch(b, words * sizeof *chosen, "fetch_rows");
-	if (!chosen)
+	uint64_t *copied = cpu_scratch(b, words * sizeof *copied, "fetch_rows");
+	if (!copied)
 		return;
-	memset(chosen, 0, words * sizeof *chosen);
+	memset(copied, 0, words * sizeof *copied);
 	for (int r = 0; r < rows->n; r++) {
 		const int32_t *sel = a->sel + (int64_t)r * a->sel_stride;
 		for (int i = 0; i < a->n_sel[r]; i++) {
 			const size_t row = (size_t)(rows->base[r] + sel[i]);
 			const uint8_t *from = (const uint8_t *)a->from.data + row * bytes;
 			uint8_t *to = (uint8_t *)a->to.data + row * to_bytes;
-			if (chosen[row / 64] >> row % 64 & 1)
+			if (copied[row / 64] >> row % 64 & 1)
 				continue;
-			chosen[row / 64] |= (uint64_t)1 << row % 64;
+			copied[row / 64] |= (uint64_t)1 << row % 64;
 			if (a->from.type == DTYPE_F8_E4M3)
 				unpack_row(from, (uint16_t *)(void *)to, a->to.width, a->n_value);
 			else

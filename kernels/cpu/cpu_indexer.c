@@ -16,8 +16,8 @@
 #include <string.h>
 
 #define KEY_BLOCK 128 /* keys scored together */
-#define SCORES_MAX_BYTES                                                                           \
-	((size_t)32 << 20) /* of one group of rows, unless a single row needs more */
+/* Scores of one group of rows, unless a single row needs more. */
+#define SCORES_MAX_BYTES ((size_t)32 << 20)
 
 /* score[0..n) of keys [first, first + n) of a sequence for row r. scratch: [KEY_BLOCK][head_dim] +
  * [n_heads][KEY_BLOCK] + [n_heads] */

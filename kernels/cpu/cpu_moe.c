@@ -53,8 +53,8 @@ static void mask_groups(const struct route *a, const float *choice, const uint32
 struct route_job {
 	const struct cpu_isa *isa;
 	const struct route *a;
-	size_t
-		values; /* floats of scratch of a thread: a row's scores, choices, keys, ids and fences */
+	/* floats of scratch of a thread: a row's scores, choices, keys, ids and fences */
+	size_t values;
 	float *scratch;
 	uint64_t fence; /* the value of the fence behind */
 };

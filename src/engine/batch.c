@@ -154,7 +154,8 @@ struct batch_run {
 	struct batch_part *parts; /* [n_parts] */
 	uint32_t n_parts;
 	struct forward_rows rows;
-	int32_t *numbers, *states; /* of the rows; states: where their pairs stand (mtp.h) */
+	int32_t *numbers; /* one allocation: token ids, positions, cache rows, states, draft flags */
+	int32_t *states;  /* [rows] where the MTP pair of each row is (mtp_append) */
 	uint32_t first_hidden;
 	struct micro_batch *flight; /* NULL: computed as a whole */
 };
@@ -218,8 +219,7 @@ static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_
 	return 0;
 }
 
-/* Before the last stage computes, and after the steps of the same sessions that were begun earlier.
- */
+/* Called before the last stage computes, once all earlier steps of the same sessions have ended. */
 static void run_prepare(struct batch_run *r)
 {
 	r->first_hidden = r->rows.n;
@@ -233,7 +233,7 @@ static void run_prepare(struct batch_run *r)
 	}
 }
 
-/* The hidden states are there. */
+/* Called when the hidden states are there: computes logits and draws, advances the sessions. */
 static int run_finish(struct batch_run *r, bool stay, struct err *e)
 {
 	struct engine *g = r->parts->session->g;
@@ -307,7 +307,8 @@ int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct b
 	return 0;
 }
 
-/* The rows of a step have come back. Did an earlier step of one of its sessions fail? */
+/* Takes the rows of a step off `ahead` of its sessions. True: an earlier step of one of them
+ * failed. */
 static bool run_is_broken(const struct batch_run *r)
 {
 	bool broken = false;

@@ -64,7 +64,8 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, const struct ba
  * Between the calls of one thread everything is allowed, also batch_step, but for the sessions that
  * are in flight. The numbers are those of batch_step. */
 
-/* Steps in flight at best, of prompts: the stages that compute at the same time. 1: none. */
+/* How many steps of a prompt should be in flight: the number of stages that compute at the same
+ * time. 1: none can be. */
 uint32_t batch_depth(const struct engine *g);
 /* How many of these steps are in flight at best, of so many answers with `rows` rows in all. */
 uint32_t batch_micro_batches(const struct engine *g, uint32_t answers, uint32_t rows);
@@ -74,20 +75,23 @@ uint32_t batch_micro_batch_size(
 	const struct engine *g, const uint32_t *rows, uint32_t n, uint32_t all_rows, uint32_t count);
 
 struct batch_run;
-/* Parts as of batch_step. Those of answers have SESSION_ROWS_MAX tokens at most, and
- * batch_decode_rows in all. A prompt may be in several steps in flight, in its order; once one of
- * them fails, those behind it do.
- * Tokens, draws and drawn of the parts, and watch->cancel, are borrowed until batch_end. on_layer
- * is called by batch_end alone. Errors as of batch_step. */
+/* Begins a step.
+ * - parts as of batch_step. Parts of answers have at most SESSION_ROWS_MAX tokens each, and
+ *   batch_decode_rows together.
+ * - A prompt may have several steps in flight, begun in its order. Once one of them fails, those
+ *   behind it fail too, with all their parts.
+ * - The arrays tokens, draws and drawn of the parts, and watch->cancel, are borrowed until
+ *   batch_end. watch->on_layer is called by batch_end only.
+ * - Errors as of batch_step. Nothing is in flight then. */
 int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
 	struct batch_run **out, struct err *e);
-/* Of the one that was begun first. Returns as batch_step; the run is over in any case. Each must be
- * ended. Logits that stay on the device do so until the next end. */
+/* Ends the step that was begun first; each must be ended. Returns as batch_step, and frees the run
+ * in any case. Logits that stay on the device are valid until the next batch_end. */
 int batch_end(struct batch_run *run, struct err *e);
 
 /* ---- drafts and copies ---- */
 
-#define BATCH_WANTS_LOGITS (-1)
+#define BATCH_WANTS_LOGITS (-1) /* struct batch_draft */
 
 /* Drafts for one session; see session_mtp_draft. */
 struct batch_draft {
@@ -96,11 +100,12 @@ struct batch_draft {
 	uint32_t k;    /* 1 to SESSION_DRAFTS_MAX */
 	int32_t *ids;  /* out [k] */
 	float *logits; /* out [k][vocab]; NULL: not wanted */
-	/* [k], what the device draws for each draft; NULL: the likeliest id. */
+	/* [k] how the device draws each draft; NULL: the likeliest id */
 	const struct draw_request *draws;
-	/* Decides on draft `step` (0 .. k - 1): returns an id of the model, drawn->id mostly. logits is
-	 * NULL at first; where it returns BATCH_WANTS_LOGITS it is called again with [vocab], valid
-	 * during the call. NULL: what was drawn. */
+	/* Chooses draft `step` (0 .. k - 1); NULL: the drawn id is the draft. drawn: the result of
+	 * draws[step]. The first call has logits NULL and returns an id of the model, drawn->id as a
+	 * rule, or BATCH_WANTS_LOGITS. After that a second call has the logits [vocab], valid during
+	 * the call, and returns an id. */
 	int32_t (*choose)(
 		void *user, const struct draw_result *drawn, const float *logits, uint32_t step);
 	void *user;

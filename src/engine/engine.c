@@ -2,6 +2,7 @@
 /* Opens a model: parse, check, plan the memory, print the plan, refuse what does not fit, load. */
 #include "src/engine/engine_internal.h"
 
+#include "kernels/library.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -12,7 +13,6 @@
 #include "src/engine/stages/pipeline.h"
 #include "src/forward/host_experts.h"
 #include "stream/loader/loader.h"
-#include "kernels/library.h"
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
 

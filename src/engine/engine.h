@@ -29,14 +29,15 @@
 struct engine;
 struct ranks;
 
-/* Whether latents lie in pinned host memory, and a step fetches those that attention reads
- * (kv_cache.h). The bits are the same. On the CPU both are ordinary memory: only ON has effect. */
+/* Where the latents of the KV caches lie. In pinned host memory a step fetches those that attention
+ * reads (kv_cache.h); the logits are bit-identical. On the CPU both places are ordinary memory, and
+ * AUTO is OFF. */
 enum engine_kv_ram {
-	/* where a card lacks the memory for more than 131,072 positions, of all sessions together,
-	 * that were asked for */
+	/* ON if more than 131,072 positions (context * sessions) are asked for and the card lacks the
+	 * memory for them, else OFF */
 	ENGINE_KV_RAM_AUTO,
-	ENGINE_KV_RAM_ON,
-	ENGINE_KV_RAM_OFF
+	ENGINE_KV_RAM_ON, /* host memory */
+	ENGINE_KV_RAM_OFF /* the card's memory */
 };
 
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
@@ -66,7 +67,7 @@ struct engine_options {
 	uint32_t sessions;  /* most sessions at a time; 0: 1 */
 	uint32_t chunk;     /* most rows computed at once during prefill; 0: the backend's choice */
 	bool kv_f32;        /* keep latents and index keys in float32 (parity) instead of 16 bit */
-	bool kv_f8;  /* keep latents in 8 bits (backend.h: F8_E4M3); not with kv_f32. Other logits */
+	bool kv_f8;  /* keep latents in 8 bits (backend.h: F8_E4M3): other logits; not with kv_f32 */
 	bool no_mtp; /* do not load the MTP layer */
 	enum engine_kv_ram kv_ram;
 
@@ -106,10 +107,13 @@ struct engine_options {
 	 * without `warm`, the one of this model seeds the cache and takes in this run at close. A first
 	 * start with GLM-5.2 is seeded from published use. Nothing fails because of it. NULL: none. */
 	const char *profile_folder;
-	/* For instruments: puts a source of the caller's between the model and the engine's own one.
-	 * Called for each stage, in order, while the engine opens; refused with ranks. c: of the whole
-	 * model. Takes `inner` on success, and closes it with *out, which the engine closes. The
-	 * sources of different stages may be used at the same time. NULL: none. */
+	/* For instruments: puts an expert source of the caller between the model and the engine's own
+	 * source `inner`. NULL: none.
+	 * - Called for each stage, in order, while the engine opens; c: of the whole model.
+	 * - Refused with ranks.
+	 * - On success *out owns `inner` and closes it when the engine closes *out. After an error the
+	 *   engine closes `inner`.
+	 * - Sources of different stages may be used by different threads at the same time. */
 	int (*wrap_source)(void *user, const struct model_config *c, struct expert_source *inner,
 		struct expert_source **out, struct err *e);
 	void *wrap_user;
@@ -147,8 +151,8 @@ uint32_t engine_n_ranks(const struct engine *g);         /* processes that compu
  * duration, and other programs do not change it. */
 bool engine_only_computes(const struct engine *g);
 const char *engine_io_name(const struct engine *g); /* "mmap", "uring", "threads" */
-/* The backends count busy and idle time (struct backend_usage) between engine_measure(g, true) and
- * (g, false), which wait for the devices. */
+/* Turns counting of busy and idle time (struct backend_usage) on or off, in the backends of all
+ * stages and ranks. Waits for the devices. */
 void engine_measure(struct engine *g, bool on);
 
 /* From the next step on the observer sees what goes into the model's matrices
@@ -210,7 +214,7 @@ struct engine_sizes engine_sizes(const struct engine *g);
 
 #define STAGES_MAX 64 /* stages of an engine, all ranks together, at most */
 
-/* Consecutive layers with a cache of their own, and where they lie. */
+/* A stage: consecutive layers on one card, with an expert cache of their own. */
 struct engine_stage {
 	uint32_t first_layer, end_layer; /* trunk layers first .. end - 1 */
 	bool has_mtp;                    /* and the MTP layer */
@@ -220,15 +224,16 @@ uint32_t engine_n_stages(const struct engine *g); /* of all ranks */
 /* Any thread, rank 0: stage i, in the order of the layers. */
 struct engine_stage engine_stage(const struct engine *g, uint32_t i);
 
-/* What a stage has done since the start. */
+/* What a stage has done since the engine opened. */
 struct engine_stage_usage {
-	uint64_t steps; /* that were computed to their end */
-	/* of these: from the time when a stage has its rows until its results are there. Waits for
-	 * experts count, waits for other stages do not */
+	uint64_t steps; /* that did not fail */
+	/* Of these steps: from the arrival of the stage's rows until its results are there. It includes
+	 * waits for experts, and no waits for other stages. */
 	uint64_t computing_ns;
 	struct backend_usage device;
 };
-/* out [engine_n_stages]. Of a rank that is lost nothing is written. */
+/* out [engine_n_stages], in the order of the layers. Entries of a lost rank are not written. Waits
+ * until only last stages have work in flight. */
 void engine_stages_usage(struct engine *g, struct engine_stage_usage *out);
 
 /* How the stages worked while micro-batches were in flight (batch_begin), since the start. */

@@ -21,7 +21,7 @@ struct engine {
 	struct engine_cache cache;       /* what of it does not change */
 	uint64_t fingerprint;
 	bool exact_prompts;         /* asked for, and the backend has two ways */
-	uint32_t library_version;   /* of its backends (kernels/library.h) */
+	uint32_t library_version;   /* backend_library_version of the last stage */
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */
 	/* engine_profile.c */
@@ -60,8 +60,8 @@ int engine_forward(
  * with it. */
 void engine_recover(struct engine *g);
 
-/* Computing has ended with rc. ERR_RUN and another sentence when that is because the model's files
- * have been lost or changed, else rc. */
+/* Finds the cause of a step's result rc: ERR_RUN, with the sentence for it, if the model's files
+ * have been lost or changed; else rc, and *e as it is. */
 int engine_blame_file(const struct engine *g, int rc, struct err *e);
 
 /* Waits for the devices of all stages. Returns a kept failure. */
@@ -75,10 +75,11 @@ void engine_keep_rows(struct engine *g, uint32_t first, uint32_t n);
 
 /* ---- stages_usage.c ---- */
 
-/* The hidden states or logits of a step are there: the time of the last stage ends. */
+/* Called when the hidden states or logits of a step are there: ends the last stage's computing_ns.
+ */
 void engine_last_stage_done(struct engine *g);
 
-/* As engine_stages_usage, of the stages of this process. */
+/* engine_stages_usage for the stages of this process alone: out [g->n_stages]. */
 void engine_stages_here(struct engine *g, struct engine_stage_usage *out);
 
 /* ---- cache_rows.c: rows of a layer's latents or index keys, on whatever stage or rank ---- */
@@ -100,7 +101,7 @@ int engine_copy_rows(
 
 /* sum += part, n counters each. */
 void engine_add_counters(uint64_t *sum, const uint64_t *part, size_t n);
-/* The same, and the most of what is no counter. */
+/* sum += part for counters; the larger one for io_depth and io_slice_bytes. */
 void engine_add_expert_stats(struct expert_stats *sum, const struct expert_stats *part);
 
 /* ---- engine_profile.c ---- */

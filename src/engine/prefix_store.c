@@ -37,9 +37,8 @@ struct prefix_store {
 	char *folder;
 	int fd; /* of the folder */
 	uint64_t max_bytes;
-	uint64_t
-		paused_until_ns; /* by clock_ns: nothing is written before; 0: the last write succeeded */
-	uint32_t pause_s;    /* the last pause, while writes fail */
+	uint64_t paused_until_ns; /* by clock_ns: the end of the pause; 0: none */
+	uint32_t pause_s;         /* its length; 0: the last write succeeded */
 	struct prefix_store_stats stats;
 };
 

@@ -49,10 +49,11 @@ int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_
 #define PREFIX_STORE_PAUSE_MAX_S 64u
 
 /* Stores the whole blocks among the first n tokens of `s` (n <= its length) that are not stored
- * yet. Errors: a folder that takes no more, a backend's failure; the session is unchanged, and what
- * is stored can be read. After an error of the folder calls write nothing for a second, twice as
- * long after the next one, PREFIX_STORE_PAUSE_MAX_S at most; they return 0. ERR_MEMORY: no pause.
- */
+ * yet.
+ * - Errors: the folder takes no more, a failure of the backend, ERR_MEMORY. The session is
+ *   unchanged, and stored blocks can still be read.
+ * - After an error, ERR_MEMORY excepted, the store pauses: calls write nothing and return 0. The
+ *   first pause takes a second; each error doubles it, up to PREFIX_STORE_PAUSE_MAX_S. */
 int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, struct err *e);
 
 struct prefix_store_stats {

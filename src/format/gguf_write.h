@@ -27,8 +27,8 @@ struct gguf_writer;
 
 struct gguf_write_options {
 	uint32_t alignment; /* a power of two; 0: 4096 (one page and one O_DIRECT unit) */
-	uint64_t
-		split_bytes; /* largest file; a tensor that is larger gets a part of its own. 0: one file */
+	/* largest file; a tensor that is larger gets a part of its own. 0: one file */
+	uint64_t split_bytes;
 };
 
 struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options); /* NULL: defaults */

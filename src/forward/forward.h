@@ -34,9 +34,9 @@ struct forward_rows {
 	const bool *draft;
 	bool long_prompt; /* of LONG_PROMPT tokens or more: moe.h */
 	bool answers;     /* all rows are of answers, at most ANSWER_ROWS: moe.h */
-	/* The rows go on to another stage: with first_hidden n the last ops may still run on return.
-	 * The caller calls moe_drain (moe.h) once the rows are handed over, after errors behind that
-	 * too. */
+	/* Another stage goes on with the rows (stage_link.h): with first_hidden n the last ops may
+	 * still run on return. The caller hands the rows over, then calls moe_drain (moe.h), also when
+	 * something failed in between. */
 	bool hands_over;
 	struct forward_taps *taps; /* NULL: none. Taps slow a step down: the host waits per layer */
 	/* Stops the step: read before each layer, between groups of experts, and inside ops where the
@@ -71,9 +71,10 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
  * device. */
 int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, struct err *e);
 
-/* Logits of n <= ws.logit_rows such rows -> ws.logits, and a token from the first n_valid ids of
- * each: ws.drawn[r] answers requests[r] (op `draw`). copy: MEM_SHARED [n][n_vocab], gets the logits
- * too; NULL: they stay on the device. Waits for the device. */
+/* Logits of n <= ws.logit_rows rows of hidden states [n][n_embd] (device) -> ws.logits, then op
+ * `draw` on the first n_valid ids of each row: ws.drawn[r] is the result of requests[r]. copy:
+ * MEM_SHARED [n][n_vocab], gets the logits too; NULL: they stay on the device. Waits for the device
+ * and returns its failure. */
 struct draw_request;
 int model_draw(struct model *m, const float *hidden, uint32_t n,
 	const struct draw_request *requests, int32_t n_valid, float *copy, struct err *e);

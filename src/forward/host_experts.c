@@ -30,9 +30,8 @@
 /* Experts whose matrices have the same types. */
 struct host_kind {
 	enum dtype gate, up, down;
-	bool slow; /* the card computes them all */
-	/* means of time per byte of weights */
-	double ns_per_byte[SLOTS_TIMED];
+	bool slow;                       /* host_experts_too_slow: the card computes them all */
+	double ns_per_byte[SLOTS_TIMED]; /* means, by slots - 1; of weights */
 };
 
 struct host_experts {

@@ -7,10 +7,15 @@
  *   card        route: h as words to the host  | experts of the first tier, then those that come
  *   processor   ...... reads h ................ | experts where they lie, results to the card
  *
- * The source decides which ones (expert_ref.on_host) from the times that host_experts_ns gives and
- * from the link's. Order of use: host_experts_open; host_experts_prepare for the experts of each
- * layer; in a layer host_experts_ns, then any number of host_experts_compute; host_experts_close.
- * By the thread that computes.
+ * The source of the experts decides which ones (expert_ref.on_host): it compares host_experts_ns
+ * with the time that a copy over the link takes.
+ *
+ * Order of use:
+ *   1. host_experts_open
+ *   2. host_experts_prepare with the shape of each layer's experts; if host_experts_any is false, 4
+ *   3. in each layer host_experts_ns, then any number of host_experts_compute
+ *   4. host_experts_close
+ * Threads: the one that computes, but for host_experts_add_stats.
  */
 #ifndef GLM_FORWARD_HOST_EXPERTS_H
 #define GLM_FORWARD_HOST_EXPERTS_H
@@ -25,8 +30,8 @@
 
 struct host_experts;
 
-/* How the processor's backend is opened. threads: 0: all cores but one for the thread that reads.
- */
+/* Options for the backend that computes on the processor. threads 0: one a core, less one core for
+ * the thread that reads. */
 struct backend_options host_experts_backend(int threads);
 
 /* card: lent; the backend of the model, which outlives it. threads: as in host_experts_backend.
@@ -41,20 +46,22 @@ uint64_t *host_experts_words(const struct host_experts *h, int rows);
 /* Whether the processor computes such experts with the card's bits. */
 bool host_experts_covers(const struct expert_job *shape);
 
-/* The processor takes part where its rate is at least this share of the link's. Below it a layer
- * needs more than four misses before computing one of them ends sooner than copying all. */
+/* The processor takes part if its rate is at least this share of the link's. Below it a layer needs
+ * more than four misses before computing one of them ends sooner than copying all. */
 #define HOST_EXPERTS_LEAST 0.25
-/* ns_per_byte: of the processor; link_bytes_s: of the link, 0: unknown. */
+/* ns_per_byte: time of the processor for a byte of weights; link_bytes_s: rate of the link, 0:
+ * unknown, then never too slow. */
 bool host_experts_too_slow(double ns_per_byte, double link_bytes_s);
 
-/* Times experts of such types in a few milliseconds, unless it has been done, and says whether the
- * processor will compute them. link_bytes_s: as above. ERR_MEMORY. */
+/* Times experts of these three types in a few milliseconds and logs whether the processor will
+ * compute them. Does nothing for types that were timed before. link_bytes_s: as above. ERR_MEMORY.
+ */
 int host_experts_prepare(
 	struct host_experts *h, const struct expert_job *shape, double link_bytes_s, struct err *e);
-bool host_experts_any(const struct host_experts *h); /* of what was prepared it computes some */
+bool host_experts_any(const struct host_experts *h); /* will it compute any that were prepared? */
 
-/* Time in which the processor computes such an expert (no data) for n_slots (token, rank) slots, as
- * measured before; 0: it does not. */
+/* Time in which the processor computes an expert of this shape (its data is not read) for n_slots
+ * (token, rank) slots, as measured so far; 0: the card computes it. */
 uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape, int n_slots);
 
 /* Computes the jobs, whose weights are host memory, and gives the results to the card. fence: of
@@ -63,7 +70,8 @@ uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape,
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e);
 
-/* Adds what was computed since the start: host_bytes, host_ns. Any thread. NULL: nothing. */
+/* Adds bytes and time of all experts computed since host_experts_open to host_bytes and host_ns.
+ * Any thread. h NULL: adds nothing. */
 void host_experts_add_stats(const struct host_experts *h, struct expert_stats *sum);
 
 #endif

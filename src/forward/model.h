@@ -35,7 +35,7 @@ struct model {
 	/* segments (segment.c) */
 	uint8_t *step_host;                    /* what step_begin uploads to ws.step */
 	bool capture;                          /* the segments of this step are captured */
-	struct step_counts counts;             /* which numbers of rows come again and again */
+	struct step_counts counts;             /* of steps by their number of rows */
 	const void *captured_kv;               /* the cache that captured graphs write to */
 	struct model_observation *observation; /* observe.c; NULL: nobody observes */
 };

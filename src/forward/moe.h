@@ -6,7 +6,7 @@
  *   1. ffn_forward enqueues the device's part. A dense layer is complete then.
  *   2. moe_experts_request reads the router's ids and starts what is ready.
  *   3. moe_experts_complete starts the rest as it comes; meanwhile the processor computes those
- * that are its own (host_experts.h).
+ *   that are its own (host_experts.h).
  *   4. moe_combine adds everything to the stream; the first op of the next segment.
  *   After the last layer, or after any error: moe_drain.
  *
@@ -99,7 +99,7 @@ enum expert_use moe_step_use(const struct model *m, int rows);
 
 /* Whether the processor can compute the experts of a layer (host_experts.h). */
 bool moe_host_covers(const struct model *m, uint32_t layer);
-/* host_experts_prepare for the layers computed here. */
+/* host_experts_prepare for the experts of the MoE layers first_layer .. end_layer - 1. */
 int moe_host_prepare(
 	const struct model *m, struct host_experts *h, double link_bytes_s, struct err *e);
 

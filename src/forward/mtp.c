@@ -101,8 +101,8 @@ struct draft_round {
 	uint32_t n;
 	int32_t *token, *pos, *base, *state; /* [n] of the step; state: row of ws.hidden */
 	int32_t *n_sel;                      /* [n] positions of ws.draft_sel for the step */
-	bool
-		shares; /* a position is beyond index_topk: steps 1 and later use the selection of step 0 */
+	/* a position is beyond index_topk: steps 1 and later use the selection of step 0 */
+	bool shares;
 	int32_t n_valid;
 };
 

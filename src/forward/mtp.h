@@ -53,9 +53,10 @@ void mtp_append_tokens(struct model *m, struct kv_cache *kv, const struct forwar
  * mtp_append, which may read the older states. */
 void mtp_keep_states(struct model *m, uint32_t first, uint32_t n, uint32_t session);
 
-/* Chooses a draft; returns an id below n_vocab. step: 0 for the first of a round. drawn: the result
- * of the request for this draft. logits: NULL at first; where the chooser then returns
- * MTP_WANTS_LOGITS it is called again with [n_vocab] of the host, valid during the call. */
+/* Chooses draft `step` (from 0) of a round. drawn: what the device drew for it (draws[step]).
+ * - The first call has logits NULL. It returns an id below n_vocab, or MTP_WANTS_LOGITS.
+ * - After MTP_WANTS_LOGITS a second call has the logits [n_vocab], host memory that is valid during
+ *   the call, and returns an id. */
 #define MTP_WANTS_LOGITS (-1)
 typedef int32_t mtp_choose_fn(
 	void *user, const struct draw_result *drawn, const float *logits, uint32_t step);
@@ -67,9 +68,9 @@ struct mtp_sequence {
 	int32_t pos;       /* the last position */
 	int32_t base;      /* first cache row of the sequence; rows up to pos + n_drafts - 1 */
 	uint32_t n_drafts; /* 1 to DRAFTS_MAX */
-	/* [n_drafts], what the device draws from the logits of each; NULL: the likeliest id */
+	/* [n_drafts] how the device draws each draft; NULL: the likeliest id */
 	const struct draw_request *draws;
-	mtp_choose_fn *choose; /* NULL: what was drawn */
+	mtp_choose_fn *choose; /* NULL: the drawn id is the draft */
 	void *user;
 	int32_t *ids;  /* out [n_drafts] */
 	float *logits; /* out [n_drafts][n_vocab], host; NULL: not wanted */
@@ -77,7 +78,8 @@ struct mtp_sequence {
 
 /* One round for n different sequences, 1 <= n <= ws.draft_rows; their n_drafts may differ. Draws
  * are from the first n_valid ids. Overwrites ws.logits, ws.drawn and the step's rows of ws.hidden.
- * Waits, once a step where no chooser wants logits. Fails like model_forward. */
+ * Waits for the device once a step, and once more for each row whose logits are downloaded. Fails
+ * like model_forward. */
 int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *sequences,
 	uint32_t n, int32_t n_valid, struct err *e);
 

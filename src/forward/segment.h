@@ -18,9 +18,8 @@
  *   5. gives the missing ones to the device as their reads complete.
  * Experts stay pinned until a later fence shows that the device has passed them (moe.h).
  *
- * Steps of few rows, and larger ones whose number of rows comes often (step_counts.h), are captured
- * if they have no taps: a *graph segment* is what one graph
- * launch covers.
+ * Steps without taps are captured if they have few rows or a number of rows that comes often
+ * (step_counts.h): a *graph segment* is what one graph launch covers.
  *   - One row, and experts that a deferred kernel can compute (moe_deferred): that kernel is part
  *     of the graph and waits for the host's messages. A segment goes on through up to
  *     SEGMENT_LAYERS layers (forward.c), and nothing is launched between them; the host serves one
@@ -29,8 +28,8 @@
  *   - Several rows, or experts without a deferred kernel: a segment ends behind the shared expert
  *     of an MoE layer. The host enqueues the experts as ops of their own, and the next segment
  *     begins with moe_combine.
- * Other steps are not captured: the same ops are enqueued one by one, layer
- * after layer. A backend without graphs does the same. The numbers are equal in all cases.
+ * Other steps are not captured: the same ops are enqueued one by one, layer after layer. A backend
+ * without graphs does the same. The numbers are equal in all cases.
  */
 #ifndef GLM_FORWARD_SEGMENT_H
 #define GLM_FORWARD_SEGMENT_H

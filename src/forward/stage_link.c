@@ -47,8 +47,8 @@ int stage_rows_reserve(struct stage_rows *r, const struct model_config *c, struc
 	return 0;
 }
 
-/* What of n rows is handed over to the stage that begins with this layer. Returns the number of
- * parts, the selection's last. */
+/* bytes[3]: sizes of x, n_sel and sel of n rows. Returns how many of these are handed over to the
+ * stage that begins with this layer. */
 static int list_parts(const struct model_config *c, uint32_t layer, uint32_t n, size_t *bytes)
 {
 	bytes[0] = (size_t)n * c->n_embd * sizeof(float);

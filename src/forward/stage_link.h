@@ -7,13 +7,18 @@
  *     with layers that share it. So a model can be cut anywhere.
  *
  * Order of use, for each step of n rows:
- *   1. model_forward of the earlier stage, with first_hidden n and forward_rows.hands_over: its
- *      device may still compute then;
- *   2. send, where that stage is;
- *   3. receive, where the next stage is;
- *   4. model_forward of the next stage, with the same rows;
- *   5. moe_drain of the earlier stage: its pins are given back, and a failure of its device shows.
- * A transport is a struct of these two calls. Its two ends may be in different processes.
+ *   1. model_forward of the earlier stage, with first_hidden n and forward_rows.hands_over; its
+ *      device may still compute on return
+ *   2. send, in the process of that stage
+ *   3. receive, in the process of the next stage
+ *   4. model_forward of the next stage, with the same rows
+ *   5. moe_drain of the earlier stage: releases its pinned experts and returns a failure of its
+ *      device
+ * A transport implements struct stage_link_ops. Its two ends may be in different processes.
+ *
+ * Where the next stage still computes another step, the rows wait in a struct stage_rows: instead
+ * of 2 and 3, stage_rows_take after 1, moe_drain, then stage_rows_give in the thread of the next
+ * stage, 4, and stage_rows_given before the struct is used again.
  */
 #ifndef GLM_FORWARD_STAGE_LINK_H
 #define GLM_FORWARD_STAGE_LINK_H
@@ -23,9 +28,11 @@
 struct stage_link;
 
 struct stage_link_ops {
-	/* Takes the rows from the workspace of `from`. Returns its kept failure, or the transport's. */
+	/* Takes the rows from the workspace of `from`. Returns a kept failure of its backend, or an
+	 * error of the transport. */
 	int (*send)(struct stage_link *l, const struct model *from, uint32_t n, struct err *e);
-	/* Puts the rows into the workspace of `to`, enqueued. Waits for the sender, if it has to. */
+	/* Enqueues copies of the rows into the workspace of `to`. A transport between processes waits
+	 * for the message of the sender. */
 	int (*receive)(struct stage_link *l, struct model *to, uint32_t n, struct err *e);
 	void (*close)(struct stage_link *l);
 };
@@ -34,39 +41,40 @@ struct stage_link {
 	const struct stage_link_ops *ops;
 };
 
-/* A link within this process: the backends hand the rows over (hand_over.h), and the host
- * waits for neither. Release with ops->close. */
+/* A link within this process: the rows are copied from backend to backend (hand_over.h), and the
+ * host waits for neither. Release with ops->close. */
 struct stage_link *stage_link_local(void);
 
 /* Is a selection handed over to the stage that begins with this layer? */
 bool stage_rows_have_selection(const struct model_config *c, uint32_t first_layer);
 
-/* Memory of the host, pinned for a card, for what is handed over of one step while the next stage
- * still computes another one. Zeroed: none. */
+/* Host memory for what is handed over of one step. Zero-initialise; no memory is held then. */
 struct stage_rows {
-	struct backend *owner; /* whose memory it is; NULL: none */
+	struct backend *owner; /* allocated `block`, MEM_SHARED; NULL: there is none */
 	uint32_t max_rows;
 	void *block;
 	size_t block_bytes;
 	float *x;             /* [max_rows][n_embd], in the block like the others */
 	int32_t *n_sel, *sel; /* [max_rows], [max_rows][index_top_k] */
-	/* the receiver, until stage_rows_given; NULL: nothing is on its way */
+	/* From stage_rows_give to stage_rows_given: the backend that copies the rows, and its latest
+	 * fence before the copies. NULL: no copy is pending. */
 	struct backend *receiver;
-	uint64_t before; /* its latest fence before that */
+	uint64_t before;
 };
 
-/* For at least max_rows rows, in memory of b; what was there before is undefined afterwards. c: of
- * any stage. ERR_MEMORY: empty. */
+/* Makes room for at least max_rows rows, allocated by b, which outlives it. The contents are
+ * undefined afterwards. c: of any stage. ERR_MEMORY: there is no memory then. */
 int stage_rows_reserve(struct stage_rows *r, const struct model_config *c, struct backend *b,
 	uint32_t max_rows, struct err *e);
-/* Nothing is on its way. Accepts a zeroed struct. */
+/* No copy may be pending. Accepts a zeroed struct. */
 void stage_rows_free(struct stage_rows *r);
-/* From the workspace of `from`, instead of send: enqueued. They are there after moe_drain. */
+/* Enqueues copies of n rows from the workspace of `from` into r. They have ended after moe_drain of
+ * `from`. */
 void stage_rows_take(struct stage_rows *r, const struct model *from, uint32_t n);
-/* Into the workspace of `to`, instead of receive: enqueued. */
+/* Enqueues copies of n rows from r into the workspace of `to`. */
 void stage_rows_give(struct stage_rows *r, struct model *to, uint32_t n);
-/* Returns when what was given has left the rows, which may then be taken again. After
- * model_forward of the receiver, or an error of it, that is so already. */
+/* Waits until the copies of stage_rows_give have read r, which may then be used again. After
+ * model_forward of the receiver, or an error of it, this does not wait. */
 void stage_rows_given(struct stage_rows *r);
 
 #endif

@@ -64,7 +64,7 @@ struct workspace {
 	int32_t *draft_sel;   /* [M][draft_sel_stride] selection of steps 1 and later of a round */
 	int32_t *draft_n_sel; /* [M] positions in it */
 	int draft_sel_stride;
-	float *draft_logits; /* [n_vocab] host copy of a row, shared */
+	float *draft_logits; /* [n_vocab] shared: a row that a chooser of drafts wants */
 
 	void *device, *shared; /* the two allocations */
 	size_t device_bytes, shared_bytes;

@@ -18,8 +18,8 @@
 #include <string.h>
 
 #define ARENA_ALIGN 256 /* every tensor starts on this boundary of the arena */
-#define UPLOAD_STEP                                                                                \
-	((uint64_t)64 << 20) /* large tensors are copied in steps, with a progress report each */
+/* Large tensors are copied in steps, with a progress report each. */
+#define UPLOAD_STEP ((uint64_t)64 << 20)
 
 struct tensor_walk {
 	const struct gguf *file;

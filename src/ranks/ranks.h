@@ -25,8 +25,8 @@
  * - A rank that leaves prints its own error, unless a lower rank has left with the same one.
  * - While MPI itself starts nothing is known of the others: after 120 s all ranks end, and none can
  *   be named.
- * - A rank that dies by a signal: mpirun notices first, names it and ends all others before they
- *   could. Its status is 128 and the signal's number; no rank can change that.
+ * - A rank that dies by a signal: mpirun notices first, names it and ends all others. The status of
+ *   mpirun is 128 plus the signal's number; no rank can change that.
  *
  * Threads: one thread at a time calls these, except ranks_status and ranks_name, which any may.
  */
@@ -97,8 +97,9 @@ bool ranks_is_orderly(const struct ranks *r);
 /* Fails with the sentence when a rank is lost. Any thread. */
 int ranks_check(const struct ranks *r, struct err *e);
 
-/* When a rank is lost, `lost` is called once with its sentence, which stays: by the thread of the
- * heartbeats, and it has to return at once. NULL: nobody; no call is under way then. */
+/* Sets a callback for the loss of a rank. The thread of the heartbeats calls it once, also if the
+ * rank was lost before, with the sentence of ranks_check, which stays valid. It must return at
+ * once. NULL removes it; no call is running when this returns. */
 void ranks_on_loss(struct ranks *r, void (*lost)(void *user, const char *sentence), void *user);
 
 /* Has a lower rank left with this very error? Then that one prints it. After ranks_close. */

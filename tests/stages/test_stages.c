@@ -488,7 +488,7 @@ static void test_balance(void **state)
 {
 	(void)state;
 	struct layer_cost layers[8];
-	struct stage_means even[8] = {{0}}, uneven[] = {{100, 0}, {300, 0}};
+	struct stage_capacity even[8] = {{0}}, uneven[] = {{100, 0}, {300, 0}};
 	uint32_t first[8];
 	for (int i = 0; i < 8; i++)
 		layers[i] = (struct layer_cost){10, 2, false};
@@ -534,17 +534,18 @@ static void test_balance_of_unlike_cards(void **state)
 	/* half of the room each, four fifths of the speed and one: 11 layers weigh 2.23, 5 weigh 2.19
 	 */
 	stage_cuts_balance(
-		layers, 16, (const struct stage_means[]){{100, 4000}, {100, 1000}}, 2, first);
+		layers, 16, (const struct stage_capacity[]){{100, 4000}, {100, 1000}}, 2, first);
 	assert_int_equal(first[1], 11);
 	stage_cuts_balance(
-		layers, 16, (const struct stage_means[]){{100, 1000}, {100, 4000}}, 2, first);
+		layers, 16, (const struct stage_capacity[]){{100, 1000}, {100, 4000}}, 2, first);
 	assert_int_equal(first[1], 5);
 	/* twice the room and the speed: twice the layers, in any order of the cards */
-	stage_cuts_balance(
-		layers, 16, (const struct stage_means[]){{100, 1000}, {200, 2000}, {100, 1000}}, 3, first);
+	stage_cuts_balance(layers, 16,
+		(const struct stage_capacity[]){{100, 1000}, {200, 2000}, {100, 1000}}, 3, first);
 	assert_true(first[1] == 4 && first[2] == 12);
 	/* one that does not say how fast it is: as if they were alike */
-	stage_cuts_balance(layers, 16, (const struct stage_means[]){{100, 0}, {100, 3000}}, 2, first);
+	stage_cuts_balance(
+		layers, 16, (const struct stage_capacity[]){{100, 0}, {100, 3000}}, 2, first);
 	assert_int_equal(first[1], 8);
 }
 

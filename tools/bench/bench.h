@@ -41,10 +41,10 @@ struct bench {
 	double seconds;     /* least length of one sample */
 	uint64_t start_ns;  /* when the command began */
 	size_t array_bytes; /* of bench_copy; 0: four last-level caches, at most 640 MiB */
-	/* Limits, 0 until measured by bench_copy: */
-	double read_bytes_s, mac_s;
-	double device_bytes_s; /* bytes read and written by a copy on the card; measured by bench_ops */
-	double device_flop_s; /* products of halves on the card (kernels/library.h); by what needs it */
+	/* Limits, 0 until they are measured: */
+	double read_bytes_s, mac_s;   /* of the processor, by bench_copy */
+	double device_bytes_s;        /* read and written by a copy on the card, by bench_ops */
+	double device_flop_s;         /* backend_library_flops, by bench_measure_flops or bench_ops */
 	struct bench_figure *figures; /* [n_figures] */
 	size_t n_figures;
 };
@@ -113,19 +113,20 @@ struct generate_result;
 int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
 	const struct generate_options *o, struct generate_result *r, struct err *e);
 
-/* b->device_flop_s, unless these options compute on the processor or no card answers. Before an
- * engine is opened: it needs 400 MB of the card. */
+/* Sets b->device_flop_s from card 0, unless these options compute on the processor or no card
+ * answers. It takes 400 MB of the card: call it before an engine is opened. */
 void bench_measure_flops(struct bench *b, const struct common_opts *c);
-/* Floating point operations of a prompt of n tokens from an empty timeline, for each token:
- * products with weights, scores of the indexer, attention; no head. */
+/* Floating point operations that each token of a prompt of n >= 1 tokens takes, mean, from an empty
+ * timeline: products with weights (without the head), scores of the indexer, attention. */
 double bench_prompt_flops(const struct engine *g, uint64_t n);
 
 int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct err *e);
-/* n_fill: positions before the prompt that nothing has computed (session_fill.h). */
+/* n_fill: positions before the prompt that are filled with random rows (session_fill.h). */
 int bench_decode(struct bench *b, struct engine *g, uint32_t n_fill, uint32_t n_prompt,
 	uint32_t n_new, struct err *e);
 
-/* What a context of n positions takes of card, host memory and link. */
+/* Adds figures of a context with n positions filled: bytes on the card, in host memory, and over
+ * the link a token. */
 void bench_add_context(struct bench *b, const char *section, const struct engine *g, uint32_t n);
 
 /* Prefill with streamed experts of each of these sizes, repeats times, for at most so many seconds
@@ -134,7 +135,7 @@ void bench_add_context(struct bench *b, const char *section, const struct engine
 int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes,
 	int n_sizes, float seconds, char *backend, struct err *e);
 
-/* The stages of an engine and what each has done until now. */
+/* A reading of what each stage of an engine has done so far. */
 struct bench_stages {
 	uint32_t n;
 	struct engine_stage stage[STAGES_MAX];
@@ -142,15 +143,16 @@ struct bench_stages {
 };
 void bench_stages_read(struct bench_stages *s, struct engine *g);
 
-/* Figures of what the cards did between two readings (measured: engine_measure), for each of n
- * tokens: of all together, and how long that of each stage was busy. */
+/* Adds figures of what the cards did between two readings, for each of n tokens: of all together,
+ * and how long the card of each stage was busy. engine_measure was on between them. */
 void bench_usage(struct bench *b, const char *section, const struct bench_stages *from,
 	const struct bench_stages *to, double n);
-/* How the stages worked at the same time between two readings of engine_overlap; nothing if nothing
- * was in flight. what: "64 rows in 2 micro-batches". */
+/* Adds figures of how many stages computed at the same time between two readings of engine_overlap.
+ * Adds nothing if nothing was in flight. what: "64 rows in 2 micro-batches". */
 void bench_overlap(struct bench *b, const char *section, const char *what,
 	const struct engine_overlap *from, const struct engine_overlap *to, bool several_ranks);
-/* If there are several stages: the time of each between two readings, for each of n tokens. */
+/* Adds the computing_ns of each stage between two readings, for each of n tokens. Adds nothing for
+ * a single stage. what: "a token". */
 void bench_stages_time(struct bench *b, const char *section, const char *what,
 	const struct bench_stages *from, const struct bench_stages *to, double n);
 
@@ -168,8 +170,8 @@ int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
 /* Answers to questions with drafts of the model's own acceptance, against the same answers without;
- * fails if one differs. Opens its own engines; prints the head line; see bench_replay for
- * `backend`.
+ * fails if one differs. Opens its own engines (two if experts are streamed); prints the head line;
+ * see bench_replay for `backend`.
  */
 struct bench_drafts_options {
 	int mode;              /* DRAFT_AUTO, or most drafts in a step */

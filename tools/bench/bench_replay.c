@@ -8,8 +8,8 @@
  * The least time of a token is the largest of three, all measured in the same run:
  * - computing it: after the run, in the same engine, with routing confined to experts that are
  *   resident in the first tier;
- * - bytes to the card / what the link to the card reaches; with --cpu-experts these bytes and those
- *   of experts that the processor computed / what link and processor reach together;
+ * - bytes copied to the card / the measured rate of the link; with --cpu-experts these bytes and
+ *   those of experts that the processor computed / the rate of link and processor together;
  * - bytes missed, less those of useless prefetches / what the drive reaches with the same reader on
  *   the same file.
  *
@@ -17,7 +17,8 @@
  * as random numbers of a fixed seed say. What is computed and read for the others is paid for. The
  * tokens of a step are done at the same moment.
  *
- * With stages on several cards the link is that of card 0: more than 100 % of it is possible.
+ * With stages on several cards the limit is the link of card 0 alone, so more than 100 % is
+ * possible.
  *
  * A shared drive is not the same a second later. While its reads are the bound, decoding pauses now
  * and then and the drive is measured (SAMPLE_S). An interval is held against the samples in it, and

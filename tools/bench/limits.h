@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The limits that streaming is held against, measured in the same run as what is held against them.
- */
+/* The limits that streaming is held against: drive, link, card and processor, measured in the same
+ * run. */
 #ifndef GLM_TOOLS_LIMITS_H
 #define GLM_TOOLS_LIMITS_H
 
@@ -11,18 +11,19 @@
 struct limits {
 	struct measure_disk disk; /* experts of this model through the reader of these options */
 	bool before;              /* the drive has been measured before the run */
-	struct measure_card card; /* when the backend is one */
-	struct measure_host host; /* ... and the options let the processor compute experts */
+	struct measure_card card; /* card 0; zero on the CPU */
+	struct measure_host host; /* zero unless the options let the processor compute experts */
 };
 
-/* ms a token of the link: `moved` bytes that had to come to the card and `computed` bytes of
- * experts that the processor computed meanwhile, in so many tokens. Where it may, the two share
- * both as they end earliest. 0: there is no link. */
+/* The least time of the link, in ms a token. moved: bytes that had to be copied to the card, in
+ * `tokens` tokens; computed: bytes of experts that the processor computed in place of a copy, 0 if
+ * it may not. Where it may, the bound is the best division of all these bytes between link and
+ * processor. 0: there is no link. */
 double limits_link_ms(const struct limits *l, uint64_t moved, uint64_t computed, double tokens);
 
-/* Measures the drive before the run, for limits_measure to put beside what it finds after it: a
- * drive that others share is not the same a minute later. Does nothing when the page cache takes
- * part: it would hold what is read here. */
+/* Measures the drive before the run; limits_measure then takes the mean of this and of what it
+ * measures after the run, since the rate of a shared drive changes. Does nothing with reads through
+ * the page cache, which would keep what is read here. */
 int limits_measure_before(
 	struct bench *b, const struct common_opts *c, struct limits *l, struct err *e);
 

@@ -4,9 +4,9 @@
  * ids, by which it finds rows and weights, and gets views of other experts. The translation of a
  * layer is kept until the layer's next acquire, because release may come much later.
  *
- * Each stage of an engine has a source of its own. Each of them sees every step, so
- * each counts its place in the trace for itself, and all are at the same one. They share the trace
- * and the allowed experts, which no step changes.
+ * Each stage of an engine has a source of its own. Each source sees every step and counts its
+ * position in the trace for itself, so all have the same one. They share the trace and the allowed
+ * experts, which no step changes.
  */
 #include "tools/bench/replayed_routing.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Replayed routing: an instrument for measuring. It wraps an expert source; decode steps then use
- * the experts that a trace names in place of the router's, and the trace's predictions in place of
- * the lookahead's. A model with random weights so asks for experts as a real one does. The router
- * still runs and its weights are applied: times are those of the model. Logits are of no use.
+ * Replayed routing, for benchmarks. A wrapper around an expert source makes decode steps use the
+ * experts that a trace names in place of the router's, and the trace's predictions in place of the
+ * lookahead's. So a model with random weights requests experts as a real one does. The router still
+ * runs and its weights are applied: times are those of the model. The logits mean nothing.
  *
  * Order of use:
  *   1. replayed_routing_new
@@ -12,15 +12,16 @@
  *   4. the engine closes the sources
  *   5. replayed_routing_free
  *
- * Threads: sources of different stages may be used at the same time; 3 while no step computes.
+ * Threads: sources of different stages may be used at the same time, by different threads. Calls of
+ * 3 are made while no step computes.
  *
  * What is replayed:
  * - decode steps of trunk layers, rows by consecutive tokens of the trace. Prefill passes through;
- * - drafts: step j of a round, one row, asks the MTP layer for the experts of token j behind the
- *   step, those of the layer in which the trace would go on;
- * - traces of other shapes are folded: MoE layers are taken in order and from the first again when
- *   the model has more; ids modulo the number of experts;
- * - after the last token of the trace its first one comes again.
+ * - drafts: step j of a round (one row) uses, in the MTP layer, the experts of token j
+ *   behind the step; of the trace's layers it takes the one that follows those of the trunk;
+ * - traces of other shapes: if the model has more MoE layers than the trace, those of the trace are
+ *   used again from the first; ids are taken modulo the number of experts;
+ * - the first token of the trace follows its last one.
  */
 #ifndef GLM_TOOLS_REPLAYED_ROUTING_H
 #define GLM_TOOLS_REPLAYED_ROUTING_H
@@ -44,8 +45,8 @@ struct replayed_routing;
 int replayed_routing_new(
 	const struct replayed_routing_options *o, struct replayed_routing **out, struct err *e);
 
-/* The source of one stage; all of them are wrapped before the first step. Its close closes `inner`.
- */
+/* Wraps the source of one stage. All stages are wrapped before the first step. Closing the result
+ * closes `inner`; r outlives it. */
 struct expert_source *replayed_routing_wrap(
 	struct replayed_routing *r, struct expert_source *inner);
 
@@ -56,9 +57,9 @@ void replayed_routing_free(struct replayed_routing *r); /* NULL is fine */
 void replayed_routing_confine(
 	struct replayed_routing *r, uint32_t layer, const int32_t *ids, uint32_t n);
 
-/* Drafts: of the step that is coming only the first `kept` rows will count, and the step behind it
- * begins with the token after these. The rows behind them use the tokens that come next; with `far`
- * those half a trace further, so that what they load serves no later step. */
+/* Simulates rejected drafts: the next step keeps its first `kept` rows, and the step behind it
+ * begins with the token after these. The rejected rows use the tokens that come next or, with
+ * `far`, those half a trace further, so that experts which they load serve no later step. */
 void replayed_routing_keep(struct replayed_routing *r, uint32_t kept, bool far);
 
 #endif

@@ -92,8 +92,7 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 				 "/v1/responses and /v1/models, Anthropic's /v1/messages, ollama's /api/chat, "
 				 "llama.cpp's /completion, /health, /metrics, and a page at /. \"glmstream help "
 				 "clients\" has the lines for Claude Code, Codex, Open WebUI and others. SIGTERM "
-				 "lets answers end for 3.5 seconds, then cuts them; a second "
-				 "one ends at once.",
+				 "lets answers end for 3.5 seconds, then cuts them; a second one ends at once.",
 		.see = "glmstream serve --help",
 		.example =
 			"glmstream serve -m glm52-iq2.gguf --cache-gb 100 --sessions 4 --port 8080\n"

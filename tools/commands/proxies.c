@@ -52,8 +52,7 @@ static const struct {
 
 static const char *const notes[] = {
 	"proxy_buffering off and flush_interval -1: a streamed answer has to come as it is written. "
-	"(To "
-	"nginx the server says so as well, with X-Accel-Buffering.)",
+	"(To nginx the server says so as well, with X-Accel-Buffering.)",
 	"proxy_read_timeout: before the first token of a long prompt, and for a whole answer that is "
 	"not streamed, nothing is sent. After nginx's own 60 s the request would end, and with it its "
 	"computing.",
@@ -145,8 +144,7 @@ static const struct {
 	{"After a break-in",
 		"On Linux the process has given up files that its options do not name (landlock), other "
 		"programs and new connections (seccomp), where the kernel can do that; a line at the start "
-		"says so. The "
-		"unit for systemd adds its own limits."},
+		"says so. The unit for systemd adds its own limits."},
 	{"What is not promised",
 		"Encryption. Secrecy between clients who have the same key: response IDs are random and "
 		"only their holder can name them, but the time until the first token shows whether "

@@ -17,14 +17,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#define POOL_BYTES                                                                                 \
-	((size_t)160 << 20) /* least memory that the copies of a weight take together                  \
-						 */
+/* Least memory that the copies of a weight take together. */
+#define POOL_BYTES ((size_t)160 << 20)
 #define MAX_COPIES 64
-#define DEVICE_CALLS                                                                               \
-	64 /* ops enqueued between two waits on a backend that defers; their copies are more than its  \
-		  caches hold */
-#define PROMPT_CALLS 4 /* the same for a prompt, of which each takes milliseconds */
+/* Calls enqueued between two waits on a card; their copies are more than its caches hold. A call
+ * for a prompt takes milliseconds, so few are enough. */
+#define DEVICE_CALLS 64
+#define PROMPT_CALLS 4
 
 static const struct bench_shape shapes[] = {
 	{"pocket", 256, 256, 512, 4, 192, 64, 256, 4, 128, 128, 768, 32, 4, 256, 8192, 4096},
@@ -96,8 +95,8 @@ static int calls_at_once(const struct bench_op *o)
 	return o->prompt ? PROMPT_CALLS : o->backend->ops->async ? DEVICE_CALLS : 1;
 }
 
-/* One call; on a backend that defers many of them as one graph, which is how a step of decode
- * enqueues them, experts excepted. */
+/* One call; on a card calls_at_once of them, as one graph, which is how a step of decode enqueues
+ * them (not bench_op.alone). */
 static int work(void *user, struct err *e)
 {
 	struct bench_op *o = user;
@@ -124,9 +123,9 @@ int bench_op_measure(struct bench_op *o, struct err *e, const char *detail)
 		*e = o->pool->err;
 		return o->pool->code;
 	}
-	/* as the model does: only steps of few rows are recorded */
+	/* as the model does: only steps of few rows are captured */
 	o->graph = o->rows < BENCH_CHUNK_ROWS && !o->alone && !o->prompt ? ++graphs : 0;
-	int rc = work(o, e); /* so that the next call, which warms up, can record */
+	int rc = work(o, e); /* the next call, which warms up, can then capture */
 	if (rc || (rc = bench_time(o->bench, work, o, &s, e)))
 		return rc;
 	o->backend->ops->segments_drop(o->backend);
@@ -280,7 +279,8 @@ static const struct prompt_entry prompt_entries[] = {
 };
 static const int prompt_rows[] = {1024, 8192};
 
-/* With one row, a chunk of rows, and on a card a few rows. */
+/* Measures an op with one row and with BENCH_CHUNK_ROWS, and if x->few, on a card, with the powers
+ * of two between them. */
 static int run_entry(struct bench *b, struct backend *backend, const struct bench_shape *shape,
 	const struct op_entry *x, struct err *e)
 {
@@ -316,7 +316,7 @@ static int run_prompt_entry(struct bench *b, struct backend *backend,
 			.rows = prompt_rows[i],
 			.prompt = true,
 			.context = x->context};
-		if (x->context) /* the rows are its end, behind as many positions as one selects */
+		if (x->context) /* the last rows of a context; each has top_k positions to select */
 			o.context = MAX(x->context, o.rows + shape->top_k);
 		int rc = x->run(&o, x->name, x->type, e);
 		bench_pool_release(&pool);
@@ -326,7 +326,7 @@ static int run_prompt_entry(struct bench *b, struct backend *backend,
 	return 0;
 }
 
-/* The rows of a prompt on a card, with the card's rate of products as their limit. */
+/* Measures prompt_entries on a card. Their limit is the rate of one large product of F16. */
 static int bench_prompt_ops(
 	struct bench *b, struct backend *backend, const char *only, bool *any, struct err *e)
 {

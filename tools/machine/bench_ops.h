@@ -8,8 +8,8 @@
 
 #include "kernels/backend.h"
 
-/* Rows of a prompt on the CPU; fewer are a step of decode. On a card a step of decode has up to so
- * many, and prompts have entries of their own. */
+/* On the CPU: rows of a chunk of a prompt; a step of decode has fewer. On a card: most rows of a
+ * step of decode; prompts have entries of their own (bench_op.prompt). */
 #define BENCH_CHUNK_ROWS 64
 
 /* The widths that decide the cost of an op; names as in model_config. */
@@ -27,10 +27,10 @@ struct bench_op {
 	const struct bench_shape *shape;
 	int rows;
 	int context;        /* positions of a sequence; the shape's, or more */
-	double bytes, macs; /* of one call, at least */
+	double bytes, macs; /* what one call has to move and to multiply, at least */
 	void (*call)(struct bench_op *o, int copy);
-	bool alone;       /* calls are not recorded: experts, prompts */
-	bool prompt;      /* of a prompt on a card: held against its rate of products */
+	bool alone;       /* its calls are not captured in a graph: experts, prompts */
+	bool prompt;      /* rows of a prompt on a card; its limit is bench.device_flop_s */
 	const char *name; /* "matmul" */
 	int copies, next;
 	/* operands, whichever the op uses */

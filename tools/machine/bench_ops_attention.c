@@ -234,7 +234,7 @@ static void prepare_selection(struct bench_op *o, int positions, double weights,
 	free(n_sel);
 }
 
-/* From host memory, over the link of a card; bytes: what crosses it. */
+/* From a cache in host memory; bytes: what crosses the link to the card. */
 int bench_op_fetch_rows(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
 	const struct bench_shape *s = o->shape;

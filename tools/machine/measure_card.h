@@ -13,8 +13,8 @@ struct measure_card {
 	struct bench_spread copy_bytes_s; /* on the card: bytes read and bytes written */
 };
 
-/* card: its number. Opens the backend ("cuda"; any other name: nothing is there) and takes about
- * 0.8 GB of the card and 0.3 GB of pinned memory meanwhile. */
+/* card: its number, from 0. Opens the backend ("cuda"; any other name: nothing is there) and takes
+ * about 0.8 GB of the card and 0.3 GB of pinned memory meanwhile. */
 int measure_card(
 	const char *backend, uint32_t card, int repeats, struct measure_card *out, struct err *e);
 

@@ -28,8 +28,8 @@ struct busy_link {
 	bool pinned, started;
 	pthread_t thread;
 	atomic_bool quit;
-	_Atomic uint64_t bytes; /* that have come */
-	struct err failure;     /* the thread's, until it has ended */
+	_Atomic uint64_t bytes; /* copied so far */
+	struct err failure;     /* written by the thread; read after it was joined */
 };
 
 /* Experts of one shape. */

@@ -11,19 +11,19 @@
 #include "tools/bench/bench.h"
 
 struct measure_host {
-	bool there; /* false: the processor computes none of the model's experts */
-	struct bench_spread alone_bytes_s; /* weights of experts, the link at rest */
-	/* at the same time: zero without a copier */
-	struct bench_spread host_bytes_s; /* weights of experts */
-	struct bench_spread link_bytes_s; /* pinned host memory to the card */
-	struct bench_spread both_bytes_s; /* the two together */
+	bool there; /* false: the processor can compute none of the model's experts; the rest is 0 */
+	struct bench_spread alone_bytes_s; /* weights that the processor computes, the link idle */
+	/* while both work; 0 without a copier */
+	struct bench_spread host_bytes_s; /* weights that the processor computes */
+	struct bench_spread link_bytes_s; /* copied from pinned host memory to the card */
+	struct bench_spread both_bytes_s; /* sum of the two */
 };
 
-/* Computes experts of the model's shapes and types with random weights, one row and as many experts
- * at a time as a token uses. They are more than the last-level cache holds.
- * - copier: of the card, to keep the link busy; by the thread that this starts. NULL: no card.
- * - threads: of the processor; 0: as host_experts_open chooses.
- * - seconds: of a sample.
+/* Computes experts of the model's shapes and types with random weights: one row, and as many
+ * experts at a time as a token uses. The weights are more than the last-level cache holds.
+ * - copier: of the card, lent; a thread that this starts keeps the link busy. NULL: no card.
+ * - threads: of the processor; 0: as host_experts_backend chooses.
+ * - seconds: length of a sample; repeats: samples, at most BENCH_MAX_REPEATS.
  * Errors: ERR_INPUT for a file that is no model, ERR_MEMORY, a failed copy, ERR_INTERRUPTED. */
 int measure_host(struct copier *copier, const struct gguf *file, int threads, double seconds,
 	int repeats, struct measure_host *out, struct err *e);

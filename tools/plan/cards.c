@@ -148,8 +148,7 @@ static const struct {
 		{"MLA and o", DTYPE_Q8_0, 71.4, "MLA attention with its output projection", NULL}},
 	{CLASS_ATTENTION, NULL,
 		{"MLA and o", DTYPE_Q4_K, 25, NULL,
-			"fitted: recipe iq2-s then takes the 10.9 ms a token that "
-			"were measured"}},
+			"fitted: recipe iq2-s then takes the 10.9 ms a token that were measured"}},
 	{CLASS_INDEXER, NULL, {"indexers", DTYPE_Q8_0, 65.4, NULL, "as the latents: not measured"}},
 	{CLASS_ROUTER, NULL, {"routers", DTYPE_F32, 53.0, "two routers with norm and top-k", NULL}},
 	{CLASS_NORM, NULL, {"norms", DTYPE_F32, 53.0, NULL, "as the routers: not measured"}},

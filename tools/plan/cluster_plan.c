@@ -47,7 +47,7 @@ static int plan_cards(const struct model_headers *model, const struct cluster *k
 {
 	const struct model_config *c = &model->config;
 	uint32_t first[STAGES_MAX + 1];
-	struct stage_means stages[STAGES_MAX] = {0};
+	struct stage_capacity stages[STAGES_MAX] = {0};
 	int rc = 0;
 	for (uint32_t i = 0; i < n; i++)
 		stages[i].room = card_free_bytes(k->card.sold_gb);

@@ -47,8 +47,8 @@ struct cluster_plan {
 	bool everything;  /* every card holds all experts of its layers */
 	double token_ms;  /* of one card that held all layers */
 	double row_bytes; /* of the residual stream, which is handed over for each row */
-	double
-		load_seconds; /* reading from the drives what the cards hold at first; experts included */
+	/* reading from the drives what the cards hold at first; experts included */
+	double load_seconds;
 };
 
 /* Cuts and plans. ERR_USAGE for more cards than layers or STAGES_MAX; ERR_MEMORY when a card cannot

@@ -20,8 +20,8 @@ struct verify_state {
 	atomic_uint_fast64_t next, bytes_done;
 	atomic_bool stop;
 	uint64_t total;
-	size_t
-		*twin; /* [n_tensors] the first tensor that stands where it does: itself, unless shared */
+	/* [n_tensors] the first tensor that stands where it does: itself, unless shared */
+	size_t *twin;
 	struct progress progress;
 	pthread_mutex_t lock; /* guards the result */
 	struct verify_result *result;

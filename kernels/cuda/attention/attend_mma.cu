@@ -33,8 +33,8 @@
 #define ROWS_AT_ONCE 16 /* rows of decode whose segments are in scratch memory together */
 #define STEPS        (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
 #define P_STRIDE     40 /* halves of a row of 32 attention weights: no bank conflicts */
-#define NOPE_STEPS                                                                                 \
-	((VALUE - 3 * STEPS * 16) / 16) /* those of the last quarter before the rotated part begins */
+/* Steps of the last quarter before the rotated part begins. */
+#define NOPE_STEPS ((VALUE - 3 * STEPS * 16) / 16)
 #define TILE_BYTES (TILE * WIDTH * 2)
 #define P_SCALE    16384.0f
 

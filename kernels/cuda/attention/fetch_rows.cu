@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Selected rows of a cache in host memory, copied to the card by reads of mapped memory: the host
- * does not learn the selection, and a captured graph holds the copy. And rows in 8 bits.
+ * fetch_rows copies the selected rows of a cache to the card, and decodes rows in 8 bits. A kernel
+ * reads the cache in mapped host memory: the host need not know the selection, and a captured graph
+ * can contain the copy. store_rows encodes the rows of a step in 8 bits.
  *
  * fetch_kernel: grid (groups of ENTRIES list entries) x rows of the step, block THREADS. The first
- * warp of a block lists the cache rows that the block copies; then all threads copy them, UNROLL
- * loads each before the first store. Of several rows of a step each cache row is copied by the
- * block that sets its bit in a map first. Rows in 8 bits: a thread takes four values, or two of the
- * rest, of 16 bits.
+ * warp of a block lists the cache rows that the block copies. Then all threads copy them, each with
+ * UNROLL loads before the first store. Where several rows of a step have selected the same cache
+ * row, the block that first sets its bit in a map copies it. A unit of a row in 8 bits, which one
+ * thread decodes, is four values, or two of those in 16 bits.
  *
- * store_kernel: grid (rows, blocks of values and one more for the rest), block CACHE_F8_BLOCK: a
- * value a thread.
+ * store_kernel: grid (rows, blocks of CACHE_F8_BLOCK values and one more for the values in 16
+ * bits), block CACHE_F8_BLOCK: a value a thread.
  *
- * Bytes moved: every selected cache row once over the link, for one row of GLM-5.2's 2,048 x 1,152
- * bytes a layer, or 656 of 8 bits; the lists.
+ * Bytes moved: every selected cache row once over the link, and the lists. Decoding GLM-5.2 that is
+ * 2,048 rows a layer, of 1,152 bytes in 16 bits or 656 in 8 bits.
  */
 #include "kernels/cuda/attention/attention.cuh"
 
@@ -55,7 +56,7 @@ struct from_f8 {
 	{
 		int n = g.a.n_value, n_scales = n / CACHE_F8_BLOCK;
 		const uint32_t *words = (const uint32_t *)g.a.from.data + row * (g.units + n_scales);
-		if (at >= n / 4) /* the rest, behind the scales */
+		if (at >= n / 4) /* values in 16 bits, behind the scales */
 			return {__ldcg(words + n_scales + at), 0};
 		return {
 			__ldcg(words + at), __uint_as_float(__ldcg(words + n / 4 + at / (CACHE_F8_BLOCK / 4)))};
@@ -79,7 +80,7 @@ struct from_f8 {
 	}
 };
 
-/* M: how a unit is copied */
+/* M: same_type or from_f8 */
 template <typename M>
 static __global__ void __launch_bounds__(THREADS)
 	fetch_kernel(const __grid_constant__ struct fetch_args g)
@@ -136,7 +137,7 @@ static __global__ void __launch_bounds__(CACHE_F8_BLOCK) store_kernel(
 	const __half *in = (const __half *)from.data + row * from.width + first;
 	uint8_t *out = (uint8_t *)to.data + row * row_bytes;
 	float *scales = (float *)(out + n_value);
-	if (first == n_value) { /* the rest */
+	if (first == n_value) { /* values in 16 bits */
 		__half *rest = (__half *)(scales + n_value / CACHE_F8_BLOCK);
 		for (; i < from.width - n_value; i += CACHE_F8_BLOCK)
 			rest[i] = in[i];

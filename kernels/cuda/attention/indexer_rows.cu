@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The DSA lightning indexer for prompts by wgmma: half keys of 128 values and up to 32 heads.
+ * Scores of the DSA lightning indexer for prompts, by wgmma: F16 keys of 128 values, up to 32
+ * heads.
  *
  * score_rows_kernel: grid (spans of SPAN positions, groups of ROWS rows), block 256: two warpgroups
  * with half of the rows each. Queries are split into two halves each (mma.cuh), hi + lo:
  *
  *      a   [64][128] of a row, in shared memory: line 16 w + g is hi of head 8 w + g, line
  *          16 w + 8 + g its lo, so that a lane has both (wgmma.cuh)
- *      b   [128][KEYS] keys, by cp.async, a tile ahead; all rows of the block use them
+ *      b   [128][KEYS] keys, loaded by cp.async one tile ahead; all rows of the block use them
  *
- * both as two panels of 64 values in lines of 128 bytes with swizzled pieces. While a row is
- * multiplied, the scores of the row before are added up: over the eight heads of a warp by a
- * butterfly, then over the four warps in shared memory, always in the same order, so that a score
- * is the same in every batch.
+ * Both are two panels of 64 values, in lines of 128 bytes with swizzled pieces. While the tensor
+ * cores multiply a row, the scores of the row before are added up: over the eight heads of a warp
+ * by a butterfly, then over the four warps in shared memory. The order is always the same, so a
+ * score is bit-identical in every batch.
  *
  * Bytes moved: keys once per ROWS rows, mostly from the L2 cache; scores once out.
  */

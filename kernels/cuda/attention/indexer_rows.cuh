@@ -5,8 +5,9 @@
 
 #include "kernels/cuda/attention/attention.cuh"
 
-/* Scores of rows [first_row, first_row + n): score[i * stride + position]. Of rows that select all
- * positions they are undefined. False: not for this card, these keys or a step of decode. */
+/* Scores of rows first_row + i, 0 <= i < n: score[i * stride + position], device. They are
+ * undefined for rows that select all positions. Returns false, having done nothing, for other
+ * cards, keys of other shapes and steps of decode. */
 bool index_scores_rows(struct cuda_backend *b, const struct batch *rows,
 	const struct index_select *a, int first_row, int n, int64_t stride, float *score);
 

@@ -376,9 +376,7 @@ extern "C" int quantizer_cuda_open(struct quantizer **out, struct err *e)
 		return card_err(rc, "the card cannot be used", e);
 	if (major < 8)
 		return err_set(e, ERR_RUN,
-			"backend cuda: the card is of compute capability %d.x, 8.0 or "
-			"above is needed",
-			major);
+			"backend cuda: the card has compute capability %d.x; 8.0 or newer is needed", major);
 	struct cuda_quantizer *q = (struct cuda_quantizer *)mem_try_new(1, sizeof *q);
 	if (!q)
 		return err_set(e, ERR_MEMORY, "no memory for a quantizer");

@@ -174,8 +174,9 @@ static size_t cuda_free_bytes(struct backend *b)
 	return left;
 }
 
-/* Mapped for every card, at the host's address. Registering memory whose pages are there takes 20
- * ms a GiB (H200); without them it takes them one by one. */
+/* Memory that every card reads at the host's address. Its pages are populated before the driver
+ * registers it: registering then takes 20 ms a GiB (H200), else the driver faults them in one by
+ * one. */
 static cudaError_t alloc_host(size_t bytes, void **out)
 {
 	void *p = mem_try_map(bytes), *device = NULL;
@@ -534,11 +535,11 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		return err_set(e, ERR_MEMORY, "backend cuda: no memory for its state");
 	b->base.ops = &cuda_ops;
 	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
-	b->base.bytes_s = memory_bandwidth(b->device);
 	b->no_graphs = b->no_deferred = options->no_graphs;
 	b->exact_prompts = options->exact_prompts;
 	b->op = "open";
 	b->device = (int)options->card;
+	b->base.bytes_s = memory_bandwidth(b->device);
 	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {
 		cuda_close(&b->base);
 		return err_set(e, ERR_RUN,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Channels of NCCL (nccl.h): a communicator of two ranks on the backend's stream. */
+/* Channels of NCCL (nccl.h). A channel is a communicator of two ranks, of which 0 sends and 1
+ * receives. Its transfers are enqueued in the backend's stream. */
 #include "kernels/cuda/runtime/nccl_calls.cuh"
 #include "kernels/cuda/runtime/timeline.cuh"
 
@@ -15,7 +16,7 @@ struct nccl_channel {
 	struct cuda_backend *b;
 	const struct nccl_calls *calls;
 	nccl_comm comm;
-	bool aborted; /* atomic: the communicator belongs to the thread that aborts it */
+	bool aborted; /* atomic; once set, only the thread of nccl_channel_abort uses comm */
 };
 
 static_assert(sizeof(struct nccl_id) == NCCL_ID_BYTES, "an id of NCCL has another length");
@@ -96,7 +97,7 @@ static void transfer(struct nccl_channel *c, const struct nccl_part *parts, int 
 						 parts[i].data, parts[i].bytes, NCCL_INT8, 0, c->comm, b->stream);
 	int ended = c->calls->ncclGroupEnd();
 	rc = rc ? rc : ended;
-	b->next_serialized = true; /* a kernel of its own kind is before it */
+	b->next_serialized = true; /* a kernel of NCCL is before it in the stream */
 	if (rc != NCCL_SUCCESS && !b->base.failure.code)
 		nccl_failure(c->calls, rc, &b->base.failure);
 }
@@ -118,13 +119,13 @@ static void *abort_comm(void *user)
 	return NULL;
 }
 
-/* A thread of its own: NCCL may wait for a call that another thread makes, and whoever notices the
- * loss has to end the process in time. */
+/* ncclCommAbort runs in a thread of its own: it may wait for a call of NCCL that another thread is
+ * in, and the caller has to end the process in time. */
 void nccl_channel_abort(struct nccl_channel *c, const char *why)
 {
 	pthread_t thread;
 	const char *none = NULL;
-	/* the first reason counts; set before any op can end early */
+	/* the first reason is kept; it is there before any op can end early */
 	__atomic_compare_exchange_n(
 		&c->b->timeline->aborted, &none, why, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 	if (__atomic_exchange_n(&c->aborted, true, __ATOMIC_SEQ_CST))

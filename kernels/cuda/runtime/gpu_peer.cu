@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Rates and latencies between two cards (peer.h).
+ * Transfers between two cards (peer.h).
  *
  * store_kernel: grid 1, block ROW_THREADS. Copies a row into the other card's memory. Bytes moved:
  * PEER_HAND_BYTES read and written.
  * flags_kernel: grid 1 on each card, block ROW_THREADS; both run at the same time. A round: the
  * first card stores a row whose words all hold the number of the round, the second one polls its
- * own memory until all of them have come, and answers alike. A word is its own flag, so no order
- * between words is needed (flag_words.cuh, with the scope of the system). A kernel that polls in
- * vain gives up and says so in pinned memory.
+ * own memory until all of them have arrived, and answers with a row of the same words. A word is
+ * its own flag, so no order between words is needed (as flag_words.cuh, with system scope). A
+ * kernel whose polls reach FLAG_POLLS gives up and sets *gave_up.
  */
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 #include "kernels/cuda/runtime/nccl_calls.cuh"
@@ -41,7 +41,7 @@ struct peer_card {
 struct peer_pair {
 	struct peer_card card[2];
 	uint8_t *host;     /* pinned [PEER_HAND_BYTES] */
-	uint32_t *gave_up; /* pinned: a kernel polled in vain */
+	uint32_t *gave_up; /* pinned: a kernel reached FLAG_POLLS */
 	uint32_t round;    /* of flags_kernel, the last one */
 	const struct nccl_calls *nccl;
 };

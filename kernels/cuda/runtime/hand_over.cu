@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What one backend hands over to another one, of the same card or of another. The host only
- * enqueues: an event orders the copies behind the ops of the receiver, a second one orders the
- * receiver's later ops behind the copies.
+ * Copies from one CUDA backend to another one, of the same card or of another (hand_over.h). They
+ * run in the sender's stream. The host only enqueues: one event orders the copies behind the ops of
+ * the receiver, a second one orders the receiver's later ops behind the copies.
  *
  * hand_over_kernel: grid (blocks, parts), block 256. It runs on the sender's card and stores into
- * the receiver's memory. Bytes moved: those of the parts, read once and written once. A decode
- * step's rows arrive in one launch instead of a copy for each part.
+ * the receiver's memory. Bytes moved: those of the parts, read once and written once. All parts of
+ * a decode step take one launch.
  *
  * Larger parts, and those between cards without access to each other's memory, are copied by the
  * driver: by a copy engine, or through host memory.
@@ -17,8 +17,9 @@ extern "C" {
 #include "kernels/hand_over.h"
 }
 
-#define KERNEL_BYTES                                                                               \
-	((size_t)4 << 20) /* of a part, at most; a copy engine has less overhead then */
+/* Most bytes of a part that the kernel copies. With more, the overhead of a copy by the driver no
+ * longer counts. */
+#define KERNEL_BYTES  ((size_t)4 << 20)
 #define BLOCK_THREADS 256
 #define BLOCKS_MOST   64
 
@@ -41,7 +42,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 		((uint32_t *)p.dst)[i] = ((const uint32_t *)p.src)[i];
 }
 
-/* Whether kernels of `from` may store into memory of `to`. Asked once for each card. */
+/* Can kernels of `from` store into memory of `to`? The answer is kept for each card. */
 static bool has_access(struct cuda_backend *from, const struct cuda_backend *to)
 {
 	if (from->device == to->device)
@@ -57,7 +58,7 @@ static bool has_access(struct cuda_backend *from, const struct cuda_backend *to)
 		/* another backend of this card has asked before */
 		if (rc == cudaErrorPeerAccessAlreadyEnabled)
 			rc = cudaSuccess;
-		cudaGetLastError(); /* without access there is another way */
+		cudaGetLastError(); /* without access the driver copies */
 		*known = rc == cudaSuccess && can ? PEER_ACCESS : PEER_NO_ACCESS;
 	}
 	return *known == PEER_ACCESS;

@@ -5,11 +5,11 @@
 #include <pthread.h>
 #include <stdio.h>
 
-#define NCCL_OLDEST 20700 /* 2.7: ncclSend and ncclRecv */
+#define NCCL_OLDEST 20900 /* 2.9.0; since then a version is 10000 * major + 100 * minor + patch */
 
 static struct nccl_calls calls;
-static char text[256];      /* of `missing` */
-static const char *missing; /* why there are none; NULL: they are there */
+static char text[256];      /* what `missing` points to */
+static const char *missing; /* why `calls` cannot be used; NULL: it can */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void load(void)
@@ -27,9 +27,8 @@ static void load(void)
 	} names[] = {
 #define CALL(name) {&calls.name, #name}
 		CALL(ncclGetVersion), CALL(ncclGetUniqueId), CALL(ncclCommInitRank), CALL(ncclCommDestroy),
-		CALL(ncclCommAbort), CALL(ncclCommGetAsyncError), CALL(ncclGetErrorString),
-		CALL(ncclGroupStart), CALL(ncclGroupEnd), CALL(ncclSend), CALL(ncclRecv),
-		CALL(ncclAllReduce)
+		CALL(ncclCommAbort), CALL(ncclGetErrorString), CALL(ncclGroupStart), CALL(ncclGroupEnd),
+		CALL(ncclSend), CALL(ncclRecv), CALL(ncclAllReduce)
 #undef CALL
 	};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -39,10 +38,9 @@ static void load(void)
 		}
 	int version = 0;
 	if (calls.ncclGetVersion(&version) || version < NCCL_OLDEST) {
-		snprintf(text, sizeof text, "libnccl.so.2 is of version %d, too old", version);
+		snprintf(text, sizeof text, "libnccl.so.2 is older than 2.9 (version %d)", version);
 		return;
 	}
-	/* 2.9 and later count 10000, 100, 1 */
 	snprintf(calls.version, sizeof calls.version, "%d.%d.%d", version / 10000, version / 100 % 100,
 		version % 100);
 	missing = NULL;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The calls of NCCL that are used. The library (libnccl.so.2) is loaded at run time and never
- * required: it comes with neither the driver nor this program, so its prototypes stand here.
+ * Private to kernels/cuda/runtime: the functions of NCCL that are used. The library (libnccl.so.2)
+ * is loaded at run time and never required. Its header is not needed to build either: the
+ * prototypes are declared here.
  */
 #ifndef GLM_KERNELS_CUDA_NCCL_CALLS_CUH
 #define GLM_KERNELS_CUDA_NCCL_CALLS_CUH
@@ -11,7 +12,7 @@
 
 typedef struct ncclComm *nccl_comm;
 
-enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7 };
+enum { NCCL_SUCCESS = 0 };                /* ncclResult_t */
 enum { NCCL_INT8 = 0, NCCL_FLOAT32 = 7 }; /* ncclDataType_t */
 enum { NCCL_SUM = 0 };                    /* ncclRedOp_t */
 
@@ -26,7 +27,6 @@ struct nccl_calls {
 	int (*ncclCommInitRank)(nccl_comm *comm, int n_ranks, struct nccl_id id, int rank);
 	int (*ncclCommDestroy)(nccl_comm comm);
 	int (*ncclCommAbort)(nccl_comm comm);
-	int (*ncclCommGetAsyncError)(nccl_comm comm, int *error);
 	const char *(*ncclGetErrorString)(int result);
 	int (*ncclGroupStart)(void);
 	int (*ncclGroupEnd)(void);
@@ -38,7 +38,8 @@ struct nccl_calls {
 		cudaStream_t stream);
 };
 
-/* Loads the library, once. NULL: it is not there, and *why says so in a clause. Any thread. */
+/* Loads the library, once in a process; *why is NULL then. Returns NULL: it cannot be used, and
+ * *why gives the reason as a clause. Both stay valid. Any thread. */
 const struct nccl_calls *nccl_load(const char **why);
 
 #endif

@@ -34,11 +34,11 @@ struct cuda_timeline {
 	uint64_t capture_fence, capture_began_ns;
 
 	/* Hand-overs (hand_over.cu) */
-	cudaEvent_t handed;              /* of this backend's stream, at the latest one */
+	cudaEvent_t handed;              /* recorded in this backend's stream by the latest one */
 	uint8_t peer_access[CUDA_PEERS]; /* enum peer_access: of this card to the others' memory */
 
-	/* Why what the device computes is void, to be read atomically; NULL: it is not. Another thread
-	 * sets it (gpu_nccl.cu); waits of the host make it the failure. */
+	/* The reason why results of the device are invalid; NULL: they are valid. Atomic: another
+	 * thread sets it (nccl_channel_abort). Each wait of the host then fails with it. */
 	const char *aborted;
 
 	/* Profiling (profile.cu) */
@@ -55,7 +55,7 @@ struct cuda_timeline {
 cudaError_t cuda_timeline_open(struct cuda_backend *b);
 void cuda_timeline_close(struct cuda_backend *b);
 
-/* fence.cu: keeps the failure if `aborted` is set. After each wait of the host. */
+/* fence.cu: makes `aborted`, if set, the backend's failure. Called after each wait of the host. */
 void cuda_check_aborted(struct cuda_backend *b);
 
 /* profile.cu */

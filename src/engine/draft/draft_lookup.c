@@ -23,8 +23,8 @@ struct draft_lookup {
 	uint32_t n, cap;
 	bool lost;              /* memory was exhausted: nothing is found before the next text */
 	uint32_t *tables[RUNS]; /* [2 * cap] position behind a run; 0: empty */
-	uint32_t
-		match[RUNS]; /* position behind the earlier occurrence of the text's last run; 0: none */
+	/* position behind the earlier occurrence of the text's last run; 0: none */
+	uint32_t match[RUNS];
 };
 
 struct draft_lookup *lookup_new(void)

@@ -85,8 +85,9 @@ int engine_ranks_write_rows(struct engine_ranks *k, const struct rank_command *w
 void engine_ranks_command(struct engine_ranks *k, const struct rank_command *c);
 /* Keys; given before `ready` they are kept until then. */
 void engine_ranks_warm(struct engine_ranks *k, const struct profile_key *keys, size_t n);
-/* The statistics of all other ranks: adds those of the experts, sets those of their stages, whose
- * places come before the ones of rank 0. Either may be NULL. */
+/* Asks all other ranks for their statistics. Adds those of experts to *experts; writes those of
+ * their stages to stages[0 ..], in the order of the layers (the stages of rank 0 are the last).
+ * Either may be NULL. */
 void engine_ranks_stats(
 	struct engine_ranks *k, struct expert_stats *experts, struct engine_stage_usage *stages);
 /* Any thread: adds the latest known statistics and places of the other ranks. */

@@ -53,7 +53,8 @@ static struct rank_message message_layout(
 	return m;
 }
 
-/* What is handed over of n rows of a workspace or of rows in host memory. Returns their number. */
+/* parts[LINK_PARTS]: the arrays x, n_sel and sel with their sizes in m. Returns how many of them
+ * are handed over. */
 static int list_parts(const struct rank_link *l, const struct rank_message *m, float *x,
 	int32_t *n_sel, int32_t *sel, struct nccl_part *parts)
 {
@@ -94,7 +95,7 @@ static int rank_link_send(
 	return 0;
 }
 
-/* The rows of a step lie in l->message then; with NCCL they are about to come. */
+/* Afterwards the rows of a step are in l->message; with NCCL they have yet to be received. */
 static int receive_message(
 	struct rank_link *l, const struct rank_message *m, uint32_t n, struct err *e)
 {
@@ -260,7 +261,7 @@ int rank_link_open(
 		.other = ends->other,
 		.backend = ends->backend,
 		.shared = !c->index_full[ends->layer]};
-	/* processors have one way, and every rank has the backend of rank 0 */
+	/* rows of the CPU backend always go by MPI; every rank has the backend of rank 0 */
 	int rc = strcmp(l->backend->ops->name, "cpu") ? agree_on_carrier(l, ends->sends, e) : 0;
 	if (rc)
 		return rc; /* a rank is lost: MPI may still write to *l */

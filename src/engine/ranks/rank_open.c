@@ -96,7 +96,7 @@ static int cut_all(struct engine *g, const struct rank_room *rooms, bool mtp,
 	struct engine_ranks *k = g->ranks;
 	const uint32_t n_layers = g->config.n_layers;
 	const uint32_t count = ranks_count(k->ranks);
-	struct stage_means stages[STAGES_MAX];
+	struct stage_capacity stages[STAGES_MAX];
 	uint32_t n = 0;
 	for (uint32_t place = 0; place < count; place++) {
 		const struct rank_room *room = &rooms[rank_at(k->ranks, place)];

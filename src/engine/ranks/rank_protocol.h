@@ -30,7 +30,7 @@
  *   WRITE_ROWS  the same rows; their bytes follow
  *   COPY_ROWS   n rows of each cache, from `from` to `row`
  *   KEEP_ROWS   n rows of the last step from `row` on are kept (expert_source.h)
- *   STATS       answered with struct rank_stats, as long as there are stages
+ *   STATS       answered with rank_stats_bytes(stages of the rank) of a struct rank_stats
  *   MEASURE     `on`: as engine_measure
  *   WARM        n struct profile_key: as engine_cache_warm
  *   POPULATE    as engine_populate
@@ -61,7 +61,7 @@ struct rank_start {
 
 struct rank_room {
 	uint32_t n_stages;
-	struct stage_means stages[STAGES_MAX];
+	struct stage_capacity stages[STAGES_MAX];
 };
 
 /* Stages of all ranks in the order of the layers. */
@@ -119,7 +119,7 @@ struct rank_stats {
 	struct engine_stage_usage stages[STAGES_MAX]; /* [n_stages], of the rank */
 };
 
-/* Of the message, with n stages. */
+/* Length of the message of a rank with n stages. */
 static inline size_t rank_stats_bytes(uint32_t n)
 {
 	return offsetof(struct rank_stats, stages) + n * sizeof(struct engine_stage_usage);

@@ -15,10 +15,11 @@
 #include "src/engine/stages/pipeline.h"
 #include "src/forward/moe.h"
 
-/* A device may compute steps of few rows in another way
- * than those of prompts (batch_decode_rows). A prompt of more rows than that leaves no such rest
- * where chunks have at least 2 * few + 1 rows: its numbers are then the same for each such size.
- * Smaller chunks can leave a rest that is computed as a decode step is. */
+/* A device may compute steps of at most `few` rows (batch_decode_rows) in another way than larger
+ * ones, with other bits. So the last chunk of a longer prompt must not be that small: the chunk
+ * before it is shortened. That works for chunks of at least 2 * few + 1 rows, whose numbers are
+ * then the same for every chunk size. Smaller chunks can leave a last one that is computed as a
+ * decode step is. */
 uint32_t session_chunk_rows(const struct engine *g, uint32_t rest)
 {
 	uint32_t few = batch_decode_rows(g), n = MIN(rest, g->chunk);
@@ -27,19 +28,19 @@ uint32_t session_chunk_rows(const struct engine *g, uint32_t rest)
 	return n;
 }
 
-bool session_can_fly(const struct session *s)
+bool session_pipelines_chunks(const struct session *s)
 {
 	const struct engine *g = s->g;
 	return !s->taps && !engine_last(g)->model.observation && pipeline_depth(g) > 1 &&
 		   !pipeline_in_flight(g->pipeline);
 }
 
-/* A prompt under way. */
+/* A prompt whose chunks are in flight. */
 struct prompt_flight {
 	struct session *s;
 	const int32_t *tokens;
 	const struct session_watch *watch; /* NULL: none */
-	uint32_t n, begun, done;           /* tokens of the prompt */
+	uint32_t n, begun, done;           /* tokens: all, in begun steps, in ended steps */
 	uint32_t n_begun, n_ended;         /* chunks */
 	struct {
 		struct batch_run *run;
@@ -61,7 +62,7 @@ static int begin_chunk(struct prompt_flight *f, struct err *e)
 	const struct engine *g = f->s->g;
 	const uint32_t n = session_chunk_rows(g, f->n - f->begun), at = f->n_begun % STAGES_MAX;
 	const struct session_watch *w = f->watch;
-	/* who asks for short chunks wants the steps of decoding: session_step */
+	/* an engine with short chunks computes prompts as decode steps are computed: session_step */
 	const struct batch_part part = {.session = f->s,
 		.tokens = f->tokens + f->begun,
 		.n = n,

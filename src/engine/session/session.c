@@ -363,7 +363,7 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 		return rc;
 	if (!n)
 		return 0;
-	if (!rows && session_chunk_rows(s->g, n) < n && session_can_fly(s))
+	if (!rows && session_chunk_rows(s->g, n) < n && session_pipelines_chunks(s))
 		return session_extend_in_flight(s, tokens, n, watch, e);
 	session_expect_token(s, tokens[0]);
 	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);

@@ -10,8 +10,8 @@
  *   1. a token is drawn from session_logits;
  *   2. session_mtp_draft (or another source) drafts the tokens behind it;
  *   3. session_verify computes the token and the drafts, and keeps the logits of every row;
- *   4. the caller draws from row 0, 1, ... as long as the draft of the next row is what it drew,
- *      or has the device draw from all rows in 3;
+ *   4. the caller draws from row 0, 1, ... as long as the draft of the next row is what it drew
+ *      (3 can have the device draw from all rows: struct session_draws);
  *   5. session_keep_rows forgets the rows behind that. The last token drawn, which is not computed
  *      yet, takes the place of the token of 1; continue with 2.
  * Row r of session_verify has the bits that session_extend gives it one by one.
@@ -66,7 +66,7 @@ int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
 	const struct session_watch *watch, struct err *e);
 
-/* What the device draws from the rows of a verification (op `draw` of kernels/backend.h). */
+/* Draws by the device from the rows of a verification (op `draw` of kernels/backend.h). */
 struct draw_request;
 struct draw_result;
 struct session_draws {
@@ -75,9 +75,9 @@ struct session_draws {
 };
 
 /* session_extend for 1 <= n <= SESSION_ROWS_MAX tokens in one step, with the logits of all n rows
- * kept in the session (session_row_logits), and draws from them (NULL: none). Errors as
- * session_sync, ERR_INPUT also when n exceeds batch_max_rows (batch.h), and ERR_MEMORY for the
- * rows' logits on the first call with n > 1. */
+ * kept in the session (session_row_logits). draws: the device also draws from each row; NULL: it
+ * does not. Errors as session_sync, ERR_INPUT also when n exceeds batch_max_rows (batch.h), and
+ * ERR_MEMORY for the rows' logits on the first call with n > 1. */
 int session_verify(struct session *s, const int32_t *tokens, uint32_t n,
 	const struct session_draws *draws, const struct session_watch *watch, struct err *e);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows are drawn block by block. Uniform values in place of normal ones: they have the same
- * magnitude, and 95 GB of them take seconds. */
+/* Rows are drawn and written block by block. Values are uniform instead of normal: the variance is
+ * the same, and they are quick to make (95 GB take seconds). All blocks of a layer's latents are
+ * equal. */
 #include "src/engine/session/session_fill.h"
 
 #include "src/base/half.h"
@@ -20,10 +21,10 @@
 struct fill_values {
 	float f32[TABLE];
 	uint16_t f16[TABLE];
-	uint8_t f8[TABLE]; /* times RANGE / F8_MOST */
+	uint8_t f8[TABLE]; /* of the scale RANGE / F8_MOST */
 };
 
-/* Rows of F8_E4M3: n of them. */
+/* n rows of F8_E4M3. */
 static void draw_f8(struct rng *rng, const struct fill_values *table, const struct model_config *c,
 	uint32_t n, uint8_t *to)
 {

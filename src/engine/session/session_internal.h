@@ -12,8 +12,8 @@ struct session {
 	int32_t base;    /* first cache row */
 	int32_t *tokens; /* [context] */
 	uint32_t length; /* tokens whose cache rows are valid */
-	uint32_t ahead;  /* tokens behind them whose steps are in flight (batch_begin) */
-	bool broken;     /* of these steps an earlier one failed: they fail too */
+	uint32_t ahead;  /* tokens behind `length` whose steps are in flight (batch_begin) */
+	bool broken;     /* a step failed: those in flight behind it fail too */
 	/* Logits and hidden states of the last step: those of its n_rows last rows, if it was a
 	 * verification, else of its last one. The last of them belongs to position length - 1. */
 	uint32_t n_rows; /* with logits; 0: there are none */
@@ -67,21 +67,21 @@ bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int
  * Logits of the last n_rows of them are in session_row_buffer(s, n_rows). appended:
  * session_mtp_states returned true and mtp_append was called. */
 void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_rows, bool appended);
-/* ERR_RUN when logits of the last step are not finite; the timeline is then emptied. drawn: what
- * was drawn from all of its rows; NULL: the logits are on the host. */
+/* ERR_RUN when logits of the last step are not finite; the timeline is then emptied. drawn: results
+ * of the draws from all its rows, which say so; NULL: looks at the logits on the host. */
 int session_check_finite(struct session *s, const struct draw_result *drawn, struct err *e);
 
 /* ---- prompt_chunks.c ---- */
 
-/* Are the chunks of a prompt computed by the next function? */
-bool session_can_fly(const struct session *s);
-/* session_extend of several chunks, without rows: chunk k + 1 is in the first stage while chunk k
- * is in the second. The tokens were checked. */
+/* Should the chunks of a prompt be computed by session_extend_in_flight? */
+bool session_pipelines_chunks(const struct session *s);
+/* session_extend with rows NULL, through the pipeline: the first stage computes chunk k + 1 while
+ * the second one computes chunk k. Precondition: session_check of the tokens. */
 int session_extend_in_flight(struct session *s, const int32_t *tokens, uint32_t n,
 	const struct session_watch *watch, struct err *e);
-/* The rows of the next step of `rest` tokens of a prompt. */
+/* How many rows the next step computes of a prompt that has `rest` tokens left. */
 uint32_t session_chunk_rows(const struct engine *g, uint32_t rest);
-/* The sentence for logits that are not finite, behind so many tokens. ERR_RUN. */
+/* Sets *e for logits behind token n that are not finite. Returns ERR_RUN. */
 int session_not_finite(uint32_t n, struct err *e);
 
 /* Whether the MTP rows of positions [first, n) are there and were made from hidden states, so that

@@ -20,13 +20,13 @@
 struct micro_batch {
 	struct forward_rows rows;
 	atomic_uint layers;       /* done by the stages so far */
-	struct stage_rows handed; /* what the latest stage left; memory of the first stage's backend */
+	struct stage_rows handed; /* the rows behind the latest stage; allocated by the first stage */
 	int rc;                   /* of the stages so far */
 	struct err why;
-	bool arrived;               /* only the last stage is left. Under `lock` */
+	bool arrived;               /* all stages but the last have ended. Under `lock` */
 	struct rank_posted *sent;   /* its command, with ranks; NULL: none was sent yet */
 	struct micro_batch *queued; /* the next one in the queue. Under `lock` */
-	struct micro_batch *next;   /* in flight, or not used; the caller's */
+	struct micro_batch *next;   /* in the list `first` or `unused`; the caller's */
 };
 
 struct stage_thread {
@@ -45,9 +45,9 @@ struct stage_pipeline {
 	pthread_cond_t arrived;
 	bool stop;
 	/* the caller's */
-	struct micro_batch *unused[2];     /* without and with room for many rows */
+	struct micro_batch *unused[2];     /* [1]: with room for more than ANSWER_ROWS rows */
 	struct micro_batch *first, **last; /* in flight, in order */
-	bool ends;                         /* the last stage computes, for the figures */
+	bool ends;                         /* the last stage counts as computing */
 	/* lock: figures */
 	uint32_t computing; /* stages, now */
 	uint64_t since_ns;  /* of the latest change of that; 0: nothing is in flight */
@@ -261,7 +261,7 @@ size_t pipeline_row_bytes(const struct model_config *c)
 
 static struct micro_batch *take_unused(struct stage_pipeline *p, uint32_t n)
 {
-	struct micro_batch **list = &p->unused[n > PIPELINE_FEW_ROWS], *m = *list;
+	struct micro_batch **list = &p->unused[n > ANSWER_ROWS], *m = *list;
 	if (!m)
 		return NEW(struct micro_batch);
 	*list = m->next;
@@ -270,12 +270,12 @@ static struct micro_batch *take_unused(struct stage_pipeline *p, uint32_t n)
 
 static void give_unused(struct stage_pipeline *p, struct micro_batch *m)
 {
-	struct micro_batch **list = &p->unused[m->handed.max_rows > PIPELINE_FEW_ROWS];
+	struct micro_batch **list = &p->unused[m->handed.max_rows > ANSWER_ROWS];
 	m->next = *list;
 	*list = m;
 }
 
-/* Into the first stage. Its room for rows is there. */
+/* Sends *m into the first stage. */
 static int send_micro_batch(struct stage_pipeline *p, struct micro_batch *m, struct err *e)
 {
 	struct engine *g = p->g;
@@ -318,7 +318,7 @@ int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	return 0;
 }
 
-/* Until only the last stage is left: of ranks, this one's. */
+/* Waits until all stages but the last have ended; with ranks, those of the other ranks. */
 static void wait_arrived(struct stage_pipeline *p, struct micro_batch *m)
 {
 	const struct engine *g = p->g;
@@ -338,7 +338,7 @@ static void wait_arrived(struct stage_pipeline *p, struct micro_batch *m)
 	pthread_mutex_unlock(&p->lock);
 }
 
-/* The same, and tells the caller how far the stages are. */
+/* The same, and calls on_layer meanwhile. */
 static void wait_and_report(struct stage_pipeline *p, struct micro_batch *m)
 {
 	const struct engine *g = p->g;
@@ -358,7 +358,7 @@ static void wait_and_report(struct stage_pipeline *p, struct micro_batch *m)
 	wait_arrived(p, m);
 }
 
-/* The stages that the caller computes. */
+/* Computes the last stage; with ranks, all stages of this one. */
 static int compute_end(struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden)
 {
 	struct engine *g = p->g;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Micro-batches in flight: rows of different answers, or consecutive chunks of a prompt, that
+ * Pipelined stages: micro-batches (rows of different answers, or consecutive chunks of a prompt)
  * follow each other through the stages, so that all stages compute at the same time.
  *
  *      caller             thread of stage 0     thread of stage 1     caller: the last stage
@@ -11,9 +11,9 @@
  *   flight.
  * - A micro-batch owns the host memory with its rows between two stages. It belongs to one thread
  *   at a time: the caller's, that of the stage whose queue it is in, the caller's again.
- * - That memory is kept for the next one. Of micro-batches with more than PIPELINE_FEW_ROWS rows
- *   there is as much as of the most that were in flight at a time; the caller keeps them to
- *   pipeline_depth, which is what the plan counts (plan_stages.h).
+ * - An ended micro-batch is kept with its memory and used again. Those with more than ANSWER_ROWS
+ *   rows (moe.h) are kept apart. The caller has at most pipeline_depth of these in flight: the
+ *   memory plan counts so many (plan_stages.h).
  * - A stage that fails gives the micro-batch its error; later stages pass it on. Other
  *   micro-batches go on.
  * - With ranks the queues are messages: pipeline_begin sends the command of the step, the workers
@@ -41,14 +41,12 @@ void pipeline_free(struct stage_pipeline *p); /* nothing may be in flight; NULL 
 /* Stages that compute at the same time; 1: a step is computed as a whole. */
 uint32_t pipeline_depth(const struct engine *g);
 
-#define PIPELINE_FEW_ROWS 64
-
-/* Host memory of a row between two stages. */
+/* Bytes of host memory that a row takes between two stages. */
 size_t pipeline_row_bytes(const struct model_config *c);
 
-/* Sends rows into the first stage. What `rows` points to is lent until the end. It has no taps.
- * on_layer is called by pipeline_end alone, on_device_busy never. ERR_MEMORY, ERR_RUN: nothing is
- * in flight of them. */
+/* Sends rows into the first stage as a micro-batch. rows: without taps; copied, but what it points
+ * to is lent until pipeline_end or pipeline_drop. on_layer is called by pipeline_end only,
+ * on_device_busy never. After an error (ERR_MEMORY, ERR_RUN) nothing of these rows is in flight. */
 int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	struct micro_batch **out, struct err *e);
 
@@ -57,11 +55,11 @@ int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 int pipeline_end(
 	struct stage_pipeline *p, struct micro_batch *m, uint32_t first_hidden, struct err *e);
 
-/* The same for rows that nobody wants any more: the last stage does not compute them. */
+/* Instead of pipeline_end, for rows that are no longer wanted: waits for the stages before the
+ * last, which does not compute them. */
 void pipeline_drop(struct stage_pipeline *p, struct micro_batch *m);
 
-/* The device of the last stage has done with the micro-batch that was ended last: for the figures.
- */
+/* For pipeline_overlap: call when the device of the last stage is idle after a pipeline_end. */
 void pipeline_idle(struct stage_pipeline *p);
 
 /* Waits until no stage computes and no message of a micro-batch is under way. NULL is fine. */

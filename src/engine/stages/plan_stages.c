@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Shares the machine and the budgets out, then plans three times: quietly, to know how long chunks
- * are; quietly each stage for itself, without the memory of the chunks in flight; with the least
- * context and chunk of all. */
+/*
+ * Divides the machine's memory and the budgets among the stages, then plans each stage three times:
+ *   1. quietly, to learn the length of a chunk;
+ *   2. quietly, with the memory of the chunks in flight taken off, to learn context and chunk;
+ *   3. with the least context and chunk of all stages. This plan is printed and used.
+ */
 #include "src/engine/stages/plan_stages.h"
 
 #include "src/base/log.h"
@@ -128,7 +131,7 @@ static int plan_one(const struct plan_stage *s, const struct stage_share *share,
 	return rc;
 }
 
-/* Part of a stage in the time of a token, as far as reading weights takes it, in per cent. */
+/* Per cent of a token's time that stage i takes, if the time is that of reading weights. */
 static double token_part(const struct plan_stage *stages, uint32_t n, uint32_t i)
 {
 	double part = 0, all = 0;
@@ -160,7 +163,8 @@ static void log_stage(const struct plan_stage *stages, uint32_t n, uint32_t i)
 		token_part(stages, n, i));
 }
 
-/* Memory of the host that rows in flight take on this process, with chunks of so many rows. */
+/* Host memory of this process for rows in flight, with chunks of so many rows. Of several ranks
+ * only rank 0 keeps rows in host memory. */
 static size_t flight_bytes(
 	const struct plan_stage *stages, uint32_t n, const struct engine_options *o, uint32_t chunk)
 {
@@ -168,7 +172,8 @@ static size_t flight_bytes(
 	return chunks * (size_t)chunk * pipeline_row_bytes(stages->c);
 }
 
-/* Takes so much off the host memory of a plan; on the CPU the stage computes in it. */
+/* Takes so much off the host memory that a plan may use. On the CPU that is the memory in which the
+ * stage computes. */
 static void take_host_bytes(struct plan_machine *m, const struct plan_stage *s, size_t bytes)
 {
 	const bool on_card = s->backend->ops->copier_open != NULL;
@@ -197,7 +202,8 @@ static uint32_t least_chunk(const struct plan *plans, uint32_t n)
 	return chunk;
 }
 
-/* One stage of several ranks. */
+/* Plans the only stage of this process, one of several ranks: quietly for the length of a chunk,
+ * then without the memory of the chunks in flight. */
 static int plan_alone(const struct plan_stage *s, const struct engine_options *o,
 	const struct gguf *file, struct plan *p, struct err *e)
 {

@@ -7,8 +7,8 @@
  *   works, and of the rest a part by the size of its experts.
  * - --ram-gb with a number holds for the host, and the stages share it by the size of their
  *   experts; auto shares what the host has left in the same way.
- * - The rows of a prompt that are in flight between stages lie in memory of the host: a chunk for
- *   each stage (pipeline.h).
+ * - Host memory for chunks of a prompt in flight is taken off first: a chunk of rows for each stage
+ *   (pipeline.h).
  */
 #ifndef GLM_ENGINE_PLAN_STAGES_H
 #define GLM_ENGINE_PLAN_STAGES_H
@@ -21,7 +21,7 @@ struct plan_stage {
 	const struct model_weights *w;
 	size_t resident; /* bytes of w */
 	struct backend *backend;
-	uint64_t bytes_s; /* bandwidth of its memory; any 0: unknown */
+	uint64_t bytes_s; /* bandwidth of its card's memory; 0: unknown. For a printed figure only */
 	uint32_t card;
 };
 

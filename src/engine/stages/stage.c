@@ -76,7 +76,7 @@ static void stages_describe(const struct stage *stages, uint32_t n, struct plan_
 }
 
 void stages_balance(const struct model_config *c, bool mtp, const struct model_weights *w,
-	const struct stage_means *stages, uint32_t n, uint32_t *first)
+	const struct stage_capacity *stages, uint32_t n, uint32_t *first)
 {
 	struct layer_cost *layers = NEW_ARRAY(struct layer_cost, c->n_layers);
 	for (uint32_t i = 0; i < c->n_layers; i++) {
@@ -103,7 +103,7 @@ static int balance_stages(struct engine *g, const struct engine_options *o, bool
 	struct rank_room room = {.n_stages = n};
 	stages_describe(g->stages, n, parts);
 	for (uint32_t i = 0; i < n; i++)
-		room.stages[i] = (struct stage_means){
+		room.stages[i] = (struct stage_capacity){
 			plan_stage_room(parts, n, i, o->ranks ? ranks_on_host(o->ranks) : 1),
 			g->stages[i].backend->bytes_s};
 	if (!g->ranks) {
@@ -246,7 +246,8 @@ static const char *no_host_experts(const struct stage *s)
 	return "their types are not among those that it computes with the card's bits";
 }
 
-/* 0: unknown, or not asked for. A copier that a test gives is the loader's. */
+/* Bytes a second that the link to the card carries, measured; 0: unknown, or the options say not to
+ * measure it. A copier of the options (a test's) belongs to the loader and is not timed. */
 static double link_rate(const struct stage *s, const struct engine_options *o)
 {
 	struct copier *copier;
@@ -360,7 +361,7 @@ int stage_forward(
 	return rc;
 }
 
-/* A stage computes the rows and hands them over to the next one; enqueued. */
+/* A stage computes the rows and enqueues their copies to the next one. */
 static int forward_and_send(struct stage *s, const struct forward_rows *rows, struct err *e)
 {
 	struct stage_link *l = s->link;
@@ -382,8 +383,8 @@ int stages_forward(
 	mine.hands_over = rows->hands_over;
 	if (!rc)
 		rc = stage_forward(at, &mine, first_hidden, e);
-	/* The last stage has seen the expert ids of its rows, so the devices before it are idle, or
-	 * about to be. A failure of theirs that came late is that of the step. */
+	/* The last stage has computed its expert ids, so the devices before it are idle or nearly so.
+	 * A failure that one of them shows only now is a failure of the step. */
 	for (struct stage *before = s; before < at; before++)
 		late = late ? late : moe_drain(&before->model, rc ? NULL : e);
 	if (rc || late)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A stage: consecutive layers of the model with everything that computes them. An engine has one
- * stage, or several, on one card or on several. They compute one after the other, or at the same
- * time what is of different answers (pipeline.h).
+ * stage, or several, on one card or on several. They compute one after the other or, with different
+ * micro-batches, at the same time (pipeline.h).
  *
  * Order of use (engine.c): stages_new, stages_bind, stages_plan, stage_open for each in order,
  * stage_start for each. stages_free releases everything, at any point.
@@ -16,7 +16,7 @@
 #include "src/forward/model.h"
 #include "src/forward/stage_link.h"
 
-struct stage_means;
+struct stage_capacity;
 
 struct stage {
 	struct model_config config; /* names its layers */
@@ -34,7 +34,7 @@ struct stage {
 	struct stage_link *link;   /* to the next stage; NULL: this is the last one */
 	/* Written by the thread that computes the stage: struct engine_stage_usage. */
 	uint64_t n_steps, computing_ns;
-	uint64_t began_ns; /* the step in hand, whose results are not there yet; 0: none */
+	uint64_t began_ns; /* start of a step whose results are not there yet; 0: there is none */
 };
 
 /* Opens a backend for each card that the options name (none: card 0) and returns stages without
@@ -49,10 +49,10 @@ int stages_new(const struct engine_options *o, const struct model_config *c, str
 int stages_bind(struct engine *g, const struct engine_options *o, struct model_weights *whole,
 	size_t whole_bytes, struct err *e);
 
-/* first[0 .. n) = where stages_bind cuts when no cuts are asked for. `w`: all weights, bound, with
- * the MTP layer's if mtp; stages [n]: stage_cuts.h. */
+/* stage_cuts_balance for the layers of a model: where stages_bind cuts when no cuts are asked for.
+ * `w`: all weights, bound, with the MTP layer's if mtp. */
 void stages_balance(const struct model_config *c, bool mtp, const struct model_weights *w,
-	const struct stage_means *stages, uint32_t n, uint32_t *first);
+	const struct stage_capacity *stages, uint32_t n, uint32_t *first);
 
 /* Plans the memory of all stages into stage.plan (plan_stages.h), with the least context and chunk
  * of all ranks. */
@@ -72,8 +72,8 @@ int stage_open(struct stage *s, const struct stage_setup *setup, struct err *e);
  */
 int stage_start(struct stage *s, const struct engine_options *o, bool is_last, struct err *e);
 
-/* model_forward of a stage that has its rows. Counts the step. Where the end of the model may still
- * be computed, the time goes on until engine_last_stage_done. */
+/* model_forward of a stage whose rows are in its workspace. Counts the step and its computing_ns.
+ * With first_hidden < rows->n the count of time ends in engine_last_stage_done. */
 int stage_forward(
 	struct stage *s, const struct forward_rows *rows, uint32_t first_hidden, struct err *e);
 

@@ -16,7 +16,7 @@
 
 #define ROUNDING 1e-9 /* loads that differ by less are equal */
 
-/* Sums of the layers before each, as parts of the whole. */
+/* Prefix sums over the layers, as parts of the sum over all. */
 struct load_sums {
 	double *held, *read; /* [n_layers + 1] */
 };
@@ -36,12 +36,12 @@ static struct load_sums sum_loads(const struct layer_cost *layers, uint32_t n)
 	return s;
 }
 
-/* The parts of each stage in the room and the speed of all. */
+/* Room and bandwidth of each stage, as parts of the sum over all. */
 struct stage_parts {
 	double *room, *speed; /* [n] */
 };
 
-static struct stage_parts share_means(const struct stage_means *stages, uint32_t n)
+static struct stage_parts share_capacity(const struct stage_capacity *stages, uint32_t n)
 {
 	struct stage_parts p = {NEW_ARRAY(double, n), NEW_ARRAY(double, n)};
 	double room = 0, speed = 0;
@@ -74,7 +74,7 @@ static double stage_load(const struct cut_search *c, uint32_t k, uint32_t begin,
 		   (s->read[end] - s->read[begin]) / c->parts.speed[k];
 }
 
-/* What is to be small: the number of cuts in front of sharing layers, then the largest load. */
+/* What is minimised: the number of cuts in front of sharing layers, then the largest load. */
 struct cut_cost {
 	uint32_t shared;
 	double load;
@@ -85,7 +85,8 @@ static bool is_less(struct cut_cost a, struct cut_cost b)
 	return a.shared != b.shared ? a.shared < b.shared : a.load < b.load;
 }
 
-/* Of cuts whose loads are `limit` at most; counts: sharing layers count. Returns the best cost. */
+/* Returns the least cost of cuts whose loads are at most `limit`, and leaves these cuts in c->from.
+ * counts: false: cuts in front of sharing layers cost nothing. */
 static struct cut_cost search_cuts(struct cut_search *c, double limit, bool counts)
 {
 	const uint32_t n_layers = c->n_layers;
@@ -117,13 +118,13 @@ static struct cut_cost search_cuts(struct cut_search *c, double limit, bool coun
 }
 
 void stage_cuts_balance(const struct layer_cost *layers, uint32_t n_layers,
-	const struct stage_means *stages, uint32_t n, uint32_t *first)
+	const struct stage_capacity *stages, uint32_t n, uint32_t *first)
 {
 	struct cut_search c = {.layers = layers,
 		.n_layers = n_layers,
 		.n = n,
 		.sums = sum_loads(layers, n_layers),
-		.parts = share_means(stages, n),
+		.parts = share_capacity(stages, n),
 		.from = NEW_ARRAY(uint32_t, (size_t)n * (n_layers + 1))};
 	const double least = search_cuts(&c, INFINITY, false).load;
 	search_cuts(&c, least * (1 + ROUNDING), true);

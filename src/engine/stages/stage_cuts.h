@@ -6,26 +6,30 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A layer, in bytes. The last one has the head and the MTP layer added. */
+/* A layer, in bytes. The caller adds the head and the MTP layer to the last one. */
 struct layer_cost {
-	uint64_t held; /* all its weights, experts included: what a cache or a card has to hold */
-	uint64_t read; /* what a token reads of them: the time that it takes */
-	bool shares; /* takes the selection of a layer before it: a cut in front hands that over too */
+	uint64_t held; /* all its weights, experts included, whether a card or a cache holds them */
+	uint64_t read; /* those that one token reads; its time is proportional to them */
+	bool shares; /* reuses the selection of an earlier layer: a cut in front hands that over too */
 };
 
-/* What a stage has. */
-struct stage_means {
-	uint64_t room;    /* bytes for its weights */
-	uint64_t bytes_s; /* how fast it reads them */
+/* What a stage's card offers. */
+struct stage_capacity {
+	uint64_t room;    /* bytes for weights; 0: unknown */
+	uint64_t bytes_s; /* bandwidth of its memory; 0: unknown */
 };
 
-/* first[0 .. n) = the first layer of each of n stages, 1 <= n <= n_layers; each gets one layer at
- * least. The largest load of a stage is as small as possible. Its load: half its part of the bytes
- * held, in relation to its part of the room, and half its part of the bytes read, in relation to
- * its part of the speed. Room or speed of which any is 0 (unknown) count as equal. Of the cuts that
- * give this load those are taken of which the fewest are in front of layers that share a selection.
+/*
+ * first[0 .. n) = the first layer of each of n stages, 1 <= n <= n_layers. Each stage gets at least
+ * one layer. The cuts minimise the largest load of a stage:
+ *
+ *     load = held / room + read / bytes_s
+ *
+ * Each of the four is the stage's part of the sum over all stages. If any room is 0, all count as
+ * equal; bytes_s likewise. Among cuts with the same largest load those win of which the fewest are
+ * in front of a layer that shares a selection.
  */
 void stage_cuts_balance(const struct layer_cost *layers, uint32_t n_layers,
-	const struct stage_means *stages, uint32_t n, uint32_t *first);
+	const struct stage_capacity *stages, uint32_t n, uint32_t *first);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Where the stages of an engine lie, on this process and on other ranks, and what each has done. */
+/* Lists the stages of an engine, of this process and of other ranks, and what each has done. */
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/engine/engine_internal.h"

@@ -508,8 +508,8 @@ int request_messages(struct request *r, const json_t *messages, struct request_e
 }
 
 #define TEMPLATE_BYTES (64u << 10) /* of text that the template adds to a short conversation */
-#define TEXT_FACTOR                                                                                \
-	3 /* memory for each byte of text: the buffer while it grows, segments, tokens */
+/* Memory for each byte of text: the buffer while it grows, segments, tokens. */
+#define TEXT_FACTOR 3
 
 int request_refuse_length(const struct request *r, const char *param, struct request_error *e)
 {

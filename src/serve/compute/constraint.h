@@ -68,8 +68,8 @@ struct constraint {
 	const char *tool; /* the tool that is being called */
 	bool reasoning;
 	int32_t end_think, call, end_call, key, end_key, value, end_value;
-	const char *
-		*names; /* [n_names] sorted; may be written now: tools, or unused keys of the chosen one */
+	/* [n_names] sorted; may be written now: tools, or unused keys of the chosen one */
+	const char **names;
 	size_t n_names;
 	const json_t *properties, *required; /* of the chosen tool; NULL: any keys */
 	struct buf so_far;                   /* of a name or key */

@@ -34,9 +34,8 @@
 #define REFUSED_NS   (5 * SECOND) /* for the whole body of a refused request */
 #define SEND_NS      (60 * SECOND)
 #define HEADER_BYTES (32u << 10)
-#define DRAIN_FACTOR                                                                               \
-	4 /* a body up to so many times too long is read away, so that its sender can read the refusal \
-	   */
+/* A body up to so many times too long is read and dropped: then its sender can read the refusal. */
+#define DRAIN_FACTOR  4
 #define BODIES_FACTOR 8  /* all bodies together, in largest bodies */
 #define SHARE         75 /* percent */
 #define NO_MEMORY     "the server has no memory for this request; try again in 2 s"

@@ -182,10 +182,9 @@ const char *route_list(void)
 {
 	return "there is nothing at this path. OpenAI: /v1/chat/completions, /v1/completions, "
 		   "/v1/responses, /v1/responses/ID, /v1/models. Anthropic: /v1/messages, "
-		   "/v1/messages/count_tokens. "
-		   "ollama: /api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/version. "
-		   "llama.cpp: /completion, /tokenize, /detokenize, /apply-template, /props, /slots. "
-		   "A page: /. For machines: /health, /metrics";
+		   "/v1/messages/count_tokens. ollama: /api/chat, /api/generate, /api/tags, /api/show, "
+		   "/api/ps, /api/version. llama.cpp: /completion, /tokenize, /detokenize, "
+		   "/apply-template, /props, /slots. A page: /. For machines: /health, /metrics";
 }
 
 #endif

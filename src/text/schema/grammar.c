@@ -205,8 +205,8 @@ struct first_calls {
 	uint32_t *calls; /* of all rules, one after the other */
 	size_t n_calls, cap;
 	size_t *from; /* [n_rules + 1] where each rule's begin */
-	uint32_t
-		*size; /* [n_rules] states that are reached before a byte: own, then with those of calls */
+	/* [n_rules] states that are reached before a byte: own, then with those of calls */
+	uint32_t *size;
 };
 
 static bool first_calls_find(struct first_calls *f, size_t rule)

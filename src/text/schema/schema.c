@@ -444,8 +444,7 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			if (!c->failed && !schema_exclude_each_other(c->root, json_array_get(parts, k), part))
 				schema_refuse(c, w,
 					"oneOf: alternatives %zu and %zu may both match one value; where that is "
-					"meant, "
-					"write anyOf",
+					"meant, write anyOf",
 					k + 1, i + 1);
 	}
 	for (size_t i = 0; i < n && !c->failed; i++) {
