@@ -2,14 +2,22 @@
 /*
  * Quantises whole matrices, on the CPU or on a card. Both write the same bytes.
  *
- *      quantizer_open("auto", &q, &note, &e);
- *      memory = q->ops->host_alloc(q, bytes, &e);      the source is read into it
- *      q->ops->run(q, &task, &not_finite, &e);
- *      q->ops->host_free(q, memory, bytes); q->ops->close(q);
+ *      if (quantizer_card_open(&q, &e))                no card: the CPU does it
+ *          quantizer_cpu_open(&q, &e);
+ *      memory = q->ops->host_alloc(q, bytes);          for the source and the result
+ *      ... fill the source and a struct quantize_task ...
+ *      if (q->ops->supports(&task))
+ *          q->ops->run(q, &task, &not_finite, &e);
+ *      q->ops->host_free(q, memory, bytes);
+ *      q->ops->close(q);
  *
- * - A quantizer runs one task at a time. Several of them run beside each other, from any threads.
- * - A card's quantizer takes only what its `supports` says; the CPU's takes everything.
- * - Errors: ERR_MEMORY, ERR_INTERRUPTED, ERR_RUN (the card failed).
+ * - Threads: one task at a time runs on a quantizer, called by any thread. Several quantizers run
+ *   at the same time, also on one card.
+ * - Ownership: a task is lent for the call. The caller frees memory of host_alloc before it closes
+ *   the last quantizer of that kind.
+ * - The CPU's quantizer supports every type that quantize_supported names; a card's supports fewer.
+ * - Errors of run: ERR_MEMORY; ERR_INTERRUPTED, by `cancelled`; ERR_RUN, the card failed. The bytes
+ *   of the result are undefined then.
  */
 #ifndef GLM_KERNELS_QUANTIZER_H
 #define GLM_KERNELS_QUANTIZER_H
@@ -25,15 +33,15 @@ struct quant_feedback;
 struct quantizer;
 
 struct quantize_task {
-	struct raw_matrix source;
-	enum dtype type;         /* of the result; rows fit it */
-	bool transposed;         /* the result is [cols][rows]; without weights of columns */
+	struct raw_matrix source; /* on a card: values aligned to their type */
+	enum dtype type;          /* of the result; the length of its rows is a multiple of a block */
+	bool transposed; /* the result is [cols][rows]; columns have no weights, feedback is NULL */
 	const float *importance; /* [cols] weights of the columns, or NULL */
 	bool energy;             /* importance is NULL: a column's weight is its mean square */
 	const struct quant_feedback *feedback; /* [cols / 256] src/quant/feedback.h, or NULL */
-	void *packed;                          /* the result, row after row */
-	/* Asked now and then while the CPU works; true ends the task with ERR_INTERRUPTED. May be
-	 * NULL. */
+	void *packed;                          /* [rows of the result][dtype_row_bytes of `type`] */
+	/* The CPU calls it between blocks of rows, a card does not; true ends the task with
+	 * ERR_INTERRUPTED. May be NULL. */
 	bool (*cancelled)(void *user);
 	void *user;
 };
@@ -48,12 +56,14 @@ struct quantizer_ops {
 	int (*run)(
 		struct quantizer *q, const struct quantize_task *t, uint64_t *not_finite, struct err *e);
 	/* Page-aligned memory for sources and results; any quantizer of these ops may use and free it.
-	 * A card copies from it without the driver's buffers. NULL: none is left. */
+	 * A card's is page-locked, so that the card copies from and to it directly. run accepts other
+	 * memory too. NULL: none is left. */
 	void *(*host_alloc)(struct quantizer *q, size_t bytes);
 	void (*host_free)(struct quantizer *q, void *p, size_t bytes); /* p may be NULL */
-	/* Most of the card's memory that it has used so far; 0 on the CPU. */
+	/* Bytes of the card's memory that this quantizer holds. Until close they only grow. 0 on the
+	 * CPU. */
 	size_t (*card_bytes)(const struct quantizer *q);
-	void (*close)(struct quantizer *q); /* NULL is not allowed */
+	void (*close)(struct quantizer *q); /* not of NULL */
 };
 
 /* Implementations put this first in their own struct. */
@@ -61,8 +71,9 @@ struct quantizer {
 	const struct quantizer_ops *ops;
 };
 
+/* *out is the caller's, to be released with its ops->close; NULL on error. ERR_MEMORY. */
 int quantizer_cpu_open(struct quantizer **out, struct err *e);
-/* A card's, on the first card. ERR_RUN: there is none that works, or the program has no CUDA. */
+/* The same on the first card. ERR_RUN too: no card works, or the program was built without CUDA. */
 int quantizer_card_open(struct quantizer **out, struct err *e);
 
 #endif
