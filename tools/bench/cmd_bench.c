@@ -356,14 +356,13 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		.about =
 			"read: the disk through our readers, beside fio if it is installed. copy: memory "
 			"bandwidth and multiply-adds of this machine's processor; with --cards 0,1 also copies "
-			"and "
-			"hand-overs between two cards, which may be the same. ops: every operation alone, "
+			"and hand-overs between two cards, which may be the same. ops: every operation alone, "
 			"at the shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; "
 			"decode with --cache-gb also with lookahead 0, 1 and 2, against the time that "
 			"computing alone or reading alone takes; with --routing one long answer of a single "
 			"engine, from the command to the steady state. session: saving and reading a prompt of "
-			"-p tokens against computing it. One line per figure: "
-			"median, spread, share of the limit measured in the same run.",
+			"-p tokens against computing it. One line per figure: median, spread, share of the "
+			"limit measured in the same run.",
 		.example =
 			"glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
 			"glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"

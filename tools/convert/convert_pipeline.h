@@ -30,7 +30,7 @@
 #define CONVERT_READERS        8  /* units that are read at a time, at most */
 #define CONVERT_LANES          3  /* quantizers, and so CUDA streams, on the card */
 #define CONVERT_FEEDBACK_LANES 16 /* the same with error feedback, at most */
-#define CONVERT_RING_BYTES     ((uint64_t)3 << 30) /* most bytes of all slots, large units aside */
+#define CONVERT_RING_BYTES     ((uint64_t)3 << 30) /* most bytes of slots, without large units */
 #define CONVERT_MOST_MEMORY    7500000000u         /* most bytes of the host: convert_memory */
 
 /* Everything is lent, but for `card`. */

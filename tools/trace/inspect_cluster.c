@@ -321,8 +321,7 @@ static void list_assumptions(const struct result *r, struct assumptions *a)
 			c->rows_given);
 		assume(a, "gaps between micro-batches", 0, "ms",
 			"assumed: they follow each other without a pause; on two H200s both stages computed "
-			"for "
-			"95 % of the time",
+			"for 95 % of the time",
 			NULL, false);
 	}
 	assume(a, "hand-over, latency", k->hop_us, "us",
