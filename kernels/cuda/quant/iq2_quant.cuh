@@ -26,7 +26,7 @@
 #define iq2_from(v, lane) (v)
 #endif
 
-#define IQ2_ROWS       (256 / IQ2_LANES) /* of the codebook, of a lane: lane, lane + IQ2_LANES ... */
+#define IQ2_ROWS       (256 / IQ2_LANES) /* rows of a lane: lane, lane + IQ2_LANES, ... */
 #define IQ2_POINTS     12
 #define IQ2_CANDIDATES 6
 #define IQ2_RADIUS     1
