@@ -315,17 +315,20 @@ bool cache_has_pending(const struct cache *c);
 /* Room in tier 0 for an expert that is predicted: CACHE_OK with its load planned and no pin, or
  * CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD. */
 enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct cache_plan *plan);
-/* The same for an expert of an earlier run's profile, but nobody makes room for it: CACHE_NO_COLD
- * when no slot is free beside those of the low watermark. The prefetch counters do not see it.
- * Tier 1: for an expert that is in neither tier, a free slot there, else CACHE_NO_COLD. Who asks
- * for it before its load ends gets CACHE_BUSY, as during a demotion. */
+/* A slot of `tier` for an expert of an earlier run's profile: CACHE_OK with its load planned and no
+ * pin. Nothing is evicted for it. The prefetch counters do not see it.
+ *   tier 0: CACHE_PRESENT, CACHE_BUSY; CACHE_NO_COLD when no slot is free beside those of the low
+ *           watermark.
+ *   tier 1: CACHE_PRESENT when the expert is in any tier, CACHE_NO_COLD when no slot is free. Until
+ *           the load ends, cache_acquire answers CACHE_BUSY for the expert, as during a demotion.
+ */
 enum cache_result cache_warm(
 	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan);
 
-/* The same for an expert of tier 1 that was used there a moment ago (cache_ref.stay): it was worth
- * more than the victim even before that use, since a copy that is used no more is wasted.
- * CACHE_NO_COLD also when it was not, and when it has left that tier. The prefetch counters do not
- * see it. */
+/* A slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay): CACHE_OK with
+ * its promotion planned and no pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD. CACHE_NO_COLD also
+ * when the expert has left tier 1, or when the policy values it no higher without that use than the
+ * victim: one use alone does not pay for the copy. The prefetch counters do not see it. */
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan);
 
 /* A prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned and one

@@ -141,9 +141,9 @@ void cache_unpin(struct cache *c, int32_t slot);
 enum cache_result cache_slot_alloc(
 	struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot);
 
-/* Whether the expert of tier 1 should take a slot of tier 0: one is free beside those of the low
- * watermark, or the cold expert that would leave for it, now or at the next flush, is worth less.
- */
+/* Whether to promote this expert of tier 1: a slot of tier 0 is free beside those of the low
+ * watermark, or the policy values the cold expert that leaves for it, now or at the next flush,
+ * less (policy_ops.worth_more). */
 bool cache_worth_promoting(struct cache *c, int32_t key);
 
 /* The low watermark: demotes cold experts of the key's class until keep_free slots are free. */

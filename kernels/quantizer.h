@@ -57,7 +57,7 @@ struct quantizer_ops {
 	void (*host_free)(struct quantizer *q, void *p, size_t bytes); /* p may be NULL */
 	/* The most memory of the card that this quantizer has used at a time so far; 0 on the CPU. */
 	size_t (*card_bytes)(const struct quantizer *q);
-	void (*close)(struct quantizer *q); /* NULL is not allowed */
+	void (*close)(struct quantizer *q); /* not of NULL */
 };
 
 /* Implementations put this first in their own struct. */
@@ -65,8 +65,9 @@ struct quantizer {
 	const struct quantizer_ops *ops;
 };
 
+/* *out is the caller's, to be released with its ops->close; NULL on error. ERR_MEMORY. */
 int quantizer_cpu_open(struct quantizer **out, struct err *e);
-/* A card's, on the first card. ERR_RUN: there is none that works, or the program has no CUDA. */
+/* The same on the first card. ERR_RUN too: no card works, or the program was built without CUDA. */
 int quantizer_card_open(struct quantizer **out, struct err *e);
 
 #endif

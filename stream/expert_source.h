@@ -105,9 +105,9 @@ struct expert_stats {
 							it, or are simply mapped */
 	uint64_t hit_ram;    /* ... in the second tier */
 	uint64_t miss;       /* ... that had to be read */
-	uint64_t on_host;    /* of hit_ram: computed by the processor, */
-	uint64_t host_bytes; /* ... their weights, */
-	uint64_t host_ns;    /* ... the time for it */
+	uint64_t on_host;    /* of hit_ram: experts that the processor computed */
+	uint64_t host_bytes; /* ... bytes of their weights */
+	uint64_t host_ns;    /* ... time in which it computed them */
 	uint64_t bytes_read; /* from storage */
 	uint64_t prefetch_useful;   /* experts prefetched and then used */
 	uint64_t prefetch_wasted;   /* ... and never used */
@@ -115,8 +115,8 @@ struct expert_stats {
 	uint64_t wait_ns;           /* time spent in wait_ready */
 	/* As of the last load or demotion that completed. Busy: time with at least one in flight. */
 	uint64_t disk_busy_ns;
-	uint64_t bytes_in, in_busy_ns;   /* to the card */
-	uint64_t bytes_promoted;         /* of bytes_in: experts that the processor had computed */
+	uint64_t bytes_in, in_busy_ns; /* to the card */
+	uint64_t bytes_promoted; /* of bytes_in: promotions of experts that the processor computed */
 	uint64_t bytes_out, out_busy_ns; /* from the card */
 	uint64_t checked;  /* experts compared with their check values when they were read */
 	uint64_t reread;   /* ... wrong, and read again */

@@ -56,8 +56,8 @@ struct policy_ops {
 	 * `used_before` (POLICY_ANY_AGE: any); -1: none was found. With an age limit the search may
 	 * give up early. The key stays in its list until `remove`. */
 	int32_t (*victim)(struct policy *p, int list, uint64_t used_before);
-	/* May be NULL: it is. Whether a key that was used a moment ago was worth more than the victim
-	 * chosen for it even before that use. */
+	/* Whether a key that was accessed last was worth more than the victim chosen for it even
+	 * without this access. NULL: always. */
 	bool (*worth_more)(struct policy *p, int32_t key, int32_t victim);
 	/* May be NULL. Whether a demanded key is worth more than the victim chosen for it; false: it is
 	 * not cached. Only for simulation: a real demand always needs a slot. */

@@ -151,7 +151,7 @@ static int32_t lfu_victim(struct policy *p, int list, uint64_t used_before)
 	return key;
 }
 
-/* A use follows its prediction: neither counts. */
+/* Takes the latest access off the key's score, and the prediction before it. */
 static bool lfu_worth_more(struct policy *p, int32_t key, int32_t victim)
 {
 	const struct lfu *s = p->state;

@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: MIT */
+/* Which processors the process may use, and in which order threads are pinned to them. "Logical
+ * processor": what Linux numbers as a CPU; with SMT a core has two. Any thread may call these. */
 #ifndef GLM_BASE_CORES_H
 #define GLM_BASE_CORES_H
 
-/* How many cores the process may use (its affinity), at least 1; 1 if the system does not say. */
+/* How many logical processors the process may use (its affinity mask); 1 if the system does not
+ * say. */
 int cores_allowed(void);
 
-/* The logical processors that the process may use, ascending, at most so many; their number. */
+/* The logical processors that the process may use, ascending: cpus[most]. Returns how many; 0 if
+ * the system does not say or has more than CPU_SETSIZE (1,024). */
 int cores_list(int *cpus, int most);
 
 #define CORES_SYSTEM "/sys/devices/system" /* where the kernel describes processors */
 
-/* Puts logical processors [n], ascending, in the order in which threads that compute should be
- * pinned to them:
- * - those of the NUMA node of `near` before those of others,
- * - in a node, one of each core before the siblings that share it (SMT).
- * near: a logical processor, -1: any. system: CORES_SYSTEM, in tests a folder like it; where it
- * says nothing, each is a core of one node. */
+/* Sorts cpus[n] (in: ascending) into the order in which compute threads are pinned to them:
+ * - logical processors of the NUMA node of `near` before those of other nodes;
+ * - in a node, one of each core before the siblings that share the core (SMT).
+ * near: a logical processor; -1: no node is preferred. system: CORES_SYSTEM, in tests a folder of
+ * the same layout; a processor that is not described there counts as a core of its own, in one node
+ * with the others. */
 void cores_pin_order(const char *system, int near, int *cpus, int n);
 
 #endif

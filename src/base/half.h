@@ -83,7 +83,7 @@ HALF_FN float f8_e4m3_to_f32(uint8_t b)
 	return f32_from_bits(f32_bits(v) | sign);
 }
 
-/* To nearest even. Magnitudes above 448 become 448, NaN stays NaN. */
+/* Host only. Saturates: magnitudes above 448, infinity too, become 448. */
 static inline uint8_t f32_to_f8_e4m3(float f)
 {
 	uint32_t u = f32_bits(f), sign = (u >> 24) & 0x80, a = u & 0x7fffffff;

@@ -64,8 +64,9 @@ void *mem_alloc(size_t bytes);
  * Memory that is never written costs nothing. Release with mem_unmap and the same size. */
 void *mem_try_map(size_t bytes);
 void mem_unmap(void *p, size_t bytes);
-/* Takes the pages of such a mapping from the system now, not when each is first written; contents
- * stay. Large mappings by several threads, which have ended on return. */
+/* Populates the pages of such a mapping now instead of at the first write to each; contents stay.
+ * A large mapping is populated by several threads, which have ended when the call returns. Nobody
+ * else writes to the mapping meanwhile. */
 void mem_populate(void *p, size_t bytes);
 
 /* What a block of so many bytes takes of the allocator, its header and alignment included; at least

@@ -7,8 +7,8 @@
  * - num_key_value_heads, num_experts, num_local_experts, mlp_layer_types, layer_types,
  *   per_layer_config, moe_router_dtype and quantization_config say nothing new;
  * - indexer_types wins over a pattern, a pattern over frequency and offset, as in transformers.
- * A key that is not known is refused too when its name begins as those of settings do ("index_",
- * "moe_", ...), unless it is off (null, false, 0, empty). Other unknown keys are metadata.
+ * An unknown key is refused if its name has the prefix of a setting ("index_", "moe_", ...), unless
+ * its value means "off" (null, false, 0, empty). Other unknown keys are taken for metadata.
  * Known traps: head_dim means nothing here; rope_theta sits in rope_parameters; class defaults of
  * the library differ from released values, so nothing that matters has a default.
  */
@@ -54,7 +54,9 @@ int convert_config_read(struct convert_config *c, const char *dir, struct err *e
 int convert_config_read_file(struct convert_config *c, const char *path, struct err *e);
 
 struct json_t;
-/* The object in a regular file of at most 64 MiB; *root: the caller's reference, NULL on error. */
+/* Reads the JSON object in a regular file of at most 64 MiB. *root: the caller's reference, NULL on
+ * error. ERR_INPUT: the file is missing, too large, no JSON or no object; else errors of
+ * file_map_open and json_parse. */
 int convert_json_load(const char *path, struct json_t **root, struct err *e);
 
 /* The other direction, for transformers: the caller owns the reference. `dtype`: "bfloat16" or

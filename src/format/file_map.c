@@ -21,7 +21,8 @@
 #define NOTHING_LOST UINT64_MAX
 #define DROP_ALIGN   ((uint64_t)2 << 20) /* as mem_drop_cached */
 
-/* Of the time of those who ask, so much at most is spent on asking the system: 1 / LOOK_SHARE. */
+/* The next fstat of a file comes this many times the duration of the last one later, at the
+ * earliest: callers spend at most 1 / LOOK_SHARE of their time in it. */
 #define LOOK_SHARE 100
 
 /* A mapped file. The handler knows its address range. Watches are never freed, so that the handler
@@ -31,10 +32,10 @@ struct file_map_watch {
 	atomic_uintptr_t begin;      /* 0: not in use */
 	atomic_size_t size;
 	atomic_uint_fast64_t lost_from; /* offset; NOTHING_LOST */
-	atomic_uint_fast64_t look_ns;   /* when the system is asked again, by clock_ns */
-	atomic_bool changed;
-	int fd;         /* constant while in use, as the rest */
-	struct stat as; /* it was opened */
+	atomic_uint_fast64_t look_ns;   /* clock_ns from which on the next fstat is due */
+	atomic_bool changed;            /* the file has been written to since open */
+	int fd;                         /* constant while in use */
+	struct stat as;                 /* the same: the file's state at open */
 };
 
 static _Atomic(struct file_map_watch *) watches;
@@ -130,7 +131,7 @@ static void watch_end(struct file_map_watch *w)
 	pthread_mutex_unlock(&watch_lock);
 }
 
-/* Asks the system whether the file is as it was opened. */
+/* Compares the file's size and time of modification with those at open. */
 static void look_at_file(struct file_map_watch *w, uint64_t now)
 {
 	struct stat st;

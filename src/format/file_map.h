@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A whole regular file, mapped read-only. The mapping shares the page cache, so opening a 400 GB
- * file costs nothing until bytes are touched.
+ * Maps a whole regular file read-only. The mapping shares the page cache, so opening a 400 GB file
+ * costs nothing until bytes are touched.
  *
- * Bytes may get lost afterwards: another process makes the file shorter, or the drive fails. The
- * kernel then raises SIGBUS in whichever thread touches them. A handler, installed by the first
- * open, replaces the mapping by zeros from that page to its end and notes the offset. The thread
- * goes on, with worthless results: code that computes from a mapping calls file_map_check before it
- * passes results on. Any other SIGBUS does what it did before the first open.
+ *      file_map_open(&map, path, &e);
+ *      ... compute from map.data[map.size] ...
+ *      file_map_check(&map, path, &e)                  before a result is passed on
+ *      file_map_close(&map);
  *
- * Bytes may also change: another process writes into the file. So the open file is kept, and
- * file_map_check compares its size and time of modification with those at open. A file that takes
- * its place under its name changes nothing here.
+ * A file may be damaged while it is mapped; file_map_check reports both kinds:
+ * - Bytes get lost: another process makes the file shorter, or the drive fails. The kernel then
+ *   raises SIGBUS in the thread that touches them. A handler, installed by the first open, replaces
+ *   the mapping by zeros from that page to its end and notes the offset. The thread goes on, with
+ *   worthless results. Any other SIGBUS does what it did before the first open.
+ * - Bytes change: another process writes into the file. The descriptor stays open, and its size and
+ *   time of modification are compared with those at open.
+ *
+ * A rename that puts another file under the same name does not affect the mapping.
+ *
+ * Threads: open and close belong to one thread per map; any thread reads and checks between them.
  */
 #ifndef GLM_FORMAT_FILE_MAP_H
 #define GLM_FORMAT_FILE_MAP_H
@@ -34,17 +41,18 @@ int file_map_open(struct file_map *m, const char *path, struct err *e);
 /* Safe on a zeroed or closed map. */
 void file_map_close(struct file_map *m);
 
-/* Asks the system to drop these bytes of the file from memory, so that the next look at them reads
- * the drive. Pages that another process has mapped stay. */
+/* Asks the system to drop these bytes of the file from memory, so that the next access reads the
+ * drive. Pages that another process has mapped stay. */
 void file_map_drop_cached(const struct file_map *m, uint64_t offset, uint64_t bytes);
 
-/* ERR_RUN with a sentence that names `path` when bytes of the mapping have been lost, or the file
- * was changed, and from then on; else 0. Any thread may call it, and a step can end with it: the
- * system is asked for the file's state in each call where that is quick, and for a hundredth of
- * the time in any case (a file on a network may take long to answer). */
+/* ERR_RUN with a sentence that names `path` once bytes of the mapping have been lost or the file
+ * was changed; else 0. Cheap enough for the end of every step: a call stats the file unless the
+ * latest stat ended less than 100 times its own duration ago (a file on a network may answer
+ * slowly). So a change may be reported that much later. */
 int file_map_check(const struct file_map *m, const char *path, struct err *e);
 
-/* ERR_RUN when `path` names another file by now. For who has opened it once more by its name. */
+/* ERR_RUN when `path` names another file than the mapped one by now. For a caller that has opened
+ * the file a second time, by its name. 0 also when nothing has that name any more. */
 int file_map_check_path(const struct file_map *m, const char *path, struct err *e);
 
 #endif

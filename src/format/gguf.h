@@ -137,8 +137,8 @@ struct gguf_folder_ops {
  * is the caller's, to be released with gguf_close. On failure *out is NULL. */
 int gguf_open(const char *path, struct gguf **out, struct err *e);
 
-/* The path of part `no`, from 1 on, of the set whose part has this path: the caller's. NULL: it is
- * not named as a part, or there are fewer. */
+/* path: of any part of a split model ("NAME-00001-of-00003.gguf"). Returns the path of its part
+ * `no` (1 .. count), which the caller frees; NULL: `path` has no such name, or fewer parts. */
 char *gguf_part_path(const char *path, unsigned no);
 
 /* Parses the complete bytes of one file, lent until gguf_close. `name` stands for the file in
@@ -164,15 +164,16 @@ static inline const char *gguf_path(const struct gguf *g)
  * gguf_check_lost. */
 int gguf_make(const struct gguf *g, const struct gguf_tensor *t, void *dst, struct err *e);
 
-/* ERR_RUN when bytes of the mapped files have been lost or changed since they were opened
- * (file_map.h); also of the files that gguf_watch_copy was given. */
+/* ERR_RUN when bytes of the mapped files, or of the copies given to gguf_watch_copy, have been lost
+ * or changed since they were opened (file_map_check). Any thread. */
 int gguf_check_lost(const struct gguf *g, struct err *e);
 
-/* A copy of the file, which somebody else reads: gguf_check_lost looks at it too. */
+/* Adds a copy of a model file (--replicas), which the reader reads by its name: gguf_check_lost and
+ * gguf_check_names check it too. Errors of file_map_open. Before other threads use g. */
 int gguf_watch_copy(struct gguf *g, const char *path, struct err *e);
 
-/* ERR_RUN when the name of a file means another file than at gguf_open, which others must not read
- * then: for who has opened the files once more by their names. */
+/* ERR_RUN when the name of a file or copy means another file by now than when it was opened here.
+ * For a caller that has opened them a second time, by their names: it may have opened others. */
 int gguf_check_names(const struct gguf *g, struct err *e);
 
 /* ---- metadata ----

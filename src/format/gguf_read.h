@@ -15,6 +15,7 @@ struct gguf_index {
 	size_t n_strings;
 };
 
+/* A copy of a model file that gguf_check_lost watches. */
 struct gguf_copy {
 	char *path;
 	struct file_map map;

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Parses untrusted JSON with jansson, with a limit on nesting, and so that an allocation that fails
- * is an error of its own: it never reads as text that is not JSON, and never as memory that the
- * parser has not got. All JSON in the program comes through here; src/text/json_text.h has what the
- * server and the chat template add.
+ * Parses untrusted JSON with jansson. All JSON that the program reads comes through here; what the
+ * server and the chat template add is in src/text/json_text.h.
+ *
+ * - Nesting is limited to JSON_PARSE_DEPTH_MAX.
+ * - An allocation that fails is ERR_MEMORY. Jansson alone reports some of these failures as invalid
+ *   JSON, and after others reads beyond the end of its buffer.
+ * - Threads: any, after json_parse_setup.
  */
 #ifndef GLM_FORMAT_JSON_PARSE_H
 #define GLM_FORMAT_JSON_PARSE_H
@@ -15,19 +18,20 @@
 
 #define JSON_PARSE_DEPTH_MAX 128
 
-/* Before there are threads, and before anything else of jansson's: its memory comes from mem.h, so
- * that a scope remembers what it had to leave out. Without it an allocation that fails while a text
- * is parsed is not noticed. */
+/* Gives jansson the allocator of mem.h, so that failures mark a scope (mem_scope). Call it first in
+ * main, before there are threads and before any other use of jansson. Without it json_parse does
+ * not notice allocations that fail. */
 void json_parse_setup(void);
 
-/* Parses one value. flags: jansson's JSON_REJECT_DUPLICATES, JSON_ALLOW_NUL, JSON_DECODE_ANY,
- * JSON_DISABLE_EOF_CHECK. 0 and *value, the caller's reference; else *value is NULL:
+/* Parses one value: text[len]. flags: jansson's JSON_REJECT_DUPLICATES, JSON_ALLOW_NUL,
+ * JSON_DECODE_ANY, JSON_DISABLE_EOF_CHECK. *value: the caller's reference, NULL on error.
  *   ERR_INPUT   "line 3, column 7: ...", or nested deeper than JSON_PARSE_DEPTH_MAX
  *   ERR_MEMORY  an allocation failed */
 int json_parse(const char *text, size_t len, size_t flags, json_t **value, struct err *e);
 
-/* The same of the file `path`, or of `what` in it ("its header "): the sentence is "path: ...is not
- * valid JSON: ...", or "path: " and that of ERR_MEMORY. */
+/* The same for text from a file. what: "" or the part of it that `text` is, with a space ("its
+ * header "). The sentence of ERR_INPUT is then "<path>: <what>is not valid JSON: ...", that of
+ * ERR_MEMORY begins with "<path>: ". */
 int json_parse_part(const char *path, const char *what, const char *text, size_t len, size_t flags,
 	json_t **value, struct err *e);
 

@@ -62,7 +62,7 @@ struct safetensors_file {
 	uint64_t header_bytes; /* of the JSON, behind the first 8 */
 	uint64_t header_hash;  /* of these 8 + header_bytes bytes (hash.h) */
 	int fd;                /* -1 when the bytes came from safetensors_parse */
-	int direct_fd;         /* of safetensors_open_direct, or -1 */
+	int direct_fd;         /* the same file with O_DIRECT (safetensors_open_direct), or -1 */
 };
 
 /* Read-only for callers. */
@@ -107,13 +107,15 @@ uint64_t safetensors_cols(const struct safetensors_tensor *t);
 int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t,
 	uint64_t offset, void *dst, size_t bytes, struct err *e);
 
-/* Opens the files once more with O_DIRECT where the file system takes it, for
- * safetensors_read_direct. Returns how many took it. */
+/* Opens the files a second time with O_DIRECT, for safetensors_read_direct. Returns how many of
+ * them: not every file system supports it. Before other threads use st. */
 uint32_t safetensors_open_direct(struct safetensors *st);
 
-/* As safetensors_read, past the page cache where the file was opened for that. buffer: aligned to
- * SAFETENSORS_DIRECT_UNIT, of bytes + SAFETENSORS_DIRECT_SLACK; *data: where the bytes begin in it.
- */
+/* As safetensors_read, but past the page cache where safetensors_open_direct opened the file and
+ * the read succeeds, else through it.
+ *   buffer  aligned to SAFETENSORS_DIRECT_UNIT, of `bytes` + SAFETENSORS_DIRECT_SLACK bytes; the
+ *           bytes around the data are overwritten too
+ *   *data   out: the first of the `bytes` bytes, within buffer, of any alignment */
 #define SAFETENSORS_DIRECT_UNIT  4096
 #define SAFETENSORS_DIRECT_SLACK 8192
 int safetensors_read_direct(const struct safetensors *st, const struct safetensors_tensor *t,

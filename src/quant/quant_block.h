@@ -70,7 +70,7 @@ QUANT_INLINE v8 v8_select(v8i mask, v8 yes, v8 no)
 	return (v8)((mask & (v8i)yes) | (~mask & (v8i)no));
 }
 
-/* As loops, which become one instruction; written with v8_select they would be three. */
+/* Written as loops, GCC compiles each to one instruction; with v8_select it takes three. */
 QUANT_INLINE v8 v8_min(v8 a, v8 b)
 {
 	v8 r;
@@ -183,7 +183,8 @@ QUANT_INLINE int quant_block_load(struct quant_block *b, const float *src, const
 	return 1;
 }
 
-/* ldexpf; where 2^e is a float, its one rounding is that of a product, without a call. */
+/* ldexpf(v, e), without a call where 2^e is a normal float: a product with it rounds once, as
+ * ldexpf does. */
 QUANT_INLINE float quant_ldexp(float v, int e)
 {
 	return e >= -126 && e <= 127 ? v * f32_from_bits((uint32_t)(e + 127) << 23) : ldexpf(v, e);

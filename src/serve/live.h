@@ -27,12 +27,14 @@
  *   cache         { streaming: false when every expert stands where it is computed, policy,
  *                 lookahead, cache_bytes, ram_bytes, everything_bytes, expert_bytes (average),
  *                 layers, mtp_layers (the last of them), experts, map }
- *   stages        [ { first, end: layers first .. end - 1; mtp: and the MTP layer; rank, card:
- * where they lie } ], in the order of the layers memory        { resident_bytes, kv_bytes,
- * workspace_bytes }, taken beside the cache store         of --session-dir: { bytes, files,
- * tokens_read: prompt tokens that came from it }; zeros without cache.map     a string of layers *
- * experts characters, layer after layer: "-" no expert (dense layer), "." on the drive, "r" in RAM,
- * "~" being read, "#" in the cache's first tier (memory of the card, if there is one)
+ *   stages        [ { first, end: layers first .. end - 1; mtp: whether the MTP layer is one of
+ *                 them; rank, card: where they lie } ], in the order of the layers
+ *   memory        { resident_bytes, kv_bytes, workspace_bytes }, taken beside the cache
+ *   store         of --session-dir: { bytes, files, tokens_read: prompt tokens that came from it };
+ *                 zeros without
+ *   cache.map     a string of layers * experts characters, layer after layer: "-" no expert (dense
+ *                 layer), "." on the drive, "r" in RAM, "~" being read, "#" in the cache's
+ *                 first tier (memory of the card, if there is one)
  */
 #ifndef GLM_SERVE_LIVE_H
 #define GLM_SERVE_LIVE_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* JSON text out; what reads it is format/json_parse. */
+/* Writes JSON text. The parser is src/format/json_parse.c. */
 #include "src/text/json_text.h"
 
 #include "src/base/log.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * JSON as this layer needs it: parsing of untrusted text with a limit on nesting and one-sentence
- * errors, and writing in the style of Python's json.dumps(ensure_ascii=False), which is what the
- * chat template was trained with: ", " and
- * ": " between items, non-ASCII kept, keys in their order, floats in Python's shortest form.
+ * JSON of requests and of the chat template: parsed by src/format/json_parse.h, written in the
+ * style of Python's json.dumps(ensure_ascii=False), with which the chat template was trained. That
+ * is: a space behind each comma and colon, non-ASCII kept, keys in their order, floats in Python's
+ * shortest form.
  */
 #ifndef GLM_TEXT_JSON_TEXT_H
 #define GLM_TEXT_JSON_TEXT_H
@@ -24,9 +24,9 @@
 
 #define JSON_TEXT_FLAGS (JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL)
 
-/* json_parse with these flags; duplicate keys are refused, NUL inside strings is allowed. any: a
- * bare string, number, true, false or null is accepted as well. NULL and a sentence ("line 3: ...")
- * on error. ERR_MEMORY is one. The caller owns the reference. */
+/* json_parse with JSON_TEXT_FLAGS: duplicate keys are refused, NUL inside strings is allowed. any:
+ * a bare string, number, true, false or null is accepted as well. The caller owns the reference.
+ * NULL on error: e->code is ERR_INPUT or ERR_MEMORY. */
 json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e);
 
 /* Appends the value. Values nested deeper than JSON_PARSE_DEPTH_MAX (not made by json_text_parse)

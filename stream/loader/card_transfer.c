@@ -11,6 +11,9 @@
  * by side (load_check.h). Chunks come in any order, so one may have to wait for an earlier one of
  * its read before it is posted.
  *
+ * A load into tier 1 (to_tier1) reads its chunks into the slot itself. Each takes a staging buffer
+ * all the same, whose memory is not used: buffers bound the number of chunks being read.
+ *
  * Everything here belongs to the thread that called attach, except in open and close. While a chunk
  * is hashed, its read's check belongs to the pool's thread, which also reads the buffer.
  */
@@ -252,7 +255,7 @@ static uint8_t *buffer_memory(const struct card_transfer *t, int32_t buffer)
 	return t->memory->host_staging.base + (uint64_t)buffer * t->memory->plan.buffer_bytes;
 }
 
-/* Where the bytes of a chunk are read to: tier 1 needs no staging, and the buffer only counts. */
+/* Where the bytes of a chunk are read to: into tier 1 itself, or into the buffer's memory. */
 static uint8_t *chunk_memory(const struct card_transfer *t, int32_t buffer)
 {
 	const struct buffer *b = &t->buffers[buffer];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The copies in flight of one stream of a card transfer (card_transfer.c), oldest first. */
+/* A FIFO of the copies in flight of one copy stream, oldest first, for card_transfer.c. One thread
+ * at a time uses it. */
 #ifndef GLM_STREAM_COPY_RING_H
 #define GLM_STREAM_COPY_RING_H
 
@@ -11,15 +12,15 @@
 enum copy_release {
 	RELEASE_NOTHING,
 	RELEASE_BUFFER,       /* a staging buffer */
-	RELEASE_TIER1_CHUNK,  /* a place among TIER1_CHUNKS_MAX, if it was taken */
+	RELEASE_TIER1_CHUNK,  /* one of the TIER1_CHUNKS_MAX of COPY_AHEAD; nothing in COPY_IN */
 	RELEASE_STAGING_SLOT, /* a device staging slot */
 };
 
 /* A copy in flight. */
 struct copy {
-	uint64_t fence;
-	uint64_t staging_fence; /* demotion: of the copy to the device staging slot */
-	int32_t slot;           /* that waits for it */
+	uint64_t fence;         /* complete: the bytes are there */
+	uint64_t staging_fence; /* demotion: fence of the copy to the device staging slot */
+	int32_t slot;           /* slot of the cache whose load or demotion this copy is a part of */
 	enum copy_release release;
 	int32_t released; /* number of the buffer or the staging slot */
 };
@@ -29,9 +30,10 @@ struct copy_ring {
 	unsigned cap, first, n;
 };
 
-/* Zero-initialise. False: no memory for so many copies. The ring is freed by free(q->ring). */
+/* An empty ring of `cap` copies at most; the caller ends it with free(q->ring). False: no memory.
+ */
 bool copy_ring_init(struct copy_ring *q, size_t cap);
-void copy_ring_push(struct copy_ring *q, struct copy c); /* there is room, or it is a bug */
-struct copy copy_ring_pop(struct copy_ring *q);          /* the oldest; there is one */
+void copy_ring_push(struct copy_ring *q, struct copy c); /* a full ring is a bug() */
+struct copy copy_ring_pop(struct copy_ring *q);          /* the oldest; the ring is not empty */
 
 #endif

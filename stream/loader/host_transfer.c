@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A load from a file is over when its last part is: a read, or a hash of bytes that were read. That
- * goes for a load that has failed too: until then somebody may write to the slot.
+ * Loads and demotions where the host reaches both tiers: reads go straight into the slot, and a
+ * copy between the tiers is a memcpy within the call.
  *
- * The reads of a load that is checked are given to the reader in chunks of a slice. The check pool
- * hashes the chunks of a read in the order of their offsets, while later ones are still being read:
- * the last chunk of an expert waits for its own hash only (load_check.h). Chunks come in any order,
- * so one may have to wait for an earlier one of its read.
+ * A load from a file consists of parts: chunks being read, and hashes of chunks. The load is over
+ * when its last part is, also when one has failed: until then the reader may write to the slot.
+ *
+ * A load that is not checked has one chunk for each read of its plan. The reads of a load that is
+ * checked are cut into chunks of about a slice of the reader. One thread of the check pool hashes
+ * the chunks of a read in the order of their offsets, while later ones are still being read: at the
+ * end of a load only the hash of the last chunk is left (load_check.h). Chunks complete in any
+ * order, so one may have to wait for an earlier one of its read.
  */
 #include "stream/loader/host_transfer.h"
 
@@ -22,7 +26,7 @@
 #define CHUNKS_MAX  64u /* of a read */
 #define CHUNK_ALIGN 4096u
 
-/* The tag of a request of the reader. */
+/* The tag of a request of the reader: the chunk's number in its read, and slot and read. */
 #define TAG_OF(slot, read, chunk)                                                                  \
 	((uint64_t)(chunk) << 48 | ((uint64_t)(slot)*EXTENT_PARTS + (read)))
 #define TAG_CHUNK(tag) ((unsigned)((tag) >> 48))
@@ -35,7 +39,7 @@ struct host_read {
 	const uint8_t *memory; /* [bytes], from `at` on in the slot */
 	uint64_t at, bytes;
 	int32_t slot;
-	bool hashing;       /* the task is the pool's */
+	bool hashing;       /* the check pool has the task */
 	uint64_t completed; /* bit c: chunk c has been read */
 	unsigned read;      /* its number in the plan */
 };
@@ -43,11 +47,11 @@ struct host_read {
 /* The load into one slot. */
 struct host_load {
 	struct transfer_request q;
-	unsigned parts_left;
+	unsigned parts_left; /* chunks being read, tasks of the check pool, host_submit_reads itself */
 	uint64_t bytes_read;
 	struct err *failure;      /* of the first part that failed */
 	struct load_check *check; /* NULL: nothing is compared */
-	uint64_t slice_bytes;     /* of a load that is checked: of its chunks */
+	uint64_t slice_bytes;     /* of a load that is checked: least bytes of a chunk */
 	bool reread;
 	int32_t next_reread; /* slot, in host_transfer.rereads */
 };

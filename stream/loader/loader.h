@@ -135,10 +135,10 @@ enum loader_residency {
  * the lock while it looks at every slot once. */
 void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
 
-/* Warm-up: loads the given experts into free slots of the first tier, best first, with the lowest
- * priority of all loads, and when it is full into free slots of the second: those of a card once
- * all of that memory is pinned (loader_pin_in_background). Returns at once. Experts that do not
- * exist are ignored. */
+/* Warm-up: loads the given experts, best first, with the lowest priority of all loads: into free
+ * slots of the first tier, and when that is full into free slots of the second. With a card the
+ * second tier is used only once all of its memory is pinned (loader_pin_in_background). Returns at
+ * once. Experts that do not exist are ignored. */
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);
 
 #endif

@@ -261,8 +261,8 @@ static void choose_host(struct loader *l, int layer, struct expert_ref *refs, in
 			l->misses[n_misses++] = (struct miss){
 				.ref = i, .host_ns = refs[i].host_ns, .link_ns = (double)slot.bytes * 1e9 / rate};
 	}
-	/* Others are one at a time, and on average half of it has been copied; they are counted in
-	 * whole until they complete. */
+	/* Of loads that are no demands one is copied at a time, and on average half of it has been, but
+	 * link_bytes counts all of it until it completes. */
 	const double busy = (double)s->link_bytes[0] + 0.5 * (double)s->link_bytes[1];
 	miss_split(l->misses, n_misses, busy * 1e9 / rate);
 	for (int i = 0; i < n_misses; i++)

@@ -117,10 +117,11 @@ struct loader_shared {
 	struct work_queue queue;
 	unsigned n_in_flight; /* loads and demotions decided and not completed */
 	unsigned n_demands, n_prefetches, n_tier1_prefetches; /* of them */
-	/* of loads from tier 1 that were decided and have not completed: of demands, of others */
+	/* bytes of loads from tier 1 that were decided and have not completed: [0] of demands, [1] of
+	 * others */
 	uint64_t link_bytes[2];
 	uint64_t n_on_host;      /* experts that the processor was given to compute */
-	uint64_t bytes_promoted; /* decided: experts that the processor has computed */
+	uint64_t bytes_promoted; /* of promotions decided after the processor computed the expert */
 	bool flush_due;       /* the compute thread has what it asked for: the I/O thread may carry out
 						   * the deferred access accounting */
 	uint64_t layer_clock; /* calls of acquire so far: a layer makes several if it has many groups */

@@ -310,8 +310,9 @@ static bool reserve_promotion(struct loader *l)
 	return false;
 }
 
-/* Whether a warm-up may read into tier 1: all of it is pinned, so that what lies there can be
- * promoted. *later: it is being pinned, which wakes the I/O thread. */
+/* Whether a warm-up may read into tier 1: there is one, and all of it is pinned, so that its
+ * experts can be promoted. *later: not yet, it is being pinned; the end of that wakes the I/O
+ * thread. */
 static bool may_warm_tier1(const struct loader *l, bool *later)
 {
 	const int state = l->card ? atomic_load(&l->card->tier1.state) : PINNED_READY;

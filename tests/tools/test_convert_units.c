@@ -124,11 +124,35 @@ static void test_memory(void **state)
 	feedback[EXPERTS] = false;
 }
 
+/* Slabs of a tensor whose sources have other types: slots hold the widest, wherever it is. */
+static void test_memory_of_mixed_types(void **state)
+{
+	(void)state;
+	static struct safetensors_tensor narrow = {.name = "narrow", .dtype = ST_BF16};
+	struct convert_slab *experts = plan.tensors[EXPERTS].slabs;
+	uint32_t n, n_wide;
+	for (size_t i = 0; i < N_TENSORS; i++)
+		for (uint64_t k = 0; k < plan.tensors[i].n_slabs; k++)
+			plan.tensors[i].slabs[k].src = &narrow;
+	const uint64_t bytes = convert_memory(&choices, 2, false, &n);
+	experts[255].src = &source;
+	const uint64_t wide = convert_memory(&choices, 2, false, &n_wide);
+	assert_int_equal(n, n_wide);
+	/* the widest unit was one of CONVERT_UNIT_VALUES values of two bytes; an expert has 3/4 of
+	 * them, of four bytes now */
+	assert_int_equal(CONVERT_UNIT_VALUES / 4 * 3, 2048 * 6144);
+	assert_int_equal(wide - bytes, n * (uint64_t)CONVERT_UNIT_VALUES);
+	for (size_t i = 0; i < N_TENSORS; i++)
+		for (uint64_t k = 0; k < plan.tensors[i].n_slabs; k++)
+			plan.tensors[i].slabs[k].src = &source;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_units),
 		cmocka_unit_test(test_memory),
+		cmocka_unit_test(test_memory_of_mixed_types),
 	};
 	return cmocka_run_group_tests(tests, make_full_plan, free_full_plan);
 }

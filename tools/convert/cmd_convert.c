@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * glmstream convert: a Hugging Face checkpoint becomes a GGUF. This file decides and talks; the
- * plan is made in convert_map.c, the work is done in convert_pipeline.c. Everything that can be
- * refused is refused from headers alone, before the first byte of output.
+ * glmstream convert: a Hugging Face checkpoint becomes a GGUF. Here are options, messages, the card
+ * or the CPU, and what is kept of an earlier run. The plan is made in convert_map.c and carried out
+ * by convert_pipeline.c. Whatever can be refused from headers alone is refused before the first
+ * byte of output.
  */
 #include "src/base/args.h"
 #include "src/base/clock.h"
 #include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/checkpoint/checkpoint.h"
+#include "src/checkpoint/convert_keys.h"
 #include "src/quant/feedback.h"
 #include "src/quant/quantize.h"
 #include "tools/commands/commands.h"
-#include "src/checkpoint/checkpoint.h"
-#include "src/checkpoint/convert_keys.h"
 #include "tools/convert/convert_pipeline.h"
-#include "tools/plan/model_headers.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/progress.h"
 #include "tools/output/report.h"
 #include "tools/output/workers.h"
+#include "tools/plan/model_headers.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -123,7 +124,7 @@ static void count_rare_experts(
 	}
 }
 
-/* Which tensors the importance matrix has something to say about. */
+/* Opens --imatrix and sets has_importance: it has the tensor, and the type makes use of it. */
 static int match_imatrix(struct convert_work *w, struct err *e)
 {
 	size_t n_found = 0;
@@ -359,7 +360,7 @@ out:
 	return code;
 }
 
-/* After the run, however it ended. Blocks that a run before has made are not among them. */
+/* After the run, however it ended. Blocks that an earlier run has quantised are not counted. */
 static void report_feedback(const struct convert_work *w, const struct convert_result *r)
 {
 	struct buf text = {0};
@@ -384,7 +385,8 @@ static double stage_gb_s(const struct convert_stage *s)
 	return s->busy_ns ? (double)s->bytes / (double)s->busy_ns : 0;
 }
 
-/* Bytes over the time in which the stage was at work: which of them held the others up. */
+/* Rates of the stages, each over the time in which it was busy: the lowest one is the bottleneck.
+ */
 static void report_stages(const struct convert_result *r)
 {
 	struct rusage usage;
@@ -399,7 +401,8 @@ static void report_stages(const struct convert_result *r)
 		(double)usage.ru_maxrss * 1024e-9, (double)r->card_bytes * 1e-9);
 }
 
-/* The card, or nothing: then the CPU quantises. */
+/* Opens w->card unless --backend cpu; with auto it stays NULL without a card, and the CPU
+ * quantises. Says which, and the memory that matrices take. */
 static int open_card(struct convert_work *w, struct err *e)
 {
 	struct err why = {0};

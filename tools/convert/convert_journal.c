@@ -88,7 +88,8 @@ static bool read_text(const struct convert_journal *j, const char *text, const c
 	return true;
 }
 
-/* What a crash left of a last line must not run into the next one. */
+/* Cuts off a last line without line feed, which a crash leaves: the next one must not continue it.
+ */
 static int drop_torn_line(const struct convert_journal *j, const char *text, struct err *e)
 {
 	const char *end = strrchr(text, '\n');
@@ -97,8 +98,8 @@ static int drop_torn_line(const struct convert_journal *j, const char *text, str
 	return 0;
 }
 
-/* Opens and locks the file that has the name: the holder of the lock may just have removed the one
- * that was opened. */
+/* Opens and locks the journal. Tries again if the file was removed or replaced between the two: the
+ * holder of its lock has ended. */
 static int open_locked(struct convert_journal *j, const char *out, struct stat *st, struct err *e)
 {
 	for (;;) {
@@ -148,7 +149,7 @@ int convert_journal_drop(
 	return code;
 }
 
-/* Tensors of another source: their data will be written over. */
+/* Drops tensors of another source: their data will be written over. */
 static int drop_other(struct convert_journal *j, struct err *e)
 {
 	uint32_t *ids = NEW_ARRAY(uint32_t, j->n);

@@ -1,14 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The diary of a conversion: OUT.gguf.journal lists the tensors whose data are in the .partial
- * files, so that a run that was killed goes on where it stood. A tensor may be listed in pieces
- * (the matrices of routed experts): the first so many of them are done. The journal belongs to one
- * fingerprint (recipe, header); with any other, or when it is damaged, it is worthless and the
- * conversion starts over. Each tensor is listed with its source (the identity of the files it was
- * made from): a tensor of another source is made again, the others are kept.
+ * The journal of a conversion: OUT.gguf.journal lists the tensors whose data are
+ * complete in the .partial files, so that a run that was killed can be continued.
  *
- * The caller syncs the data before it adds a tensor, and drops a tensor before it writes over data
- * that the journal vouches for. The file is locked: one conversion per output.
+ * - A tensor may have several pieces (the matrices of routed experts, convert_units.h). The journal
+ *   holds how many of them are complete, counted from the first.
+ * - A journal belongs to one fingerprint (program version, recipe, options). With another one, or
+ *   when the file is damaged, it is not used, and the conversion starts over.
+ * - A tensor is listed with its source, the identity of the files that it was made from. A tensor
+ *   that is listed with another source is made again, the others are kept.
+ * - The file is locked while it is open: one conversion per output.
+ *
+ * In order of use:
+ *   1. convert_journal_open
+ *   2. convert_journal_restart, unless the data that it lists are kept: a new or unusable file has
+ *      no header before
+ *   3. convert_journal_add, after the caller has synced the data of these pieces; and
+ *      convert_journal_drop, before the caller writes over data that are listed
+ *   4. convert_journal_close
+ *
+ * Every change is on the disk when the call returns (fdatasync).
+ * Errors: those of err_errno; ERR_RUN when another conversion holds the lock, ERR_INPUT when
+ * something else has the file's name.
+ * Threads: one at a time.
  */
 #ifndef GLM_TOOLS_CONVERT_JOURNAL_H
 #define GLM_TOOLS_CONVERT_JOURNAL_H
@@ -33,35 +47,36 @@ struct convert_journal {
 	size_t n_other;          /* tensors that it listed with another source when it was opened */
 };
 
-/* Opens or creates the journal of output `out`. done[i] becomes the number of pieces of tensor i <
- * n that it vouches for; *n_done counts the tensors of which all are done. sources: [n], not 0;
- * NULL: all tensors have one source. pieces: [n], how many a tensor has; NULL: one each. Both are
- * lent as long as the journal is open. Tensors of another source are dropped at once and counted in
- * n_other. A journal that cannot be used is said in a line of `notes` and emptied by the next
- * convert_journal_restart. A file of that name that is no journal is replaced only with force, else
- * ERR_INPUT. */
+/* Opens or creates the journal of output `out`, of n tensors.
+ *   sources: [n], not 0; NULL: all tensors have one source. Lent as long as the journal is open.
+ *   pieces:  [n], how many a tensor has; NULL: one each. Lent as long as the journal is open.
+ *   done:    out, [n]: how many pieces of a tensor are listed as complete.
+ *   n_done:  out: tensors of which all are.
+ *   notes:   gets a line when there is a journal that cannot be used; it counts as empty, and
+ *            convert_journal_restart replaces it.
+ * Tensors of another source are dropped at once and counted in n_other. A file of that name that is
+ * no journal is replaced only with force, else ERR_INPUT. */
 int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	uint64_t fingerprint, const uint64_t *sources, const uint64_t *pieces, uint64_t *done, size_t n,
 	size_t *n_done, struct buf *notes, struct err *e);
 
-/* Empties it: nothing is done yet. */
+/* Empties it: no tensor is listed. */
 int convert_journal_restart(struct convert_journal *j, struct err *e);
 
-/* Vouches for the first `pieces` pieces, at least one, of each of n tensors. */
+/* Lists n tensors with the number of their pieces that are complete. */
 struct journal_entry {
 	uint32_t id;
-	uint64_t pieces;
+	uint64_t pieces; /* the first so many, at least 1 */
 };
 int convert_journal_add(
 	struct convert_journal *j, const struct journal_entry *entries, size_t n, struct err *e);
 
-/* Takes back what was said of tensors ids[n]; *n_dropped (may be NULL) counts those that it listed.
- */
+/* Removes tensors ids[n]; *n_dropped (may be NULL) counts those that were listed. */
 int convert_journal_drop(
 	struct convert_journal *j, const uint32_t *ids, size_t n, size_t *n_dropped, struct err *e);
 
-/* Closes; with `remove` deletes the file: the output is complete or nothing of it is left.
- */
+/* Closes; with `remove` deletes the file: the output is complete, or nothing of it is left. No
+ * effect on a journal that is closed. */
 void convert_journal_close(struct convert_journal *j, bool remove);
 
 #endif

@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Unit number n of the run is in slot n % n_slots from its read to its write. Units are read in
- * order, quantised in any order and written in order, so the slots form a ring: [write_next,
- * read_next) are in it.
+ * order, quantised in any order and written in order, so the slots form a ring that holds units
+ * [write_next, read_next).
  *
- * Threads are alike: each takes the most advanced work that is possible, under the limits of the
- * stages, and sleeps when there is none. So any number of threads makes progress. The caller's
- * thread shows progress and writes the journal.
+ * Threads. All worker threads run convert_worker: a thread writes if it can, else quantises, else
+ * reads, else sleeps. So any number of threads makes progress. The caller's thread shows progress
+ * and writes the journal.
  *
- * `lock` guards all of struct pipeline but what is marked as constant; nobody reads, computes or
- * writes while holding it. A slot belongs to the thread that has put it into a state of work.
+ * `lock` guards all fields of struct pipeline that are not marked otherwise; no thread reads,
+ * computes or writes while it holds the lock. A slot in state READING or QUANTISING belongs to the
+ * thread that has set this state, and while `writing` is set the first slot to the writer.
  *
- * After a failure nothing more is read or quantised, but what is quantised is still written, as far
- * as the order allows: a run that meets the same failure again ends with the same journal.
+ * After a failure no unit is read or quantised any more, but quantised units are still written, as
+ * far as the order allows: a run that meets the same failure again ends with the same journal.
+ *
+ * A large unit has more than CONVERT_UNIT_VALUES values. One at a time is in the ring; its buffers
+ * are freed when it has been written.
  */
 #include "tools/convert/convert_pipeline.h"
 
@@ -45,20 +49,23 @@ struct convert_slot {
 	float *scales;
 	uint64_t n_scales; /* allocated */
 	struct raw_matrix source;
-	uint64_t check_value; /* of a unit that is a whole range */
+	uint64_t check_value; /* of a unit that is a whole range of check values (check_values.h) */
 };
 
 struct stage_clock {
 	uint32_t active; /* threads in the stage */
-	uint64_t since;  /* when the first of them entered it */
+	uint64_t since;  /* clock_ns when the first of them entered it */
 	struct convert_stage sum;
 };
 
 struct pipeline {
-	const struct convert_job *job; /* constant */
+	/* constant */
+	const struct convert_job *job;
 	const struct convert_plan *plan;
-	uint64_t raw_most, packed_most; /* bytes of the units that are not large */
+	uint64_t raw_most,
+		packed_most; /* bytes of the buffers of slots, for units that are not large */
 	uint32_t n_slots;
+	/* lock */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	struct convert_slot *slots;     /* [n_slots] */
@@ -66,19 +73,21 @@ struct pipeline {
 	struct convert_units units;
 	struct convert_unit ahead; /* the next to be read */
 	bool has_ahead;
-	uint32_t n_large;           /* units in the ring of more than CONVERT_UNIT_VALUES */
-	bool writing, stop, broken; /* broken: nothing can be written any more */
-	int code;                   /* the first failure */
+	uint32_t n_large; /* units in the ring of more than CONVERT_UNIT_VALUES */
+	bool writing;     /* a thread is in the stage that writes */
+	bool stop;        /* no unit is read or quantised any more */
+	bool broken;      /* a write has failed: no unit is written any more */
+	int code;         /* the first failure */
 	struct err err;
 	struct convert_context *cpu, *card; /* those that are idle come first */
 	uint32_t n_cpu, n_card, n_cpu_idle, n_card_idle;
 	struct convert_context **cpu_idle, **card_idle;
 	struct stage_clock read, quantise, write;
-	struct xxh3 *hash;  /* of a range that is written in several units; the writer's */
+	struct xxh3 *hash;  /* of a range that is written in several units; the writing thread's */
 	uint64_t *finished; /* [n_tensors] pieces that are written */
 	uint64_t bytes_done;
 	uint64_t card_units, units_done;
-	/* the caller's */
+	/* the caller's thread */
 	uint64_t *journaled; /* [n_tensors] pieces in the journal */
 	struct journal_entry *entries;
 	size_t journal_from; /* tensors before it are in the journal */
@@ -103,11 +112,25 @@ static uint64_t raw_need(const struct convert_plan *p, const struct convert_unit
 	return convert_unit_source_bytes(p, u) + SAFETENSORS_DIRECT_SLACK;
 }
 
-/* Bytes of the largest unit of each kind. */
+/* Most bytes of a unit. raw, packed: of the units that are not large; large: raw and packed bytes
+ * of a large one. */
 struct unit_most {
 	uint64_t raw, packed, large;
 };
 
+static void measure_unit(
+	const struct convert_plan *p, const struct convert_unit *u, struct unit_most *most)
+{
+	const uint64_t raw = raw_need(p, u), packed = convert_unit_packed_bytes(p, u);
+	if (is_large(p, u)) {
+		most->large = MAX(most->large, raw + packed);
+		return;
+	}
+	most->raw = MAX(most->raw, raw);
+	most->packed = MAX(most->packed, packed);
+}
+
+/* The first unit of a slab is its largest. Slabs of a tensor may have sources of other types. */
 static struct unit_most measure_units(const struct convert_choices *c)
 {
 	struct unit_most most = {0};
@@ -118,21 +141,15 @@ static struct unit_most measure_units(const struct convert_choices *c)
 		const uint64_t rows = units.whole[i]
 								  ? t->src_rows
 								  : MIN(t->src_rows, MAX(1, CONVERT_UNIT_VALUES / t->src_cols));
-		const struct convert_unit u = {i, 0, 0, rows};
-		const uint64_t raw = raw_need(c->plan, &u), packed = convert_unit_packed_bytes(c->plan, &u);
-		if (is_large(c->plan, &u)) {
-			most.large = MAX(most.large, raw + packed);
-			continue;
-		}
-		most.raw = MAX(most.raw, raw);
-		most.packed = MAX(most.packed, packed);
+		for (uint64_t k = 0; k < t->n_slabs; k++)
+			measure_unit(c->plan, &(const struct convert_unit){i, k, 0, rows}, &most);
 	}
 	convert_units_fini(&units);
 	return most;
 }
 
-/* Tasks of a card at once. The factors of error feedback are made on the host, by the thread that
- * then waits for the card: with feedback as many as the CPU has workers. */
+/* Quantizers on a card. The factors of error feedback are computed on the host, by the thread that
+ * then waits for the card: with feedback there are as many as the CPU has workers. */
 static uint32_t count_lanes(const struct convert_choices *c, uint32_t n_workers)
 {
 	for (size_t i = 0; i < c->plan->n_tensors; i++)
@@ -187,7 +204,7 @@ static void buffer_drop(const struct pipeline *s, uint8_t **p, size_t *bytes)
 	*bytes = 0;
 }
 
-/* ---- stages: called with the lock, which they let go while they work ---- */
+/* ---- stages: called with the lock held, which they release while they work ---- */
 
 static void stage_enter(struct pipeline *s, struct stage_clock *c)
 {
@@ -205,7 +222,7 @@ static void stage_leave(struct pipeline *s, struct stage_clock *c, uint64_t byte
 	pthread_cond_broadcast(&s->changed);
 }
 
-/* It may be the values or their scales. Under the lock. */
+/* Marks the files of a unit as damaged: its values or their scales were refused. Under the lock. */
 static void mark_damaged(struct pipeline *s, const struct convert_unit *u)
 {
 	const struct convert_slab *x = &s->plan->tensors[u->tensor].slabs[u->slab];
@@ -261,7 +278,7 @@ static int read_unit(struct pipeline *s, struct convert_slot *slot, struct err *
 	return x->scale ? read_scales(s, slot, x, first, e) : 0;
 }
 
-/* What went wrong stays the run's failure; the first counts. Under the lock. */
+/* code != 0: stops the run; the first failure is kept as the run's. Under the lock. */
 static void fail_run(struct pipeline *s, int code, const struct err *e)
 {
 	if (code && !s->code) {
@@ -438,7 +455,7 @@ static struct convert_slot *find_quantisable(const struct pipeline *s, bool *on_
 	return NULL;
 }
 
-/* Nothing runs, so nothing will change. */
+/* No thread is in a stage: if this one has nothing to do, no other will have. */
 static bool is_at_rest(const struct pipeline *s)
 {
 	return !s->read.active && !s->quantise.active && !s->writing;
@@ -541,12 +558,15 @@ static void count_bytes(struct pipeline *s)
 {
 	for (size_t i = 0; i < s->plan->n_tensors; i++) {
 		const struct convert_tensor *t = &s->plan->tensors[i];
-		const struct convert_unit slab = {(uint32_t)i, 0, 0, t->src_rows};
 		const uint64_t pieces = convert_pieces(s->plan, s->job->writer, i),
-					   bytes = convert_unit_source_bytes(s->plan, &slab);
-		s->total += t->n_slabs * bytes;
+					   slabs_done = t->n_slabs / pieces * s->job->done[i];
+		for (uint64_t k = 0; k < t->n_slabs; k++) {
+			const struct convert_unit slab = {(uint32_t)i, k, 0, t->src_rows};
+			const uint64_t bytes = convert_unit_source_bytes(s->plan, &slab);
+			s->total += bytes;
+			s->bytes_done += k < slabs_done ? bytes : 0;
+		}
 		s->finished[i] = s->journaled[i] = s->job->done[i];
-		s->bytes_done += t->n_slabs / pieces * s->job->done[i] * bytes;
 	}
 }
 

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: MIT */
+/*
+ * Weights of the columns, in this order: of the imatrix; with error feedback the energy of the
+ * columns; for IQ2_XXS their energy too, computed by the quantizer; else those of the type itself.
+ */
 #include "tools/convert/convert_quantise.h"
 
 #include "src/base/mem.h"
@@ -9,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOMENT_ROWS 64 /* added at once */
-/* Of the correlations of a matrix's own columns, which stand in for its inputs'. Chosen by KL of
+#define MOMENT_ROWS 64 /* rows whose moments are added at a time */
+/* Trust in the correlations of a matrix's own columns, in place of its inputs'. Chosen by KL of
  * IQ2_XXS on the pocket model: 0.0120 with 0.3, 0.0131 with 0.5, 0.0132 with 0.7. */
 #define OWN_COLUMNS_TRUST 0.3f
 
@@ -105,7 +109,7 @@ static void column_moments(struct convert_context *c, const struct raw_matrix *m
 	}
 }
 
-/* Of columns without importance: their energy. */
+/* The energy of each column, the diagonal of its moments, as its importance: importance[cols]. */
 static void moments_importance(const float *moments, uint64_t cols, float *importance)
 {
 	for (uint64_t i = 0; i < cols; i += FEEDBACK_COLUMNS)
@@ -113,9 +117,9 @@ static void moments_importance(const float *moments, uint64_t cols, float *impor
 			importance[i + c] = moments[0];
 }
 
-/* What is passed on between the columns of a matrix: by the moments of its inputs where the imatrix
- * has them, else of its own columns. has_importance: c->importance is filled; else it becomes the
- * columns' energy. */
+/* Computes c->feedback, the factors of each block of columns, from the moments of the matrix's
+ * inputs where the imatrix has them, else from those of its own columns. has_importance:
+ * c->importance is filled; else it becomes the energy of the columns. */
 static int make_feedback(struct convert_context *c, const struct convert_unit *u,
 	const struct raw_matrix *m, bool has_importance, struct err *e)
 {

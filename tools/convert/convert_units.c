@@ -6,8 +6,8 @@
 
 #include <stdlib.h>
 
-/* Whether the columns of an IQ2_XXS tensor are weighed by their energy over a whole matrix: the
- * imatrix knows nothing of the tensor, or nothing of one of its matrices. */
+/* Whether columns of this tensor may be weighted by their energy, which takes a whole matrix: the
+ * type is IQ2_XXS, and the imatrix lacks the tensor or may lack one of its matrices. */
 static bool needs_energy(const struct convert_choices *c, uint32_t i)
 {
 	const struct convert_tensor *t = &c->plan->tensors[i];

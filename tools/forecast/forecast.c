@@ -15,10 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Misses of a layer that are split, at most; an expert's time on the processor, long against what
- * a copy takes beside its bytes. */
+/* Most experts of a layer that are considered. */
 #define FORECAST_MISSES 64
-#define UNIT_NS         1e9
+/* Time of an expert on the processor: any, since only ratios count, but large against fixed costs
+ * of a copy. */
+#define UNIT_NS 1e9
 
 /* Fits a synthetic trace, which may have other layers than the model: each expert gets the mean
  * slot size of the model. Sets read_share and part. */
@@ -271,8 +272,8 @@ double forecast_card_ms(double compute_ms, double drive_ms, double link_ms, bool
 double forecast_host_part(int n, double chance, double link_bytes_s, double host_bytes_s)
 {
 	const double p = MIN(chance, 1 - 1e-9), link_ns = UNIT_NS * host_bytes_s / link_bytes_s;
-	double alone = 0, split = 0, likely = pow(1 - p, n); /* likely: that k of n are */
 	n = MIN(n, FORECAST_MISSES);
+	double alone = 0, split = 0, likely = pow(1 - p, n); /* likely: that k of n are */
 	for (int k = 0; k <= n; k++) {
 		struct miss m[FORECAST_MISSES];
 		double link = 0, host = 0;

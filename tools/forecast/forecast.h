@@ -14,8 +14,8 @@
  *                without lookahead, since predicted experts are read only while the drive is idle.
  *                The link carries them and what a run with lookahead promotes. Where the
  *                processor computes experts (--cpu-experts), the misses of a layer that lie in host
- *                memory are split as a run splits them (stream/miss_split.h), for as many of them
- *                as chance gives a layer.
+ *                memory are split as a run splits them (stream/miss_split.h); their number is taken
+ *                as binomially distributed.
  *
  * FORECAST_EXPOSED is fitted to three runs on an H200 whose experts all lay in host memory. For the
  * nine runs of tests/bench/RESULTS.md the model says 12 % less to 17 % more tok/s than were
@@ -40,7 +40,7 @@ struct forecast_machine {
 	double full_bytes_s;  /* always busy */
 	double copy_bytes_s;  /* between the tiers; 0: infinitely fast */
 	double compute_ms;    /* a token, everything cached */
-	double host_bytes_s;  /* on a card: experts that the processor computes beside; 0: none */
+	double host_bytes_s;  /* on a card: at which the processor computes experts; 0: it does not */
 	bool card;            /* computes on a card, with captured graphs and copies beside them */
 	bool direct;          /* the drive was read past the page cache */
 };
@@ -127,8 +127,9 @@ void forecast_times(
 int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	struct forecast_point *p, struct err *e);
 
-/* The part of their time on the link that the misses of a layer in host memory take when the
- * processor computes some: each of the n experts of a layer is one with this chance. */
+/* The time that the misses of a layer in host memory take when the processor computes some of them,
+ * as a share (0 .. 1] of the time that all their copies would take. A layer uses n experts, each of
+ * which is such a miss with probability `chance`. */
 double forecast_host_part(int n, double chance, double link_bytes_s, double host_bytes_s);
 
 /* What a step on a card takes of these times of its three parts. */

@@ -16,7 +16,7 @@ struct machine {
 	struct card card;           /* sold_gb is not looked at */
 	struct plan_machine memory; /* bytes that are free */
 	double drive_gb_s;
-	double cpu_gb_s;        /* experts that the processor computes (--cpu-experts); 0: none */
+	double cpu_gb_s;        /* weights of experts that the processor computes; 0: it does not */
 	unsigned cores;         /* that convert */
 	uint64_t tier_bytes[2]; /* of the expert cache; ENGINE_CACHE_AUTO: what memory leaves */
 	uint32_t sessions;      /* most at a time, as serve --sessions; 0: 1 */

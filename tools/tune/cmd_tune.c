@@ -618,10 +618,10 @@ int cmd_tune(int argc, char **argv, struct err *e)
 			"Measures drive, memory and computing, replays a trace of the model for budgets, "
 			"policies and lookaheads, models their speeds, runs the two best settings for "
 			"real, on a card with --ram-gb the better one with --cpu-experts auto too, and says "
-			"which flags to use. Settings that differ by less than 3 % are "
-			"called equal; then the simpler one is recommended. It tunes one card, since it "
-			"simulates one cache, and each of several cards has its own: policy and lookahead "
-			"hold for them too, and glmstream inspect --cards N forecasts their speed.",
+			"which flags to use. Settings that differ by less than 3 % are called equal; then the "
+			"simpler one is recommended. It tunes one card, since it simulates one cache, and each "
+			"of several cards has its own: policy and lookahead hold for them too, and glmstream "
+			"inspect --cards N forecasts their speed.",
 		.example = "glmstream tune -m glm-5.2-q2.gguf -f questions.txt --svg speeds.svg\n"
 				   "glmstream tune -m glm-5.2-q2.gguf --trace run.trace --cache-gb 80 --ram-gb 64",
 		.groups = groups,

@@ -6,9 +6,10 @@
  *   2. gate and up with SwiGLU, into a hidden row for each slot;
  *   3. hidden rows are split into limbs;
  *   4. down.
- * A task of 2 and 4 has weight rows of one job and all of its slots, so that weights are read from
- * memory once. The rows of a job are as many tasks as there are threads: a thread prefetches the
- * rows that it multiplies next, and those behind its task would be another's.
+ * A task of stages 2 and 4 has weight rows of one job, and all of its slots, so that weights are
+ * read from memory once. The rows of a job are cut into as many tasks as there are threads, no
+ * more: a thread prefetches the rows that it multiplies next, and with small tasks these would
+ * often be another thread's.
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 

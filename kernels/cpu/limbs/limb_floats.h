@@ -41,8 +41,8 @@ static void super_block_sums(
 	const struct limb_task *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s);
 
 /* Weight rows are read once, but the hardware prefetcher sees LIMB_ROWS streams and restarts at
- * every page. So for each super-block multiplied, that of the row that comes next is prefetched; in
- * rows that nobody has prefetched, one a little further on in the row too. */
+ * every page. So for each super-block multiplied, the same super-block of the row `ahead` is
+ * prefetched, and in `cold` rows the one PREFETCH_BLOCKS further on in the row. */
 #define PREFETCH_BLOCKS 6
 
 /* An address as a number: past the end of the matrix, no pointer may be formed. */

@@ -76,8 +76,9 @@ struct limb_task {
 	int n_rows, n_x;
 	int64_t n_in;
 	int split; /* expert_split */
-	/* Hints for reading w from memory. ahead: bytes from a row to the one that the thread
-	 * multiplies LIMB_ROWS rows later; 0: there is none. cold: nobody has prefetched these rows. */
+	/* Prefetch hints, without effect on results. ahead: bytes from a row to the row that the same
+	 * thread multiplies next in its place, which is prefetched; 0: there is none. cold: no task
+	 * before has prefetched these rows. */
 	size_t ahead;
 	bool cold;
 	const struct limb_block *x[LIMB_X]; /* split with the same type and n_in */

@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The card's quantizer. A task is: copy the source in, look for values that are not finite, weigh
- * the columns if that is asked for, quantise, again with error feedback if that is asked for, copy
- * the result out, all on a stream of its own; the host waits at its end. Tasks of several
- * quantizers overlap: one copies while another computes.
+ * The card's quantizer. Each has a CUDA stream, on which a task is enqueued; the host waits for its
+ * end. Tasks of several quantizers overlap: one copies while another computes.
  *
- * Threads: 16 or 8 for a block of 256 weights (a thread for each sub-block), 256 for one of
- * IQ2_XXS, one for a block of 32. Compiled with --fmad=false: the bytes are the CPU's.
+ *   1. copy the source to the card
+ *   2. finite_kernel     finds the first value that is not finite. Grid 1024, block 256
+ *   3. energy_kernel     if t->energy: weights of the columns. A thread for each column
+ *   4. k_kernel          a team of 16 or 8 threads (one for each sub-block) for each block of 256
+ *                        weights, TEAMS of them in a thread block
+ *      iq2_kernel        IQ2_XXS: a thread block of 256 for each block of 256 weights
+ *      small_kernel      Q8_0, Q4_0: a thread for each block of 32 weights
+ *   5. feedback_kernel   if t->feedback: a warp for each block of 256 weights quantises it again,
+ *                        beginning with the fit that step 4 has left
+ *   6. copy the result to the host
+ *
+ * Bytes moved on the card: the source once for each of 2 to 5, the result once for 4 and for 5.
+ *
+ * Compiled with --fmad=false: the bytes are the CPU's.
  */
 #include "kernels/cuda/quant/feedback_quant.cuh"
 #include "kernels/cuda/runtime/gpu_backend.cuh"
@@ -19,8 +29,8 @@ extern "C" {
 
 #include <stdlib.h>
 
-#define TEAMS          8 /* of a thread block */
-#define FEEDBACK_WARPS 4 /* of a thread block with error feedback, a block of weights each */
+#define TEAMS          8 /* of a thread block of k_kernel */
+#define FEEDBACK_WARPS 4 /* of a thread block of feedback_kernel */
 
 struct cuda_quantizer {
 	struct quantizer base; /* first: the pointers are exchanged */
@@ -28,7 +38,7 @@ struct cuda_quantizer {
 	cudaStream_t stream;
 	struct scratch_buffer source, scales, packed, weights, feedback, fits;
 	unsigned long long *not_finite; /* device */
-	size_t bytes;                   /* of the card's memory */
+	size_t bytes;                   /* of the buffers above, on the card */
 };
 
 static __device__ uint64_t iq2_codebook[256];
@@ -105,7 +115,7 @@ static __device__ __forceinline__ struct block_place place_of(
 	return p;
 }
 
-/* What a launch for a matrix works with, in the card's memory. */
+/* The arguments of a quantising kernel; all pointers are to the card's memory. */
 struct quant_launch {
 	struct raw_matrix m;
 	const float *weights; /* of the columns, or NULL */
@@ -200,7 +210,7 @@ static void launch_iq2(struct quant_launch l, cudaStream_t stream)
 	launch_feedback<DTYPE_IQ2_XXS>(l, stream);
 }
 
-/* The types of the card; NULL: none of them. */
+/* Launches the kernels of a type. NULL: the card does not quantise this type. */
 typedef void quant_launch_fn(struct quant_launch l, cudaStream_t stream);
 static quant_launch_fn *launch_of(enum dtype type)
 {
@@ -261,7 +271,7 @@ static cudaError_t copy_in(
 				 : cudaSuccess;
 }
 
-/* Everything of a task on the stream. The first error ends it. */
+/* Enqueues all steps of a task on the stream. Returns the first error; then some may be missing. */
 static cudaError_t enqueue_task(struct cuda_quantizer *q, const struct quantize_task *t,
 	size_t packed_bytes, uint64_t *not_finite)
 {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Error feedback for the card: src/quant/quant_feedback.h and the feedback passes of the
- * quantisers, which explain it. A warp has a block of 256 columns of one row: its groups of eight
- * follow each other, the targets of later groups are spread over the lanes, and what is chosen for
- * a group is computed by all lanes alike. It begins with the fit that plain quantising has left,
- * and writes over its bytes. Functions are named as in src/quant.
+ * quantisers, which explain it. Functions are named as in src/quant.
+ *
+ * A warp quantises a block of 256 columns of one row. Its groups of eight columns are chosen one
+ * after the other, by all lanes with the same result; the targets of the later groups are updated
+ * by all lanes in parallel. A block begins with the fit that plain quantising has left, and its
+ * bytes are overwritten.
  */
 #ifndef GLM_KERNELS_CUDA_FEEDBACK_QUANT_CUH
 #define GLM_KERNELS_CUDA_FEEDBACK_QUANT_CUH

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * IQ2_XXS for the card: the search of src/quant/quantize_iq2.c, which explains it. A thread block
- * of eight warps has a block of 256 weights, a warp a group of 32 of them, a lane eight of the 256
- * rows of the codebook: P and B of its rows for the group's four parts are in registers, and the
- * error at a scale is a minimum over the warp.
+ * IQ2_XXS for the card: the search of src/quant/quantize_iq2.c, which explains it and defines P and
+ * B. Functions are named as there.
  *
- * Functions are named as in quantize_iq2.c. On the host one thread does all of it.
+ * A thread block of eight warps quantises a block of 256 weights. A warp has a group of 32 weights,
+ * a lane 8 of the 256 rows of the codebook. P and B of these rows, for the four parts of the group,
+ * are in registers; the error at a scale is a minimum over the warp.
+ *
+ * Compiled by gcc (tests/quant/test_quant_search.c), one thread has all groups and all rows.
  */
 #ifndef GLM_KERNELS_CUDA_IQ2_QUANT_CUH
 #define GLM_KERNELS_CUDA_IQ2_QUANT_CUH
@@ -24,7 +26,7 @@
 #define iq2_from(v, lane) (v)
 #endif
 
-#define IQ2_ROWS       (256 / IQ2_LANES) /* of the codebook, of a lane: lane, lane + IQ2_LANES ... */
+#define IQ2_ROWS       (256 / IQ2_LANES) /* rows of a lane: lane, lane + IQ2_LANES, ... */
 #define IQ2_POINTS     12
 #define IQ2_CANDIDATES 6
 #define IQ2_RADIUS     1

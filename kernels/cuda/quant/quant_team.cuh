@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A block of 256 weights that a team of threads quantises, with the numbers of src/quant: the same
- * operations in the same order, so the same bytes.
+ * Common parts of the card's quantisers: a team of threads of one warp quantises a block of 256
+ * weights. Every float operation of src/quant is done in the same order, so the bytes are the same.
  *
- * The CPU's quantisers add in eight lanes: lane l adds values l, l + 8, l + 16 ..., then the lanes
- * are added as a tree. Whatever the CPU adds like that, team_sum adds like that.
+ * The CPU's quantisers add in eight SIMD lanes: lane l adds values l, l + 8, l + 16 ..., then the
+ * lanes are added as a tree. team_sum and lanes_sum add in this order.
+ *
+ * All threads of a team call a function that takes a struct quant_team, with the same arguments,
+ * and get the same result. A function without one works for the calling thread alone.
  *
  * Everything here is C that gcc compiles too: tests/quant/test_quant_search.c runs it on the CPU,
- * with a team of one. Both compilers must not contract products and sums (--fmad=false,
+ * with a team of one thread. Neither compiler may contract products and sums to FMAs (--fmad=false,
  * -ffp-contract=off).
  */
 #ifndef GLM_KERNELS_CUDA_QUANT_TEAM_CUH
@@ -37,10 +40,11 @@ extern "C" {
 #define team_xor(t, v, o) (v)
 #endif
 
-/* Threads of one warp that work on one block. Constant, and known when compiled. */
+/* The calling thread in its team. size is a compile-time constant, so that loops unroll. */
 struct quant_team {
-	int lane, size;
-	unsigned mask; /* the team's lanes in its warp */
+	int lane;      /* 0 .. size - 1 */
+	int size;      /* threads of the team: 1, 8, 16 or 32 */
+	unsigned mask; /* bit i: lane i of the warp belongs to the team */
 };
 
 /* In shared memory, one for each team. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Q3_K, Q6_K, Q8_0 and Q4_0 for the card: the search of src/quant/quantize_sym.c, which explains
- * it. Of Q3_K and Q6_K a thread has a sub-block, of Q8_0 and Q4_0 a whole block of 32. Functions
- * are named as there.
+ * it. A thread quantises a sub-block of Q3_K or Q6_K, or a whole block of 32 weights of Q8_0 or
+ * Q4_0. Functions are named as there.
  */
 #ifndef GLM_KERNELS_CUDA_SYM_QUANT_CUH
 #define GLM_KERNELS_CUDA_SYM_QUANT_CUH

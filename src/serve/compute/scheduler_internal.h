@@ -37,8 +37,8 @@ struct slot {
 	int64_t rest_ns;        /* steps take so long before the job goes on: scheduler_steps.c */
 	uint32_t safe_steps;    /* of the job, before it may be preempted: scheduler_preempt.c */
 	uint64_t swap_ns;       /* what freeing the session cost; not charged to anybody yet */
-	uint32_t in_flight;     /* steps that have begun with it: nobody touches job or session */
-	uint32_t ahead;         /* tokens of the prompt in them */
+	uint32_t in_flight;     /* steps in flight with it; > 0: nobody touches job or session */
+	uint32_t ahead;         /* tokens of the prompt in these steps */
 };
 
 struct answer_step; /* scheduler_steps.c */
@@ -69,10 +69,10 @@ struct scheduler {
 	uint64_t cpu_ns;           /* compute: processor time of the thread that metrics have */
 	uint64_t step_ns;          /* compute: of what they do not have, in steps */
 	atomic_bool abandon;       /* ends the step of several jobs in hand: nobody waits for it */
-	struct answer_step *steps; /* compute: in flight, the first one ends first */
+	struct answer_step *steps; /* compute: in flight, oldest first */
 	struct answer_step *unused_steps; /* compute */
-	struct prompt_step *reads;        /* compute: in flight; while there are any, steps is empty */
-	atomic_bool ends;                 /* ends the steps in flight */
+	struct prompt_step *reads; /* compute: in flight, oldest first. Empty unless `steps` is */
+	atomic_bool ends;          /* ends the steps in flight */
 	/* of preemption: scheduler_preempt.c */
 	uint64_t image_limit;   /* constant: bytes of one image at most; 0: nothing is preempted */
 	uint64_t images_limit;  /* constant: of all */
@@ -136,50 +136,59 @@ void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
 void scheduler_step(struct scheduler *s);
 void scheduler_free_steps(struct scheduler *s);
 
-/* What a step has taken of this thread's time, in ns of s->clock, of the processor and of the
- * drafter's clock. What the stages before the last one compute meanwhile is not in it. */
+/* What a step has taken of the compute thread's time. Not in it: what stages before the last one
+ * compute while this thread does something else. */
 struct step_times {
-	uint64_t clock, cpu, drafter;
+	uint64_t clock;   /* ns of s->clock */
+	uint64_t cpu;     /* ns of processor time of the thread */
+	uint64_t drafter; /* ns that the drafter has counted */
 };
 struct step_times times_now(const struct scheduler *s);
+/* Adds the time since `from`, a value of times_now. */
 void times_add(const struct scheduler *s, struct step_times *sum, struct step_times from);
 
-/* A step that reads prompts, while it runs. */
+/* What reading_layer knows of a step that reads prompts; all lent until the step has ended. */
 struct reading_step {
 	struct scheduler *s;
 	const struct batch_part *parts;
 	struct slot *const *at; /* [n] */
 	uint32_t n;
-	uint64_t reported_ns; /* when progress was last reported */
-	atomic_bool *cancel;  /* ends it */
+	uint64_t reported_ns; /* clock_ns when progress was last reported */
+	atomic_bool *cancel;  /* true ends the step */
 };
-/* After each layer: reports progress, and ends the step when all its clients have left. user: a
- * struct reading_step. */
+/* A batch_watch.on_layer: reports progress, and ends the step when all its clients have left. user:
+ * a struct reading_step. */
 void reading_layer(void *user, uint32_t done, uint32_t n_layers);
 
-/* Asks for the logits of the rows that tokens are drawn from: the last row of the part, or all rows
- * with drafts; and for the draws if the device may do them. before: tokens of the timeline before
- * the part. requests, drawn: [those rows], used until the step has ended. */
+/* Requests in *part the logits of the rows that tokens are drawn from (the last row, or all rows if
+ * the part has drafts), and their draws if the device may do them. before: tokens of the timeline
+ * before the part. requests, drawn: [these rows], lent until the step has ended. */
 void part_draws(struct batch_part *part, uint32_t before, const struct job *j,
 	struct draw_request *requests, struct draw_result *drawn);
-/* Computes the parts of `at` as a whole: parts_computed. */
+/* Computes a step of n parts, part i of slot at[i], and ends it with parts_finish, whose result it
+ * returns. Waits until the step is computed. */
 bool parts_compute(
 	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n);
-/* The parts of `at` were computed, or that failed with rc: then their jobs do. A job that failed is
- * gone from its slot. Returns whether all is well. */
-bool parts_computed(struct scheduler *s, const struct batch_part *parts, struct slot *const *at,
+/* Ends a step of n parts that was computed with the result rc and error *e (of rc 0 it may be
+ * NULL): charges the time to the clients. An error other than ERR_INTERRUPTED fails all jobs; a
+ * step that has left a session with an empty timeline fails this job (its logits were not finite).
+ * A job that failed has left its slot. Returns whether rc is 0. */
+bool parts_finish(struct scheduler *s, const struct batch_part *parts, struct slot *const *at,
 	uint32_t n, const struct step_times *times, int rc, struct err *e);
-/* Of these n slots, all that could be computed now, keeps those whose clients are not ahead of
- * others by more than a step; returns how many. */
+/* at[n]: all slots that could be computed now. Keeps those whose clients have not had more time
+ * than others by more than a step; returns how many. */
 uint32_t slots_take_turns(struct scheduler *s, struct slot **at, uint32_t n, enum client_work work);
-/* The rows of a slot have been computed: draws and gives out tokens, from the first row and from
- * each next row whose draft is right. When the answer has ended, the slot has no job any more. */
+/* After the rows of a slot have been computed: draws and gives out tokens, from the first row and
+ * from each next row whose draft is right. When the answer has ended, the slot has no job any more.
+ */
 void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_part *part);
 
 /* ---- scheduler_prompts.c ---- */
 
-/* One step of about `room` rows, shared evenly by the sessions that still read their prompts and
- * whose clients have a turn; or the end of one in flight. */
+/* Begins and ends steps of about `room` rows, which the sessions share evenly that still read their
+ * prompts and whose clients have a turn. With one stage, or while answers are written, a step is
+ * computed as a whole. Else as many steps are begun as there are stages, and the oldest is ended.
+ */
 void prefill_step(struct scheduler *s, uint32_t room);
 
 #endif

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which prompts are read by a step, and how the steps follow each other through the stages of the
- * model. As long as nobody writes, as many are in flight as there are stages; a prompt may be in
- * several of them, with consecutive chunks. When somebody writes, those in flight end first.
+ * Chooses the prompts that a step reads, and pipelines such steps through the stages of the model.
+ * As long as no answer is written, as many steps are in flight as there are stages; a prompt may be
+ * in several of them, with consecutive chunks. Before an answer is written, the steps in flight
+ * end.
  *
- * When a step fails or nobody wants it any more, those behind it end before its jobs do, because a
- * slot in flight must keep its job. What they have not computed is read again by later steps.
+ * When a step fails or is cancelled, the steps behind it are ended before its jobs are, because a
+ * slot in flight must keep its job. Rows that these have not computed are read again by later
+ * steps.
  */
 #include "src/base/clock.h"
 #include "src/base/mem.h"
@@ -17,8 +19,8 @@
 
 /* A step that reads prompts. */
 struct prompt_step {
-	struct prompt_step *next;
-	struct batch_run *run; /* NULL: computed as a whole */
+	struct prompt_step *next; /* in s->reads */
+	struct batch_run *run;    /* NULL: computed as a whole */
 	uint32_t n;
 	struct slot *at[SCHEDULER_SESSIONS_MAX];
 	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
@@ -28,10 +30,10 @@ struct prompt_step {
 	struct reading_step watched;
 	struct step_times times;
 	uint64_t began; /* by s->clock */
-	bool few;       /* of the shortest prompts: computed in another way */
+	bool few;       /* of prompts of few_rows rows at most */
 };
 
-/* Tokens of the prompt that are read, or will be by steps in flight. */
+/* Tokens of the prompt that have been read, or are in steps in flight. */
 static uint32_t slot_read(const struct slot *slot)
 {
 	return session_length(slot->session) + slot->ahead;
@@ -118,7 +120,8 @@ static struct prompt_step *choose_prompts(struct scheduler *s, uint32_t room)
 	return NULL;
 }
 
-/* The rows of a step are computed, in so much time of s->clock since it was chosen. */
+/* After a step has been computed: counts its rows, and draws from prompts that have ended. took_ns:
+ * of s->clock, since the step was chosen. */
 static void prompts_read(struct scheduler *s, const struct prompt_step *x, uint64_t took_ns)
 {
 	uint32_t total = 0;
@@ -142,6 +145,7 @@ static void prompts_read(struct scheduler *s, const struct prompt_step *x, uint6
 
 /* ---- in flight ---- */
 
+/* Begins a step and appends it to s->reads; false: there is none, or it could not begin. */
 static bool begin_prompts(struct scheduler *s, uint32_t room)
 {
 	struct prompt_step **last = &s->reads, *x;
@@ -159,7 +163,7 @@ static bool begin_prompts(struct scheduler *s, uint32_t room)
 		return false;
 	}
 	if (rc) {
-		parts_computed(s, x->parts, x->at, x->n, &x->times, rc, &e);
+		parts_finish(s, x->parts, x->at, x->n, &x->times, rc, &e);
 		free(x);
 		return false;
 	}
@@ -173,7 +177,8 @@ static bool begin_prompts(struct scheduler *s, uint32_t room)
 	return true;
 }
 
-/* Ends the step that was begun first. *forgets: a timeline is empty now. */
+/* Ends the oldest step and takes it out of s->reads: *out. Returns its error. *forgets: it has left
+ * a session with an empty timeline. */
 static int end_first(struct scheduler *s, struct prompt_step **out, bool *forgets, struct err *e)
 {
 	struct prompt_step *x = s->reads;
@@ -191,6 +196,7 @@ static int end_first(struct scheduler *s, struct prompt_step **out, bool *forget
 	return rc;
 }
 
+/* Ends the oldest step; if it failed, the later ones too. */
 static void end_prompts(struct scheduler *s)
 {
 	struct prompt_step *x, *later[STAGES_MAX];
@@ -205,12 +211,12 @@ static void end_prompts(struct scheduler *s)
 		well[n_later] = !end_first(s, &later[n_later], &unused, NULL);
 		n_later++;
 	}
-	if (parts_computed(s, x->parts, x->at, x->n, &x->times, rc, &e))
+	if (parts_finish(s, x->parts, x->at, x->n, &x->times, rc, &e))
 		prompts_read(s, x, took_ns);
 	free(x);
 	for (uint32_t i = 0; i < n_later; i++) {
 		struct prompt_step *y = later[i];
-		if (well[i] && parts_computed(s, y->parts, y->at, y->n, &y->times, 0, NULL))
+		if (well[i] && parts_finish(s, y->parts, y->at, y->n, &y->times, 0, NULL))
 			prompts_read(s, y, took_ns);
 		free(y);
 	}

@@ -92,7 +92,7 @@ static void parts_charge(
 			client_time_charge(at[i]->time, CLIENT_READS, ns * parts[i].n / weights);
 }
 
-bool parts_computed(struct scheduler *s, const struct batch_part *parts, struct slot *const *at,
+bool parts_finish(struct scheduler *s, const struct batch_part *parts, struct slot *const *at,
 	uint32_t n, const struct step_times *times, int rc, struct err *e)
 {
 	s->step_ns += times->cpu;
@@ -147,7 +147,7 @@ bool parts_compute(
 	const struct step_times from = times_now(s);
 	int rc = batch_step(parts, n, &watch, &e);
 	times_add(s, &times, from);
-	return parts_computed(s, parts, at, n, &times, rc, &e);
+	return parts_finish(s, parts, at, n, &times, rc, &e);
 }
 
 #define JOB_ENDS_MAX 128 /* stop tokens of the model and 64 of a request */
@@ -516,7 +516,7 @@ static bool begin_answers(struct scheduler *s)
 		times_add(s, &step->times, from);
 	}
 	if (rc) {
-		parts_computed(s, step->parts, step->at, n, &step->times, rc, &e);
+		parts_finish(s, step->parts, step->at, n, &step->times, rc, &e);
 		give_unused_step(s, step);
 		return false;
 	}
@@ -543,7 +543,7 @@ static void end_answers(struct scheduler *s)
 	if (step->run) {
 		int rc = batch_end(step->run, &e);
 		times_add(s, &step->times, from);
-		computed = parts_computed(s, step->parts, step->at, step->n, &step->times, rc, &e);
+		computed = parts_finish(s, step->parts, step->at, step->n, &step->times, rc, &e);
 	} else {
 		computed = parts_compute(s, step->parts, step->at, step->n);
 		times_add(s, &step->times, from);

@@ -54,6 +54,8 @@ convert_and_check half bf16
 check "a missing MTP layer is said" grep -q 'lacks layer 5 (MTP)' "$work/err"
 gen "$work/full" --shape ragged --dtype f32 --shards 1
 convert_and_check full q8
+gen "$work/mixed" --dtype fp8 --vocab 64 --no-mtp --last-expert-f32
+convert_and_check mixed f32
 
 # ---- the indexer schedule: types, pattern, freq and offset, none ---------------------------------
 

@@ -5,7 +5,7 @@ generation_config.json, safetensors shards, index. Plain Python; the same argume
 
     gen_checkpoint.py DIR [--shape tiny|ragged|even|big|glm-5.2] [--family glm-5|glm-5.2] [--dtype bf16|f16|f32|fp8] [--fused]
                       [--shards N] [--headers-only] [--no-mtp] [--tied] [--layers N] [--set KEY=JSON ...] [--vocab N]
-                      [--tokenizer FILE]
+                      [--last-expert-f32] [--tokenizer FILE]
 
 Shapes: tiny (every row a multiple of 256), ragged (nothing is a multiple of anything: FP8 blocks straddle heads and edges,
 rows fit no 256-block), even (so many indexer heads that no position has a score of 0), big (4.6 GB as BF16), glm-5.2 (the
@@ -205,6 +205,7 @@ def main():
     p.add_argument("--layers", type=int, metavar="N", help="cut the trunk to N layers")
     p.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="change a key of config.json; null removes it")
     p.add_argument("--vocab", type=int, help="rows of embedding and head, for a tokenizer")
+    p.add_argument("--last-expert-f32", action="store_true", help="the matrices of each layer's last expert are F32")
     p.add_argument("--tokenizer", metavar="FILE")
     a = p.parse_args()
 
@@ -227,6 +228,10 @@ def main():
     if a.tied:
         cfg["tie_word_embeddings"] = True
         tensors = [t for t in tensors if t[0] != "lm_head.weight"]
+    if a.last_expert_f32:
+        last = f".experts.{cfg['n_routed_experts'] - 1}."
+        tensors = [(t[0], t[1], "F32") if last in t[0] else t for t in tensors
+                   if last not in t[0] or not t[0].endswith("_scale_inv")]
     if a.dtype == "fp8":
         cfg["quantization_config"] = {
             "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
