@@ -30,10 +30,10 @@ struct quantizer;
 
 struct quantize_task {
 	struct raw_matrix source;
-	enum dtype type;         /* of the result; rows fit it */
-	bool transposed;         /* the result is [cols][rows]; importance NULL, energy false */
+	enum dtype type;         /* of the result; its rows are whole blocks of this type */
+	bool transposed;         /* the result is [cols][rows], without weights; feedback is NULL */
 	const float *importance; /* [cols] weights of the columns' errors, or NULL */
-	bool energy;             /* importance is NULL: a column's weight is its mean square */
+	bool energy;             /* with importance NULL: a column's weight is its mean square */
 	const struct quant_feedback *feedback; /* [cols / 256] src/quant/feedback.h, or NULL */
 	void *packed;                          /* out: the rows of the result, without gaps */
 	/* The CPU's quantizer calls this between blocks of rows; true ends the task with

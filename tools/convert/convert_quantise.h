@@ -4,7 +4,7 @@
  * imatrix, computes the factors of error feedback, then runs a quantizer (kernels/quantizer.h).
  *
  *      convert_context_init(&c, &choices, quantizer, &e);
- *      if (convert_can_quantise(&choices, c.quantizer, &unit))
+ *      if (the quantizer is the CPU's || convert_can_quantise(&choices, c.quantizer, &unit))
  *          convert_quantise(&c, &unit, &matrix, packed, NULL, NULL, &not_finite, &e);
  *      convert_context_fini(&c);
  *
@@ -25,7 +25,7 @@ struct feedback_counts {
 	uint64_t uncorrelated; /* of them, without feedback: no two columns are correlated */
 };
 
-/* cols: the most that a tensor of the plan has; feedback_cols: that one with feedback has. */
+/* cols: most columns of a tensor of the plan; feedback_cols: of a tensor with error feedback. */
 struct convert_context {
 	const struct convert_choices *choices; /* lent */
 	struct quantizer *quantizer;           /* owned */
@@ -46,7 +46,8 @@ void convert_context_fini(struct convert_context *c); /* a zeroed one is fine */
 /* Host memory in bytes that a context with a quantizer of the CPU takes, at most. */
 uint64_t convert_context_bytes(const struct convert_choices *c);
 
-/* Whether this quantizer takes the unit: it supports the types, and the unit is not a large one. */
+/* Whether a card's quantizer takes the unit: it supports the types, and the unit has at most
+ * CONVERT_UNIT_VALUES values. The CPU's takes every unit. */
 bool convert_can_quantise(
 	const struct convert_choices *c, const struct quantizer *q, const struct convert_unit *u);
 

@@ -73,7 +73,8 @@ enum team_weighting { TEAM_EVEN, TEAM_DAMPED, TEAM_MAGNITUDE };
 
 /* ---- single values ---- */
 
-/* A value of the source, scaled and rounded once. values are aligned to their type. */
+/* A value of the source, scaled and rounded once. m->values is aligned to its type, as the card's
+ * copy of a source is. */
 QUANT_FN float source_value(const struct raw_matrix *m, uint64_t row, uint64_t col)
 {
 	const uint64_t i = row * m->cols + col;
