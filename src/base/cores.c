@@ -113,7 +113,8 @@ void cores_pin_order(const char *system, int near, int *cpus, int n)
 		for (int i = 0; i < n; i++)
 			if (rank[i] == turn)
 				order[done++] = cpus[i];
-	memcpy(cpus, order, (size_t)n * sizeof *cpus);
+	for (int i = 0; i < n; i++)
+		cpus[i] = order[i];
 	free(order);
 	free(rank);
 }
