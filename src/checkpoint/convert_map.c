@@ -142,19 +142,25 @@ int convert_types_parse(
 	return 0;
 }
 
+bool convert_types_match(const struct convert_types *t, const char *name, enum dtype *type)
+{
+	for (int i = 0; t && i < t->n; i++)
+		if (!fnmatch(t->rule[i].pattern, name, 0)) {
+			*type = t->rule[i].type;
+			return true;
+		}
+	return false;
+}
+
 /* The type of the first rule that matches the tensor, --types before the exceptions of the recipe,
  * else `recipe`. */
 static enum dtype wanted_type(
 	const struct plan_builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
 {
-	const struct convert_types *lists[] = {b->types, b->recipe->exceptions};
-	if (n_dims < 2 || recipe_is_exempt(name))
-		return recipe;
-	for (size_t k = 0; k < ARRAY_LEN(lists); k++)
-		for (int i = 0; lists[k] && i < lists[k]->n; i++)
-			if (!fnmatch(lists[k]->rule[i].pattern, name, 0))
-				return lists[k]->rule[i].type;
-	return recipe;
+	enum dtype type = recipe;
+	if (n_dims >= 2 && !recipe_is_exempt(name) && !convert_types_match(b->types, name, &type))
+		convert_types_match(b->recipe->exceptions, name, &type);
+	return type;
 }
 
 static struct convert_tensor *add_tensor(struct plan_builder *b, const char *name, enum dtype want,

@@ -83,6 +83,9 @@ const struct arg_word *convert_type_words(
 int convert_types_parse(
 	struct convert_types *t, const char *text, bool (*can)(enum dtype type), struct err *e);
 
+/* The type of the first rule that matches the tensor's name; false: none does. `t` may be NULL. */
+bool convert_types_match(const struct convert_types *t, const char *name, enum dtype *type);
+
 /* The value of an option that names one type. */
 int convert_type_parse(enum dtype *out, const char *name, bool (*can)(enum dtype type),
 	const char *option, struct err *e);

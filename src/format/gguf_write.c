@@ -29,9 +29,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#define DEFAULT_WRITE_ALIGNMENT 4096
-#define READ_BACK_BYTES         (1u << 20)
-#define MAX_PARTS               65535 /* split.no is a u16 */
+#define READ_BACK_BYTES (1u << 20)
+#define MAX_PARTS       65535 /* split.no is a u16 */
 
 struct out_tensor {
 	char *name;
@@ -76,7 +75,7 @@ struct gguf_writer {
 struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options)
 {
 	struct gguf_writer *w = NEW(struct gguf_writer);
-	w->alignment = options && options->alignment ? options->alignment : DEFAULT_WRITE_ALIGNMENT;
+	w->alignment = options && options->alignment ? options->alignment : GGUF_WRITE_ALIGNMENT;
 	w->split_bytes = options ? options->split_bytes : 0;
 	w->force = true;
 	if (!num_is_pow2(w->alignment) || w->alignment > GGUF_MAX_ALIGNMENT)

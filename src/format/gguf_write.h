@@ -25,8 +25,10 @@
 
 struct gguf_writer;
 
+#define GGUF_WRITE_ALIGNMENT 4096 /* one page and one O_DIRECT unit */
+
 struct gguf_write_options {
-	uint32_t alignment; /* a power of two; 0: 4096 (one page and one O_DIRECT unit) */
+	uint32_t alignment; /* a power of two; 0: GGUF_WRITE_ALIGNMENT */
 	/* largest file; a tensor that is larger gets a part of its own. 0: one file */
 	uint64_t split_bytes;
 };

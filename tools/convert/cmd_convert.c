@@ -2,8 +2,8 @@
 /*
  * glmstream convert: a Hugging Face checkpoint becomes a GGUF. Here are options, messages, the card
  * or the CPU, and what is kept of an earlier run. The plan is made in convert_map.c and carried out
- * by convert_pipeline.c. Whatever can be refused from headers alone is refused before the first
- * byte of output.
+ * by convert_pipeline.c. Whatever can be refused from headers alone, or from the samples
+ * that --target-gb takes, is refused before the first byte of output.
  */
 #include "src/base/args.h"
 #include "src/base/clock.h"
@@ -15,6 +15,7 @@
 #include "src/quant/feedback.h"
 #include "src/quant/quantize.h"
 #include "tools/commands/commands.h"
+#include "tools/convert/convert_losses.h"
 #include "tools/convert/convert_pipeline.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/progress.h"
@@ -36,10 +37,14 @@ struct convert_options {
 	const char *types_text;
 	struct convert_types types;
 	uint64_t split_bytes;
+	uint64_t target_bytes; /* 0: by recipe */
 	uint32_t jobs;
 	int32_t backend; /* enum convert_backend */
 	bool feedback, dry_run, force, quiet;
 };
+
+/* With a target: for the tensors of which the type is not chosen. */
+#define TARGET_RECIPE "q8"
 
 enum convert_backend { BACKEND_AUTO, BACKEND_CUDA, BACKEND_CPU };
 static const struct arg_word convert_backends[] = {
@@ -51,6 +56,7 @@ struct convert_work {
 	struct convert_config cfg;
 	struct safetensors *st;
 	struct convert_plan plan;
+	struct convert_losses losses; /* with a target: what its types were chosen by */
 	struct imatrix_file *imatrix;
 	bool *has_importance;           /* [n_tensors] */
 	bool *feedback;                 /* [n_tensors] */
@@ -84,6 +90,7 @@ static void print_plan(const struct convert_work *w, FILE *f)
 	fprintf(f, "\nmodel    %u + %u layers, %u of them with an indexer, %u experts\n",
 		w->cfg.n_layers, w->cfg.n_nextn, n_full, w->cfg.n_experts);
 	uint64_t total = convert_plan_print_types(&w->plan, w->writer, f);
+	convert_losses_print(&w->losses, f);
 	size_t n_parts = gguf_writer_n_parts(w->writer);
 	for (size_t i = 0; i < n_parts; i++) {
 		struct gguf_write_part p = gguf_writer_part(w->writer, i);
@@ -124,17 +131,15 @@ static void count_rare_experts(
 	}
 }
 
-/* Opens --imatrix and sets has_importance: it has the tensor, and the type makes use of it. */
+/* Sets has_importance: the importance matrix has the tensor, and the type makes use of it. */
 static int match_imatrix(struct convert_work *w, struct err *e)
 {
 	size_t n_found = 0;
 	uint64_t n_experts = 0, n_rare = 0;
 	int code = 0;
 	w->has_importance = NEW_ARRAY(bool, w->plan.n_tensors);
-	if (!w->opt.imatrix)
+	if (!w->imatrix)
 		return 0;
-	if ((code = imatrix_file_open(w->opt.imatrix, &w->imatrix, e)))
-		return code;
 	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
 		const struct convert_tensor *t = &w->plan.tensors[i];
 		/* Q8_0 and plain types take no notice of importance */
@@ -189,7 +194,74 @@ static int match_feedback(struct convert_work *w, struct err *e)
 	return 0;
 }
 
-/* From headers to a plan with all sizes known. */
+/* A writer for the plan with all sizes known. Adds to `notes`. */
+static int plan_writer(struct convert_work *w, struct buf *notes, struct err *e)
+{
+	gguf_writer_free(w->writer);
+	w->writer = gguf_writer_new(&(struct gguf_write_options){
+		.alignment = plan_is_plain(&w->plan) ? GGUF_DEFAULT_ALIGNMENT : 0,
+		.split_bytes = w->opt.split_bytes});
+	int code = convert_keys_set(w->writer, &w->cfg, w->opt.src, notes, e);
+	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
+		const struct convert_tensor *t = &w->plan.tensors[i];
+		code = gguf_writer_add_tensor(w->writer, t->name, t->type, t->n_dims, t->ne, NULL, e);
+	}
+	gguf_writer_add_check_values(w->writer);
+	return code ? code : gguf_writer_plan(w->writer, e);
+}
+
+/* Bytes of the output, all parts. */
+static uint64_t output_bytes(const struct gguf_writer *writer)
+{
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < gguf_writer_n_parts(writer); i++)
+		bytes += gguf_writer_part(writer, i).file_bytes;
+	return bytes;
+}
+
+/* Applies l->choice; *bytes: what the output then takes. */
+static int plan_choice(struct convert_work *w, uint64_t *bytes, struct err *e)
+{
+	struct buf notes = {0};
+	convert_losses_apply(&w->losses, &w->plan);
+	int code = plan_writer(w, &notes, e);
+	if (!code)
+		*bytes = output_bytes(w->writer);
+	buf_free(&notes);
+	return code;
+}
+
+/* Types for --target-gb. What the file takes besides the groups is known once a choice has been
+ * planned; with --split-gb it depends on the choice, so the budget is lowered by what was too much.
+ */
+static int choose_types(struct convert_work *w, struct err *e)
+{
+	const uint64_t target = w->opt.target_bytes;
+	const struct losses_source source = {&w->plan, &w->cfg, w->st,
+		w->opt.types_text ? &w->opt.types : NULL, w->imatrix, w->opt.jobs};
+	uint64_t chosen, bytes = 0, budget;
+	int code = convert_losses_measure(&w->losses, &source, e);
+	if (code)
+		return code;
+	struct convert_losses *l = &w->losses;
+	convert_target_choose(l->groups, l->n_groups, 0, l->choice, &chosen);
+	if ((code = plan_choice(w, &bytes, e)))
+		return code;
+	if (bytes > target)
+		return err_set(e, ERR_USAGE,
+			"--target-gb: this model takes at least %" PRIu64 ".%03" PRIu64 " GB",
+			(bytes + 999999) / 1000000 / 1000, (bytes + 999999) / 1000000 % 1000);
+	budget = target - (bytes - chosen);
+	do {
+		convert_target_choose(l->groups, l->n_groups, budget, l->choice, &chosen);
+		if ((code = plan_choice(w, &bytes, e)))
+			return code;
+		budget -= bytes > target ? MIN(budget, bytes - target) : 0;
+	} while (bytes > target);
+	return 0;
+}
+
+/* From headers, and with a target from samples of the matrices, to a plan with all sizes known. */
 static int make_plan(struct convert_work *w, struct err *e)
 {
 	struct stat s;
@@ -206,24 +278,15 @@ static int make_plan(struct convert_work *w, struct err *e)
 		(code = convert_plan_make(
 			 &w->plan, &w->cfg, &w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
 		return code;
-	if ((code = match_imatrix(w, e)) || (code = match_feedback(w, e)))
+	if (w->opt.imatrix && (code = imatrix_file_open(w->opt.imatrix, &w->imatrix, e)))
+		return code;
+	if ((w->opt.target_bytes && (code = choose_types(w, e))) || (code = match_imatrix(w, e)) ||
+		(code = match_feedback(w, e)))
 		return code;
 	w->choices = (struct convert_choices){&w->plan, w->feedback, w->imatrix, w->has_importance};
-	w->writer = gguf_writer_new(&(struct gguf_write_options){
-		.alignment = plan_is_plain(&w->plan) ? GGUF_DEFAULT_ALIGNMENT : 0,
-		.split_bytes = w->opt.split_bytes});
-	if ((code = convert_keys_set(w->writer, &w->cfg, w->opt.src, &notes, e)))
-		goto out;
-	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
-		const struct convert_tensor *t = &w->plan.tensors[i];
-		code = gguf_writer_add_tensor(w->writer, t->name, t->type, t->n_dims, t->ne, NULL, e);
-	}
-	gguf_writer_add_check_values(w->writer);
-	if (!code)
-		code = gguf_writer_plan(w->writer, e);
+	code = plan_writer(w, &notes, e);
 	if (!code) /* now, and not when hours of work are done */
 		code = model_headers_check(w->writer, e);
-out:
 	if (!code) {
 		report_notes(&w->plan.notes);
 		report_notes(&notes);
@@ -255,6 +318,8 @@ static uint64_t fingerprint(const struct convert_work *w)
 	h = hash_bytes(h, w->opt.recipe.name, strlen(w->opt.recipe.name) + 1);
 	if (w->opt.types_text)
 		h = hash_bytes(h, w->opt.types_text, strlen(w->opt.types_text) + 1);
+	for (size_t i = 0; w->opt.target_bytes && i < w->plan.n_tensors; i++)
+		h = hash_u64(h, w->plan.tensors[i].type);
 	return hash_u64(h, w->opt.feedback);
 }
 
@@ -456,14 +521,11 @@ static int convert(struct convert_work *w, struct err *e)
 		return code;
 	}
 	convert_journal_close(&w->journal, true);
-	uint64_t bytes = 0;
-	for (size_t i = 0; i < gguf_writer_n_parts(w->writer); i++)
-		bytes += gguf_writer_part(w->writer, i).file_bytes;
 	if (!w->opt.quiet)
 		report_stages(&result);
 	if (!w->opt.quiet)
-		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", ERR_PLAIN(w->opt.out), bytes,
-			progress_time_text((double)(clock_ns() - start) * 1e-9, took));
+		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", ERR_PLAIN(w->opt.out),
+			output_bytes(w->writer), progress_time_text((double)(clock_ns() - start) * 1e-9, took));
 	return 0;
 }
 
@@ -474,10 +536,14 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
 			.help = "file to write; with --split-gb OUT-00001-of-0000N.gguf"},
 		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME",
-			.words = convert_recipe_words(), .required = true,
+			.words = convert_recipe_words(),
 			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, "
 					"Q2_K, IQ2_XXS and other matrices as Q8_0; q2-s, iq2-s: the same experts, and "
 					"other matrices as Q4_K, for cards of 16 and 24 GB"},
+		{"target-gb", 0, ARG_SIZE_GB, .u64 = &o->target_bytes, .min = 0, .max = 1e9,
+			.above_min = true, .value = "G",
+			.help = "in place of a recipe: types by layer and matrix, chosen by measured errors "
+					"and sensitivities so that the output takes at most G * 10^9 bytes"},
 		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
 			.words = convert_type_words(&types, quantize_supported),
 			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern "
@@ -518,7 +584,7 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream convert",
-		.usage = "SRC_DIR -o OUT.gguf --recipe NAME [options]",
+		.usage = "SRC_DIR -o OUT.gguf --recipe NAME|--target-gb G [options]",
 		.about =
 			"Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to "
 			"GGUF. Memory use does not grow with the model. A conversion that was interrupted "
@@ -528,7 +594,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			"only when it is complete. f32 and bf16 files are aligned to 32 bytes, so that "
 			"llama-quantize can take them.",
 		.example = "glmstream convert GLM-5.2-FP8 -o glm52-q2.gguf --recipe q2\n"
-				   "glmstream convert GLM-5.2 --recipe iq2 --dry-run",
+				   "glmstream convert GLM-5.2 --recipe iq2 --dry-run\n"
+				   "glmstream convert GLM-5.2 -o glm52.gguf --target-gb 205 --imatrix imp.gguf",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 		.positional = positional,
@@ -537,7 +604,10 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc;
-	if ((rc = convert_recipe_parse(&o->recipe, o->recipe_name, e)) ||
+	if (!o->recipe_name == !o->target_bytes)
+		return err_set(e, ERR_USAGE, "one of --recipe NAME and --target-gb G is expected");
+	if ((rc = convert_recipe_parse(
+			 &o->recipe, o->recipe_name ? o->recipe_name : TARGET_RECIPE, e)) ||
 		(o->types_text &&
 			(rc = convert_types_parse(&o->types, o->types_text, quantize_supported, e))))
 		return rc;
@@ -573,6 +643,7 @@ int cmd_convert(int argc, char **argv, struct err *e)
 		w.card->ops->close(w.card);
 	gguf_writer_free(w.writer);
 	imatrix_file_close(w.imatrix);
+	convert_losses_fini(&w.losses);
 	convert_plan_fini(&w.plan);
 	safetensors_close(w.st);
 	free(w.done);

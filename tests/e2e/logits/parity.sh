@@ -3,7 +3,8 @@
 # The pocket checkpoint, converted by our converter and run by our engine on the CPU in float32,
 # against the results of Hugging Face transformers 5.17 (reference.json, reference.safetensors
 # beside the checkpoint); then what each recipe costs: mean KL(bf16 || recipe) over all rows of the
-# prompts under 200 tokens. Needs ../shared/pocket2 (or POCKET_SRC), else skips.
+# prompts under 200 tokens, and that types chosen for the bytes of a recipe cost no more. Needs
+# ../shared/pocket2 (or POCKET_SRC), else skips.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -60,6 +61,21 @@ sys.exit(limit != "none" and not kl <= float(limit))
 EOF
 }
 
+# Types chosen for the bytes of a recipe cost no more than the recipe.
+target_is_better() { # recipe, its bytes; $work/out is its comparison
+	local limit
+	limit=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["kl"])' "$work/out")
+	run convert "$src" -o "$work/for-$1.gguf" -q \
+		--target-gb "$(python3 -c 'import sys; print("%.9f" % (int(sys.argv[1]) * 1e-9))' "$2")"
+	exits 0
+	check "no more bytes than $1" [ "$(stat -c %s "$work/for-$1.gguf")" -le "$2" ]
+	rows "for-$1"
+	run compare "$work/bf16.f32" "$work/for-$1.f32" --vocab 8192 --json
+	exits 0
+	check "KL at the bytes of $1" kl_is_below "for-$1" "$limit"
+	rm -f "$work/for-$1.gguf" "$work/for-$1.f32"
+}
+
 rows bf16
 for recipe in q8:0.004 q4:0.018 q2:0.11 q2-s:0.11 iq2:none iq2-s:0.14; do
 	limit=${recipe#*:}
@@ -70,6 +86,9 @@ for recipe in q8:0.004 q4:0.018 q2:0.11 q2-s:0.11 iq2:none iq2-s:0.14; do
 	run compare "$work/bf16.f32" "$work/$recipe.f32" --vocab 8192 --json
 	exits 0
 	check "KL of $recipe" kl_is_below "$recipe" "$limit"
+	size=$(stat -c %s "$work/$recipe.gguf")
 	rm -f "$work/$recipe.gguf" "$work/$recipe.f32"
+	case $recipe in q2 | iq2 | q4) ;; *) continue ;; esac
+	target_is_better "$recipe" "$size"
 done
 finish

@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# glmstream convert --target-gb: never above the target and close to it, the same types for every
+# number of threads and after an interruption, what stays fixed, and refusals.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+
+RUN_LIMIT=170
+
+python3 tests/e2e/convert/gen_checkpoint.py "$work/tiny" \
+	--tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" || wrong "no checkpoint"
+
+total() { # of the last dry run
+	sed -nE 's/^total +([0-9]+) bytes in .*/\1/p' "$work/out"
+}
+gb() { # bytes
+	python3 -c 'import sys; print("%.9f" % (int(sys.argv[1]) * 1e-9))' "$1"
+}
+plan() { # bytes, options...
+	run convert "$work/tiny" --target-gb "$(gb "$1")" --dry-run "${@:2}"
+	exits 0
+}
+
+# ---- the size ------------------------------------------------------------------------------------
+
+run convert "$work/tiny" --target-gb 0.000001 --dry-run
+error_is_one_sentence 2 '--target-gb: this model takes at least 0\.[0-9]{3} GB'
+least=$(sed -nE 's/.* at least ([0-9.]+) GB.*/\1/p' "$work/err" | head -1)
+run convert "$work/tiny" --target-gb "$least" --dry-run
+exits 0
+smallest=$(total)
+check "the size that is named will do" [ "$smallest" -le "$(python3 -c "print(round($least * 1e9))")" ]
+run convert "$work/tiny" --recipe bf16 --dry-run
+largest=$(total)
+before=0
+for percent in 2 5 20 40 60; do
+	target=$((smallest + (largest - smallest) * percent / 100))
+	plan $target
+	bytes=$(total)
+	check "$bytes bytes are not above $target" [ "$bytes" -le $target ]
+	check "$bytes bytes are within 5 % of $target" [ "$bytes" -ge $((target * 95 / 100)) ]
+	check "a larger target gives no smaller file" [ "$bytes" -ge $before ]
+	before=$bytes
+done
+check "the mix is said" grep -qE '^mix +experts gate, up +([A-Z0-9_]+ [0-9]+ ?)+$' "$work/out"
+
+# ---- the file ------------------------------------------------------------------------------------
+
+target=$((smallest + (largest - smallest) / 10))
+plan $target
+planned=$(total)
+grep '^mix' "$work/out" >"$work/mix"
+plan $target -j 1
+check "one thread chooses the same" diff -q <(grep '^mix' "$work/out") "$work/mix"
+options=(--target-gb "$(gb $target)")
+run convert "$work/tiny" -o "$work/whole.gguf" "${options[@]}"
+exits 0
+check "as the dry run said" diff -q <(grep '^mix' "$work/err") "$work/mix"
+check "to the byte" [ "$(stat -c %s "$work/whole.gguf")" = "$planned" ]
+run verify "$work/whole.gguf" -q
+exits 0
+echo 1 2 3 >"$work/ids"
+run dump-logits -m "$work/whole.gguf" --ids "$work/ids" --all -o "$work/whole.f32"
+exits 0
+run convert "$work/tiny" -o "$work/parts.gguf" "${options[@]}" --split-gb 0.001 -q
+exits 0
+check "all parts together keep to the target" \
+	[ "$(cat "$work"/parts-*.gguf | wc -c)" -le $target ]
+
+# ---- an interruption -----------------------------------------------------------------------------
+
+c_tool fail_write
+begun=no
+for ((n = 60; n < 180; n += 20)); do
+	rm -f "$work"/begun.gguf*
+	timeout 60 "$work/fail_write" $n EIO "$GLMSTREAM" convert "$work/tiny" -o "$work/begun.gguf" \
+		"${options[@]}" -j 1 -q >"$work/out" 2>"$work/err" </dev/null
+	rc=$?
+	[ $rc != 77 ] || break
+	[ -e "$work/begun.gguf.journal" ] && [ "$(wc -l <"$work/begun.gguf.journal")" -gt 2 ] &&
+		begun=yes && break
+done
+if [ $rc = 77 ]; then
+	skip_part "system calls cannot be traced here"
+else
+	check "a run was interrupted" [ $begun = yes ]
+	cp "$work/begun.gguf.partial" "$work/other.gguf.partial"
+	cp "$work/begun.gguf.journal" "$work/other.gguf.journal"
+	run convert "$work/tiny" -o "$work/begun.gguf" "${options[@]}"
+	exits 0
+	check "it goes on" grep -q 'going on with an earlier run' "$work/err"
+	check "to the same bytes" cmp -s "$work/whole.gguf" "$work/begun.gguf"
+	run convert "$work/tiny" -o "$work/other.gguf" --target-gb "$(gb $((2 * target)))"
+	exits 0
+	check "another target starts over" grep -q 'another source, recipe or version: starting over' "$work/err"
+fi
+
+# ---- what stays fixed, and refusals --------------------------------------------------------------
+
+plan $target --types 'blk.*.ffn_down_exps.weight=Q6_K'
+check "--types comes first" [ "$(grep -c '^mix      experts down' "$work/out")" = 0 ]
+check "and is planned" grep -q '^Q6_K ' "$work/out"
+check "within the target" [ "$(total)" -le $target ]
+run convert "$work/tiny" --dry-run
+error_is_one_sentence 2 'one of --recipe NAME and --target-gb G is expected'
+run convert "$work/tiny" --dry-run --recipe q2 --target-gb 1
+error_is_one_sentence 2 'one of --recipe NAME and --target-gb G is expected'
+run convert "$work/tiny" --dry-run --target-gb 0
+error_is_one_sentence 2 'target-gb'
+
+finish
