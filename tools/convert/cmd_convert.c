@@ -546,13 +546,14 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 					"and sensitivities so that the output takes at most G * 10^9 bytes"},
 		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
 			.words = convert_type_words(&types, quantize_supported),
-			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern "
+			.help = "exceptions to recipe and target: tensors whose GGUF name matches the shell "
+					"pattern "
 					"get that type; the first match counts"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
 		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .value = "FILE",
 			.help = "importance matrix of `glmstream imatrix` or llama.cpp (GGUF or .dat) for q4, "
-					"q2, iq2, q2-s and iq2-s",
+					"q2, iq2, q2-s, iq2-s and --target-gb",
 			.fallback = "IQ2_XXS: column energy"},
 		{"feedback", 0, ARG_FLAG, .flag = &o->feedback,
 			.help =
