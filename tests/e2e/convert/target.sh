@@ -68,6 +68,18 @@ exits 0
 check "all parts together keep to the target" \
 	[ "$(cat "$work"/parts-*.gguf | wc -c)" -le $target ]
 
+# ---- importance ----------------------------------------------------------------------------------
+
+run imatrix -m "$work/whole.gguf" -f tools/pocket/LICENSE.wordnet -c 64 --chunks 2 \
+	-o "$work/im.gguf" -q
+exits 0
+plan $target --imatrix "$work/im.gguf"
+check "importance keeps to the target" [ "$(total)" -le $target ]
+check "and is used" grep -qE 'im.gguf: [0-9]+ matrices, used for [1-9]' "$work/err"
+head -c 400 "$work/im.gguf" >"$work/cut.gguf"
+run convert "$work/tiny" --target-gb 1 --dry-run --imatrix "$work/cut.gguf"
+error_is_one_sentence 3 'cut.gguf'
+
 # ---- an interruption -----------------------------------------------------------------------------
 
 c_tool fail_write
