@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(BATCH_WANTS_LOGITS == MTP_WANTS_LOGITS, "choosers of batch_mtp_draft are mtp.h's");
-
 #define BATCH_FLIGHT_ROWS 64 /* of a step that is cut into micro-batches, at most */
 
 uint32_t batch_max_rows(const struct engine *g)
@@ -182,7 +180,8 @@ static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_
 		.first_hidden = rows};
 	if (!ids || !r->parts) {
 		run_fini(r);
-		return err_set(e, ERR_MEMORY, "no memory for the token ids of %u rows", rows);
+		err_set(e, ERR_MEMORY, "no memory for the token ids of %u rows", rows);
+		return ERR_MEMORY;
 	}
 	memcpy(r->parts, parts, n_parts * sizeof *parts);
 	int32_t *pos = ids + rows, *base = pos + rows;

@@ -11,6 +11,7 @@
 
 #include "src/draw/draw.h"
 #include "src/engine/session/session.h"
+#include "src/forward/mtp.h"
 
 /* Tokens to append to one session. */
 struct batch_part {
@@ -91,7 +92,7 @@ int batch_end(struct batch_run *run, struct err *e);
 
 /* ---- drafts and copies ---- */
 
-#define BATCH_WANTS_LOGITS (-1) /* struct batch_draft */
+#define BATCH_WANTS_LOGITS MTP_WANTS_LOGITS /* struct batch_draft */
 
 /* Drafts for one session; see session_mtp_draft. */
 struct batch_draft {

@@ -310,11 +310,12 @@ static void test_the_device_draws(void **state)
 		{.temperature = 1.3f, .top_p = 1, .top_k = 3},
 		{.temperature = 1, .top_p = 0.9f, .top_k = 40},
 		{.temperature = 1, .top_p = 1, .repetition = 1.3f}};
+	struct sampler_filter no_filter = {0};
 	for (uint32_t i = 0; i < 2 * ARRAY_LEN(samplers); i++) {
 		struct generate_options o = {.max_new = 12,
 			.ignore_stop = true,
 			.sampler = samplers[i / 2],
-			.filter = i % 2 ? &(struct sampler_filter){0} : NULL};
+			.filter = i % 2 ? &no_filter : NULL};
 		const bool on_host = i / 2 == ARRAY_LEN(samplers) - 1; /* penalties */
 		o.sampler.seed = 3;
 		rows_drawn = 0;

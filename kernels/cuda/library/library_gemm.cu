@@ -167,7 +167,7 @@ static void multiply_slice(struct cuda_backend *b, const struct library_scratch 
 	int64_t group = group_rows(rows, w->n_in, slice_rows(w));
 	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
 		int n = (int)(rows - r < group ? rows - r : group);
-		if (!*x_is) {
+		if (!*x_is || n < rows) {
 			struct round_args rounded = {x + r * w->n_in, s->x, s->x_unscale, (int)w->n_in};
 			round_rows_kernel<<<(unsigned)n, 256, 0, b->stream>>>(rounded);
 			cuda_launched(b);
