@@ -442,7 +442,7 @@ static void test_long_times_shrink(void **state)
 	for (int i = 0; i < 65536; i++)
 		host_experts_ns(h, &shape, 1);
 	assert_in_range(host_experts_ns(h, &shape, 1), before / 4, before / 2);
-	assert_in_range(host_experts_ns(h, &shape, 2), two - 2, two); /* of its own */
+	assert_in_range(host_experts_ns(h, &shape, 2), two - two / 1000 - 2, two); /* of its own */
 	/* what the processor does not compute with the card's bits */
 	shape.down.type = DTYPE_Q5_K;
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
