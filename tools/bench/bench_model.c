@@ -59,11 +59,12 @@ static int prefill_work(void *user, struct err *e)
 
 void bench_measure_flops(struct bench *b, const struct common_opts *c)
 {
-	struct backend *card = NULL;
+	struct backend *card;
+	struct err e;
 	const char *name = common_opts_backend(c);
 	if (name && !strcmp(name, "cpu"))
 		return;
-	if (backend_open(&(struct backend_options){.name = "cuda"}, &card, NULL))
+	if (backend_open(&(struct backend_options){.name = "cuda"}, &card, &e))
 		return;
 	b->device_flop_s = backend_library_flops(card);
 	card->ops->close(card);

@@ -405,8 +405,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 			.fallback = "from the table"},
 		{"cpu-gb-s", 0, ARG_FLOAT, .f32 = &o.cpu_gb_s, .given = &o.cpu_given, .max = 1e6,
 			.value = "G",
-			.help = "weights of experts that the processor computes beside the link, with "
-					"--cpu-experts auto (a run says it; bench ops, limb_expert_ffn)",
+			.help = "weights of experts that the processor computes beside the link (a run with "
+					"experts on the processor says it; bench ops, limb_expert_ffn)",
 			.fallback = "0, the card computes all"},
 		{"ram-gb", 0, ARG_FLOAT, .f32 = &o.ram_gb, .given = &o.ram_given, .min = 2, .max = 1e6,
 			.value = "G", .help = "host memory as it is sold, in GiB",
