@@ -32,6 +32,7 @@ static uint32_t find_hull(const struct target_group *g, uint32_t hull[TARGET_OPT
 	for (;; n++) { /* from the last option on the hull to the one that saves most per byte */
 		const struct target_option *last = &g->option[hull[n - 1]];
 		double best = 0;
+		hull[n] = 0;
 		for (uint32_t i = 0; i < g->n; i++) {
 			const struct target_option *o = &g->option[i];
 			if (o->bytes <= last->bytes || o->loss >= last->loss)

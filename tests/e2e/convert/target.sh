@@ -40,7 +40,7 @@ for percent in 2 5 20 40 60; do
 	bytes=$(total)
 	check "$bytes bytes are not above $target" [ "$bytes" -le $target ]
 	check "$bytes bytes are within 5 % of $target" [ "$bytes" -ge $((target * 95 / 100)) ]
-	check "a larger target gives no smaller file" [ "$bytes" -ge $before ]
+	check "a larger target gives no smaller file" [ "$bytes" -ge "$before" ]
 	before=$bytes
 done
 check "the mix is said" grep -qE '^mix +experts gate, up +([A-Z0-9_]+ [0-9]+ ?)+$' "$work/out"
