@@ -9,8 +9,9 @@ COVERED = $(if $(COVERAGE),$(if $(filter $(addsuffix /%,src/format src/text src/
 COVERAGE_DEF = $(if $(COVERAGE),-DCOVERAGE_FOLDER='"$(abspath $(BUILD))"')
 
 # not those of kernels; of the scripts those that reach most for their time
-COVERAGE_E2E   := cli drafts expert_walk fault_requests figures overwrite profile ranks repl \
-                  replicas sandbox serve serve_framing serve_shares session stages trace
+COVERAGE_E2E   := cli damage draft drafts expert_walk fault_requests fault_serve figures fill \
+                  lookahead overwrite profile ranks repl replicas sandbox serve serve_framing \
+                  serve_prompts serve_shares session stages trace verify
 COVERAGE_TESTS  = $(notdir $(basename $(filter-out tests/kernels/% tests/quant/%,$(TEST_SRC)))) \
                   $(FUZZERS:%=replay_%) $(COVERAGE_E2E:%=e2e_%)
 
