@@ -35,7 +35,7 @@
 #define REST_BITS         10 /* twice: the bits behind the bin */
 #define SELECT_THREADS    1024
 #define SLICE             (4 * SELECT_THREADS)
-#define ROWS_AT_ONCE      16 /* rows of decode whose scores are in scratch memory together, at most */
+#define ROWS_AT_ONCE      16 /* most rows of decode whose scores are in scratch memory */
 #define MAP_MAX           (1 << 2 * REST_BITS) /* positions of a row at most: two digits each */
 #define SCRATCH_MAX_BYTES ((size_t)128 << 20)
 
