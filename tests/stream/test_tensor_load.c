@@ -129,6 +129,17 @@ static void start_observed(void *state, struct reader_op *op)
 	reader_sim_engine.start(state, op);
 }
 
+/* Copies take no virtual time: the load is never given a buffer late because the copying thread
+ * had no processor, which would count as a slow drive. */
+static const struct copier_ops *copier_ops_of_null;
+
+static uint64_t fence_complete(struct copier *c, enum copy_stream stream)
+{
+	const uint64_t fence = copier_ops_of_null->fence(c, stream);
+	copier_ops_of_null->drain(c);
+	return fence;
+}
+
 /* The load polls without waiting: some virtual time passes all the same. */
 static void poll_observed(void *state, int64_t wait_ns)
 {
@@ -158,6 +169,9 @@ static void test_depth_adapts(void **state)
 		const uint64_t bytes = file->files[0].size & ~(uint64_t)4095;
 		const size_t n = MIN(ARRAY_LEN(s), ((uint64_t)1 << 30) / bytes + 1);
 		assert_int_equal(copier_null_open(NULL, &c, &e), 0);
+		struct copier_ops at_once = *(copier_ops_of_null = c->ops);
+		at_once.fence = fence_complete;
+		c->ops = &at_once;
 		assert_int_equal(c->ops->alloc(c, bytes, &card, &e), 0);
 		for (size_t k = 0; k < n; k++)
 			s[k] = (struct tensor_span){.bytes = bytes, .dst = card};
