@@ -47,7 +47,10 @@ static void get(struct op_pool *p, void *host, const void *device, size_t bytes)
 
 static struct weight weight_put(struct op_pool *p, struct weight w)
 {
+	const size_t scales = op_scales_bytes(&w);
 	w.data = put(p, w.data, w.stack_bytes * (size_t)w.n_stack);
+	if (scales)
+		w.scales = put(p, w.scales, scales);
 	return w;
 }
 

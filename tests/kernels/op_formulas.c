@@ -22,7 +22,10 @@ static float *row_floats(
 	struct op_pool *p, const struct weight *w, int64_t stack, int64_t row, float *buffer)
 {
 	(void)p;
+	const int64_t block = DTYPE_SCALE_BLOCK, across = (w->n_in + block - 1) / block;
 	dequant_row(w->type, op_weight_row(w, stack, row), buffer, (size_t)w->n_in);
+	for (int64_t k = 0; w->scales && k < w->n_in; k++)
+		buffer[k] *= ((const float *)w->scales)[row / block * across + k / block];
 	return buffer;
 }
 

@@ -80,6 +80,8 @@ void op_random_blocks(uint64_t seed, int tag, enum dtype type, void *out, size_t
 	for (; p < end; p += step) {
 		for (size_t i = 0; i < step; i++)
 			p[i] = (uint8_t)(rng_u64(&r) >> 56);
+		if (type == DTYPE_F8_E4M3 && (*p & 0x7f) == 0x7f) /* no number */
+			*p = 0;
 		for (int i = 0; i < n;
 			 i++) /* a block in 16 has a tenfold scale, one in 64 a subnormal half */
 			store_u16(p + at[i],
@@ -127,7 +129,22 @@ struct weight op_weight_new(
 	size_t bytes = row * (size_t)(n_out * n_stack);
 	void *data = op_host_new(p, bytes);
 	op_random_blocks(p->seed, tag, type, data, bytes);
-	return (struct weight){data, type, n_in, n_out, n_stack, row, row * (size_t)n_out, NULL};
+	struct weight w = {data, type, n_in, n_out, n_stack, row, row * (size_t)n_out, NULL};
+	if (type == DTYPE_F8_E4M3) { /* values reach 448 */
+		const size_t n = op_scales_bytes(&w) / sizeof(float);
+		float *scales = op_floats(p, tag + 1000, n);
+		for (size_t i = 0; i < n; i++)
+			scales[i] *= 0.001f;
+		w.scales = scales;
+	}
+	return w;
+}
+
+size_t op_scales_bytes(const struct weight *w)
+{
+	const int64_t block = DTYPE_SCALE_BLOCK;
+	const int64_t n = (w->n_out + block - 1) / block * ((w->n_in + block - 1) / block);
+	return w->type == DTYPE_F8_E4M3 ? (size_t)n * sizeof(float) : 0;
 }
 
 const uint8_t *op_weight_row(const struct weight *w, int64_t stack, int64_t row)

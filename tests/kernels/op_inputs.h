@@ -31,9 +31,12 @@ float *op_floats(struct op_pool *p, int tag, size_t n);
 
 uint64_t op_seed_of(const struct op_case *c);
 
-/* A view whose data is host memory. */
+/* A view whose data is host memory, with block scales where the type has such. */
 struct weight op_weight_new(
 	struct op_pool *p, int tag, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack);
+
+/* 0: a type without block scales. */
+size_t op_scales_bytes(const struct weight *w);
 
 const uint8_t *op_weight_row(const struct weight *w, int64_t stack, int64_t row);
 

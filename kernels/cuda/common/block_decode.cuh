@@ -6,7 +6,9 @@
  * (unpack.cu). So they do not lengthen the compilation of *_types.cu, which is built for every
  * group of types.
  *
- * MXFP4 blocks have 17 bytes: they are read byte by byte, at any address.
+ * MXFP4 blocks have 17 bytes: they are read byte by byte, at any address. Values of F8_E4M3 may lie
+ * anywhere too. Their factor is a block scale (backend.h: weight.scales), which is not among them:
+ * block_scale has it.
  */
 #ifndef GLM_KERNELS_CUDA_BLOCK_DECODE_CUH
 #define GLM_KERNELS_CUDA_BLOCK_DECODE_CUH
@@ -133,6 +135,35 @@ PACKED(TQ2_0, 66, true, false)
 	bytes_floats(get32(p + v / 128 * 32 + v % 32) >> v % 128 / 32 * 2 & 0x03030303, 1, q);
 }
 PACKED_END;
+
+/* Four bytes at any address. */
+static __device__ __forceinline__ uint32_t bytes_at(const uint8_t *p)
+{
+	if ((uintptr_t)p % 4)
+		return p[0] | p[1] << 8 | p[2] << 16 | (uint32_t)p[3] << 24;
+	return *(const uint32_t *)p;
+}
+
+/* Four values without their scales: `factor` is left to the caller. A half with the bits of an
+ * F8_E4M3 is 1/256 of it, since the bias of its exponent is 15, not 7. */
+PACKED(F8_E4M3, 256, true, false)
+{
+	(void)t, (void)factor, (void)offset;
+	uint32_t w = bytes_at(p + v);
+#pragma unroll
+	for (int i = 0; i < 4; i++, w >>= 8)
+		q[i] = __fmul_rn(half_float((w & 0x80) << 8 | (w & 0x7f) << 7), 256.0f);
+}
+PACKED_END;
+
+/* The scale of weight (row, column) of a matrix of n_in columns. scales: weight.scales. */
+static __device__ __forceinline__ float block_scale(
+	const uint8_t *scales, int n_in, int row, int column)
+{
+	int across = (n_in + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK;
+	int64_t at = (int64_t)(row / DTYPE_SCALE_BLOCK) * across + column / DTYPE_SCALE_BLOCK;
+	return scales ? __uint_as_float(bytes_at(scales + 4 * at)) : 1.0f;
+}
 
 #define DECODED_TYPES(X) X(Q4_1) X(Q5_0) X(Q5_1) X(MXFP4) X(NVFP4) X(Q1_0) X(Q2_0) X(TQ1_0) X(TQ2_0)
 #define ALL_TYPES(X)     PACKED_TYPES(X) DECODED_TYPES(X)

@@ -28,6 +28,7 @@ static const int launch_slots[LAUNCHES] = {2, 5, GEMV_ROWS};
 struct expert_pass {
 	enum pass pass;
 	struct gemv_args a, last;
+	struct gemv_block_scales scales;
 	enum limb_layout layout;
 	const struct weight *now; /* what the tasks gathered so far have in common */
 	int64_t n_x;              /* rows of x */
@@ -54,11 +55,8 @@ static bool task_add(struct cuda_backend *b, struct expert_pass *p, const struct
 	a->split = gemv_k_split(w->type, w->n_in, w->n_out * p->n_used);
 	if (!gemv_prepare_limbs(b, a, w->type, p->n_x, p->most, &p->last, &p->layout))
 		return false;
-	struct gemv_task *t = &a->task[a->n_tasks++];
-	t->w = (const uint8_t *)w->data;
-	t->up = (const uint8_t *)job->up.data;
+	struct gemv_task *t = gemv_task_add(a, &p->scales, w, &job->up);
 	t->y = y;
-	t->n_out = (int)w->n_out;
 	t->add = false;
 	t->first = hidden + at;
 	t->n_x = n;

@@ -80,6 +80,7 @@ static void unpack_jobs(struct cuda_backend *b, const struct expert_batch *r,
 	for (int i = 0; i < r->n; i++) {
 		w = which == 0 ? &r->jobs[i].gate : which == 1 ? &r->jobs[i].up : &r->jobs[i].down;
 		u.w[i] = (const uint8_t *)w->data;
+		u.scales[i] = (const uint8_t *)w->scales;
 		u.first[i] = (int32_t)(i * each + first);
 	}
 	u.panel = *panel;

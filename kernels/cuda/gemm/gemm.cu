@@ -385,6 +385,14 @@ static void weight_slice(const struct weight *w, int64_t *matrices, int64_t *n_o
 	*bytes = panel_bytes(kind, *matrices * up_to(*n_out, GEMM_M), w->n_in);
 }
 
+/* The block scales of a weight from row o on, a multiple of DTYPE_SCALE_BLOCK; NULL: none. */
+static const uint8_t *scales_from(const struct weight *w, int64_t o)
+{
+	static_assert(GEMM_M % DTYPE_SCALE_BLOCK == 0, "slices begin with a row of scales");
+	int64_t across = (w->n_in + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK;
+	return w->scales ? (const uint8_t *)w->scales + 4 * (o / DTYPE_SCALE_BLOCK * across) : NULL;
+}
+
 /* y[r][s] (+)= w_s x[r][s] for one weight, through panels; x has been split. */
 static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, struct x_panel x,
 	void *memory, int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
@@ -405,6 +413,7 @@ static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, stru
 				for (int i = 0; i < u.n_matrices; i++) {
 					u.w[i] = (const uint8_t *)w->data + (size_t)(s + i) * w->stack_bytes +
 							 (size_t)o * w->row_bytes;
+					u.scales[i] = scales_from(w, o);
 					u.first[i] = (int32_t)(i * each);
 				}
 				u.tables = b->tables;

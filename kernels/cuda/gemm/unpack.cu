@@ -29,12 +29,19 @@ static __global__ void __launch_bounds__(256)
 		float q[4] = {0, 0, 0, 0}, factor = 0, offset = 0;
 		if (left >= 4)
 			packed<T>::get(p, v, a.tables, q, factor, offset);
-		else if (FLOATS)
+		else if (T == DTYPE_F8_E4M3 && left > 0) {
+			packed<T>::get(p, v, a.tables, q, factor, offset);
+			for (int i = left; i < 4; i++) /* of the next row, or of nothing */
+				q[i] = 0;
+		} else if (FLOATS)
 			for (int i = 0; i < left; i++) /* the row ends within these four */
 				q[i] = T == DTYPE_F32 ? ((const float *)p)[v + i]
 					   : T == DTYPE_F16
 						   ? half_float(((const uint16_t *)p)[v + i])
 						   : __uint_as_float((uint32_t)((const uint16_t *)p)[v + i] << 16);
+		if (T == DTYPE_F8_E4M3)
+			factor =
+				left > 0 ? block_scale(a.scales[blockIdx.y], panel.n_in, row, sb * 256 + v) : 0;
 		if (FLOATS) {
 			float most = fmaxf(fmaxf(fabsf(q[0]), fabsf(q[1])), fmaxf(fabsf(q[2]), fabsf(q[3])));
 #pragma unroll
@@ -79,6 +86,7 @@ void gemm_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_ar
 		unpack_kernel<DTYPE_##t><<<grid, 256, 0, b->stream>>>(*a);                                 \
 		break;
 		ALL_TYPES(CASE)
+		CASE(F8_E4M3)
 #undef CASE
 	default:
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights are not known", b->op,

@@ -53,8 +53,16 @@ struct gemv_task {
 	int32_t slot[GEMV_ROWS], row[GEMV_ROWS]; /* (token, rank) slots; row: of x, slot / n_used */
 };
 
+/* weight.scales of the tasks' w and up (block_decode.cuh: block_scale). */
+struct gemv_block_scales {
+	const uint8_t *w[GEMV_TASKS], *up[GEMV_TASKS];
+};
+
 struct gemv_args {
 	struct gemv_task task[GEMV_TASKS]; /* of one type, n_in and row_bytes */
+	/* F8_E4M3: host memory. It is an argument of gemv_decoded_kernel besides these, so that the
+	 * other kernels have shorter ones. */
+	const struct gemv_block_scales *block_scales;
 	const struct cuda_tables *tables;
 	const float *x;
 	/* gemv_mma_kernel: x as limbs (gemv_split_limbs) and their scales; NULL: the kernel splits x */
@@ -107,6 +115,10 @@ bool gemv_split_limbs(
  * the kernel splits x itself. n_x: rows of x; most: of a task. False: the failure is kept. */
 bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype type, int64_t n_x,
 	int most, struct gemv_args *last, enum limb_layout *last_layout);
+
+/* Appends a task with these weights, and their scales to *scales. up: NULL if there is none. */
+struct gemv_task *gemv_task_add(struct gemv_args *a, struct gemv_block_scales *scales,
+	const struct weight *w, const struct weight *up);
 
 /* Enqueues a->task[0 .. n_tasks), all of the given type; sets the fields that follow from the
  * others (groups, alignment). gemv_prepare_limbs comes first. False: the failure is kept. */

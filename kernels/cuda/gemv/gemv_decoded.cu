@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv for the types of block_decode.cuh: weights become floats in registers. One kernel serves all
- * of them and branches by type once for every sixteen weights of a lane. A kernel for each type
- * would be faster, but so rare types are not worth the compile time and the size of nine kernels.
+ * gemv for the types of block_decode.cuh: weights become floats in registers, those of F8_E4M3
+ * times their block scale. One kernel serves all of them and branches by type once for every
+ * sixteen weights of a lane. A kernel for each type would be faster, but so rare types are not
+ * worth the compile time and the size of ten kernels.
  *
  * gemv_decoded_kernel: grid, block, split-k and order of additions as gemv_kernel (gemv.cuh).
  * Bytes moved: every weight row once per group of NX activation rows, in loads of one or two bytes.
@@ -12,18 +13,22 @@
 
 #define FOURS 4 /* groups of four weights that a lane decodes at a time */
 
-/* w[j] = the weights k[j] .. k[j] + 3 of row[j]; zeros past n_in. */
+/* w[j] = the weights k[j] .. k[j] + 3 of row[j]; zeros past n_in. scales[j], of F8_E4M3: of the
+ * matrix, in which row[j] is row number `number`. */
 template <int T>
 static __device__ __forceinline__ void decode_fours(const uint8_t *const row[FOURS],
-	const int k[FOURS], int n_in, const struct cuda_tables *t, float w[FOURS][4])
+	const int k[FOURS], int n_in, const struct cuda_tables *t, const uint8_t *const scales[FOURS],
+	int number, float w[FOURS][4])
 {
 #pragma unroll
 	for (int j = 0; j < FOURS; j++) {
 		bool within = k[j] < n_in;
 		int at = within ? k[j] : 0; /* no branch: the loads of all overlap */
-		float q[4], factor, offset = 0;
+		float q[4], factor = 0, offset = 0;
 		packed<T>::get(row[j] + (int64_t)(at / 256) * packed<T>::SUPER_BLOCK_BYTES, at % 256, t, q,
 			factor, offset);
+		if (T == DTYPE_F8_E4M3)
+			factor = block_scale(scales[j], n_in, number, at);
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			float v = __fmul_rn(factor, q[i]);
@@ -34,20 +39,23 @@ static __device__ __forceinline__ void decode_fours(const uint8_t *const row[FOU
 
 template <int NX, bool GLU>
 static __global__ void __launch_bounds__(GEMV_WARPS * 32)
-	gemv_decoded_kernel(const __grid_constant__ struct gemv_args a, int type)
+	gemv_decoded_kernel(const __grid_constant__ struct gemv_args a,
+		const __grid_constant__ struct gemv_block_scales block_scales, int type)
 {
 	constexpr int W = GLU ? 2 : 1, SUPER_BLOCKS = FOURS / (2 * W);
 	__shared__ float part_sum[GEMV_WARPS][W * NX];
 
 	launch_dependents();
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split;
-	const struct gemv_task &t = a.task[blockIdx.y / a.n_stack];
+	int number = blockIdx.y / a.n_stack;
+	const struct gemv_task &t = a.task[number];
 	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
 		out_first = blockIdx.x / a.row_groups * (GEMV_WARPS / split);
 	if (out_first >= t.n_out)
 		return;
 	int n_x = min(NX, a.rows == ROWS_PLAIN ? a.n_rows - row_group * NX : t.n_x);
-	int64_t at = stack * a.stack_bytes + min(out_first + warp / split, t.n_out - 1) * a.row_bytes;
+	int out = min(out_first + warp / split, t.n_out - 1);
+	int64_t at = stack * a.stack_bytes + out * a.row_bytes;
 	int n_sb = (a.n_in + 255) / 256;
 	const float *x[NX];
 	gemv_x_rows<NX>(a, t, stack, row_group, n_x, x);
@@ -60,20 +68,22 @@ static __global__ void __launch_bounds__(GEMV_WARPS * 32)
 	grid_dependency_wait();
 	for (int sb = part; sb < n_sb; sb += SUPER_BLOCKS * split) {
 		/* j counts [super-block][half][matrix] */
-		const uint8_t *row[FOURS];
+		const uint8_t *row[FOURS], *scales[FOURS];
 		int k[FOURS];
 		float w[FOURS][4];
 #pragma unroll
 		for (int j = 0; j < FOURS; j++) {
 			row[j] = (j % W ? t.up : t.w) + at;
+			scales[j] = j % W ? block_scales.up[number] : block_scales.w[number];
 			k[j] = (sb + j / (2 * W) * split) * 256 + 4 * lane + 128 * (j / W % 2);
 		}
 		switch (type) {
 #define CASE(t)                                                                                    \
 	case DTYPE_##t:                                                                                \
-		decode_fours<DTYPE_##t>(row, k, a.n_in, a.tables, w);                                      \
+		decode_fours<DTYPE_##t>(row, k, a.n_in, a.tables, scales, out, w);                         \
 		break;
 			DECODED_TYPES(CASE)
+			CASE(F8_E4M3)
 #undef CASE
 		}
 #pragma unroll
@@ -97,7 +107,8 @@ static void launch_as(struct cuda_backend *b, enum dtype type, const struct gemv
 {
 	struct gemv_args a = *given;
 	dim3 grid = gemv_float_grid<NX>(&a);
-	cuda_launch(b, gemv_decoded_kernel<NX, GLU>, grid, GEMV_WARPS * 32, 0, a, (int)type);
+	cuda_launch(
+		b, gemv_decoded_kernel<NX, GLU>, grid, GEMV_WARPS * 32, 0, a, *a.block_scales, (int)type);
 }
 
 bool gemv_decoded_enqueue(
@@ -106,6 +117,7 @@ bool gemv_decoded_enqueue(
 	switch (type) {
 #define CASE(t) case DTYPE_##t:
 		DECODED_TYPES(CASE)
+		CASE(F8_E4M3)
 #undef CASE
 		break;
 	default:

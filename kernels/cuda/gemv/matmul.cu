@@ -8,6 +8,20 @@
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
 
+struct gemv_task *gemv_task_add(struct gemv_args *a, struct gemv_block_scales *scales,
+	const struct weight *w, const struct weight *up)
+{
+	struct gemv_task *t = &a->task[a->n_tasks];
+	t->w = (const uint8_t *)w->data;
+	t->up = up ? (const uint8_t *)up->data : NULL;
+	t->n_out = (int)w->n_out;
+	scales->w[a->n_tasks] = (const uint8_t *)w->scales;
+	scales->up[a->n_tasks] = up ? (const uint8_t *)up->scales : NULL;
+	a->block_scales = scales;
+	a->n_tasks++;
+	return t;
+}
+
 bool gemv_enqueue(struct cuda_backend *b, enum dtype type, struct gemv_args *a)
 {
 	gemv_launcher *launch = gemv_launcher_of_group<1>(type);
@@ -29,7 +43,7 @@ bool gemv_enqueue(struct cuda_backend *b, enum dtype type, struct gemv_args *a)
 	}
 	bool words =
 		type == DTYPE_F32 || type == DTYPE_Q2_K || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
-	if (all % (words ? 4 : 2) && type != DTYPE_MXFP4) {
+	if (all % (words ? 4 : 2) && type != DTYPE_MXFP4 && type != DTYPE_F8_E4M3) {
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights at an odd address", b->op,
 			dtype_name(type));
 		return false;
@@ -95,6 +109,7 @@ void cuda_matmul(
 	 * ones if their x is the same */
 	bool done[64] = {false};
 	struct gemv_args last = {};
+	struct gemv_block_scales scales;
 	enum limb_layout layout = LAYOUT_FLOATS;
 	for (int i = 0; i < n_parts; i++) {
 		if (done[i])
@@ -109,11 +124,9 @@ void cuda_matmul(
 				(rows > 1 && parts[j].w.n_out != w->n_out) ||
 				gemv_k_split(w->type, w->n_in, parts[j].w.n_out) != a.split)
 				continue;
-			struct gemv_task *t = &a.task[a.n_tasks++];
-			t->w = (const uint8_t *)parts[j].w.data;
+			struct gemv_task *t = gemv_task_add(&a, &scales, &parts[j].w, NULL);
 			t->y = parts[j].y;
 			t->x = own ? parts[j].x : NULL;
-			t->n_out = (int)parts[j].w.n_out;
 			t->add = parts[j].add;
 			done[j] = true;
 		}
@@ -138,12 +151,9 @@ void cuda_matmul_glu(struct backend *base, const struct ffn *f, int rows)
 	}
 	struct gemv_args a = plain_args(gate, f->x, rows), last = {};
 	enum limb_layout layout = LAYOUT_FLOATS;
+	struct gemv_block_scales scales;
 	a.glu = true;
-	a.n_tasks = 1;
-	a.task[0].w = (const uint8_t *)gate->data;
-	a.task[0].up = (const uint8_t *)f->up.data;
-	a.task[0].y = f->hidden;
-	a.task[0].n_out = (int)gate->n_out;
+	gemv_task_add(&a, &scales, gate, &f->up)->y = f->hidden;
 	if (gemv_prepare_limbs(b, &a, gate->type, rows, rows, &last, &layout))
 		gemv_enqueue(b, gate->type, &a);
 }
@@ -168,10 +178,8 @@ void cuda_stacked_matmul(struct backend *base, const struct stacked_matmul *m, i
 	a.n_stack = (int)m->w.n_stack;
 	a.n_rows = rows;
 	a.split = gemv_k_split(m->w.type, m->w.n_in, m->w.n_out * m->w.n_stack);
-	a.n_tasks = 1;
-	a.task[0].w = (const uint8_t *)m->w.data;
-	a.task[0].y = m->y;
-	a.task[0].n_out = (int)m->w.n_out;
+	struct gemv_block_scales scales;
+	gemv_task_add(&a, &scales, &m->w, NULL)->y = m->y;
 	struct gemv_args last = {};
 	enum limb_layout layout = LAYOUT_FLOATS;
 	if (gemv_prepare_limbs(cuda_of(base), &a, m->w.type, rows, rows, &last, &layout))

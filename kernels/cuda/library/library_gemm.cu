@@ -18,7 +18,8 @@
  * Which products: those with at least LIBRARY_LEAST weights (q_b, o, dense networks, the head of
  * GLM-5.2). Unpacking w takes a time that does not depend on the rows; with that many weights the
  * library has made up for it at about 300 to 540 rows, with a third of them at 750. The number of
- * rows itself does not matter, because a row's bits must not depend on it.
+ * rows itself does not matter, because a row's bits must not depend on it. Never F32, which halves
+ * do not hold, and F8_E4M3, whose scales gemm.cu keeps apart from the halves.
  */
 #include "kernels/cuda/library/cublas.cuh"
 #include "kernels/cuda/common/mma.cuh"
@@ -97,8 +98,8 @@ static int64_t slice_rows(const struct weight *w)
 
 bool library_gemm_takes(struct cuda_backend *b, const struct weight *w)
 {
-	if (!cublas_of(b) || w->type == DTYPE_F32 || w->n_in * w->n_out < LIBRARY_LEAST ||
-		w->n_in % 8 || w->n_out % 8)
+	if (!cublas_of(b) || w->type == DTYPE_F32 || w->type == DTYPE_F8_E4M3 ||
+		w->n_in * w->n_out < LIBRARY_LEAST || w->n_in % 8 || w->n_out % 8)
 		return false;
 	int64_t slice = slice_rows(w), rest = w->n_out % slice;
 	return cublas_takes(cublas_of(b), w->n_in, slice) &&
