@@ -214,7 +214,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	if (!rc && b->failure.code == ERR_INTERRUPTED)
 		rc = err_set(e, ERR_INTERRUPTED, "interrupted");
 	if (!rc && observe_end)
-		model_observe_hidden(m, rows->n);
+		rc = model_observe_hidden(m, rows->n, e);
 	if (rc)
 		moe_drain(m, NULL);
 	else if (first_hidden >= rows->n && !rows->hands_over)

@@ -94,7 +94,7 @@ bool moe_deferred(const struct model *m, uint32_t layer, int rows)
 {
 	struct backend *b = m->backend;
 	int n_used = (int)m->config.n_used;
-	if (!m->capture || rows > 1 || !b->ops->can_defer_experts ||
+	if (!m->capture || m->observation || rows > 1 || !b->ops->can_defer_experts ||
 		!m->weights.layers[layer].experts_aligned ||
 		m->source->max_pinned[moe_step_use(m, rows)] < n_used)
 		return false;

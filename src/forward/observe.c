@@ -146,12 +146,21 @@ int model_observe(struct model *m, const struct model_observer *observer, struct
 	return 0;
 }
 
-void model_observe_hidden(const struct model *m, uint32_t n)
+int model_observe_hidden(const struct model *m, uint32_t n, struct err *e)
 {
 	const struct model_observer *o = m->observation->observer;
-	o->rows(o->user, &(struct observed_rows){.input = OBSERVED_HEAD,
-						 .n_in = m->config.n_embd,
-						 .x = m->ws.hidden,
-						 .stride = m->config.n_embd,
-						 .n = (int)n});
+	struct backend *b = m->backend;
+	const size_t values = (size_t)n * m->config.n_embd;
+	float *hidden = mem_try_new(values, sizeof *hidden);
+	if (!hidden)
+		return err_set(e, ERR_MEMORY, "no memory to observe %zu values", values);
+	const int rc = b->ops->download(b, hidden, m->ws.hidden, values * sizeof *hidden, e);
+	if (!rc)
+		o->rows(o->user, &(struct observed_rows){.input = OBSERVED_HEAD,
+							 .n_in = m->config.n_embd,
+							 .x = hidden,
+							 .stride = m->config.n_embd,
+							 .n = (int)n});
+	free(hidden);
+	return rc;
 }

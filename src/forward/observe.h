@@ -67,7 +67,8 @@ void observed_shape(const struct model_config *c, uint32_t layer, enum observed_
  * ERR_USAGE: the backend cannot be observed; nothing changes. */
 int model_observe(struct model *m, const struct model_observer *observer, struct err *e);
 
-/* For model_forward: tells of the n hidden rows of a step that has run. */
-void model_observe_hidden(const struct model *m, uint32_t n);
+/* For model_forward: tells of the n hidden rows of a step that has run. The backend's failure, or
+ * ERR_MEMORY: nothing was told. */
+int model_observe_hidden(const struct model *m, uint32_t n, struct err *e);
 
 #endif

@@ -67,7 +67,7 @@ enum segment_mode segment_begin(struct model *m, struct kv_cache *kv, uint32_t f
 	const struct batch *rows, uint32_t variant)
 {
 	struct backend *b = m->backend;
-	if (!m->capture)
+	if (!m->capture || m->observation) /* a replayed graph shows an observer nothing */
 		return SEGMENT_EAGER;
 	if (m->captured_kv != kv->arena) /* the graphs hold its addresses */
 		b->ops->segments_drop(b);

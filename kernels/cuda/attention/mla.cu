@@ -629,7 +629,8 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 	if (!cuda_begin(base, "mla") || !rows->n)
 		return;
 	int all = b->n_sm & ~1;
-	bool here = mla_fused_applies(rows, m) && mla_fused_supported(b, rows->n, false, BLOCKS),
+	bool here = mla_fused_applies(rows, m) && mla_fused_supported(b, rows->n, false, BLOCKS) &&
+				!base->observer,
 		 with = here && m->out && rows->n <= OUT_ROWS &&
 				mla_output_applies(&m->expand, m->out, all) &&
 				mla_fused_supported(b, rows->n, true, all);

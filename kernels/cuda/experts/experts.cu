@@ -10,6 +10,7 @@
 #include "kernels/cuda/experts/experts.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
+#include "kernels/cuda/runtime/observe.cuh"
 
 enum pass { PASS_GLU, PASS_GATE, PASS_UP, PASS_DOWN };
 
@@ -119,7 +120,9 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	cuda_profile_begin(b, USAGE_EXPERTS);
 	if (!cuda_begin(base, "expert_ffn"))
 		return;
-	if (rows > DECODE_MAX_ROWS) {
+	if (base->observer)
+		cuda_observe_experts(b, x, jobs, n_jobs, rows, n_used);
+	if (rows > DECODE_MAX_ROWS || base->observer) {
 		gemm_expert_ffn(b, x, jobs, n_jobs, n_used, out);
 		cuda_profile_end(b);
 		return;

@@ -12,6 +12,7 @@
  * panels; both give the same bits.
  */
 #include "kernels/cuda/gemm/gemm.cuh"
+#include "kernels/cuda/runtime/observe.cuh"
 
 #include <string.h>
 
@@ -211,6 +212,12 @@ static struct grouped_gemm_tile packed_tile_of(
 	return t;
 }
 
+/* The slots of a job begin at a multiple of so many rows. */
+static int batch_unit(const struct expert_batch *r)
+{
+	return r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8;
+}
+
 /* Fills slots and tiles of a batch. Returns the index of the last job's first slot that is left for
  * the next batch. */
 static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, int n_token_slots)
@@ -237,8 +244,7 @@ static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, i
 		}
 		r->n_x += take;
 		/* tiles begin at multiples; the rows between are split and not used */
-		for (int unit = r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8; r->n_x % unit;
-			 r->n_x++)
+		for (; r->n_x % batch_unit(r); r->n_x++)
 			list->token_slot[r->n_x] = list->token_slot[r->n_x - 1];
 		left -= take;
 		end = from + take;
@@ -282,6 +288,20 @@ static bool batch_upload(
 	r->tiles = (const struct grouped_gemm_tile *)(at + token_slots);
 	r->panel_tiles = (const struct gemm_tile *)(at + token_slots);
 	return !b->base.failure.code;
+}
+
+/* The slots that the batch has of each job, as batch_fill numbered them; `at`: the first job's
+ * first slot, `end`: the end of the last job's. */
+static void observe_batch(struct cuda_backend *b, const struct expert_batch *r, int at, int end)
+{
+	int64_t row = 0;
+	int unit = batch_unit(r);
+	for (int i = 0; i < r->n; i++) {
+		const struct expert_job *j = r->jobs + i;
+		int n = (i == r->n - 1 ? end : j->n_token_slots) - (i ? 0 : at);
+		cuda_observe_down(b, j, r->gu + row * 2 * r->ff_pad, 2 * r->ff_pad, r->ff_pad, n);
+		row = up_to(row + n, unit);
+	}
 }
 
 void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
@@ -329,6 +349,8 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 			packed_gate_and_up(b, &r);
 		else
 			panel_gate_and_up(b, &r);
+		if (b->base.observer)
+			observe_batch(b, &r, at, end);
 		s.to = r.h;
 		s.x = r.gu;
 		s.x_row = 2 * r.ff_pad;

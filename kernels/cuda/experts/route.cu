@@ -525,7 +525,7 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	}
 	cuda_begin(base, "route");
 	if (a->x) {
-		if (gate_applies(b, a, n, rows)) {
+		if (gate_applies(b, a, n, rows) && !base->observer) {
 			gate_launch(b, a, n, rows);
 			return;
 		}

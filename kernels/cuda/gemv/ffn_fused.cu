@@ -331,7 +331,7 @@ void cuda_ffn(struct backend *base, const struct ffn *f, int rows)
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "ffn") || !rows)
 		return;
-	if (!ffn_fused_applies(f, rows) || !ffn_fused_supported(b)) {
+	if (!ffn_fused_applies(f, rows) || !ffn_fused_supported(b) || base->observer) {
 		const struct matmul down = {f->down, f->y, f->add, NULL};
 		cuda_matmul_glu(base, f, rows);
 		cuda_matmul(base, &down, 1, f->hidden, rows);

@@ -153,7 +153,8 @@ static bool chain_latents(struct cuda_backend *b, const struct batch *rows, cons
 void cuda_latents(struct backend *base, const struct batch *rows, const struct rope *rope,
 	const struct latents *a)
 {
-	if (!cuda_begin(base, "latents") || !rows->n || chain_latents(cuda_of(base), rows, rope, a))
+	if (!cuda_begin(base, "latents") || !rows->n ||
+		(!base->observer && chain_latents(cuda_of(base), rows, rope, a)))
 		return;
 	cuda_matmul(base, a->in, a->n_in, a->x, rows->n);
 	cuda_latents_unfused(base, rows, rope, a);

@@ -7,6 +7,7 @@
  */
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
+#include "kernels/cuda/runtime/observe.cuh"
 
 struct gemv_task *gemv_task_add(struct gemv_args *a, struct gemv_block_scales *scales,
 	const struct weight *w, const struct weight *up)
@@ -97,6 +98,8 @@ void cuda_matmul(
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "matmul") || !rows)
 		return;
+	if (base->observer)
+		cuda_observe_matmul(b, parts, n_parts, x, rows);
 	if (rows > DECODE_MAX_ROWS) { /* parts with the same x together */
 		for (int i = 0, j; i < n_parts; i = j) {
 			for (j = i + 1; j < n_parts && parts[j].x == parts[i].x;)
@@ -142,7 +145,7 @@ void cuda_matmul_glu(struct backend *base, const struct ffn *f, int rows)
 	const struct weight *gate = &f->gate;
 	if (!cuda_begin(base, "matmul_glu") || !rows)
 		return;
-	if (rows > DECODE_MAX_ROWS || gate->type != f->up.type) {
+	if (rows > DECODE_MAX_ROWS || gate->type != f->up.type || base->observer) {
 		const struct matmul parts[] = {
 			{*gate, f->hidden, false, NULL}, {f->up, f->scratch, false, NULL}};
 		cuda_matmul(base, parts, 2, f->x, rows);
@@ -162,6 +165,8 @@ void cuda_stacked_matmul(struct backend *base, const struct stacked_matmul *m, i
 {
 	if (!cuda_begin(base, "stacked_matmul") || !rows)
 		return;
+	if (base->observer)
+		cuda_observe_stacked(cuda_of(base), m, rows);
 	if (rows > DECODE_MAX_ROWS) {
 		gemm_stacked_matmul(cuda_of(base), m, rows);
 		return;

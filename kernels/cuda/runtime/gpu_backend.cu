@@ -360,6 +360,7 @@ static void cuda_close(struct backend *base)
 	cudaFreeHost(b->stalled);
 	cudaFreeHost(b->staging);
 	cudaFreeHost(b->download_buffer);
+	free(b->observed);
 	cudaGetLastError();
 	free(b);
 }
@@ -393,7 +394,8 @@ static const struct backend_ops cuda_ops = {
 	.describe = cuda_describe,
 	.close = cuda_close,
 	.async = true,
-	.observable = false,
+	.observable =
+		false, /* its ops tell (observe.cuh), but no whole model has been observed on a card */
 	.scales = false, /* its products take them, but no whole model has run with them on a card */
 	.decode_rows = DECODE_MAX_ROWS,
 	.alloc = cuda_alloc,

@@ -153,6 +153,8 @@ struct cuda_backend {
 	int stage;                              /* the buffer in use ... */
 	size_t stage_used;                      /* ... and its bytes in use */
 	uint8_t *download_buffer;               /* [CUDA_DOWNLOAD_BYTES] */
+	float *observed;                        /* host copies of observed rows (observe.cu) ... */
+	int64_t observed_floats;                /* ... and their space */
 
 	/* Fences, graph segments, profiling (timeline.cuh) */
 	struct cuda_timeline *timeline;
