@@ -394,9 +394,9 @@ static const struct backend_ops cuda_ops = {
 	.describe = cuda_describe,
 	.close = cuda_close,
 	.async = true,
-	.observable =
-		false, /* its ops tell (observe.cuh), but no whole model has been observed on a card */
-	.scales = false, /* its products take them, but no whole model has run with them on a card */
+	/* the ops do both (observe.cuh, block_decode.cuh), but no whole model has done so on a card */
+	.observable = false,
+	.scales = false,
 	.decode_rows = DECODE_MAX_ROWS,
 	.alloc = cuda_alloc,
 	.free = cuda_free,
