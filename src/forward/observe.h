@@ -68,7 +68,7 @@ void observed_shape(const struct model_config *c, uint32_t layer, enum observed_
 int model_observe(struct model *m, const struct model_observer *observer, struct err *e);
 
 /* For model_forward: tells of the n hidden rows of a step that has run. The backend's failure, or
- * ERR_MEMORY: nothing was told. */
+ * ERR_MEMORY: the observer saw nothing. */
 int model_observe_hidden(const struct model *m, uint32_t n, struct err *e);
 
 #endif

@@ -95,7 +95,7 @@ static void by_matrix(struct record *r)
 		}
 }
 
-static void check_rows(const struct op_case *c, const struct seen *want, const struct seen *got)
+static void check_inputs(const struct op_case *c, const struct seen *want, const struct seen *got)
 {
 	if (want->n != got->n || want->n_in != got->n_in || want->n_out != got->n_out ||
 		want->n_stack != got->n_stack || want->which != got->which)
@@ -134,7 +134,7 @@ static void test_every_case(void **state)
 			fail_msg("%s %s: %d products, on the card %d", op_names[op_cases[i].op],
 				op_cases[i].name, want.n, got.n);
 		for (int k = 0; k < want.n; k++)
-			check_rows(&op_cases[i], &want.of[k], &got.of[k]);
+			check_inputs(&op_cases[i], &want.of[k], &got.of[k]);
 		n_seen += want.n;
 		free_record(&want);
 		free_record(&got);

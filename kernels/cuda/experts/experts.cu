@@ -10,7 +10,7 @@
 #include "kernels/cuda/experts/experts.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
-#include "kernels/cuda/runtime/observe.cuh"
+#include "kernels/cuda/runtime/gpu_observe.cuh"
 
 enum pass { PASS_GLU, PASS_GATE, PASS_UP, PASS_DOWN };
 

@@ -12,7 +12,7 @@
  * panels; both give the same bits.
  */
 #include "kernels/cuda/gemm/gemm.cuh"
-#include "kernels/cuda/runtime/observe.cuh"
+#include "kernels/cuda/runtime/gpu_observe.cuh"
 
 #include <string.h>
 

@@ -7,7 +7,7 @@
  */
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
-#include "kernels/cuda/runtime/observe.cuh"
+#include "kernels/cuda/runtime/gpu_observe.cuh"
 
 struct gemv_task *gemv_task_add(struct gemv_args *a, struct gemv_block_scales *scales,
 	const struct weight *w, const struct weight *up)

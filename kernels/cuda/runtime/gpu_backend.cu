@@ -394,7 +394,7 @@ static const struct backend_ops cuda_ops = {
 	.describe = cuda_describe,
 	.close = cuda_close,
 	.async = true,
-	/* the ops do both (observe.cuh, block_decode.cuh), but no whole model has done so on a card */
+	/* ops can do both (gpu_observe.cuh, block_decode.cuh); no whole model has on a card */
 	.observable = false,
 	.scales = false,
 	.decode_rows = DECODE_MAX_ROWS,

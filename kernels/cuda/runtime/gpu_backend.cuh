@@ -153,7 +153,7 @@ struct cuda_backend {
 	int stage;                              /* the buffer in use ... */
 	size_t stage_used;                      /* ... and its bytes in use */
 	uint8_t *download_buffer;               /* [CUDA_DOWNLOAD_BYTES] */
-	float *observed;                        /* host copies of observed rows (observe.cu) ... */
+	float *observed;                        /* host copies of observed rows (gpu_observe.cu) ... */
 	int64_t observed_floats;                /* ... and their space */
 
 	/* Fences, graph segments, profiling (timeline.cuh) */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* See observe.cuh. The observer gets rows of a buffer that belongs to the backend. */
-#include "kernels/cuda/runtime/observe.cuh"
+/* See gpu_observe.cuh. The observer gets rows of a buffer that belongs to the backend. */
+#include "kernels/cuda/runtime/gpu_observe.cuh"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,8 +7,8 @@
  *   experts by the kernels of prompts, so that every input is in memory at some time.
  * - x and gate_up: device memory. A failed copy becomes the backend's failure.
  */
-#ifndef GLM_KERNELS_CUDA_OBSERVE_CUH
-#define GLM_KERNELS_CUDA_OBSERVE_CUH
+#ifndef GLM_KERNELS_CUDA_GPU_OBSERVE_CUH
+#define GLM_KERNELS_CUDA_GPU_OBSERVE_CUH
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
