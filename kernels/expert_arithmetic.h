@@ -3,7 +3,7 @@
  * The arithmetic of a routed expert in a decode step, down to the last bit. The CUDA kernels define
  * it (kernels/cuda/gemv/gemv_mma.cuh, kernels/cuda/experts/experts_fused.cu); kernels/cpu/limbs
  * computes the same bits on the processor. A change on one side must be made on both.
- * tests/kernels/test_expert_bits.c compares card and processor, test_expert_limbs.c the
+ * tests/card/test_expert_bits.c compares card and processor, test_expert_limbs.c the
  * processor's instruction sets.
  *
  * Scope: expert_ffn with at most 64 rows (DECODE_MAX_ROWS, gpu_backend.cuh), matrices of the types

@@ -12,7 +12,7 @@ COVERAGE_DEF = $(if $(COVERAGE),-DCOVERAGE_FOLDER='"$(abspath $(BUILD))"')
 COVERAGE_E2E   := cli damage draft drafts expert_walk fault_requests fault_serve figures fill \
                   lookahead overwrite profile ranks repl replicas sandbox serve serve_framing \
                   serve_prompts serve_shares session stages trace verify
-COVERAGE_TESTS  = $(notdir $(basename $(filter-out tests/kernels/% tests/quant/%,$(TEST_SRC)))) \
+COVERAGE_TESTS  = $(notdir $(basename $(filter-out tests/card/% tests/kernels/% tests/quant/%,$(TEST_SRC)))) \
                   $(FUZZERS:%=replay_%) $(COVERAGE_E2E:%=e2e_%)
 
 coverage: ## run the tests of the library in a build that counts, and print what they reach

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "tests/kernels/deferred_cases.h"
+#include "tests/card/deferred_cases.h"
 
 #include "src/base/half.h"
 #include "src/base/mem.h"

@@ -22,7 +22,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
-#include "tests/kernels/deferred_cases.h"
+#include "tests/card/deferred_cases.h"
 #include "tests/kernels/op_cases.h"
 
 #include <math.h>

@@ -22,7 +22,7 @@
 #define TOLERANCE    3e-3f /* prompts in one pass round activations to 11 bits */
 
 /* The input of a product. Of an expert's matrix: of all calls that name the job. */
-struct seen {
+struct seen_input {
 	const void *job; /* its list of slots, which a case has once; NULL: a resident matrix */
 	int which;       /* of a job: 0 gate, 1 up, 2 down */
 	int64_t n_in, n_out, n_stack;
@@ -31,13 +31,13 @@ struct seen {
 };
 
 struct record {
-	struct seen of[PRODUCTS_MAX];
+	struct seen_input of[PRODUCTS_MAX];
 	int n;
 };
 
 static struct backend *card, *processor;
 
-static struct seen *seen_of(struct record *r, const struct product_input *in)
+static struct seen_input *seen_of(struct record *r, const struct product_input *in)
 {
 	const struct expert_job *job = in->expert;
 	const int which = !job ? 0 : in->w == &job->up ? 1 : in->w == &job->down ? 2 : 0;
@@ -46,8 +46,8 @@ static struct seen *seen_of(struct record *r, const struct product_input *in)
 			return &r->of[i];
 	if (r->n == PRODUCTS_MAX)
 		bug("more than %d products", PRODUCTS_MAX);
-	struct seen *s = &r->of[r->n++];
-	*s = (struct seen){.job = job ? job->token_slots : NULL,
+	struct seen_input *s = &r->of[r->n++];
+	*s = (struct seen_input){.job = job ? job->token_slots : NULL,
 		.which = which,
 		.n_in = in->w->n_in,
 		.n_out = in->w->n_out,
@@ -57,7 +57,7 @@ static struct seen *seen_of(struct record *r, const struct product_input *in)
 
 static void keep(void *user, const struct product_input *in)
 {
-	struct seen *s = seen_of(user, in);
+	struct seen_input *s = seen_of(user, in);
 	const size_t row = (size_t)(s->n_stack * s->n_in);
 	s->values = mem_grow(s->values, (size_t)(s->n + in->n) * row, sizeof(float));
 	for (int i = 0; i < in->n; i++, s->n++)
@@ -78,7 +78,7 @@ static void observe(struct backend *b, const struct op_case *c, struct record *r
 
 static int compare_order(const void *a, const void *b)
 {
-	const struct seen *x = a, *y = b;
+	const struct seen_input *x = a, *y = b;
 	if ((x->job != NULL) != (y->job != NULL))
 		return x->job ? 1 : -1;
 	return x->which - y->which;
@@ -89,13 +89,14 @@ static void by_matrix(struct record *r)
 {
 	for (int i = 1; i < r->n; i++) /* stable */
 		for (int k = i; k && compare_order(&r->of[k - 1], &r->of[k]) > 0; k--) {
-			const struct seen s = r->of[k];
+			const struct seen_input s = r->of[k];
 			r->of[k] = r->of[k - 1];
 			r->of[k - 1] = s;
 		}
 }
 
-static void check_inputs(const struct op_case *c, const struct seen *want, const struct seen *got)
+static void check_inputs(
+	const struct op_case *c, const struct seen_input *want, const struct seen_input *got)
 {
 	if (want->n != got->n || want->n_in != got->n_in || want->n_out != got->n_out ||
 		want->n_stack != got->n_stack || want->which != got->which)
