@@ -12,9 +12,7 @@
 # sanitizer); TEST_LEAVE_OUT names of units that are not run. A unit's line has its time by the
 # clock and of processors.
 #
-# On a card also: test_quantize_cuda 1000000; compute-sanitizer --tool memcheck
-# build/release/tests/test_backend_parity small; --tool racecheck --num-cuda-barriers 64 with brief
-# test_deferred, built with CPPFLAGS=-DCUDA_RACECHECK.
+# On a card also: tests/card/check.sh.
 set -u
 build=${1:?usage: tests/run_tests.sh BUILD_DIR [NAME ...]}
 shift

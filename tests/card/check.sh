@@ -1,0 +1,154 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# What a machine with a card checks besides `make test`, which computes on the CPU where a test can:
+#
+#   tests/card/check.sh BUILD_DIR STEP ...
+#
+#   correct     every test that computes on a card when asked to; scripts that need a card
+#   cards       the tests of stages over cards 0 and 1
+#   memory      compute-sanitizer: memcheck, initcheck and racecheck of the ops. Besides, of a build
+#               with CPPFLAGS=-DCUDA_RACECHECK: compute-sanitizer --tool racecheck
+#               --num-cuda-barriers 64 BUILD_DIR/tests/test_backend_parity brief test_deferred
+#   blocks      10^6 quantised blocks of each type
+#   prompts     figures of tests/bench/RESULTS.md: prompts and their products, 11 layers
+#   rows        several rows in a step, 11 layers
+#   decode      78 layers, with and without drafts and the processor; needs 23 GB of disk
+#   two         78 layers on cards 0 and 1
+#
+# Units of "correct" run CARD_JOBS (4) at a time, all others alone. A unit's line has its time; the
+# log of a failed one is printed whole, of a figure always. Logs stay in BUILD_DIR/card-logs. The
+# last line counts and names the failed; exit status 1 if there are any. Environment: CARD_TIMEOUT
+# seconds of a unit (500), MODELS a folder for the models of `synth` (BUILD_DIR/card-models; they
+# stay there).
+set -u
+build=${1:?usage: tests/card/check.sh BUILD_DIR STEP ...}
+shift
+cd "$(dirname "$0")/../.." || exit 1
+export GLMSTREAM=$PWD/$build/glmstream
+export GLMSTREAM_ROUTING=${GLMSTREAM_ROUTING:-$PWD/tools/share/glm52-routing.gltr1}
+logs=$build/card-logs models=${MODELS:-$build/card-models} limit=${CARD_TIMEOUT:-500}
+mkdir -p "$logs" "$models" build || exit 1
+rm -f "$logs"/*.verdict
+export logs limit
+
+unit() { # name, show (always, failed), command ...
+	local name=$1 show=$2 start=$SECONDS rc
+	shift 2
+	timeout "$limit" "$@" >"$logs/$name.log" 2>&1
+	rc=$?
+	case $rc in 0) verdict=ok ;; 77) verdict=skip ;; *) verdict=FAIL ;; esac
+	echo "$verdict $name" >"$logs/$name.verdict"
+	{
+		printf '%-4s %-28s %4d s  %s\n' $verdict "$name" $((SECONDS - start)) \
+			"$([ $verdict = ok ] || echo "exit status $rc")"
+		if [ "$show" = always ] || [ $verdict != ok ]; then
+			sed 's/^/     /' "$logs/$name.log"
+		fi
+	}
+}
+export -f unit
+
+list_correct() { # name, command
+	local t=$build/tests
+	for n in backend_parity observed_card expert_bits prompt_passes prompt_rows; do
+		echo "test_$n $t/test_$n"
+	done
+	echo "golden $t/test_forward_golden tools/pocket/pocket.gguf tests/data/pocket_golden cuda"
+	echo "test_stream_logits $t/test_stream_logits cuda"
+	echo "test_backend_draw $t/test_backend_draw cuda"
+	for n in kv_ram fetch_rows quantize_cuda; do
+		echo "test_$n $t/test_$n"
+	done
+	for n in stages prompt_chunks hand_over micro_batches verify generate_drafts serve_drafts \
+		host_experts session_file prefix_store; do
+		echo "test_$n env GLM_BACKEND=cuda $t/test_$n"
+	done
+	echo "prompt_passes.sh tests/e2e/logits/prompt_passes.sh"
+	echo "card_memory.sh tests/e2e/trust/card_memory.sh"
+}
+
+# shellcheck disable=SC2016 # the inner shell expands these
+step_correct() {
+	list_correct | xargs -d '\n' -P "${CARD_JOBS:-4}" -I{} bash -c \
+		'read -r name command <<<"{}"; unit "$name" failed $command'
+}
+
+step_cards() {
+	for n in stages prompt_chunks hand_over micro_batches; do
+		unit "cards_$n" failed env GLM_BACKEND=cuda GLM_CARDS=0,1 "$build/tests/test_$n"
+	done
+}
+
+step_memory() {
+	local check=(compute-sanitizer --error-exitcode 9)
+	unit memcheck failed "${check[@]}" --tool memcheck "$build/tests/test_backend_parity" small
+	unit initcheck failed "${check[@]}" --tool initcheck "$build/tests/test_backend_parity" small
+	unit racecheck failed "${check[@]}" --tool racecheck \
+		"$build/tests/test_backend_parity" small test_every_case
+}
+
+step_blocks() {
+	unit blocks failed "$build/tests/test_quantize_cuda" 1000000
+}
+
+model() { # layers: $file, made once
+	file=$models/m$1.gguf
+	[ -e "$file" ] || unit "synth_$1" failed "$GLMSTREAM" synth -o "$file" --recipe iq2 \
+		--layers "$1" --alias 1 --tokenizer tools/pocket/pocket.gguf -q
+}
+
+bench() { # name, arguments
+	local name=$1
+	shift
+	unit "$name" always "$GLMSTREAM" bench "$@" --backend cuda
+}
+
+step_prompts() {
+	model 11
+	bench prompts prefill -m "$file" -p 512,2048,8192 -c 8448 --chunk 8192 --repeats 2
+	bench prompts_exact prefill -m "$file" -p 8192 -c 8448 --chunk 8192 --repeats 1 --exact-prompts
+	bench prompts_long prefill -m "$file" -p 131072 -c 131328 --chunk 8192 --repeats 1
+	bench prompts_ops ops --only prompt --repeats 3 --seconds 0.02
+}
+
+step_rows() {
+	model 11
+	bench rows decode -m "$file" --rows 1,4,8,16,32,64 -p 64 -n 60 --repeats 2 --verify off
+	bench rows_temp decode -m "$file" --rows 1,8,32 --temp 1 -p 64 -n 60 --repeats 1 --verify off
+}
+
+step_decode() {
+	local some=(-c 2048 -n 1400 --repeats 1 --no-direct --io threads --verify off
+		--routing shipped --ram-gb auto --most-seconds 26)
+	model 78
+	bench plain decode -m "$file" --cache-gb auto "${some[@]}"
+	bench drafts decode -m "$file" --cache-gb auto "${some[@]}" --accept 0.72
+	bench drafts_lane decode -m "$file" --cache-gb auto "${some[@]}" --accept 0.72 \
+		--cpu-experts auto
+}
+
+step_two() {
+	local two=(--cards "0,1" --verify off)
+	model 78
+	bench two_copy copy --cards 0,1 --repeats 3
+	bench two_rows decode -m "$file" "${two[@]}" -c 2048 -p 16 -n 60 --rows 1,8,32,64
+	bench two_drafts decode -m "$file" "${two[@]}" --resident 256 --accept 0.72,0.60,0.50 \
+		-p 1 -n 300
+	bench two_prompts prefill -m "$file" --cards 0,1 --chunk 2048 -p 8192,32768 -c 34000
+}
+
+[ $# -gt 0 ] || set -- correct
+for step in "$@"; do
+	[ "$(type -t "step_$step")" = function ] || {
+		echo "check.sh: no step \"$step\"" >&2
+		exit 2
+	}
+done
+for step in "$@"; do
+	echo "==== $step"
+	"step_$step"
+done
+failed=$(cat "$logs"/*.verdict | sed -n 's/^FAIL //p' | tr '\n' ' ')
+printf '%d ok, %d skipped, failed: %s\n' "$(grep -l '^ok' "$logs"/*.verdict | wc -l)" \
+	"$(grep -l '^skip' "$logs"/*.verdict | wc -l)" "${failed:-none}"
+[ -z "$failed" ]
