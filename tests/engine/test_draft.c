@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <cmocka.h>
 
 /* ---- prompt lookup ---- */
@@ -76,6 +77,39 @@ static void test_lookup_finds_suffixes(void **state)
 	lookup_sync(l, other, 0); /* an empty text has no suffix, whatever the text before had */
 	assert_int_equal(lookup_find(l, 2, ids, &length), 0);
 	lookup_free(l);
+}
+
+/* Without memory for a longer text nothing is found, and nothing is lost but that: the next text is
+ * read again. */
+static void test_lookup_without_memory(void **state)
+{
+	(void)state;
+#if defined(__SANITIZE_ADDRESS__) ||                                                               \
+	defined(__SANITIZE_THREAD__) /* which map more than any limit */
+	skip();
+#endif
+	enum { MOST = 1 << 24 };
+	struct rlimit old;
+	assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+	const struct rlimit tight = {1 << 20, old.rlim_max}; /* nothing more */
+	struct draft_lookup *l = lookup_new();
+	int32_t ids[2], *text = mem_try_new(MOST, sizeof *text);
+	uint32_t length;
+	assert_non_null(text);
+	for (uint32_t i = 0; i < 8; i++)
+		text[i] = (int32_t)(i % 4);
+	lookup_sync(l, text, 8);
+	assert_int_equal(lookup_find(l, 2, ids, &length), 2);
+	assert_int_equal(setrlimit(RLIMIT_AS, &tight), 0);
+	lookup_sync(l, text, MOST);
+	lookup_push(l, 1);
+	assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+	assert_int_equal(lookup_find(l, 2, ids, &length), 0);
+	lookup_sync(l, text, 8);
+	assert_int_equal(lookup_find(l, 2, ids, &length), 2);
+	assert_int_equal(ids[0], 0);
+	lookup_free(l);
+	free(text);
 }
 
 static void test_lookup_continues_repetitions(void **state)
@@ -645,6 +679,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_lookup_finds_suffixes),
 		cmocka_unit_test(test_lookup_continues_repetitions),
+		cmocka_unit_test(test_lookup_without_memory),
 		cmocka_unit_test(test_lookup_is_fast),
 		cmocka_unit_test(test_nothing_is_accepted),
 		cmocka_unit_test(test_crowds_lose_nothing),

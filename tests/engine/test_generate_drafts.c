@@ -181,6 +181,19 @@ static const struct tiers mapped;
 
 static const struct draft_case off = {.mode = DRAFT_OFF};
 
+static void test_no_mtp_layer(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct session *s;
+	struct engine *g = open_pocket(64, mapped, true);
+	assert_int_equal(session_new(g, &s, &e), 0);
+	assert_int_equal(session_enable_mtp(s, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "no MTP layer"));
+	session_free(s);
+	assert_int_equal(engine_close(g, &e), 0);
+}
+
 static void test_text_is_the_same(void **state)
 {
 	(void)state;
@@ -470,6 +483,7 @@ static void test_every_end(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_no_mtp_layer),
 		cmocka_unit_test(test_text_is_the_same),
 		cmocka_unit_test(test_text_is_the_same_when_streamed),
 		cmocka_unit_test(test_the_device_draws),

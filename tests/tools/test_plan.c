@@ -146,6 +146,29 @@ static void test_not_named(void **state)
 	model_headers_close(&h);
 }
 
+/* What no machine could do is refused before memory is counted. */
+static void test_impossible(void **state)
+{
+	(void)state;
+	struct model_headers h;
+	struct err e = {0};
+	struct plan p;
+	const struct plan_machine m = {.card_bytes = plan_card_bytes(288), .host_bytes = 1 << 30};
+	assert_int_equal(model_headers_make(&h, "iq2-s", &e), 0);
+	struct engine_options o = {.context = 1000000, .sessions = 3000};
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_USAGE);
+	assert_non_null(strstr(e.text, "3000 sessions of 1000000 tokens"));
+	o = (struct engine_options){.context = h.config.n_context + 1};
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_USAGE);
+	o = (struct engine_options){.context = 8192, .kv_f8 = true, .kv_f32 = true};
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_USAGE);
+	o.kv_f32 = false;
+	h.config.kv_rank = 500;
+	assert_int_equal(plan_of(&h, &o, &m, &p, &e), ERR_USAGE);
+	assert_non_null(strstr(e.text, "no whole blocks of 128"));
+	model_headers_close(&h);
+}
+
 /* The longest context of the model on a card that cannot hold it: its latents go to host memory,
  * where there is enough of it. */
 static void test_latents_on_host(void **state)
@@ -216,8 +239,8 @@ static void test_host_part(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_least), cmocka_unit_test(test_run),
-		cmocka_unit_test(test_not_named), cmocka_unit_test(test_latents_on_host),
-		cmocka_unit_test(test_host_part)};
+		cmocka_unit_test(test_not_named), cmocka_unit_test(test_impossible),
+		cmocka_unit_test(test_latents_on_host), cmocka_unit_test(test_host_part)};
 	log_set_level(LOG_WARN);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
