@@ -18,7 +18,8 @@
 
 void request_fini(struct request *r)
 {
-	/* before `shared` is dropped: the tools' trees are let go by one thread after the other */
+	/* Before `shared` is dropped: json_t's reference counts are used by one thread at a time, and
+	 * the compute thread may release the tools after that. */
 	json_decref(r->body);
 	json_decref(r->items);
 	prompt_talk_fini(&r->talk);

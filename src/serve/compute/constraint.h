@@ -33,7 +33,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* With more properties than this, keys are not bound: each token is compared with each key. */
+/* The keys of a tool with more properties than this are free, and none is required: the names are
+ * searched for every token of a mask. */
 #define CONSTRAINT_KEYS_MAX 256
 
 enum tool_choice { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED };

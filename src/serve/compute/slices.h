@@ -32,10 +32,12 @@ uint32_t slices_rows(const struct slice_costs *c, uint64_t target_ns, uint32_t m
 struct slice_step {
 	uint32_t room; /* rows wanted */
 	uint32_t most; /* rows possible */
-	/* Rows of a step in which some prompts end and others do not, unless those that end have more:
-	 * their first tokens do not wait for the others. */
+	/* A step in which some prompts end and others do not has at most `slice` rows, or those of the
+	 * prompts that end if they are more: first tokens do not wait for the other prompts. With
+	 * `others` it may have twice the rows of the prompts that end: the other prompts get some, too.
+	 */
 	uint32_t slice;
-	bool others; /* then the others get as many rows as those that end, or what a slice leaves */
+	bool others;
 	/* The device computes steps of at most so many rows in another way, which differs in the last
 	 * bits (kernels/backend.h: Numbers); 0: it has one way. */
 	uint32_t few;
