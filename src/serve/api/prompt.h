@@ -10,8 +10,8 @@
 /* A conversation with the ids of its tool calls. Zero-initialise. */
 struct prompt_talk {
 	struct chat chat;
-	struct buf *call_ids; /* [n_call_ids] of message i: the ids of its calls, each followed by a
-							 line feed */
+	/* [n_call_ids] of message i: the ids of its calls, each followed by a line feed */
+	struct buf *call_ids;
 	size_t n_call_ids;
 };
 

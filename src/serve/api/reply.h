@@ -17,9 +17,7 @@ struct reply_call {
 	size_t text_at, rows_at; /* text and rows that came before it */
 };
 
-/* Appends the arguments as a whole JSON object. A call that was cut off has those that were
- * complete.
- */
+/* Appends the arguments as a whole JSON object: of a call that was cut off, the complete ones. */
 void reply_call_object(const struct reply_call *c, struct buf *out);
 
 struct reply_answer {

@@ -31,8 +31,8 @@ enum job_finish {
 };
 
 enum job_event_kind {
-	JOB_PROGRESS, /* done of total prompt tokens are computed; total 0: still waiting for a session
-				   */
+	/* done of total prompt tokens are computed; total 0: still waiting for a session */
+	JOB_PROGRESS,
 	JOB_REASONING,
 	JOB_TEXT,
 	JOB_CALL,      /* a call begins */
@@ -47,8 +47,8 @@ struct job_event {
 	enum job_event_kind kind;
 	uint32_t index;  /* which job of the request */
 	struct buf text; /* REASONING, TEXT, ARGUMENTS: the next piece; CALL: the name */
-	struct output_token
-		*rows; /* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
+	/* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
+	struct output_token *rows;
 	size_t n_rows;
 	/* PROGRESS: */
 	uint32_t done, total;   /* of the prompt's tokens; inside a step estimated by layers */
@@ -68,8 +68,8 @@ struct mailbox;
 struct mailbox *mailbox_new(void); /* held once by the caller; NULL in a scope only (mem.h) */
 void mailbox_hold(struct mailbox *m);
 void mailbox_drop(struct mailbox *m);
-void mailbox_put(struct mailbox *m,
-	struct job_event *v); /* takes v; pieces of text join what still waits there */
+/* Takes v. A piece of text is appended to the last waiting event, if that is of the same text. */
+void mailbox_put(struct mailbox *m, struct job_event *v);
 /* The next event, or NULL after `timeout_ms`. The caller frees it. */
 struct job_event *mailbox_take(struct mailbox *m, int timeout_ms);
 
@@ -129,8 +129,7 @@ void job_end(struct job *j, enum job_finish finish);
 void job_fail(struct job *j, const struct err *e);
 #define JOB_NO_MEMORY "there is no memory for the answer; try again in a few seconds"
 
-/* A job without prompt and options, held by the caller; it holds the mailbox. NULL in a scope only.
- */
+/* A job without prompt and options, held by the caller; it holds `mail`. NULL in a scope only. */
 struct job *job_new(struct mailbox *mail, uint32_t index);
 /* The job gets prompt number `prompt`, options and client of `shared`, and holds it. */
 void job_share(struct job *j, struct job_shared *shared, size_t prompt);

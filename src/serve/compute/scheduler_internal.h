@@ -102,8 +102,7 @@ uint32_t slots_count(const struct scheduler *s, enum scheduler_state state);
 
 /* Gives idle slots the jobs of the queue. Jobs of the queue that were cancelled end. */
 void slots_fill(struct scheduler *s);
-/* Ends the cancelled jobs of slots that are not in flight; all jobs once the scheduler must stop.
- */
+/* Ends the cancelled jobs of slots that are not in flight; once stop_now is set, all jobs. */
 void slots_drop_cancelled(struct scheduler *s);
 
 /* Whether this slot still waits for its leader. The wait is over when the leader has read the

@@ -34,8 +34,7 @@ struct slice_step {
 	uint32_t most; /* rows possible */
 	/* A step in which some prompts end and others do not has at most `slice` rows, or those of the
 	 * prompts that end if they are more: first tokens do not wait for the other prompts. With
-	 * `others` it may have twice the rows of the prompts that end: the other prompts get some, too.
-	 */
+	 * `others` it may have twice the rows of the prompts that end, so that the others get some. */
 	uint32_t slice;
 	bool others;
 	/* The device computes steps of at most so many rows in another way, which differs in the last
