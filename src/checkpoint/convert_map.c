@@ -82,8 +82,7 @@ struct plan_builder {
 	uint64_t fallbacks;
 };
 
-/* The widest type of those at hand that a row of n values fits: K and IQ blocks hold 256, Q8_0 32,
- * BF16 anything. */
+/* `want` if rows of n values are whole blocks of it (K, IQ: 256 values), or Q8_0 (32), or BF16. */
 static enum dtype fitting_type(enum dtype want, uint64_t n)
 {
 	if (n % dtype_info(want)->block_values == 0)
