@@ -312,7 +312,7 @@ static int read_rope(struct convert_config *c, const struct json_source *s)
 	return 0;
 }
 
-/* "full"/"shared" per layer from a list of words or a string of letters F and S. */
+/* Which layers are full, from a list of "full" and "shared" or a string of letters F and S. */
 static int read_types(struct convert_config *c, const struct json_source *s, const char *key)
 {
 	const json_t *v = json_object_get(s->root, key);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How much of a prompt is read at a time while somebody else waits. A short slice keeps the pauses
- * of answers short, and a short prompt beside a long one; but a step has a fixed cost, on a card
- * that streams experts most of it, so short slices make the prompt take longer. The cost of a step
- * of r rows is taken for fixed + each * r, fitted to the steps that were measured.
+ * How many rows of prompts a step reads while somebody else waits. A short slice keeps the pauses
+ * of answers short, and the wait of a short prompt beside a long one. But a step has a fixed cost,
+ * which is most of it where experts are streamed, so short slices make the prompt take longer. The
+ * cost of a step of r rows is modelled as fixed + each * r, fitted to the steps that were measured.
  */
 #ifndef GLM_SERVE_SLICES_H
 #define GLM_SERVE_SLICES_H

@@ -198,7 +198,7 @@ static json_t *named_properties(struct schema_compiler *c, const struct schema_p
 		return NULL;
 	}
 	json_t *all = properties ? json_copy(properties) : json_object();
-	if (json_array_append_new(c->made, all)) { /* and it is let go */
+	if (json_array_append_new(c->made, all)) { /* which has released it */
 		schema_refuse(c, w, "there is no memory for the properties");
 		return NULL;
 	}
