@@ -348,8 +348,8 @@ int request_template(struct request *r, struct request_error *e)
 		o->enable_thinking = enable ? CHAT_ON : CHAT_OFF;
 		r->think_asked = true;
 	}
-	if (json_is_boolean(json_object_get(
-			kwargs, "enable_thinking"))) /* what is said outright wins over the effort */
+	/* enable_thinking wins over the effort */
+	if (json_is_boolean(json_object_get(kwargs, "enable_thinking")))
 		o->enable_thinking =
 			json_is_true(json_object_get(kwargs, "enable_thinking")) ? CHAT_ON : CHAT_OFF;
 	o->add_generation_prompt = true;

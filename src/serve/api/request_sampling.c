@@ -79,8 +79,8 @@ static int bias_add(struct request *r, int64_t id, const json_t *v, struct reque
 {
 	struct sampler_options *o = &r->sampling;
 	uint32_t n = tokenizer_n_tokens(r->model->tokenizer);
-	double add =
-		json_is_false(v) ? -INFINITY : json_number_value(v); /* false: llama.cpp's "never" */
+	/* false: llama.cpp's "never" */
+	double add = json_is_false(v) ? -INFINITY : json_number_value(v);
 	if (id < 0 || id >= n)
 		return request_refuse(e, 400, NULL, "logit_bias",
 			"logit_bias: expected token ids of 0 to %u, found %lld", n - 1, (long long)id);

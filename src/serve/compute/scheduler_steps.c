@@ -131,8 +131,8 @@ bool parts_compute(
 	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
 {
 	struct err e = {0};
-	struct job *alone =
-		n == 1 ? at[0]->job : NULL; /* a long step of one ends when its client leaves */
+	/* a step of one job is cancelled when its client leaves, even within a layer */
+	struct job *alone = n == 1 ? at[0]->job : NULL;
 	pthread_mutex_lock(&s->lock);
 	s->alone = alone;
 	if (alone && s->stop_now)

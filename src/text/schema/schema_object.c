@@ -73,8 +73,8 @@ static void check_named_keys(
 	const char *key;
 	json_t *v;
 	bool bound = allowed_keys(c, w, &allowed);
-	if (bound &&
-		allowed.n_states > 4 * KEY_MAX) { /* each comparison costs as much as it has states */
+	/* each comparison costs as much as the automaton has states */
+	if (bound && allowed.n_states > 4 * KEY_MAX) {
 		struct char_nfa part;
 		char_nfa_length(&part, 0, KEY_MAX);
 		char_nfa_intersect(&allowed, &part);
