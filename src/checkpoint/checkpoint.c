@@ -57,7 +57,7 @@ static void close_folder(struct gguf *g)
 
 /* ---- tensors that are made ---- */
 
-/* One row of the source as floats, scales applied. r counts in the whole source, a matrix. */
+/* Row r of the source, a single matrix, as floats with the scales applied. */
 static void source_row(const struct gguf_tensor *t, enum dtype type, uint64_t r, uint64_t cols,
 	const struct safetensors_tensor *scale, float *out)
 {
@@ -104,7 +104,7 @@ static int make_tensor(const struct gguf *g, const struct gguf_tensor *t, void *
 		for (uint64_t r = 0; r < rows; r++) {
 			const uint64_t at = p->slabs[s].row0 + r;
 			const uint8_t *values = (const uint8_t *)row;
-			if (from == t->type) /* its bits */
+			if (from == t->type) /* no conversion */
 				values = t->runs->data + at * cols * each;
 			else
 				source_row(t, from, at, cols, first->scale, row);

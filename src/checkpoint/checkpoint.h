@@ -9,10 +9,12 @@
  * - tensors: GGUF's names and shapes, with the types of the checkpoint. Their bytes are those of
  *   the shards: an expert is read from its shard as it stands there, scales included.
  *
- * Two kinds of tensors are made when they are loaded (gguf_make): attn_k_b, whose heads GGUF has
- * transposed, and what has block scales that do not begin with the tensor (attn_v_b). Scaled ones
- * become F32, so their values are exact. So every weight is the number that
- * `convert --recipe f32` would store.
+ * Some tensors are computed when they are loaded (gguf_make):
+ * - attn_k_b, whose heads GGUF has transposed;
+ * - of tensors with block scales: attn_v_b, a part of another tensor, and those with BF16 scales.
+ * Those with scales become F32, so their values are exact. So every weight is the number that
+ * `convert --recipe f32` would store. Experts and the embedding are never computed: where they
+ * would have to be, the folder is refused.
  */
 #ifndef GLM_CHECKPOINT_CHECKPOINT_H
 #define GLM_CHECKPOINT_CHECKPOINT_H
@@ -26,7 +28,7 @@ int model_file_open(const char *path, struct gguf **out, struct err *e);
 /* Opens a folder. */
 int checkpoint_open(const char *folder, struct gguf **out, struct err *e);
 
-/* Raises the limit of open files: a shard is one, and large checkpoints have hundreds. */
+/* Raises the process's limit of open files as far as it may: a large checkpoint has many shards. */
 void checkpoint_raise_file_limit(void);
 
 #endif

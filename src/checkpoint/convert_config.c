@@ -100,15 +100,15 @@ static const struct fixed_bool {
 	{"indexer_rope_interleave", true},
 };
 
-/* Names of settings that change what a model computes begin so, in this architecture and in those
- * close to it. */
+/* Prefixes of settings that change what a model computes, in this architecture and in those close
+ * to it. */
 static const char *const setting_prefixes[] = {"attention_", "attn_", "compress_", "engram_",
 	"expert_", "final_logit_", "hc_", "index_", "indexer_", "kv_", "latent_", "logit", "mhc_",
 	"mlp_", "moe_", "n_", "num_", "partial_", "q_", "qk_", "rope_", "router_", "scale_", "sliding_",
 	"swiglu_", "use_", "v_"};
 
-/* Keys that begin so, stand in none of the tables above, and are either read below or mean nothing
- * to what is computed here. */
+/* Keys with such a prefix that are in none of the tables above, and are either read below or change
+ * nothing that is computed here. */
 static const char *const other_keys[] = {"attention_dropout", "index_share_for_mtp_iteration",
 	"index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "indexer_types",
 	"latent_rms_norm_eps", "mlp_layer_types", "moe_layer_freq", "moe_router_dtype",
@@ -241,8 +241,8 @@ static int expect_number(const struct json_source *s, const char *key, double wa
 		value_text(v, text), want);
 }
 
-/* rope_theta of one object; all that are there must agree: readers differ in which they believe.
- * `*found` is 0 before the first. */
+/* rope_theta of one object. All in the file must agree, since libraries differ in which they use.
+ * *found: 0 before the first. */
 static int read_theta(const struct json_source *s, float *found)
 {
 	float theta;
@@ -312,7 +312,7 @@ static int read_rope(struct convert_config *c, const struct json_source *s)
 	return 0;
 }
 
-/* "full"/"shared" per layer from a list of words or a string of letters F and S. */
+/* Which layers are full, from a list of "full" and "shared" or a string of letters F and S. */
 static int read_types(struct convert_config *c, const struct json_source *s, const char *key)
 {
 	const json_t *v = json_object_get(s->root, key);

@@ -38,8 +38,8 @@ struct convert_config {
 	float routed_scale, rms_eps, rope_theta;
 	bool has_latent_eps;
 	float latent_eps;
-	uint32_t stops[CONVERT_MAX_STOPS]; /* [n_stops] eos_token_id, generation_config.json before
-										  config.json */
+	/* [n_stops] eos_token_id of generation_config.json, else of config.json */
+	uint32_t stops[CONVERT_MAX_STOPS];
 	uint32_t n_stops;
 	bool has_pad;
 	uint32_t pad;

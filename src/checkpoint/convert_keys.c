@@ -68,7 +68,7 @@ void convert_keys_shape(struct gguf_writer *w, const struct convert_config *c)
 		gguf_writer_set_f32(w, "general.sampling.top_p", c->top_p);
 }
 
-/* Added tokens have ids by their text; -1: there is no such token. */
+/* The id of the added token with this text; -1: there is none. */
 static int64_t find_token(const struct hf_tokenizer *t, const char *text)
 {
 	size_t n = strlen(text);

@@ -21,7 +21,7 @@ int convert_keys_set(struct gguf_writer *w, const struct convert_config *c, cons
 void convert_keys_tokens(
 	struct gguf_writer *w, const struct gguf_str *tokens, uint32_t n, uint32_t n_vocab);
 
-/* Of these keys only those of shape, schedule and sampling. */
+/* Declares only the keys of shape, schedule and sampling. */
 void convert_keys_shape(struct gguf_writer *w, const struct convert_config *c);
 
 #endif

@@ -82,8 +82,7 @@ struct plan_builder {
 	uint64_t fallbacks;
 };
 
-/* The widest type of those at hand that a row of n values fits: K and IQ blocks hold 256, Q8_0 32,
- * BF16 anything. */
+/* `want` if rows of n values are whole blocks of it (K, IQ: 256 values), or Q8_0 (32), or BF16. */
 static enum dtype fitting_type(enum dtype want, uint64_t n)
 {
 	if (n % dtype_info(want)->block_values == 0)
@@ -431,7 +430,8 @@ static const char *known_extra(const struct convert_config *c, const char *name)
 	return NULL;
 }
 
-/* Every source tensor is used, or is one of the known extras (counted per reason). */
+/* Checks that every tensor of the checkpoint is used or a known extra; a note says how many are
+ * left out, and why. */
 static int check_rest(struct plan_builder *b)
 {
 	const char *reasons[8] = {NULL};
@@ -455,7 +455,8 @@ static int check_rest(struct plan_builder *b)
 	return 0;
 }
 
-/* A checkpoint that a library has saved again may announce the MTP layer but lack it. */
+/* Sets n_nextn to 0 if the checkpoint lacks the MTP layer that it announces: a library may have
+ * saved it so. */
 static void check_nextn(
 	struct convert_plan *p, struct convert_config *cfg, const struct safetensors *st)
 {

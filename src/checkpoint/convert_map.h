@@ -3,9 +3,9 @@
  * The plan of a conversion: every tensor of the GGUF with its type, shape and the pieces of the
  * checkpoint it is made of. Pure bookkeeping over headers; no weight is read.
  *
- * A tensor is a stack of equal slabs: one for a plain matrix, one per expert, one per head for
- * attn_k_b and attn_v_b. Each slab comes from consecutive rows of one source tensor (fused expert
- * tensors hold several slabs each).
+ * A tensor is a stack of slabs of one shape: one for a plain matrix, one per expert, one per head
+ * for attn_k_b and attn_v_b. Each slab comes from consecutive rows of one source tensor. A source
+ * tensor may hold several slabs (fused experts, kv_b_proj).
  */
 #ifndef GLM_CHECKPOINT_CONVERT_MAP_H
 #define GLM_CHECKPOINT_CONVERT_MAP_H
@@ -48,7 +48,7 @@ struct convert_tensor {
 };
 
 /* Exceptions to a recipe: tensors whose GGUF name matches a shell pattern get another type. Norms,
- * routers and biases stay F32 whatever matches them. */
+ * routers, biases and indexer.proj stay F32 whatever matches them. */
 #define CONVERT_TYPES_MAX 64
 struct convert_types {
 	int n;

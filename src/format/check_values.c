@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The length of the key and of the file follow from the tensor table: no size is read from either.
- */
+/* The lengths of the key and of the file follow from the tensor table. Sizes that are stored there
+ * are only compared with them. */
 #include "src/format/check_values.h"
 
 #include "src/base/buf.h"
@@ -233,7 +233,7 @@ int check_values_parse(const struct gguf *g, const void *bytes, size_t n, const 
 	return 0;
 }
 
-/* 0 with *out NULL when there is no such file. */
+/* check_values_open of the file beside the model alone; without such a file *out is not set. */
 static int open_beside(const struct gguf *g, struct check_values **out, struct err *e)
 {
 	char *path = check_values_path(g);

@@ -36,17 +36,18 @@
 
 /* ---- ranges ---- */
 
-/* How many ranges a tensor has: the number of its experts, or 1 if it has none. */
+/* How many ranges a tensor of a GGUF has: the number of its experts, or 1 if it has none. */
 uint64_t check_ranges(const char *name, uint32_t n_dims, const uint64_t ne[4]);
 
-/* The fingerprint of a tensor table: begin with CHECK_TABLE_START, add each tensor in order. */
+/* The fingerprint of a tensor table: h is CHECK_TABLE_START for the first tensor, then the result
+ * of the tensor before. */
 #define CHECK_TABLE_START 0u
 uint64_t check_table_add(uint64_t h, const char *name, enum dtype type, const uint64_t ne[4]);
 
 /* The ranges of a model; constant. */
 struct check_map {
 	const struct gguf *file;
-	uint64_t *first; /* [n_tensors + 1] number of a tensor's first range; last: how many in all */
+	uint64_t *first; /* [n_tensors + 1] number of each tensor's first range; last: of all ranges */
 	uint64_t fingerprint;
 };
 void check_map_init(struct check_map *m, const struct gguf *g);
@@ -54,9 +55,9 @@ void check_map_fini(struct check_map *m); /* a zeroed one is fine */
 
 struct check_range {
 	const struct gguf_tensor *tensor;
-	uint64_t expert; /* 0 where the tensor is one range */
-	bool scales;     /* of it, not its values */
-	struct gguf_run run;
+	uint64_t expert;     /* 0 where the tensor is one range */
+	bool scales;         /* the range holds its scales, not its values */
+	struct gguf_run run; /* its bytes */
 };
 /* Range number i < check_map_n. */
 struct check_range check_map_range(const struct check_map *m, uint64_t i);
@@ -86,11 +87,11 @@ int check_values_open(const struct gguf *g, struct check_values **out, struct er
 int check_values_open_key(const struct gguf *g, struct check_values **out, struct err *e);
 void check_values_free(struct check_values *v); /* NULL is fine */
 
-/* The value of one range of a tensor of the model. i: the expert, or 0. */
+/* The value of range i of a tensor of the model, counted from its first: the expert, or 0. */
 uint64_t check_value(const struct check_values *v, const struct gguf_tensor *t, uint64_t i);
 
-/* Sets the error for range number i, whose bytes were wrong when they were read and when they were
- * read again, then with the value `found`. Returns ERR_RUN. */
+/* Sets the error for range number i, whose bytes were wrong twice: when they were read, and when
+ * they were read again (value: `found`). Returns ERR_RUN. */
 int check_values_err(const struct check_values *v, uint64_t i, uint64_t found, struct err *e);
 
 /* ---- the file beside the model ---- */

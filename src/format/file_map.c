@@ -35,13 +35,13 @@ struct file_map_watch {
 	atomic_uint_fast64_t look_ns;   /* clock_ns from which on the next fstat is due */
 	atomic_bool changed;            /* the file has been written to since open */
 	int fd;                         /* constant while in use */
-	struct stat as;                 /* the same: the file's state at open */
+	struct stat as;                 /* constant while in use: the file's state at open */
 };
 
 static _Atomic(struct file_map_watch *) watches;
 static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER; /* guards use and reuse */
 static struct sigaction earlier;                               /* constant once installed */
-static uintptr_t page_bytes;                                   /* the same */
+static uintptr_t page_bytes;                                   /* constant once installed */
 
 static void note_lost(struct file_map_watch *w, uint64_t offset)
 {

@@ -51,8 +51,8 @@ void file_map_drop_cached(const struct file_map *m, uint64_t offset, uint64_t by
  * slowly). So a change may be reported that much later. */
 int file_map_check(const struct file_map *m, const char *path, struct err *e);
 
-/* ERR_RUN when `path` names another file than the mapped one by now. For a caller that has opened
- * the file a second time, by its name. 0 also when nothing has that name any more. */
+/* ERR_RUN when `path` now names another file than the mapped one. For a caller that has opened the
+ * file a second time, by its name. 0 also when no file has that name any more. */
 int file_map_check_path(const struct file_map *m, const char *path, struct err *e);
 
 #endif

@@ -6,8 +6,8 @@
  *
  * Everything is checked before it is used: counts against the bytes that are left, names (1 .. 255
  * bytes of UTF-8, no control characters, no duplicates), shapes, block sizes, alignment, and that
- * no two tensors overlap (or, in a file that says so, that they are the same bytes throughout). A
- * struct gguf that exists is consistent, and is constant: any number of threads may read it.
+ * no two tensors overlap (in a file with GGUF_SHARED_DATA_KEY two may be the same bytes). An open
+ * struct gguf is consistent and constant: any number of threads may read it.
  *
  * A split set (NAME-00001-of-00005.gguf ...) is opened by naming its first part; the tensors of all
  * parts form one table. Keys are those of the first part.
@@ -46,7 +46,7 @@ enum gguf_type {
 };
 
 /* A file with this key (of any value) may have several tensors of equal type and size at the same
- * place: files for measuring, which would not fit the disk otherwise. */
+ * offset: benchmark files, which would not fit on the disk otherwise. */
 #define GGUF_SHARED_DATA_KEY "glmstream.synth.alias"
 
 #define GGUF_NAME_MAX          255 /* bytes of a key or tensor name */
@@ -88,15 +88,16 @@ struct gguf_tensor {
 	uint64_t ne[4];  /* fastest first; 1 beyond n_dims; never 0 */
 	uint32_t file;   /* index into gguf.files */
 	uint64_t offset; /* of the first byte, from the start of that file */
-	uint64_t bytes;  /* of all runs and scales */
-	/* The same place in memory; NULL if the tensor is in several runs, or made. */
+	uint64_t bytes;  /* of all runs and scales; if made, what gguf_make writes */
+	/* The byte at `offset` in memory; NULL if the tensor is in several runs, or made. */
 	const uint8_t *data;
-	/* NULL: the tensor is one run, as above, without scales. It always is in a GGUF. Else its runs:
-	 * one for the whole tensor, or one for each matrix of the stack. */
+	/* NULL: the tensor is one run, at `offset`, without scales. In a GGUF it always is. Else its
+	 * runs: one for the whole tensor, or one for each matrix of the stack. */
 	const struct gguf_run *runs;   /* [n_runs] */
 	const struct gguf_run *scales; /* [n_runs] of a type with block scales (dtype.h), or NULL */
 	uint64_t n_runs;
-	/* The tensor is computed from its runs and scales, which are of another tensor: gguf_make. */
+	/* No file has the tensor's bytes: gguf_make computes them. runs and scales, one each, are then
+	 * those of the tensor that it is computed from. */
 	bool made;
 };
 
@@ -104,7 +105,7 @@ struct gguf_file {
 	char *path;
 	uint64_t size;        /* bytes of the file */
 	uint64_t data_offset; /* end of header and padding */
-	uint32_t alignment;   /* of its tensors: general.alignment, or 32 if it is padded to that */
+	uint32_t alignment;   /* of its tensors: general.alignment, or 32 if they only have that */
 	struct file_map map;  /* zeroed when the bytes came from gguf_parse */
 };
 
@@ -125,7 +126,7 @@ struct gguf {
 	void *folder_data;                        /* private to these */
 };
 
-/* What a checkpoint's folder does otherwise. */
+/* What a checkpoint's folder does in place of a GGUF. */
 struct gguf_folder_ops {
 	int (*make)(const struct gguf *g, const struct gguf_tensor *t, void *dst, struct err *e);
 	void (*close)(struct gguf *g); /* frees folder, folder_data, runs and scales */
@@ -147,10 +148,9 @@ int gguf_parse(const void *bytes, size_t n, const char *name, struct gguf **out,
 
 void gguf_close(struct gguf *g); /* accepts NULL */
 
-/* For whoever presents something else as a struct gguf, after gguf_parse of its keys alone:
+/* For src/checkpoint, which parses keys alone (gguf_parse), then sets files and tensors:
  * - gguf_drop_files closes the files and frees `files`;
- * - gguf_index_tensors makes the tensors, which were replaced, findable. ERR_INPUT: a name twice.
- */
+ * - gguf_index_tensors rebuilds the index of gguf_find_tensor. ERR_INPUT: a name twice. */
 void gguf_drop_files(struct gguf *g);
 int gguf_index_tensors(struct gguf *g, struct err *e);
 
@@ -172,8 +172,8 @@ int gguf_check_lost(const struct gguf *g, struct err *e);
  * gguf_check_names check it too. Errors of file_map_open. Before other threads use g. */
 int gguf_watch_copy(struct gguf *g, const char *path, struct err *e);
 
-/* ERR_RUN when the name of a file or copy means another file by now than when it was opened here.
- * For a caller that has opened them a second time, by their names: it may have opened others. */
+/* ERR_RUN when a file or copy has been replaced under its name since it was opened here. For a
+ * caller that has opened them a second time, by their names: it may have opened others. */
 int gguf_check_names(const struct gguf *g, struct err *e);
 
 /* ---- metadata ----
@@ -202,13 +202,13 @@ int gguf_get_ints(const struct gguf *g, const char *key, struct gguf_array *out,
 int gguf_get_floats(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
 int gguf_get_strs(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
 
-/* Element i < a->n of an array of numbers or bools. A u64 above INT64_MAX is answered as INT64_MAX;
- * floats are cut. */
+/* Element i < a->n of an array of numbers or bools. As an integer, floats are truncated, values out
+ * of range are clamped, and NaN is INT64_MIN. */
 int64_t gguf_array_i64(const struct gguf_array *a, uint64_t i);
 double gguf_array_f64(const struct gguf_array *a, uint64_t i);
 
-const char *gguf_type_name(
-	uint32_t type); /* "u32", "array", ...; "type N" (thread-local) when unknown */
+/* "u32", "array", ...; "type N" (thread-local) when unknown. */
+const char *gguf_type_name(uint32_t type);
 
 /* ---- tensors ---- */
 

@@ -135,7 +135,7 @@ static int read_rest(
 	return code;
 }
 
-/* People point at what they have downloaded. */
+/* Users may name the checkpoint that they have downloaded. */
 static void hint_at_convert(const char *path, struct err *e)
 {
 	const char *end = strrchr(path, '.');

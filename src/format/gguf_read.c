@@ -8,10 +8,10 @@
  *   padding to general.alignment; tensor data, offsets count from here (is_padded_to_default: the
  *   exception)
  *
- * A cursor that checks each take against the bytes that are left does all reading, so nothing below
- * has to think about the end of the file. Counts are compared with the least space their items can
- * take before memory is taken for them: memory use is bounded by a small multiple of the file's
- * size.
+ * All reading goes through a cursor that checks each size against the bytes that are left, so only
+ * the cursor knows the end of the file. Before memory is allocated for n items, n is compared with
+ * the least space that they can take in the file: memory use is bounded by a small multiple of the
+ * file's size.
  */
 #include "src/format/gguf_read.h"
 
@@ -213,7 +213,7 @@ static int parse_kv(
 	return parse_elements(c, x, kv->key, elem, n, &kv->value);
 }
 
-/* One row of the tensor table. t->offset stays relative to the data section; place_tensor makes it
+/* One row of the tensor table. t->offset stays relative to the data section; locate_tensor makes it
  * absolute. */
 static int parse_tensor(
 	struct gguf_cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_tensor *t)
@@ -471,7 +471,7 @@ int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint6
 	size_t room = 0;
 	int code;
 
-	/* the file joins the set first, so that gguf_close releases it whatever happens */
+	/* the file is added first, so that gguf_close releases it after an error too */
 	g->files = mem_grow(g->files, g->n_files + 1, sizeof *g->files);
 	struct gguf_file *file = &g->files[g->n_files];
 	*file = (struct gguf_file){

@@ -9,7 +9,7 @@
 struct gguf_index {
 	uint32_t *kv_order;     /* [n_kvs] indices of kvs, sorted by key */
 	uint32_t *tensor_order; /* [n_tensors] indices of tensors, sorted by name */
-	char **names;           /* one run of terminated names per parsed file */
+	char **names;           /* blocks of terminated names */
 	size_t n_names;
 	struct gguf_str **strings; /* the views of string arrays */
 	size_t n_strings;
@@ -21,12 +21,12 @@ struct gguf_copy {
 	struct file_map map;
 };
 
-/* An empty set; released with gguf_close at any stage. */
+/* An empty struct gguf; gguf_close releases it at any stage. */
 struct gguf *gguf_read_new(void);
 
-/* Parses one more file into `g`. Tensors are appended; keys are kept from the first file, of later
- * files only checked and handed out through `split` (see below). `map` (may be NULL) becomes the
- * set's on success and failure. */
+/* Parses one more file into `g`. Its tensors are appended. The keys of the first file are kept;
+ * those of later files are only checked, and *split tells those of them that gguf_open needs. `map`
+ * (may be NULL) belongs to `g` afterwards, also after an error. */
 struct gguf_split {
 	bool present;       /* split.count exists */
 	uint64_t no, count; /* split.no, split.count */

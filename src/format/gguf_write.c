@@ -67,7 +67,7 @@ struct gguf_writer {
 	size_t n_parts;
 	bool planned;
 	bool has_check_values;
-	bool force;               /* of check_output; true without it */
+	bool force;               /* of gguf_writer_check_output; true if it was not called */
 	uint64_t n_ranges;        /* check values of all tensors */
 	uint64_t check_values_at; /* where the first one stands in the header of the first part */
 };
@@ -348,7 +348,8 @@ static uint64_t tensor_row_bytes(const struct out_tensor *t)
 	return 8 + strlen(t->name) + 4 + 8 * t->n_dims + 4 + 8;
 }
 
-/* Keys that every part carries; `split` of them belong to sets only. */
+/* The writer's own keys of a part; those of split.* only if there are several parts. *n grows by
+ * their number. */
 static void append_own_keys(const struct gguf_writer *w, struct buf *b, size_t part, uint64_t *n)
 {
 	append_str(b, OUT_MODEL_KEY, strlen(OUT_MODEL_KEY));
@@ -366,7 +367,7 @@ static void append_own_keys(const struct gguf_writer *w, struct buf *b, size_t p
 	*n += 3;
 }
 
-#define OWN_KEYS_BYTES 256 /* more than put_own_keys writes */
+#define OWN_KEYS_BYTES 256 /* more than append_own_keys writes */
 
 /* Cuts the tensors into parts. A part is closed when its next tensor could bring the file beyond
  * split_bytes; header sizes are taken with OWN_KEYS_BYTES of slack, so the limit holds. */

@@ -45,8 +45,8 @@ void gguf_writer_set_u64(struct gguf_writer *w, const char *key, uint64_t v);
 void gguf_writer_set_f32(struct gguf_writer *w, const char *key, float v);
 void gguf_writer_set_bool(struct gguf_writer *w, const char *key, bool v);
 void gguf_writer_set_str(struct gguf_writer *w, const char *key, const char *v);
-void gguf_writer_set_bytes(
-	struct gguf_writer *w, const char *key, const void *v, size_t n); /* a string with any bytes */
+/* A string with any bytes. */
+void gguf_writer_set_bytes(struct gguf_writer *w, const char *key, const void *v, size_t n);
 void gguf_writer_set_u32s(struct gguf_writer *w, const char *key, const uint32_t *v, size_t n);
 void gguf_writer_set_i32s(struct gguf_writer *w, const char *key, const int32_t *v, size_t n);
 void gguf_writer_set_bools(struct gguf_writer *w, const char *key, const bool *v, size_t n);
@@ -58,9 +58,9 @@ void gguf_writer_set_strs(
 int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type,
 	uint32_t n_dims, const uint64_t *ne, size_t *id, struct err *e);
 
-/* Tensor `id` gets no data of its own: it stands where the earlier tensor `of` stands, which has
- * the same type and size and data of its own. Readers refuse such a file unless it carries
- * GGUF_SHARED_DATA_KEY. Not with split_bytes (bug). */
+/* Tensor `id` gets no data of its own but those of `of`, an earlier tensor of the same type and
+ * size with data of its own. Readers refuse such a file unless it carries GGUF_SHARED_DATA_KEY. Not
+ * with split_bytes (bug). */
 void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of);
 
 /* The file gets check values (check_values.h): after its data have been written every tensor has to
@@ -92,15 +92,15 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 
 /* ---- write ---- */
 
-/* Whether create and commit may write here; to be called before create, and both keep to it:
- * without this call they replace any file. ERR_INPUT when a file stands at the final name of a
- * part, or a .partial that is no unfinished model of this program. With force always 0
- * (out_file.h). */
+/* Whether create and commit may write here. To be called after plan and before create: these then
+ * refuse the same files, while without this call they replace any file. ERR_INPUT when the final
+ * name of a part is taken, or its .partial exists and is no unfinished model of this program. With
+ * force always 0 (out_file.h). */
 int gguf_writer_check_output(struct gguf_writer *w, const char *path, bool force, struct err *e);
 
 /* Creates path.partial (of each part), reserves the space on disk where the file system can, writes
- * headers. With `resume` the files must exist from an earlier run with exactly these headers and
- * sizes, and their data are kept, and check values with them. May be called again after it has
+ * headers. With `resume` the files must exist from an earlier run with the same sizes and headers
+ * (check values may differ); their data and check values are kept. May be called again after it has
  * failed. */
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e);
 

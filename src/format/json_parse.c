@@ -13,9 +13,10 @@
 /* ---- memory ----
  *
  * Jansson's parser checks most allocations, but not that of the buffer in which it collects a
- * string or number: when that cannot grow, bytes are missing, and what reads them leaves the
- * buffer. So while a text is parsed there is a reserve. What malloc has not comes from there; then
- * the text ends, at the latest FED_AT_ONCE bytes on, and its value is thrown away. */
+ * string or number: when that cannot grow, bytes are missing, and the parser reads beyond the
+ * buffer's end. So while a text is parsed there is a reserve, from which memory comes when malloc
+ * fails. After that the parser gets no more text than the FED_AT_ONCE bytes it may have read
+ * already, and its value is discarded. */
 
 #define FED_AT_ONCE 64
 /* the buffer that grows, the string that is copied from it, and what the bytes behind it make */

@@ -322,8 +322,8 @@ uint64_t safetensors_cols(const struct safetensors_tensor *t)
 
 uint64_t safetensors_rows(const struct safetensors_tensor *t)
 {
-	uint64_t rows =
-		1; /* cannot overflow unless the tensor is empty, and then it is 0 or harmless */
+	/* overflows only if the tensor is empty, and then it does no harm */
+	uint64_t rows = 1;
 	for (uint32_t d = 0; d + 1 < t->n_dims; d++)
 		rows *= t->shape[d];
 	return rows;

@@ -76,13 +76,13 @@ struct safetensors {
 	size_t n_names;
 };
 
-/* Opens a directory (model.safetensors.index.json, else every *.safetensors in it) or one
- * .safetensors file. With an index only the tensors it lists exist; missing shards and tensors are
- * named. *out is the caller's. */
+/* Opens one .safetensors file, or a directory: the shards of its model.safetensors.index.json, else
+ * its model.safetensors, else every *.safetensors in it. With an index only the tensors that it
+ * lists exist; errors name missing shards and tensors. *out is the caller's. */
 int safetensors_open(const char *path, struct safetensors **out, struct err *e);
 
-/* Parses the first n bytes of a file that is `file_bytes` long; n must reach the end of the JSON.
- * Data cannot be read. */
+/* Parses the first n bytes of a file of file_bytes bytes; they must include the whole header. There
+ * is no file, so data cannot be read. */
 int safetensors_parse(const void *bytes, size_t n, uint64_t file_bytes, const char *name,
 	struct safetensors **out, struct err *e);
 
@@ -91,8 +91,8 @@ void safetensors_close_files(struct safetensors *st);
 
 void safetensors_close(struct safetensors *st); /* accepts NULL */
 
-const struct safetensors_tensor *safetensors_find(
-	const struct safetensors *st, const char *name); /* NULL: absent */
+/* NULL: absent. */
+const struct safetensors_tensor *safetensors_find(const struct safetensors *st, const char *name);
 
 /* "[2048, 6144]" into a buffer of SAFETENSORS_SHAPE_MAX bytes. */
 #define SAFETENSORS_SHAPE_MAX 192
@@ -126,9 +126,10 @@ int safetensors_read_direct(const struct safetensors *st, const struct safetenso
 int safetensors_check_scale(const struct safetensors *st, const struct safetensors_tensor *t,
 	const struct safetensors_tensor *scale, struct err *e);
 
-/* Reads rows [row0, row1) of the matrix view as float: out[(row1 - row0) * cols]. F32, F16, BF16,
- * F8_E4M3. With `scale` (may be NULL) value(r, c) is multiplied by scale(r / 128, c / 128), rounded
- * once; r counts within each matrix of a stack [E, rows, cols]. Thread-safe. */
+/* Reads rows [row0, row1) of the matrix view of an F32, F16, BF16 or F8_E4M3 tensor as float:
+ * out[(row1 - row0) * cols]. With `scale` (may be NULL, see safetensors_check_scale) value(r, c) is
+ * multiplied by scale(r / 128, c / 128), rounded once; r counts within each matrix of a stack
+ * [E, rows, cols]. Thread-safe. */
 int safetensors_read_f32(const struct safetensors *st, const struct safetensors_tensor *t,
 	const struct safetensors_tensor *scale, uint64_t row0, uint64_t row1, float *out,
 	struct err *e);

@@ -47,7 +47,7 @@ uint32_t safetensors_open_direct(struct safetensors *st)
 	uint32_t n = 0;
 	for (uint32_t i = 0; i < st->n_files; i++) {
 		struct safetensors_file *f = &st->files[i];
-		char name[40]; /* the file that was opened, whoever has its name now */
+		char name[40]; /* the file that was opened, whatever file has its name now */
 		snprintf(name, sizeof name, "/proc/self/fd/%d", f->fd);
 		if (f->fd >= 0 && f->direct_fd < 0)
 			f->direct_fd = open(name, O_RDONLY | O_CLOEXEC | O_DIRECT);
@@ -75,7 +75,7 @@ int safetensors_read_direct(const struct safetensors *st, const struct safetenso
 		got += n > 0 ? (size_t)n : 0;
 		if (got >= need)
 			return 0;
-		/* what is refused, or ends within a unit, is read or explained by the buffered way */
+		/* the buffered read below tries again, or sets the error */
 		if (n <= 0 || got % SAFETENSORS_DIRECT_UNIT)
 			break;
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Opening checkpoints: a directory with an index, a directory of shards without one, or one file.
- * The index is an outline to be verified, not trusted: its file names may not leave the directory,
- * every shard must exist, every tensor must be in the shard it is said to be in.
+ * The index is not trusted: its file names may not leave the directory, every shard must exist, and
+ * every tensor must be in the shard that the index names.
  */
 #include "src/format/safetensors_parse.h"
 

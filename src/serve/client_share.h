@@ -22,7 +22,7 @@ enum client_holding {
 	CLIENT_CONNECTIONS,
 	CLIENT_PLACES, /* in the queue */
 	CLIENT_MEMORY, /* bytes, budget.h */
-	CLIENT_BODIES, /* bytes of bodies */
+	CLIENT_BODIES, /* bytes of request bodies */
 	CLIENT_N_HOLDINGS
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Looks of the scheduler, the counters and the cache, one after the other: each is of one moment,
- * all together nearly. */
+/* The scheduler, the counters and the cache are read one after the other: each part is a snapshot,
+ * the object as a whole is not. */
 #include "src/serve/live.h"
 
 #include "src/base/clock.h"

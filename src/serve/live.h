@@ -19,14 +19,16 @@
  *   connections   open now
  *   rate          over the last two seconds: { prefill_tok_s, decode_tok_s, read_bytes_s }
  *   totals        since the start: { answers, cancelled, failed, refused, prompt_tokens,
- *                 cached_tokens, prefill_tokens, new_tokens, hit_cache, hit_ram, miss, bytes_read,
- *                 prefetch_useful, prefetch_wasted, wait_ms }; hits and misses count requested
- *                 experts by where they were found
+ *                 cached_tokens, prefill_tokens, new_tokens, step_rows, step_cpu_ms, host_cpu_ms,
+ *                 hit_cache, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted,
+ *                 wait_ms }; hits and misses count requested experts by where they were found; the
+ *                 others are explained in metrics.h
  *   drafts        zeros with --draft off: { steps: of single answers, rows, tried, accepted: drafts
  *                 by position, saved_s: time gained, by the measured costs of steps }
- *   cache         { streaming: false when every expert stands where it is computed, policy,
- *                 lookahead, cache_bytes, ram_bytes, everything_bytes, expert_bytes (average),
- *                 layers, mtp_layers (the last of them), experts, map }
+ *   cache         { streaming: false when every expert is resident, policy, lookahead,
+ *                 cache_bytes and ram_bytes: memory of the two tiers, everything_bytes: a first
+ *                 tier that holds every expert, expert_bytes (average), layers, mtp_layers (the
+ *                 last of them), experts: in each layer, map }
  *   stages        [ { first, end: layers first .. end - 1; mtp: whether the MTP layer is one of
  *                 them; rank, card: where they lie } ], in the order of the layers
  *   memory        { resident_bytes, kv_bytes, workspace_bytes }, taken beside the cache

@@ -33,7 +33,7 @@ struct sample {
 
 struct metrics {
 	atomic_uint_fast64_t counters[METRICS_N_COUNTERS];
-	pthread_mutex_t lock; /* guards what follows; nothing is called while it is held */
+	pthread_mutex_t lock; /* guards what follows; no other lock is taken under it */
 	struct histogram histograms[METRICS_N_HISTOGRAMS];
 	struct response *responses; /* [n_responses] */
 	size_t n_responses;
@@ -121,7 +121,7 @@ void metrics_response(struct metrics *m, const char *route, unsigned status)
 		   (m->responses[i].status != status || strcmp(m->responses[i].route, route)))
 		i++;
 	if (i == m->n_responses) {
-		struct mem_scope scope; /* a status that was never sent before, uncounted */
+		struct mem_scope scope; /* without memory a new status is not counted */
 		mem_scope_begin(&scope);
 		bool good = mem_grow_array(&m->responses, i + 1, sizeof *m->responses);
 		mem_scope_end(&scope);

@@ -40,7 +40,7 @@ static void open_files(void)
 #include <files.inc>
 #undef FILE_BYTES
 	};
-	uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a: changes must show, nobody attacks it */
+	uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a: no defence against attacks is needed */
 	for (size_t i = 0; i < ARRAY_LEN(files); i++) {
 		files[i].len = (size_t)*lens[i];
 		for (size_t k = 0; k < files[i].len; k++)

@@ -23,7 +23,7 @@
 #define SUFFIX   ".response"
 #define KIND     "glmstream response 1\n"
 #define NAME_LEN (RESPONSE_ID_LEN + sizeof SUFFIX - 1)
-/* At most, of a file: its lines before the response. */
+/* Most bytes of a file before the response. */
 #define FILE_BYTES_MORE (sizeof KIND + 24)
 
 struct kept_response {

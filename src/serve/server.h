@@ -18,7 +18,7 @@
  *                                                                stream (live.h)
  *   GET  /                                                       the page (page.h)
  *
- * Paths count without a "/" at the end, and those of /v1 without it too.
+ * A "/" at the end of a path is ignored. "/v1" may be left out where that names no other path.
  *
  * With an API key, everything but /health and the page with its files needs it.
  *
@@ -38,7 +38,7 @@ struct server;
 struct server_options {
 	struct http_options http;
 	uint32_t sessions;     /* the engine was opened for as many */
-	uint32_t queue;        /* most answers that wait */
+	uint32_t queue;        /* most answers that wait for a session */
 	const char *folder;    /* --session-dir; NULL: none; borrowed while opening */
 	uint64_t folder_bytes; /* 0: the store's own limit */
 	/* Most bytes of answers that are remembered for clients that send them back (turn_store.h), and
@@ -57,8 +57,8 @@ int server_open(
 uint16_t server_port(const struct server *s);
 bool server_is_loopback(const struct server *s);
 
-/* No new connections; answers under way may end within grace_ms, then they are cut. At most about a
- * second longer. */
+/* Takes no new connections. Answers that run may end within grace_ms, then they are cut. Returns at
+ * most about a second after that. */
 void server_stop(struct server *s, unsigned grace_ms);
 void server_close(struct server *s); /* NULL is fine */
 

@@ -31,16 +31,18 @@ struct server_route {
 	enum { ROUTE_EXACT, ROUTE_BELOW } kind; /* BELOW: the path, and more behind it */
 	bool open;                              /* no key is needed */
 	const struct api *words;                /* writes refusals; NULL: by the client's headers */
-	/* rest: of the path, behind a ROUTE_BELOW, else "" */
+	/* rest: what follows `path` in the path of a ROUTE_BELOW request, else "" */
 	void (*handle)(struct server *s, struct exchange *x, const char *rest);
 	const char *refusal; /* instead of handle: why this is not done here */
 };
 
 #define ROUTE_PATH_MAX 512
 
-/* Paths count without a "/" at the end or twice in a row, and those of /v1 without it, too. NULL:
- * there is none. *allow: the methods that this path takes, when it takes others only, else NULL.
- * rest (may be NULL): [ROUTE_PATH_MAX]. HEAD is GET without the bytes. */
+/* The route of a path and a method; NULL: there is none.
+ * - path: a "/" at the end or twice in a row is ignored; "/v1" may be left out. HEAD is looked up
+ * as GET.
+ * - *allow: NULL, or after NULL the methods of this path if it has others.
+ * - rest: out [ROUTE_PATH_MAX], as for `handle`; may be NULL. */
 const struct server_route *route_find(
 	const char *method, const char *path, const char **allow, char *rest);
 /* The API in whose form a refusal is written: that of the path, and of the client where two share

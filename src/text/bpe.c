@@ -87,8 +87,8 @@ int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span
 				"merge %u \"%.*s\": expected two tokens that join to a token, with a blank between",
 				i, (int)MIN(m.len, 60), m.data);
 		else
-			pair_put(b, left, right, i,
-				result); /* a pair named twice: the later rank holds, as in Hugging Face */
+			/* a pair named twice: the later rank holds, as in Hugging Face */
+			pair_put(b, left, right, i, result);
 	}
 	buf_free(&bytes);
 	if (rc)

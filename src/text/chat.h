@@ -2,10 +2,10 @@
 /*
  * GLM-5.2's chat template as code (section 6.2 of the specification): a conversation -> the prompt.
  *
- * A prompt is a list of segments: control tokens ("<|user|>", "<think>") and text. Ids are made
- * with added tokens parsed nowhere, so a user who types "<|user|>" gets these eight characters, not
- * a new turn; only the template's own control tokens become control ids. The rendered text is
- * exactly what the released template gives.
+ * A prompt is a list of segments: control tokens ("<|user|>", "<think>") and text. Text is encoded
+ * without TOKENIZER_PARSE_ADDED, so a user who types "<|user|>" gets these eight characters, not a
+ * new turn; only the template's own control tokens become control ids. The rendered text is exactly
+ * what the released template gives.
  *
  * All strings of a conversation are owned by it and may contain zero bytes; they must be valid
  * UTF-8, which rendering checks.
@@ -36,15 +36,14 @@ struct chat_call {
 
 struct chat_message {
 	enum chat_role role;
-	struct chat_text content; /* absent counts as empty */
-	struct chat_text
-		reasoning; /* assistant: what it thought; absent: perhaps inside content, in <think> tags */
-	struct chat_call *calls; /* assistant: [n_calls] */
+	struct chat_text content;   /* absent counts as empty */
+	struct chat_text reasoning; /* assistant; absent: it may be inside content, in <think> tags */
+	struct chat_call *calls;    /* assistant: [n_calls] */
 	size_t n_calls;
 	struct chat_text *outputs; /* tool: [n_outputs] one response each, instead of content */
 	size_t n_outputs;
-	struct chat_text
-		*tool_names; /* tool: [n_tool_names] tools made known now, instead of content */
+	/* tool: [n_tool_names] tools made known now, instead of content */
+	struct chat_text *tool_names;
 	size_t n_tool_names;
 };
 
@@ -55,28 +54,28 @@ struct chat_options {
 	bool add_generation_prompt; /* end with the start of an assistant turn */
 	bool continue_last;         /* end inside the last message, which is the assistant's, instead */
 	bool effort_high;           /* "Reasoning Effort: High" instead of Max */
-	enum chat_switch
-		enable_thinking; /* off: no effort line, and the new turn begins with empty reasoning */
-	enum chat_switch clear_thinking; /* off: keep the reasoning of all turns, not only of those
-										after the last user message */
+	/* off: no effort line, and the new turn begins with empty reasoning */
+	enum chat_switch enable_thinking;
+	/* off: keep the reasoning of all turns, not only of those after the last user message */
+	enum chat_switch clear_thinking;
 };
 
 struct chat {
 	struct chat_message *messages; /* [n_messages], capacity managed by chat_add */
 	size_t n_messages, cap;
-	json_t *tools; /* array of tool objects, with or without the "function" wrapper; NULL: none;
-					  owned reference */
+	/* array of tool objects, with or without the "function" wrapper; NULL: none; owned reference */
+	json_t *tools;
 	struct chat_options options;
 };
 
 /* Appends a message with this content (copied; NULL: absent) and returns it for more to be filled
- * in. The pointer is valid until the next chat_add. */
+ * in. The pointer is valid until the next chat_add. NULL in a scope only (mem.h). */
 struct chat_message *chat_add(struct chat *c, enum chat_role role, const char *content, size_t len);
-void chat_truncate(struct chat *c, size_t n); /* forgets messages from n on */
+void chat_truncate(struct chat *c, size_t n); /* keeps the first n messages */
 void chat_fini(struct chat *c);               /* a zeroed struct is fine */
 
 struct chat_text chat_text_new(const char *data, size_t len);
-/* The part of t without blanks and line ends around it. */
+/* A view of t without the blanks, tabs and line ends around it. */
 struct chat_text chat_text_trimmed(struct chat_text t);
 
 struct chat_segment {
@@ -92,9 +91,9 @@ struct chat_prompt {
 	bool too_long;     /* set by chat_render: it stopped at most_bytes */
 };
 
-/* Appends nothing to what was in `out`: it is cleared first. ERR_INPUT names the message that is
- * not valid UTF-8, or says that the text is longer than most_bytes: a short conversation can name
- * one tool a thousand times. */
+/* Renders a conversation into `out`, whose earlier text and segments are dropped. ERR_INPUT names
+ * the message that is not valid UTF-8, or says that the text is longer than most_bytes (a short
+ * conversation can name one tool a thousand times). */
 int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e);
 void chat_prompt_fini(struct chat_prompt *p);
 
@@ -107,8 +106,8 @@ int chat_render_text(const struct chat *c, struct buf *out, struct err *e);
 int chat_render_ids(
 	const struct chat *c, const struct tokenizer *t, struct token_ids *out, struct err *e);
 
-/* For a conversation that ends with the assistant's words and asks for more: sets continue_last,
- * and drops a last message that says nothing. ERR_INPUT when it ends with calls. */
+/* If the last message is the assistant's: sets continue_last, or removes the message if it is
+ * blank. ERR_INPUT if it has calls. Else nothing changes. */
 int chat_continue(struct chat *c, struct err *e);
 
 /* Whether what the model writes after this prompt begins inside its reasoning (for chat_parse). */

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { /* the same bits as schema_keywords.h has, but that "number" alone is not an integer too */
+enum { /* the bits of schema_keywords.h; TYPE_NUMBER alone: a number with fraction or exponent */
 	TYPE_STRING = SCHEMA_STRING,
 	TYPE_INTEGER = SCHEMA_INTEGER,
 	TYPE_NUMBER = SCHEMA_NUMBER,

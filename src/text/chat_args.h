@@ -9,8 +9,9 @@
  *     chat_args_end(&a);
  *
  * `json` only grows: after each step it is the beginning of the finished object, as much of it as
- * is certain. A string's text is there as it comes; a number, word, array or object is there with
- * its end, because only then is it known to be one. Cutting a value differently changes nothing.
+ * is certain. The text of a string is appended as it comes; a number, word, array or object at its
+ * end, because only then is it known to be one. The finished object does not depend on how a value
+ * is cut into pieces.
  */
 #ifndef GLM_TEXT_CHAT_ARGS_H
 #define GLM_TEXT_CHAT_ARGS_H

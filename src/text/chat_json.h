@@ -24,7 +24,7 @@ int chat_json_parse(struct chat *c, const char *json, size_t len, struct err *e)
  * error. `name`: what the options are called in sentences about them. */
 int chat_json_messages(struct chat *c, const json_t *messages, struct err *e);
 int chat_json_tools(struct chat *c, const json_t *tools, struct err *e); /* NULL and null: none */
-int chat_json_options(struct chat *c, const json_t *options, const char *name,
-	struct err *e); /* NULL and null: nothing changes */
+/* NULL and null: nothing changes. */
+int chat_json_options(struct chat *c, const json_t *options, const char *name, struct err *e);
 
 #endif

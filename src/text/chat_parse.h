@@ -2,24 +2,26 @@
 /*
  * What the model writes -> reasoning, answer text and tool calls, as it arrives.
  *
- * Fed with token ids, only real tag tokens count as tags: "<tool_call>" spelled out with letters is
- * text. Fed with text, the spellings count. Cutting the input differently changes where one event
- * ends and the next of the same kind begins, nothing else.
+ * Input is token ids or text. Of token ids only the tag tokens are tags: "<tool_call>" spelled out
+ * with letters is text. In text the spellings are tags. How the input is cut into pieces decides
+ * only where one event ends and the next of the same kind begins.
  *
  * Form of a call: <tool_call>NAME{<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>}</tool_call>;
  * blanks between tags and around the name do not matter. Inside a value everything up to its
  * </arg_value> belongs to the value, whole quoted calls too (inner <arg_value> pairs are counted).
  * A call that breaks these rules is not lost: its exact text, tags included, comes out as answer
  * text. When the model ends its turn inside a call (something was never closed), the call is read
- * again without counting and with <tool_call> and </tool_call> breaking a value, so that only the
- * broken call becomes text and later ones are found.
+ * again: then a value ends at its first </arg_value>, and <tool_call> and </tool_call> break it. So
+ * only the broken call becomes text, and later ones are found.
  *
- * With live_calls a call is reported while it is written: CALL_BEGIN once its name is known (at its
- * first <arg_key> or its end), CALL_ARGUMENTS for each certain piece of the JSON object, then CALL.
- * What was reported is not taken back: a call that breaks the rules later, or that the output ends
- * in, stays without its CALL, a partial one, and is no text. One whose name was not complete is
- * text when it breaks the rules, and nothing when the output is cut off in it, unless it can be one
- * tool only.
+ * With live_calls a call is reported while it is written: CALL_BEGIN once its name is complete (at
+ * its first <arg_key> or its end), CALL_ARGUMENTS for each certain piece of the JSON object, then
+ * CALL. What was reported is not taken back:
+ * - A call that breaks the rules after CALL_BEGIN, or in which the output ends then, gets no CALL.
+ *   It stays a partial call and is not text.
+ * - A call that breaks the rules before CALL_BEGIN is text, also if the model ends its turn in it.
+ * - A call in whose name the output is cut off is dropped. But if the name so far is that of a tool
+ *   and begins no other tool's, CALL_BEGIN is reported: a partial call.
  *
  * Reasoning ends at the first </think>. A <think> is a tag only where nothing but blanks was
  * written before; elsewhere it, and every other stray tag, is text. Other control tokens (roles,
@@ -119,8 +121,8 @@ void chat_parse_token(struct chat_parse *p, int32_t id);
 void chat_parse_text(struct chat_parse *p, const char *text, size_t n);
 
 /* The end of the output: delivers what was held back. Then only chat_parse_fini may follow. ended:
- * the model ended its turn; false: it was cut off (limit, cancelled), and an unfinished call is
- * text as a whole (live_calls: a partial call): what it quotes must not run. */
+ * the model ended its turn. False: the output was cut off (limit, cancelled), and an unfinished
+ * call is text as a whole (live_calls: see above), so that calls which it quotes are not run. */
 void chat_parse_finish(struct chat_parse *p, bool ended);
 
 /* Whether the output stands inside a call. */

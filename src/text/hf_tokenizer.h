@@ -18,20 +18,20 @@
 #include <stdint.h>
 
 struct hf_tokenizer {
-	uint32_t n_tokens;        /* highest id + 1; a model may have more rows: pad with "[PAD<id>]",
-								 TOKEN_UNUSED */
-	struct text_span *tokens; /* [n_tokens] as GGUF spells them: GPT-2 spelling, added tokens plain;
-								 each also ends in a 0 */
-	uint8_t *types; /* [n_tokens] enum token_type: 1 normal, 3 control, 4 user-defined, 5 hole in
-					   the ids */
+	/* highest id + 1; a model may have more rows: pad with "[PAD<id>]", TOKEN_UNUSED */
+	uint32_t n_tokens;
+	/* [n_tokens] as GGUF spells them: GPT-2 spelling, added tokens plain; each also ends in a 0 */
+	struct text_span *tokens;
+	/* [n_tokens] enum token_type: 1 normal, 3 control, 4 user-defined, 5 hole in the ids */
+	uint8_t *types;
 	uint32_t n_merges;
-	struct text_span *merges; /* [n_merges] "left right" in GPT-2 spelling, in rank order; each also
-								 ends in a 0 */
-	char *pattern;            /* the split pattern, as the file has it */
-	bool ignore_merges;       /* a piece that is a token is taken whole */
-	const char
-		*pre; /* value for tokenizer.ggml.pre ("glm4") when pattern and ignore_merges are GLM's,
-				 else NULL: such a tokenizer has no name in GGUF and a converter must refuse it */
+	/* [n_merges] "left right" in GPT-2 spelling, in rank order; each also ends in a 0 */
+	struct text_span *merges;
+	char *pattern;      /* the split pattern, as the file has it */
+	bool ignore_merges; /* a piece that is a token is taken whole */
+	/* value for tokenizer.ggml.pre ("glm4") when pattern and ignore_merges are GLM's, else NULL:
+	 * such a tokenizer has no name in GGUF and a converter must refuse it */
+	const char *pre;
 	char *storage; /* owns all texts */
 };
 

@@ -56,9 +56,9 @@ static const char *copy_braces(const char *p, struct buf *out)
 	return end;
 }
 
-/* Rewrites Oniguruma's \s and \S, passes what means the same in both, refuses the rest: "^", "$",
- * other inline flags,
- * "{1,3}+" and "{3}?" (possessive or lazy only in PCRE2), sets of sets, most escapes. */
+/* Rewrites Oniguruma's \s and \S, copies what means the same in both, refuses the rest: "^", "$",
+ * other inline flags, "{1,3}+" and "{3}?" (possessive or lazy only in PCRE2), sets of sets, most
+ * escapes. */
 static int translate(const char *pattern, struct buf *out, struct err *e)
 {
 	bool in_class = false;

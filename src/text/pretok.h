@@ -22,8 +22,8 @@ struct pretok;
 /* The pattern of GLM-4 and later (section 6.1 of the specification). */
 extern const char PRETOK_GLM4[];
 
-/* Compiles a pattern (C string). ERR_INPUT when it is not valid, not supported, or can match
- * nothing. */
+/* Compiles a pattern (C string). ERR_INPUT when it is not valid, not supported, matches the empty
+ * text, or has a capturing group. */
 int pretok_new(const char *pattern, struct pretok **out, struct err *e);
 void pretok_free(struct pretok *t); /* NULL is fine */
 
@@ -32,8 +32,7 @@ struct pretok_scan {
 	const struct pretok *pretok;
 	const char *text;
 	size_t len, at;
-	size_t match_start,
-		match_end; /* found but not delivered yet: bytes before it form a piece of their own */
+	size_t match_start, match_end; /* the latest match; bytes before it form a piece of their own */
 	void *match_data, *context;
 };
 
@@ -41,7 +40,8 @@ int pretok_scan_init(
 	struct pretok_scan *s, const struct pretok *t, const char *text, size_t len, struct err *e);
 
 /* 1: the next piece is text[*start .. *end), never empty; the pieces in order make up the whole
- * text. 0: end of the text. Negative: error (a foreign pattern that backtracks too much). */
+ * text. 0: end of the text. Negative: an error; ERR_INPUT for a foreign pattern that backtracks too
+ * much. */
 int pretok_next(struct pretok_scan *s, size_t *start, size_t *end, struct err *e);
 
 /* Goes on with another text, keeping the scan's memory. */

@@ -41,7 +41,7 @@ static void stops_by_text(struct tokenizer *t)
 		stop_add(t, vocab_find_added(&t->vocab, text[i]));
 }
 
-/* What both file formats come down to. merges NULL: the ids rank them. */
+/* Makes a tokenizer from the arrays of either file format. merges NULL: the ids rank merges. */
 static int tokenizer_build(const struct text_span *texts, const uint8_t *types, uint32_t n_tokens,
 	const struct text_span *merges, uint32_t n_merges, bool whole_pieces, const char *pattern,
 	struct tokenizer **out, struct err *e)

@@ -57,15 +57,15 @@ int tokenizer_decode(
 /* Bytes of one token, borrowed; empty for padding rows and for ids out of range. */
 struct text_span tokenizer_token(const struct tokenizer *t, int32_t id);
 
-uint32_t tokenizer_n_tokens(
-	const struct tokenizer *t); /* ids are 0 .. n - 1, padding rows included */
-bool tokenizer_is_padding(
-	const struct tokenizer *t, int32_t id); /* no text behind it (or out of range): never sample */
-bool tokenizer_is_control(
-	const struct tokenizer *t, int32_t id); /* "<|user|>": no text for people; not "<think>" */
+/* Ids are 0 .. n - 1, padding rows included. */
+uint32_t tokenizer_n_tokens(const struct tokenizer *t);
+/* The id has no text or is out of range: never sample it. */
+bool tokenizer_is_padding(const struct tokenizer *t, int32_t id);
+/* Like "<|user|>", unlike "<think>": no text for people. */
+bool tokenizer_is_control(const struct tokenizer *t, int32_t id);
 bool tokenizer_is_added(const struct tokenizer *t, int32_t id); /* control or user-defined token */
-int32_t tokenizer_find_added(
-	const struct tokenizer *t, const char *text); /* id of "<|user|>", or -1 */
+/* The id of "<|user|>" or another added token, or -1. */
+int32_t tokenizer_find_added(const struct tokenizer *t, const char *text);
 
 /* The ids that end a turn. */
 bool tokenizer_is_stop(const struct tokenizer *t, int32_t id);

@@ -136,8 +136,7 @@ void utf8_stream_push(struct utf8_stream *s, const char *p, size_t n, struct buf
 			s->n_held = 0;
 		} else if (cut) {
 			s->n_held++;
-		} else { /* broken: the held bytes are one maximal prefix, the new byte starts afresh below
-				  */
+		} else { /* broken: the held bytes are a maximal prefix; the new byte starts anew below */
 			buf_puts(out, "\xef\xbf\xbd");
 			s->n_held = 0;
 			break;

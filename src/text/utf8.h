@@ -25,8 +25,8 @@ void utf8_append(struct buf *b, unsigned c);
 /* Appends p[0..n) with every broken part replaced by U+FFFD. */
 void utf8_repair(const char *p, size_t n, struct buf *out);
 
-/* A stream cut at arbitrary places. Zero-initialise. Holds back at most three bytes: the beginning
- * of a character that is still valid so far. */
+/* A stream that comes in pieces, cut anywhere. Zero-initialise. Holds back at most three bytes: the
+ * valid beginning of a character. */
 struct utf8_stream {
 	char held[4];
 	unsigned n_held;

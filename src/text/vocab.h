@@ -2,10 +2,10 @@
 /*
  * The vocabulary: token id <-> bytes, what kind of token each id is, fast lookup of byte strings.
  *
- * Two populations that never meet: *normal* tokens, which byte pair merging produces (vocab_find),
- * and *added* tokens (control and user-defined: "<|user|>", "<think>"), which are cut out of a text
- * before merging (vocab_match_added). Other rows (padding, unknown) have an id, but no text reaches
- * them and they decode to nothing.
+ * Tokens with a text are of two kinds, looked up apart: *normal* tokens, which byte pair merging
+ * produces (vocab_find), and *added* tokens (control and user-defined: "<|user|>", "<think>"),
+ * which are cut out of a text before merging (vocab_match_added). Other rows (padding, unknown)
+ * have an id and no text: no text is encoded to them, and they decode to nothing.
  *
  * Token texts come in two spellings: the bytes themselves, or GPT-2's printable spelling used by
  * tokenizer.json and GGUF, in which every byte is one character (a blank is U+0120). Added tokens
@@ -48,8 +48,8 @@ struct vocab {
 	char *bytes;       /* all token bytes, in id order; empty for rows that decode to nothing */
 	uint32_t *start;   /* [n_tokens + 1] offsets into bytes */
 	uint8_t *type;     /* [n_tokens] enum token_type */
-	uint64_t *slots;   /* open addressing, normal tokens: hash in the high half, id + 1 in the low
-						  half; 0 empty */
+	/* open addressing, normal tokens: hash in the high half, id + 1 in the low half; 0 empty */
+	uint64_t *slots;
 	uint32_t slot_mask;
 	int32_t byte_id[256]; /* id of each single byte; all present */
 	uint32_t n_added;

@@ -4,9 +4,11 @@
  * defined it (openai/, anthropic/, ollama/, llamacpp/). They know JSON and event formats; not
  * sockets, not the scheduler. All run on the connection's thread.
  *
- * Writers append to `out`. A stream is: begin, any number of event (also for JOB_END of each
- * answer) and ping, then end; or broken in place of end. A whole answer is one call of whole, when
- * all answers have ended.
+ * Writers append to `out`.
+ * - A stream is begin, any number of event and ping, then end, or broken in place of end. An API
+ *   with a stream_type gets ping before begin too. event gets what is in the answer already
+ *   (reply_next): JOB_END, JOB_PROGRESS only if the request has return_progress, never JOB_ERROR.
+ * - A response without a stream is one call of whole, when all answers have ended.
  */
 #ifndef GLM_SERVE_API_H
 #define GLM_SERVE_API_H
@@ -20,8 +22,8 @@
 struct api {
 	const char *name;        /* its path */
 	const char *call_prefix; /* of the ids of calls: "call_" */
-	const char *stream_type; /* of the body of a stream; NULL: text/event-stream */
-	/* r->model and r->body are set; fills in the rest. 0, or -1 with a refusal. */
+	const char *stream_type; /* Content-Type of a stream; NULL: text/event-stream */
+	/* Fills in the request from r->model and r->body. 0, or -1 with a refusal. */
 	int (*parse)(struct request *r, struct request_error *e);
 	void (*begin)(struct reply *r, struct buf *out);
 	void (*event)(
@@ -36,8 +38,8 @@ struct api {
 extern const struct api api_chat, api_completions, api_responses, api_messages, api_ollama_chat,
 	api_ollama_generate, api_llamacpp;
 
-/* Parses a body for an API: JSON, then the API's members. -1 with a refusal; request_fini in any
- * case. */
+/* Parses a body for an API: JSON, then the API's members. *r is overwritten. 0, or -1 with a
+ * refusal; the caller calls request_fini in any case. */
 int api_parse(const struct api *api, const struct request_model *model, const char *body,
 	size_t len, struct request *r, struct request_error *e);
 
@@ -48,8 +50,9 @@ int64_t api_messages_count(
 /* OpenAI's /v1/responses/input_tokens: the number of tokens of the prompt; -1 with a refusal. */
 int64_t api_responses_count(
 	const struct request_model *model, const char *body, size_t len, struct request_error *e);
-/* A response that was kept: the object, what it answered (limit, order and after as in the query,
- * may be NULL), and forgetting it. -1 with a refusal. */
+/* A response that was kept (response_store.h): appends the object; appends the list of the items it
+ * answered (limit, order and after as in the query, each may be NULL); deletes it and appends the
+ * confirmation. 0, or -1 with a refusal. */
 int api_responses_get(
 	const struct request_model *m, const char *id, struct buf *out, struct request_error *e);
 int api_responses_items(const struct request_model *m, const char *id, const char *limit,
@@ -57,7 +60,8 @@ int api_responses_items(const struct request_model *m, const char *id, const cha
 int api_responses_delete(
 	const struct request_model *m, const char *id, struct buf *out, struct request_error *e);
 
-/* llama.cpp's /tokenize, /detokenize and /apply-template: body -> answer; -1 with a refusal. */
+/* llama.cpp's /tokenize, /detokenize and /apply-template: append the answer to `body`. 0, or -1
+ * with a refusal. */
 int api_tokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
 	struct request_error *e);
 int api_detokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
@@ -70,17 +74,18 @@ int api_apply_template(const struct request_model *model, const char *body, size
 struct json_write;
 void api_openai_error(const struct request_error *e, struct buf *out);
 void api_openai_broken(struct reply *r, const struct request_error *e, struct buf *out);
-/* ": reading the prompt, 2512 of 3000 tokens, 2000 of them cached, 7 s left", a comment of an event
- * stream. */
+/* A comment of an event stream (SSE) that says what the server does: ": reading the prompt, 2512 of
+ * 3000 tokens, 2000 of them cached, 7 s left". */
 void api_comment_ping(struct reply *r, struct buf *out);
 void api_sse_data(struct buf *out, const struct buf *json); /* "data: {...}\n\n" */
 /* Closes the object and sends it as "event: TYPE\ndata: {...}\n\n"; frees it. */
 void api_sse_event(struct json_write *w, const char *type, struct buf *out);
-/* "auto", "none", "required" or an object that names a function, in either of OpenAI's forms. */
+/* "tool_choice": "auto", "none", "required" or an object that names a function, in either of
+ * OpenAI's forms; and "parallel_tool_calls". */
 int api_openai_choice(struct request *r, struct request_error *e);
 /* "2026-01-31T12:00:00Z" */
 void api_time_text(time_t t, char out[40]);
-/* Tokens with their rivals: an array. */
+/* Tokens with their log probabilities and those of their rivals: an array. */
 void api_write_tokens(struct json_write *w, const char *key, const struct tokenizer *t,
 	const struct output_token *rows, size_t n);
 /* Chat and text completions: what the answer and each chunk begin with, "usage", and the end of a
@@ -92,7 +97,7 @@ void api_completion_end(const struct reply *r, const char *object, struct buf *o
 /* llama.cpp's "prompt_progress" if v is JOB_PROGRESS; else nothing. */
 void api_write_progress(struct json_write *w, const struct job_event *v);
 
-/* The list of models, and one of them. */
+/* The list of models, and one of them: 0, or -1 with a refusal. */
 void api_models_list(const struct request_model *m, bool anthropic, struct buf *out);
 int api_models_one(const struct request_model *m, const char *name, bool anthropic, struct buf *out,
 	struct request_error *e);

@@ -35,8 +35,8 @@ void json_write_int(struct json_write *w, const char *key, int64_t value);
 void json_write_real(struct json_write *w, const char *key, double value); /* not finite: null */
 void json_write_bool(struct json_write *w, const char *key, bool value);
 void json_write_null(struct json_write *w, const char *key);
-void json_write_raw(
-	struct json_write *w, const char *key, const char *json, size_t len); /* JSON as it is */
+/* JSON as it is. */
+void json_write_raw(struct json_write *w, const char *key, const char *json, size_t len);
 void json_write_value(struct json_write *w, const char *key, const json_t *value); /* NULL: null */
 
 #endif

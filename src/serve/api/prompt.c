@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The template renders the whole conversation. In its segments an assistant turn runs from its
- * "<|assistant|>" to the next role's control token; no text can look like one, so the turns are
- * found by counting. A known turn's segments give way to its tokens.
+ * "<|assistant|>" to the next role's control token. No text can look like one (chat.h), so the
+ * k-th turn of the segments is the k-th assistant message. The segments of a known turn are
+ * replaced by its tokens.
  */
 #include "src/serve/api/prompt.h"
 
@@ -94,7 +95,7 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 	int rc = chat_render(c, &p, e);
 	size_t after_user = 0, m = 0, from = 0;
 	*built = (struct prompt_built){.too_long = p.too_long};
-	struct hash_stream before; /* of the first `hashed` tokens: turns are many, so it goes on */
+	struct hash_stream before; /* of the first `hashed` tokens; incremental, since turns are many */
 	size_t hashed = 0;
 	hash_stream_begin(&before);
 	for (size_t i = 0; i < c->n_messages; i++)
@@ -105,7 +106,7 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 			continue;
 		while (m < c->n_messages && c->messages[m].role != CHAT_ASSISTANT)
 			m++;
-		if (m == c->n_messages) /* the turn that is asked for */
+		if (m == c->n_messages) /* the turn that the model is to write */
 			break;
 		size_t end = i + 2; /* behind <think> */
 		if ((rc = put_segments(&p, from, end, tokenizer, out, e)))
@@ -116,7 +117,7 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 		bool goes_on = c->options.continue_last && m + 1 == c->n_messages;
 		if (goes_on)
 			built->goes_on = out->n;
-		/* an answer that was not begun was not kept */
+		/* remember() in reply.c stores no answer whose reasoning has not ended */
 		bool thinks = goes_on && chat_starts_in_reasoning(c);
 		bool with_reasoning = c->options.clear_thinking == CHAT_OFF || m >= after_user;
 		hash_stream_add(&before, out->data + hashed, (out->n - hashed) * sizeof *out->data);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A conversation -> the tokens of its prompt, with the tokens of earlier answers as the model wrote
- * them (turn_store.h). */
+/* Turns a conversation into the tokens of its prompt. Earlier answers that turn_store.h knows get
+ * the very tokens that the model wrote. */
 #ifndef GLM_SERVE_PROMPT_H
 #define GLM_SERVE_PROMPT_H
 
@@ -10,24 +10,29 @@
 /* A conversation with the ids of its tool calls. Zero-initialise. */
 struct prompt_talk {
 	struct chat chat;
-	struct buf *call_ids; /* [n_call_ids] of message i: the ids of its calls, each followed by a
-							 line feed */
+	/* [n_call_ids] of message i: the ids of its calls, each followed by a line feed */
+	struct buf *call_ids;
 	size_t n_call_ids;
 };
 
 void prompt_talk_fini(struct prompt_talk *t);
 
-/* Message `i` has one more call, with this id (NULL: ""). */
+/* Adds the id of one more call of message i. id [len] ends early at a zero byte; len 0: "". */
 void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t len);
 
-/* Appends the ids. most_bytes: a longer text is not made (request_most_bytes). */
 struct prompt_built {
 	bool too_long;   /* the error is that of most_bytes */
 	size_t replayed; /* turns that were found in `turns` */
-	size_t goes_on;  /* of a turn that goes on: its first token behind <think>; else 0 */
+	/* If the last message is to be continued (chat_options.continue_last): index in the prompt of
+	 * its first token behind <think>. Else 0. */
+	size_t goes_on;
 };
+/* Appends the ids of the prompt to *out.
+ * - turns: may be NULL.
+ * - most_bytes: of the rendered text; a longer one is an error (request_most_bytes).
+ * - *built: out, also after an error. */
 int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 	struct turn_store *turns, size_t most_bytes, struct token_ids *out, struct prompt_built *built,
-	struct err *e); /* turns may be NULL */
+	struct err *e);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Jobs out, events in. */
+/* Makes the jobs of a request, and enters their events into its answers. */
 #include "src/serve/api/reply.h"
 
 #include "src/base/hash.h"
@@ -11,9 +11,9 @@
 #include <string.h>
 
 #define MASK_BYTES ((size_t)1 << 20) /* of an answer that follows a schema (grammar_run.h) */
-#define RATE_NS    200000000u        /* a rate of less time is not shown */
+#define RATE_NS    200000000u        /* a rate is not shown before so much time */
 #define HOLD_STEP  ((size_t)256 << 10)
-#define ROW_JSON   80 /* of a token or a rival with its number and bytes */
+#define ROW_JSON   80 /* bytes of JSON for a token or a rival */
 
 static struct job *make_job(struct reply *r, uint32_t index)
 {
@@ -84,8 +84,8 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 		scheduler_submit(s, jobs, r->n_answers, &retry_s), request->model->client, retry_s, e);
 }
 
-/* The next request may bring this answer back: its tokens are remembered before the client sees its
- * end. */
+/* Stores the answer's tokens in the turn store: the next request may send the answer back. Done
+ * before the client sees its end. */
 static void remember(struct reply *r, struct reply_answer *a)
 {
 	const struct request *q = r->request;
@@ -215,8 +215,9 @@ void reply_call_object(const struct reply_call *c, struct buf *out)
 	buf_putc(out, '}');
 }
 
-/* What the answers take: texts as they are and once more on their way, tokens with their rivals. A
- * whole answer writes the latter out as JSON. Counted in steps: budget_hold is no hot path. */
+/* Holds what the answers need of the budget: each text twice (it is written into the response), and
+ * tokens with their rivals, without a stream also as JSON. In steps of HOLD_STEP, since budget_hold
+ * takes a lock. */
 static void answers_hold(struct reply *r)
 {
 	const struct request *q = r->request;

@@ -17,8 +17,7 @@ struct reply_call {
 	size_t text_at, rows_at; /* text and rows that came before it */
 };
 
-/* Appends the arguments as a whole JSON object: of a call that was cut off those that were
- * complete. */
+/* Appends the arguments as a whole JSON object: of a call that was cut off, the complete ones. */
 void reply_call_object(const struct reply_call *c, struct buf *out);
 
 struct reply_answer {
@@ -35,11 +34,11 @@ struct reply_answer {
 	uint32_t prompt_tokens, cached_tokens; /* since the first progress */
 	uint32_t new_tokens, reasoning_tokens; /* once it has ended */
 	/* for the writer of a stream */
-	int open;         /* what it has begun and not ended; 0: nothing */
-	uint32_t n_items; /* begun so far */
-	size_t segment;   /* which one is open */
-	size_t text_sent, rows_sent;
-	size_t characters; /* of the text sent (completions) */
+	int open;         /* kind of the item that is open, in the writer's numbers; 0: none */
+	uint32_t n_items; /* closed so far: the index of the one that is open */
+	size_t segment;   /* of the text that is open (reply_segment) */
+	size_t text_sent, rows_sent; /* bytes of text, number of rows */
+	size_t characters;           /* of the text sent (completions) */
 };
 
 struct reply {
@@ -49,44 +48,46 @@ struct reply {
 	uint32_t n_answers, n_ended;
 	uint64_t sequence;            /* of the writer's events */
 	const char *call_prefix;      /* of the ids of calls: "call_" */
-	size_t held;                  /* what the answers count for so far */
-	size_t before;                /* and the request without them */
-	struct request_error refusal; /* status 0: none; else they need more than there is */
-	/* the latest JOB_PROGRESS of any answer; total 0: nothing has begun */
+	size_t held;                  /* bytes that the answers hold of the budget */
+	size_t before;                /* bytes that the request held of it without them */
+	struct request_error refusal; /* set by reply_next; status 0: none */
+	/* of the latest JOB_PROGRESS of any answer: tokens, and its reading_ns; total 0: none came */
 	uint32_t progress_done, progress_total, progress_cached;
 	uint64_t progress_ns;
 };
 
-/* Seconds until the prompt of the latest progress is read: the rate of the tokens computed so far.
- * 0: it is not known yet. */
+/* Seconds until the prompt of the latest progress is read, at the rate so far. 0: not known yet. */
 double reply_prompt_left(const struct reply *r);
 
-/* Whether one more answer to this client would be taken now: asked before a body is parsed. 0, or
- * -1 as reply_begin. */
+/* Whether one more answer to this client would be queued now; to be called before a body is parsed.
+ * 0, or -1 with a refusal as of reply_begin. */
 int reply_possible(struct scheduler *s, struct client *client, struct request_error *e);
 
-/* Makes the jobs and submits them. On a refusal (queue full: 429, ending: 503) -1 with *e; the
- * reply must be ended all the same. */
+/* Makes the jobs and submits them. 0, or -1 with *e:
+ *   429  the queue, or the client's share of queue or memory, is full
+ *   413  the request may not hold so much memory
+ *   503  the server is ending, or memory is exhausted
+ * reply_end in any case. */
 int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 	const char *call_prefix, struct request_error *e);
 
-/* The next event, already entered into its answer (*answer), or NULL after timeout_ms. In a scope
- * (mem.h) that runs out of memory the answer lacks what did not fit. The caller frees it. The call
- * that JOB_CALL, JOB_ARGUMENTS and JOB_CALL_END speak of is the answer's last.
- */
+/* The next event, already entered into its answer (*answer), or NULL after timeout_ms. The caller
+ * frees it (job_event_free).
+ * - JOB_CALL, JOB_ARGUMENTS and JOB_CALL_END are about the last of the answer's calls.
+ * - If memory runs out in the caller's scope (mem.h), the answer lacks what did not fit.
+ * - If the answers need more memory than requests may hold (budget.h), r->refusal is set, and the
+ *   caller ends the reply. */
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
 
-/* When the answers come to need more memory than requests may hold (budget.h), reply_next sets
- * r->refusal, and the caller ends the reply. */
-
-/* Nanoseconds of an answer that has ended: waiting for a session, reading, writing, all. */
+/* Nanoseconds of an answer that has ended: until it had a session, from there to the first token,
+ * from there to the end, all. Zeros if it never had a session. */
 struct reply_times {
 	uint64_t wait_ns, prompt_ns, answer_ns, total_ns;
 };
 struct reply_times reply_times(const struct reply_answer *a);
 
-/* Text between calls, in order: segment k stands before call k, the last behind all calls. Blank
- * ones do not count when there are calls. False: there is nothing to show. */
+/* The text between calls: segment k stands before call k, segment n_calls behind all calls. *out is
+ * set in any case. False: the segment is empty or blank, and is not shown. */
 struct reply_segment {
 	const char *text;
 	size_t len;
@@ -95,8 +96,7 @@ struct reply_segment {
 };
 bool reply_segment(const struct reply_answer *a, size_t k, struct reply_segment *out);
 
-/* Nobody waits any more: cancels what has not ended, releases everything. A zeroed struct is fine.
- */
+/* Cancels the jobs that have not ended and releases everything. A zeroed struct is fine. */
 void reply_end(struct reply *r);
 
 #endif

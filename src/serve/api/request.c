@@ -18,7 +18,8 @@
 
 void request_fini(struct request *r)
 {
-	/* before `shared` is dropped: the tools' trees are let go by one thread after the other */
+	/* Before `shared` is dropped: json_t's reference counts are used by one thread at a time, and
+	 * the compute thread may release the tools after that. */
 	json_decref(r->body);
 	json_decref(r->items);
 	prompt_talk_fini(&r->talk);
@@ -347,8 +348,8 @@ int request_template(struct request *r, struct request_error *e)
 		o->enable_thinking = enable ? CHAT_ON : CHAT_OFF;
 		r->think_asked = true;
 	}
-	if (json_is_boolean(json_object_get(
-			kwargs, "enable_thinking"))) /* what is said outright wins over the effort */
+	/* enable_thinking wins over the effort */
+	if (json_is_boolean(json_object_get(kwargs, "enable_thinking")))
 		o->enable_thinking =
 			json_is_true(json_object_get(kwargs, "enable_thinking")) ? CHAT_ON : CHAT_OFF;
 	o->add_generation_prompt = true;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a request of any API comes down to: prompts, how to sample, what to cut, how to answer. An
- * API's parser fills it in from JSON (api.h); nothing here knows sockets. Parsing is pure: it looks
- * at the model's tokenizer, template and limits and changes nothing.
+ * A request of any API in one form: prompts, sampling, stop conditions, what the response shows. An
+ * API's parser fills it in from JSON (api.h); nothing here knows sockets.
  *
- * Members that nobody reads are refused by name, unless they are off (null, false, 0, empty) or on
- * the short list of those that do not matter: silence would be a wrong answer.
+ * A member of the body that no parser reads is refused by name: to ignore it could give a wrong
+ * answer. Exceptions are members that are off (null, false, 0, empty), and a short list of those
+ * that change no answer.
  */
 #ifndef GLM_SERVE_REQUEST_H
 #define GLM_SERVE_REQUEST_H
@@ -29,21 +29,22 @@
 #define REQUEST_TOOLS_MAX   256
 #define REQUEST_NAME_MAX    256 /* bytes of a tool's name, and of its properties' */
 
-/* What requests are parsed and answered against; constant while the server runs (turns guards
- * itself), but that a request may have a copy with its client. */
+/* What requests are parsed and answered against. Constant while the server runs, and used by all
+ * connections' threads; turns, budget, client and responses are thread-safe. Each request has a
+ * copy in which `client` is set. */
 struct request_model {
 	const struct tokenizer *tokenizer;
 	const char *name;
 	bool strict_name; /* refuse requests for other names */
 	uint32_t longest; /* bytes of the longest token */
-	uint32_t context; /* tokens of prompt and answer */
+	uint32_t context; /* tokens of one session */
 	int64_t created;  /* unix time, shown in lists */
 	char fingerprint[24];
 	struct sampler_options sampling;  /* defaults */
 	struct turn_store *turns;         /* NULL: none */
 	const struct token_trie *tokens;  /* for schemas */
 	struct budget *budget;            /* NULL: memory is not counted */
-	struct client *client;            /* who asks; borrowed; NULL: nobody in particular */
+	struct client *client;            /* of the request; borrowed; NULL: no limits for it */
 	struct response_store *responses; /* NULL: none */
 };
 
@@ -75,16 +76,16 @@ struct request {
 	struct output_options output; /* of every answer */
 	json_t *items;    /* responses: all items of the conversation before the answer; owned */
 	bool store;       /* responses: keep the answer */
-	bool think_asked; /* the client said something about reasoning */
+	bool think_asked; /* the body turns reasoning on or off */
 	size_t body_bytes;
 	uint64_t schema_ns;      /* processor time that its schemas took */
 	struct budget_part part; /* what the request holds, until `shared` does */
-	/* Set with the first job: owns prompts and output from then on. NULL: the request does. */
+	/* Set by request_share: owns prompts, output and part from then on. NULL: the request does. */
 	struct job_shared *shared;
 };
 
-/* The text of one prompt. A text of more bytes than the first term has more tokens than the
- * context, whatever it says; the second bounds the memory of one request. */
+/* Most bytes in the text of one prompt. A longer text has more tokens than the context, however it
+ * is tokenized, or needs too much memory (REQUEST_PROMPT_BYTES). */
 #define REQUEST_PROMPT_BYTES ((size_t)64 << 20)
 static inline size_t request_most_bytes(const struct request_model *m)
 {
@@ -100,20 +101,22 @@ void request_make_id(char *out, size_t size, const char *prefix);
 /* Writes the refusal; returns -1 so that `return request_refuse(...)` works. param may be NULL. */
 int request_refuse(struct request_error *e, int status, const char *code, const char *param,
 	const char *fmt, ...) __attribute__((format(printf, 5, 6)));
-/* The same from a library error: ERR_INPUT 400, ERR_MEMORY 503, else 500. */
+/* The same from an error: ERR_INPUT 400, ERR_MEMORY and ERR_INTERRUPTED 503, else 500. A path at
+ * the beginning of its sentence ("messages[3].role: ") becomes the param of a 400. */
 int request_refuse_err(struct request_error *e, const struct err *err);
-/* Memory is exhausted: 503. Members that are missing for want of memory may have led to any other
- * refusal, or to none: who parses in a scope (mem.h) asks the scope first. */
+/* Memory is exhausted: 503. After a failed allocation members may be missing, so a parser's result,
+ * refusal or not, means nothing: callers in a scope (mem.h) check mem_scope_failed first. */
 int request_refuse_memory(struct request_error *e);
 /* The prompt is longer than request_most_bytes: 400 when the context is the reason, else 413. */
 int request_refuse_length(const struct request *r, const char *param, struct request_error *e);
 
-/* The request is going to hold so many bytes in all: 413 when that is more than one may, 429 when
- * others hold too much. */
+/* Sets the memory that the request holds to `bytes` in all (budget_hold). 0, or -1 with a refusal:
+ * 413 when one request may not hold so much, 429 when others, or others of the client, hold too
+ * much. */
 int request_hold(struct request *r, size_t bytes, struct request_error *e);
 int request_hold_part(struct budget_part *part, size_t bytes, struct request_error *e);
-/* prompts and output become owned by r->shared, which jobs can hold too. False in a scope only:
- * they are not. */
+/* Moves the ownership of prompts, output and part to r->shared, which jobs can hold too. False in a
+ * scope only, and then nothing changes. */
 bool request_share(struct request *r);
 
 /* ---- members of the body; all return 0, or -1 after request_refuse ---- */
@@ -134,7 +137,7 @@ int request_unsupported(const json_t *o, const char *key, struct request_error *
 
 /* Whether `name` (which may end in ollama's ":latest") is that of the model. */
 bool request_names_model(const struct request_model *m, const char *name);
-/* "model": its name is right, or any will do. */
+/* "model": with strict_name refuses the name of another model. */
 int request_model_name(struct request *r, struct request_error *e);
 /* Refuses members of the body that neither `members` (ends with NULL) nor what all APIs share
  * names. */
@@ -144,8 +147,8 @@ int request_known(const struct request *r, const char *const *members, struct re
 int request_sampling(struct request *r, struct request_error *e);
 /* A string or an array of strings. */
 int request_stops(struct request *r, const char *key, struct request_error *e);
-/* `effort` as OpenAI has it: none turns reasoning off, max and xhigh are GLM's "Max", the others
- * its "High". NULL: nothing. */
+/* `effort` in OpenAI's words: "none" turns reasoning off; "max" and "xhigh" turn it on with GLM's
+ * effort "Max", the others with "High". NULL changes nothing. */
 int request_effort(
 	struct request *r, const char *effort, const char *param, struct request_error *e);
 /* chat_template_kwargs (enable_thinking, clear_thinking, reasoning_effort), enable_thinking,
@@ -155,22 +158,25 @@ int request_template(struct request *r, struct request_error *e);
  */
 int request_tools(struct request *r, const json_t *tools, struct request_error *e);
 /* An answer's form: {"type": "text" | "json_object" | "json_schema", ...}, absent: text. param: its
- * name, for refusals. Behind request_sampling. */
+ * name, for refusals. After request_sampling. */
 int request_format(
 	struct request *r, const json_t *format, const char *param, struct request_error *e);
 /* The arguments of calls of this tool follow the schema. request_tools does this for tools with
  * "strict": true. */
 int request_strict_tool(
 	struct request *r, const char *tool, const json_t *parameters, struct request_error *e);
+/* Which tools may be called. name: TOOL_CHOICE_REQUIRED: this tool, once; NULL: any. After
+ * request_tools. */
 int request_choice(struct request *r, enum tool_choice choice, const char *name, const char *param,
 	struct request_error *e);
 /* Messages in the form of OpenAI's chat API, to which the other APIs bring theirs. Results of calls
  * are put into the order of the calls: the template has no ids. */
 int request_messages(struct request *r, const json_t *messages, struct request_error *e);
-/* Talk -> the one prompt; sets where the answer begins. */
+/* Makes the one prompt from r->talk, and sets the options of the output that depend on it. Last,
+ * but for request_limit_new_tokens. */
 int request_prompt(struct request *r, struct request_error *e);
-/* Every prompt fits; max_new is what was asked for, at most what the context leaves. asked < 0: as
- * much as fits. */
+/* Refuses prompts that the context cannot hold. Sets max_new to `asked`, or as many tokens as the
+ * context leaves behind the longest prompt if these are fewer or asked is < 0. */
 int request_limit_new_tokens(struct request *r, int64_t asked, struct request_error *e);
 
 #endif

@@ -14,7 +14,7 @@
 #define STRICT_MAX        2000                     /* arguments of all strict tools */
 #define STRICT_STATES_MAX (2 * GRAMMAR_STATES_MAX) /* of their grammars together */
 
-/* A request has few schemas or many: together they may take so much of the processor. */
+/* schema_compile, within SCHEMA_COMPILE_NS of processor time for all schemas of a request. */
 static int compile_counted(struct request *r, const json_t *root, const json_t *part,
 	enum schema_form form, struct schema **out, struct err *err)
 {
@@ -86,7 +86,7 @@ int request_format(
 	return answer_schema(r, schema, where, e);
 }
 
-/* Keywords of a tool's parameters that the constraint obeys argument by argument. */
+/* Keywords of a strict tool's parameters that the constraint obeys, or that only describe. */
 static bool is_parameters_keyword(const char *key)
 {
 	static const char *const list[] = {"type", "properties", "required", "additionalProperties",

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* How tokens are drawn and what ends an answer; and that nothing is asked for that nobody reads. */
+/* Members of the body about sampling and the end of answers; refusal of members that no parser
+ * reads. */
 #include "src/serve/api/request.h"
 
 #include "src/base/mem.h"
@@ -23,7 +24,8 @@ static bool is_listed(const char *key, const char *const *list)
 	return false;
 }
 
-/* Members that APIs share. The second line of each list: harmless, and ignored on purpose. */
+/* Members that APIs share. In each list those behind the empty comment are ignored on purpose: they
+ * change no answer. */
 static const char *const members_shared[] = {"model", "stream", "temperature", "top_p", "top_k",
 	"min_p", "seed", "repetition_penalty", "repeat_penalty", "presence_penalty",
 	"frequency_penalty", "logit_bias", "ignore_eos", "stop_token_ids", "min_tokens",
@@ -77,8 +79,8 @@ static int bias_add(struct request *r, int64_t id, const json_t *v, struct reque
 {
 	struct sampler_options *o = &r->sampling;
 	uint32_t n = tokenizer_n_tokens(r->model->tokenizer);
-	double add =
-		json_is_false(v) ? -INFINITY : json_number_value(v); /* false: llama.cpp's "never" */
+	/* false: llama.cpp's "never" */
+	double add = json_is_false(v) ? -INFINITY : json_number_value(v);
 	if (id < 0 || id >= n)
 		return request_refuse(e, 400, NULL, "logit_bias",
 			"logit_bias: expected token ids of 0 to %u, found %lld", n - 1, (long long)id);

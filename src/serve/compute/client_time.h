@@ -10,8 +10,8 @@
  *
  * In order of use: client_time_join when an answer begins to read or write; before each step
  * client_time_least over the answers that could be computed, then client_time_may for each;
- * client_time_charge; client_time_leave when the answer has ended, or goes on writing. The compute
- * thread only.
+ * client_time_charge; client_time_leave when the answer ends, is preempted, or passes from reading
+ * to writing. The compute thread only.
  *
  * A client that joins, or has waited for other reasons than its lead, goes on at the virtual time
  * of the least-served one: idle time earns nothing.

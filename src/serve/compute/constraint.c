@@ -131,8 +131,8 @@ static struct name_range names_begun(const struct constraint *f)
 	return r;
 }
 
-/* Whether so_far + text begins one of the names of the range. Every token of the vocabulary comes
- * by here: the names are searched, not gone through. */
+/* Whether so_far + text begins one of the names of the range. A mask calls this for every token of
+ * the vocabulary, hence the binary search. */
 static bool begins_name(const struct constraint *f, struct name_range r, const char *text, size_t n)
 {
 	while (r.from < r.to) {

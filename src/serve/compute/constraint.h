@@ -3,15 +3,16 @@
  * Which tokens may come next in an answer of a chat: output.c feeds it, the sampler asks it
  * (sampler_filter). All on the compute thread.
  *
- * Calls: their tags come in calls only, so that no text holds one. Without tools, or with
- * tool_choice none, no call opens: the model answers in text. A call that opens names one of the
- * tools and goes on as a required one does. Required means: once the reasoning ends, the call
- * opens; its name is one of the tools' names; its keys are those of the tool's schema, each once,
- * the required ones all; only then may it close. The values of strict arguments follow their
- * schemas; what stands in others is up to the model.
+ * Calls:
+ * - Their tags come in calls only, so that no text holds one.
+ * - Without tools, or with tool_choice none, no call opens: the model answers in text. With
+ *   tool_choice required a call opens as soon as the reasoning ends.
+ * - A call names one of the tools. Its keys are those of the tool's schema, each once; it can close
+ *   when all required ones are there. If the schema names no keys, they are free.
+ * - The values of strict arguments follow their schemas, other values are free.
  *
  * Answers with a schema: the reasoning is free, then the text follows the schema, unless the model
- * opens a call instead. The turn can end when the text is complete.
+ * opens a call instead; text after that call is free. The turn can end when the text is complete.
  *
  * The turn cannot end before a required call or an answer with a schema is complete; only a limit
  * of tokens can cut it.
@@ -33,7 +34,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* With more properties than this, keys are not bound: each token is compared with each key. */
+/* The keys of a tool with more properties than this are free, and none is required: the names are
+ * searched for every token of a mask. */
 #define CONSTRAINT_KEYS_MAX 256
 
 enum tool_choice { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED };
@@ -64,8 +66,8 @@ struct constraint {
 	int state, behind_think;
 	const struct tokenizer *tokenizer;
 	const json_t *tools;
-	const char *name; /* the tool that is to be called; NULL: any */
-	const char *tool; /* the tool that is being called */
+	const char *name; /* the tool that must be called; NULL: any */
+	const char *tool; /* the tool that is being called, once its name is complete */
 	bool reasoning;
 	int32_t end_think, call, end_call, key, end_key, value, end_value;
 	/* [n_names] sorted; may be written now: tools, or unused keys of the chosen one */

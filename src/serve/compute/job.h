@@ -31,8 +31,8 @@ enum job_finish {
 };
 
 enum job_event_kind {
-	JOB_PROGRESS, /* done of total prompt tokens are computed; total 0: still waiting for a session
-				   */
+	/* done of total prompt tokens are computed; total 0: still waiting for a session */
+	JOB_PROGRESS,
 	JOB_REASONING,
 	JOB_TEXT,
 	JOB_CALL,      /* a call begins */
@@ -47,13 +47,13 @@ struct job_event {
 	enum job_event_kind kind;
 	uint32_t index;  /* which job of the request */
 	struct buf text; /* REASONING, TEXT, ARGUMENTS: the next piece; CALL: the name */
-	struct output_token
-		*rows; /* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
+	/* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
+	struct output_token *rows;
 	size_t n_rows;
 	/* PROGRESS: */
 	uint32_t done, total;   /* of the prompt's tokens; inside a step estimated by layers */
 	uint32_t cached;        /* of done: tokens that were not computed */
-	uint64_t reading_ns;    /* spent on the others so far */
+	uint64_t reading_ns;    /* time since the computing of the other done - cached began */
 	enum job_finish finish; /* END */
 	int stop;               /* END by JOB_STOP_STRING: which one; else -1 */
 	struct err *err;        /* ERROR */
@@ -68,24 +68,24 @@ struct mailbox;
 struct mailbox *mailbox_new(void); /* held once by the caller; NULL in a scope only (mem.h) */
 void mailbox_hold(struct mailbox *m);
 void mailbox_drop(struct mailbox *m);
-void mailbox_put(struct mailbox *m,
-	struct job_event *v); /* takes v; pieces of text join what still waits there */
+/* Takes v. A piece of text is appended to the last waiting event, if that is of the same text. */
+void mailbox_put(struct mailbox *m, struct job_event *v);
 /* The next event, or NULL after `timeout_ms`. The caller frees it. */
 struct job_event *mailbox_take(struct mailbox *m, int timeout_ms);
 
-/* What the answers to one request use together: trees of tools and long prompts are not copied for
- * each. Constant once a job was submitted. */
+/* What the answers to one request share: trees of tools and long prompts are not copied for each.
+ * Constant once a job was submitted, but for `part`, which the connection changes. */
 struct job_shared {
 	atomic_int holders;
 	struct output_options output;
 	struct token_ids *prompts; /* [n_prompts] */
 	size_t n_prompts;
-	struct budget_part part; /* what all this counts for */
+	struct budget_part part; /* the memory of the whole request */
 };
 
 struct job_shared *job_shared_new(void);    /* the caller holds it; NULL in a scope only */
 void job_shared_drop(struct job_shared *s); /* NULL is fine */
-void job_shared_fini(struct job_shared *s); /* what s holds, of one that nobody else has */
+void job_shared_fini(struct job_shared *s); /* frees what s owns, but not s; nobody else holds it */
 
 struct job {
 	atomic_int holders;
@@ -120,19 +120,18 @@ struct job {
 /* The compute thread calls these in a scope (mem.h). Once an allocation has failed in it, the job
  * lacks something, and job_fail with ERR_MEMORY is next: job_end does that by itself. */
 
-/* Begins the answer: output and sampler. What the output gives out goes to the mailbox. */
+/* Makes output and sampler. What the output gives out goes to the mailbox from now on. */
 void job_begin(struct job *j, const struct tokenizer *t);
 void job_progress(struct job *j, uint32_t done, uint32_t total);
-/* The last event: one of both, once. job_end gives out what was held back and says how the answer
- * ended. Then only job_drop may follow. */
+/* One of these two is called, once, and sends the last event. job_end gives out what was held back
+ * before that. Then only job_drop may follow. */
 void job_end(struct job *j, enum job_finish finish);
 void job_fail(struct job *j, const struct err *e);
 #define JOB_NO_MEMORY "there is no memory for the answer; try again in a few seconds"
 
-/* A job with a prompt still to be filled in; holds the mailbox; the caller holds the job. NULL in a
- * scope only. */
+/* A job without prompt and options, held by the caller; it holds `mail`. NULL in a scope only. */
 struct job *job_new(struct mailbox *mail, uint32_t index);
-/* Prompt and options become those of `shared`, which is held. */
+/* The job gets prompt number `prompt`, options and client of `shared`, and holds it. */
 void job_share(struct job *j, struct job_shared *shared, size_t prompt);
 void job_hold(struct job *j);
 void job_drop(struct job *j); /* NULL is fine */

@@ -121,7 +121,7 @@ static void on_text(struct output *o, const char *text, size_t n)
 	o->held.len = kept;
 }
 
-/* Tokens from here on wrote no text. */
+/* Drops the rows of the latest tokens that have written no text: tags. */
 static void forget_rows(struct output *o)
 {
 	while (o->n_rows && o->rows[o->n_rows - 1].at >= o->bytes_in)

@@ -17,8 +17,8 @@
 
 #define OUTPUT_TOP_MAX 20
 
-/* A token and its likeliest rivals, natural logarithms of the model's own probabilities
- * (temperature 1, no cuts). */
+/* A token and the likeliest ones at its place, most probable first, with natural logarithms of the
+ * model's own probabilities (temperature 1, no cuts). */
 struct output_token {
 	int32_t id;
 	float logprob;
@@ -45,11 +45,11 @@ struct output_options {
 	/* ends of the answer beside the model's own */
 	int32_t *stop_ids; /* [n_stop_ids] owned; end it as the model's stop tokens do */
 	size_t n_stop_ids;
-	uint32_t min_new; /* neither of these nor the model's own before so many tokens */
-	char **stops;     /* [n_stops] none of them empty */
+	uint32_t min_new; /* stop_ids and the model's stop tokens are banned before so many tokens */
+	char **stops;     /* [n_stops] stop strings, none empty; owned */
 	size_t n_stops;
 	bool logprobs;
-	uint32_t n_top;
+	uint32_t n_top; /* rivals of each token, at most OUTPUT_TOP_MAX */
 };
 void output_options_fini(struct output_options *o);
 
@@ -63,8 +63,8 @@ enum output_kind {
 	OUTPUT_CALL_END,
 };
 
-/* text: the piece. rows: [n_rows] tokens that the piece of text begins or holds. All valid only
- * during the call. */
+/* text: the piece. rows: [n_rows] with logprobs, the tokens whose text begins in this piece of
+ * OUTPUT_TEXT. All are valid only during the call. */
 typedef void output_fn(void *user, enum output_kind kind, struct text_span text,
 	const struct output_token *rows, size_t n_rows);
 
@@ -73,9 +73,9 @@ enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL, OUTPUT_COM
 
 struct output;
 
-/* Options, tokenizer and cancel (of the answer; ends a mask early; NULL: nothing does) are borrowed
- * until output_free. NULL in a scope only (mem.h); what is
- * exhausted later leaves pieces out. */
+/* Options, tokenizer and cancel are borrowed until output_free. *cancel ends a mask early once it
+ * is true; cancel may be NULL. Returns NULL in a scope only (mem.h). An allocation that fails in a
+ * later call leaves pieces out. */
 struct output *output_new(const struct output_options *o, const struct tokenizer *t,
 	const atomic_bool *cancel, output_fn *emit, void *user);
 void output_free(struct output *o); /* NULL is fine */
@@ -93,7 +93,7 @@ void output_finish(struct output *o, bool ended);
 
 int output_stop_index(const struct output *o);            /* which stop string came, or -1 */
 uint32_t output_reasoning_tokens(const struct output *o); /* so far; the closing tag counts */
-bool output_reasoning_open(const struct output *o);
-bool output_in_call(const struct output *o); /* a call has begun and not ended */
+bool output_reasoning_open(const struct output *o);       /* the reasoning has not ended */
+bool output_in_call(const struct output *o);              /* a call has begun and not ended */
 
 #endif

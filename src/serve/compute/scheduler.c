@@ -11,7 +11,8 @@
 
 #include <stdlib.h>
 
-/* One that was preempted comes before answers of other clients that have as many sessions. */
+/* The lowest rank is next. A preempted job comes before jobs of other clients that have as many
+ * sessions. */
 static uint64_t queue_rank(const struct job *j)
 {
 	uint64_t rank = client_rank(j->client);
@@ -152,7 +153,8 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	return 0;
 }
 
-/* take: the places are the client's from now on. Lock held. */
+/* Whether n more jobs of the client may be queued. take: counts their places as the client's. Lock
+ * held. */
 static enum scheduler_answer queue_answer(
 	struct scheduler *s, struct client *client, uint32_t n, bool take, unsigned *retry_s)
 {
@@ -161,7 +163,7 @@ static enum scheduler_answer queue_answer(
 	uint32_t idle = s->n_slots - MIN(s->snapshot.active, s->n_slots), limit = s->queue_limit + idle;
 	const uint32_t taken = s->waiting - s->n_swapped; /* what is preempted was accepted before */
 	enum scheduler_answer answer = SCHEDULER_FULL;
-	if (s->waiting + n <= idle) { /* it does not really wait */
+	if (s->waiting + n <= idle) { /* a session is free for each: the share does not matter */
 		if (take)
 			client_count(client, CLIENT_PLACES, n);
 		return SCHEDULER_TAKEN;

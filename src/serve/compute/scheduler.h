@@ -8,26 +8,26 @@
  * The jobs that have a session take turns: a step either reads prompts (rows shared by all sessions
  * that still read) or writes (the next token, and drafts, of up to SCHEDULER_ROWS sessions).
  * Reading and writing get the same time while both want it, and prompts are then read in slices
- * that take about as long as a few tokens. A step in which some prompts end has their rows, or
- * those of a slice if that is more: their first tokens do not wait for the prompts that go on.
- * Within both, clients that compute get the same time, however many answers each has
- * (client_time.h).
+ * that take about as long as a few tokens. A step in which some prompts end and others do not is
+ * kept short, so that the first tokens of the former do not wait for the latter (slices.h). Within
+ * both, clients that compute get the same time, however many answers each has (client_time.h).
  *
- * An answer's tokens do not depend on who else is served. Where a device computes few rows in
- * another way (kernels/backend.h: Numbers), how many rows of a prompt are to be computed decides on
- * the way for all of them. One dependence is left there: rows of an earlier answer that a session
- * still holds have the bits of decoding; when others took the session they are computed as a
- * prompt.
+ * An answer's tokens do not depend on who else is served, with one exception. A device may compute
+ * steps of few rows in another way, which differs in the last bits (kernels/backend.h: Numbers).
+ * All rows of a prompt are computed in one way, chosen by how many of them are not cached. The
+ * exception are the rows of an earlier answer: a session that still holds them has the bits of
+ * decoding; if another job took that session, they are computed anew as part of the prompt.
  *
  * A session keeps its timeline when its job ends. A new job gets the idle session whose
- * conversation it goes on with; else the one that was idle longest, into which the longest common
- * prefix of any session is copied. What several jobs have in common is read once: the others wait
- * for it. With a folder, rows of prompts are kept on disk when a prompt has been read and when its
- * answer has ended, and are looked for there when no session has as many.
+ * conversation it continues; else the one that was idle longest, into which the longest common
+ * prefix of any session is copied. A common prefix of several jobs is computed once: the other jobs
+ * wait for it. With a folder, cache rows are stored there when a prompt has been read and when its
+ * answer has ended. They are restored when no session has as many.
  *
  * With drafts (draft/draft.h) a step that writes computes several rows of an answer, and draws a
- * token from each row up to the first wrong draft. One gate serves all answers; the more of them
- * share a step, the fewer drafts each has. The tokens drawn are those without drafts.
+ * token from each row up to the first wrong draft. One gate (draft/draft_gate.h) serves all
+ * answers. The more of them share a step, the fewer drafts each has. The tokens drawn are the same
+ * as without drafts.
  *
  * The scheduler knows nothing of requests and formats; it sees jobs (job.h).
  */
@@ -64,19 +64,21 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 /* SHARE: there is room, but not for one more of this client (client_share.h). */
 enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_SHARE, SCHEDULER_ENDING };
 
-/* Queues all n jobs, of one client, or none; holds each it takes. *retry_s (FULL, SHARE): an
- * estimate after how many seconds to come again. */
+/* Queues all of n >= 1 jobs, of one client, or none; holds each that it takes. *retry_s: out with
+ * FULL and SHARE, seconds after which there may be room (an estimate, 1 to 60). */
 enum scheduler_answer scheduler_submit(
 	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s);
 
-/* What scheduler_submit would say to one job of this client now; a refusal counts as one. */
+/* What scheduler_submit would return now for one job of this client. A refusal is counted in the
+ * metrics as one of scheduler_submit is. */
 enum scheduler_answer scheduler_ask(struct scheduler *s, struct client *client, unsigned *retry_s);
 
-/* No new jobs from now on; what waits or is preempted is refused; what runs may go on for grace_ms,
- * then it is cut. Returns when nothing runs any more; every job has got its last event. May be
- * called once, before scheduler_close. */
+/* Takes no new jobs. Jobs that wait or are preempted fail. Those that run may go on for grace_ms,
+ * then they fail too. Returns when every job has got its last event; at once if it was called
+ * before. */
 void scheduler_stop(struct scheduler *s, unsigned grace_ms);
-void scheduler_close(struct scheduler *s); /* NULL is fine; stops at once if that was not done */
+/* NULL is fine. Calls scheduler_stop with 0 if nobody has. */
+void scheduler_close(struct scheduler *s);
 
 /* The state of queue and sessions, from any thread. */
 enum scheduler_state { SCHEDULER_IDLE, SCHEDULER_READING, SCHEDULER_WRITING };
@@ -90,7 +92,7 @@ struct scheduler_session {
 struct scheduler_snapshot {
 	uint32_t n_sessions, active, waiting, queue_limit; /* waiting: with the preempted */
 	uint32_t preempted;                                /* answers that are paused */
-	uint64_t preempted_bytes, preempted_bytes_limit;   /* of them; limit 0: there is none */
+	uint64_t preempted_bytes, preempted_bytes_limit;   /* limit 0: nothing is preempted */
 	bool healthy;                                      /* the last step did not fail */
 	struct prefix_store_stats store;                   /* zeros without a folder */
 	struct draft_stats drafts;                         /* zeros without drafts */

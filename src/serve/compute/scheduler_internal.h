@@ -8,7 +8,7 @@
  * - scheduler_prompts.c: which prompts are read, and how their steps follow each other.
  *
  * The lock guards the queue, the flags and the published snapshot; it is never held while
- * computing. Fields marked "compute" belong to the thread.
+ * computing. Fields marked "compute" belong to the compute thread.
  */
 #ifndef GLM_SERVE_SCHEDULER_INTERNAL_H
 #define GLM_SERVE_SCHEDULER_INTERNAL_H
@@ -31,14 +31,14 @@ struct slot {
 	uint32_t prompt;     /* tokens of the prompt of the last job */
 	struct slot *leader; /* reads `common` tokens that this job begins with too; NULL: none */
 	uint32_t common;
-	uint64_t serial;        /* of the job: counts all jobs */
+	uint64_t serial;        /* of the job: scheduler.n_jobs when it got the session */
 	uint64_t leader_serial; /* of the leader's job when this one began to wait */
-	uint64_t last_used;     /* jobs that had ended when it became idle; 0: never used */
-	int64_t rest_ns;        /* steps take so long before the job goes on: scheduler_steps.c */
+	uint64_t last_used;     /* scheduler.n_ended when it became idle; 0: never used */
+	int64_t rest_ns;        /* > 0: the job rests while steps take so long: scheduler_steps.c */
 	uint32_t safe_steps;    /* of the job, before it may be preempted: scheduler_preempt.c */
-	uint64_t swap_ns;       /* what freeing the session cost; not charged to anybody yet */
-	uint32_t in_flight;     /* steps in flight with it; > 0: nobody touches job or session */
-	uint32_t ahead;         /* tokens of the prompt in these steps */
+	uint64_t swap_ns;       /* what freeing the session cost; not charged to a client yet */
+	uint32_t in_flight; /* steps in flight with it; > 0: job and session must stay as they are */
+	uint32_t ahead;     /* tokens of the prompt in these steps */
 };
 
 struct answer_step; /* scheduler_steps.c */
@@ -56,83 +56,86 @@ struct scheduler {
 	struct slot *slots;        /* [n_slots] compute */
 	uint32_t read_turn;        /* compute: the slot that is first in the next step that reads */
 	uint32_t write_turn;       /* compute: ... that writes */
-	bool read_few;             /* compute: the latest step that read had the shortest prompts */
+	bool read_few;             /* compute: the latest step that read was of few rows (few_rows) */
 	bool read_ends;            /* compute: ... had only prompts that ended, while others waited */
-	uint64_t n_jobs;           /* compute: begun */
-	uint64_t n_ended;          /* compute */
+	uint64_t n_jobs;           /* compute: begun or resumed */
+	uint64_t n_ended;          /* compute: ended or preempted */
 	int64_t writing_ns;        /* compute: answers are written so long before the next slice */
 	uint64_t decode_ns;        /* compute: time of a step that writes, smoothed; 0: none yet */
 	uint64_t prefill_ns;       /* compute: of the latest step that read */
 	uint64_t model_ns;         /* compute: of batch_step in steps that write, smoothed */
 	struct client_times times; /* compute */
 	struct slice_costs slices; /* compute */
-	uint64_t cpu_ns;           /* compute: processor time of the thread that metrics have */
-	uint64_t step_ns;          /* compute: of what they do not have, in steps */
-	atomic_bool abandon;       /* ends the step of several jobs in hand: nobody waits for it */
+	uint64_t cpu_ns;           /* compute: clock_thread_ns when the metrics were last updated */
+	uint64_t step_ns;          /* compute: processor time of steps since then */
+	atomic_bool abandon;       /* cancels the step of several jobs that parts_compute computes */
 	struct answer_step *steps; /* compute: in flight, oldest first */
 	struct answer_step *unused_steps; /* compute */
-	struct prompt_step *reads; /* compute: in flight, oldest first. Empty unless `steps` is */
-	atomic_bool ends;          /* ends the steps in flight */
+	struct prompt_step *reads; /* compute: in flight, oldest first; empty if `steps` is not */
+	atomic_bool ends;          /* cancels the steps in flight; set by scheduler_stop */
 	/* of preemption: scheduler_preempt.c */
 	uint64_t image_limit;   /* constant: bytes of one image at most; 0: nothing is preempted */
 	uint64_t images_limit;  /* constant: of all */
 	uint64_t images_bytes;  /* compute: of the preempted jobs in the queue */
-	uint64_t preempt_from;  /* compute: METRICS_STEPS when it is tried again */
-	uint32_t preempt_pause; /* compute: the latest pause, in steps; 0: it did not fail */
+	uint64_t preempt_from;  /* compute: value of METRICS_STEPS at which it is tried again */
+	uint32_t preempt_pause; /* compute: the latest pause, in steps; 0: the latest one succeeded */
 	pthread_mutex_t lock;
 	pthread_cond_t wake, ended;
 	struct job *first, **last;         /* lock: the queue */
 	uint32_t waiting;                  /* lock */
-	uint32_t n_swapped;                /* lock: of these, preempted */
+	uint32_t n_swapped;                /* lock: of the waiting ones, preempted */
 	bool stopping, stop_now, finished; /* lock */
-	struct job *alone;  /* lock: the only job of the step in hand; NULL: none or several */
-	double job_seconds; /* lock: of an answer, smoothed */
+	struct job *alone;  /* lock: the only job of the step being computed; NULL: none or several */
+	double job_seconds; /* lock: duration of an answer, smoothed */
 	struct scheduler_snapshot snapshot; /* lock */
 };
 
 /* ---- scheduler.c ---- */
 
-/* Takes the job whose client is next; or one that was cancelled while waiting. Lock held. */
+/* Takes the job whose client is next (client_rank), with cancelled_only the first one that was
+ * cancelled while it waited. NULL: there is none. Lock held. */
 struct job *queue_pop(struct scheduler *s, bool cancelled_only);
 
 /* ---- scheduler_slots.c ---- */
 
 uint32_t slots_count(const struct scheduler *s, enum scheduler_state state);
 
-/* Idle slots get the jobs of the queue. */
+/* Gives idle slots the jobs of the queue. Jobs of the queue that were cancelled end. */
 void slots_fill(struct scheduler *s);
+/* Ends the cancelled jobs of slots that are not in flight; once stop_now is set, all jobs. */
 void slots_drop_cancelled(struct scheduler *s);
 
-/* Whether this slot still waits for its leader. When the leader has read what is common, or its job
- * has ended, its rows are copied and the wait is over. */
+/* Whether this slot still waits for its leader. The wait is over when the leader has read the
+ * common tokens or its job has ended: then what it has of their rows is copied. */
 bool slot_follows(struct scheduler *s, struct slot *slot);
 
-/* What was computed stays for later runs. A folder that takes no more stops being used; answers do
- * not depend on it. */
+/* Stores the rows of the slot's timeline in the folder, if there is one. A failure is a warning:
+ * answers do not depend on it. */
 void slot_keep_prefix(struct scheduler *s, struct slot *slot);
 
-/* The job gets its last event, and the slot is idle. */
+/* Sends the job its last event and makes the slot idle. */
 void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how);
 void slot_fail(struct scheduler *s, struct slot *slot, const struct err *e);
 void slot_fail_memory(struct scheduler *s, struct slot *slot);
 
 /* ---- scheduler_preempt.c ---- */
 
-/* Sets the limits; nothing is preempted before. */
+/* Sets the limits, which are 0 before: nothing is preempted. */
 void scheduler_init_preemption(struct scheduler *s);
-/* No session is idle: preempts an answer if another client has waited for long. Whether it did. */
+/* Called when no session is idle: preempts an answer if another client has waited for long. Returns
+ * whether it did. */
 bool slots_preempt(struct scheduler *s);
-/* Charges what freeing the session cost to the client of its new job, which has joined. */
+/* Charges slot->swap_ns to the client of its new job, for which client_time_join was called. */
 void slot_charge_swap(struct scheduler *s, struct slot *slot);
-/* A preempted job has left the queue and needs its image no more. */
+/* Frees the image of a job that has left the queue; without effect if it has none. */
 void scheduler_free_image(struct scheduler *s, struct job *j);
-/* A job that was preempted resumes in this idle slot. */
+/* Resumes a preempted job, which has left the queue, in this idle slot. */
 void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
 
 /* ---- scheduler_steps.c ---- */
 
-/* One step of the sessions that read or of those that write; nothing when there are none. Steps
- * that write may be in flight afterwards, where the model has several stages (batch.h). */
+/* One step of the sessions that read or of those that write; nothing when there are none. If the
+ * model has several stages, steps may be in flight afterwards (batch.h). */
 void scheduler_step(struct scheduler *s);
 void scheduler_free_steps(struct scheduler *s);
 
@@ -185,10 +188,10 @@ void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_pa
 
 /* ---- scheduler_prompts.c ---- */
 
-/* Begins and ends steps of about `room` rows, which the sessions share evenly that still read their
- * prompts and whose clients have a turn. With one stage, or while answers are written, a step is
- * computed as a whole. Else as many steps are begun as there are stages, and the oldest is ended.
- */
+/* Begins and ends steps of about `room` rows. The sessions that still read their prompts and whose
+ * clients have a turn share the rows evenly. With one stage, or while answers are written, one step
+ * is computed as a whole. Else steps are begun until as many are in flight as there are stages, and
+ * the oldest is ended. */
 void prefill_step(struct scheduler *s, uint32_t room);
 
 #endif

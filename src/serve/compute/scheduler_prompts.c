@@ -5,9 +5,9 @@
  * in several of them, with consecutive chunks. Before an answer is written, the steps in flight
  * end.
  *
- * When a step fails or is cancelled, the steps behind it are ended before its jobs are, because a
- * slot in flight must keep its job. Rows that these have not computed are read again by later
- * steps.
+ * When a step fails or is cancelled, the steps begun after it are ended before its jobs are,
+ * because a slot in flight must keep its job. Rows that those have not computed are computed by
+ * later steps.
  */
 #include "src/base/clock.h"
 #include "src/base/mem.h"
@@ -30,7 +30,7 @@ struct prompt_step {
 	struct reading_step watched;
 	struct step_times times;
 	uint64_t began; /* by s->clock */
-	bool few;       /* of prompts of few_rows rows at most */
+	bool few;       /* of prompts with at most few_rows rows to compute */
 };
 
 /* Tokens of the prompt that have been read, or are in steps in flight. */
@@ -39,16 +39,17 @@ static uint32_t slot_read(const struct slot *slot)
 	return session_length(slot->session) + slot->ahead;
 }
 
-/* Steps of so many rows are computed in another way than larger ones (batch_decode_rows); 0: all
- * are computed in one way. */
+/* Steps of at most so many rows are computed in another way than larger ones (batch_decode_rows);
+ * 0: all are computed in one way. */
 static uint32_t few_rows(const struct scheduler *s)
 {
 	uint32_t few = batch_decode_rows(s->engine);
 	return few < batch_max_rows(s->engine) ? few : 0;
 }
 
-/* A prompt is computed as if it were alone: one of `few` rows or fewer never shares a step with
- * others. Of these n slots keeps either those or the rest, by turns. Returns how many. */
+/* A prompt is computed in the way in which it would be alone: those with at most `few` rows to
+ * compute never share a step with longer ones. Of these n slots keeps either the former or the
+ * latter, by turns. Returns how many. */
 static uint32_t slots_of_one_way(struct scheduler *s, struct slot **at, uint32_t n, uint32_t few)
 {
 	struct slot *part[2][SCHEDULER_SESSIONS_MAX];

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Sessions and jobs: who gets which session, and with how much of the prompt in it. */
+/* Which session a job gets, how many tokens of its prompt are computed there already, and how jobs
+ * end. */
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/compute/scheduler_internal.h"
 
-/* All in tokens. The opening of an answer may differ when a conversation goes on. */
-#define SAME_CONVERSATION 3
-#define FOLLOW_LEAST      128 /* that another session is reading: worth waiting for */
+/* All in tokens. */
+#define SAME_CONVERSATION 3   /* the end of a prompt, the opening of an answer, may differ later */
+#define FOLLOW_LEAST      128 /* common tokens that are worth waiting for another session */
 #define COPY_LEAST        16  /* fewer are computed, not copied */
 
 /* ---- the end of jobs ---- */
@@ -46,7 +47,7 @@ void slot_keep_prefix(struct scheduler *s, struct slot *slot)
 void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how)
 {
 	struct job *j = slot->job;
-	/* what was read of a prompt that nobody waits for any more is of use to the next one */
+	/* what was read of a cancelled prompt is of use when the same prompt comes again */
 	bool reading = slot->state == SCHEDULER_READING,
 		 keep = how == JOB_CANCELLED ? reading : slot->state == SCHEDULER_WRITING;
 	metrics_add(s->metrics, how == JOB_CANCELLED ? METRICS_CANCELLED : METRICS_ANSWERS, 1);
@@ -142,8 +143,9 @@ static uint32_t slot_restore_prefix(
 	return session_length(slot->session);
 }
 
-/* When somebody is just reading the same beginning, it is read once: this one waits, then copies.
- * Whoever is followed began earlier, so there are no circles. */
+/* Sets the leader if another session is reading the same beginning: that is computed once, and this
+ * slot waits, then copies. A leader's job began earlier, so no slots wait for each other in a
+ * circle. */
 static void slot_find_leader(struct scheduler *s, struct slot *slot, uint32_t start)
 {
 	const struct token_ids *mine = &slot->job->prompt;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Steps. A prompt is computed in chunks. An answer has one row for the token drawn last (slot.next)
- * and one row for each draft. After the step a token is drawn from a row and given out; if the
- * draft of the next row is this token, the next row is drawn from, else that row and those after it
- * are forgotten. The last token drawn is computed by the next step.
+ * and one row for each draft. After the step a token is drawn from the first row and given out. If
+ * the draft of the next row is this token, a token is drawn from that row too, and so on; else that
+ * row and those after it are forgotten. The last token drawn is computed by the next step.
  *
  * Where the model has several stages, several steps of different answers are in flight, so that all
- * stages compute (batch.h). A step that reads prompts, and whatever else uses the devices, has them
- * for itself: those in flight wait in front of the last stage meanwhile. While no answer is
- * written, steps that read prompts are in flight (scheduler_prompts.c).
+ * stages compute (batch.h). While they are in flight, a step that reads prompts is computed as a
+ * whole: those in flight wait in front of the last stage. While no answer is written, steps that
+ * read prompts are in flight (scheduler_prompts.c).
  *
  * While answers are written, prompts are read in slices (slices.h). Both get the same time: before
  * the next slice answers are written for as long as the last one took. That goes for answers that
@@ -115,7 +115,7 @@ bool parts_finish(struct scheduler *s, const struct batch_part *parts, struct sl
 			slot_fail_not_finite(s, at[i]);
 	if (!rc)
 		return true;
-	if (rc == ERR_INTERRUPTED) /* drop_cancelled says what becomes of them */
+	if (rc == ERR_INTERRUPTED) /* slots_drop_cancelled ends those that were cancelled */
 		return false;
 	log_warn("a step failed: %s", e->text);
 	/* the sentence may name files of the server: not for clients */
@@ -131,8 +131,8 @@ bool parts_compute(
 	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
 {
 	struct err e = {0};
-	struct job *alone =
-		n == 1 ? at[0]->job : NULL; /* a long step of one ends when its client leaves */
+	/* a step of one job is cancelled when its client leaves, even within a layer */
+	struct job *alone = n == 1 ? at[0]->job : NULL;
 	pthread_mutex_lock(&s->lock);
 	s->alone = alone;
 	if (alone && s->stop_now)
@@ -388,8 +388,8 @@ static void slots_draft(struct scheduler *s, struct slot *const *at, uint32_t n,
 		drafts_drop(drafts[i]);
 }
 
-/* Reports to the drafter that the step for these slots took ns. Slots whose answer has ended in
- * this step included. */
+/* Reports to the drafter that the step for these slots took ns, also for those whose answer has
+ * ended in this step. */
 static void slots_drafted(struct scheduler *s, struct slot *const *at, uint32_t n, uint64_t ns)
 {
 	struct draft_timeline *drafts[SCHEDULER_ROWS];

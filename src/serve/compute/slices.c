@@ -5,7 +5,7 @@
 #include "src/base/num.h"
 
 #define DECAY 0.9
-#define WHOLE 0.75 /* of `most`: a slice of this size or more becomes a whole step */
+#define WHOLE 0.75 /* a slice of at least this part of `most` becomes `most` */
 
 /* Fits the costs anew. If all steps had about the same size, the fixed part cannot be separated:
  * the previous fit stays. */

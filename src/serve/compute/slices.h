@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How much of a prompt is read at a time while somebody else waits. A short slice keeps the pauses
- * of answers short, and a short prompt beside a long one; but a step has a fixed cost, on a card
- * that streams experts most of it, so short slices make the prompt take longer. The cost of a step
- * of r rows is taken for fixed + each * r, fitted to the steps that were measured.
+ * How many rows of prompts a step reads while somebody else waits. A short slice keeps the pauses
+ * of answers short, and the wait of a short prompt beside a long one. But a step has a fixed cost,
+ * which is most of it where experts are streamed, so short slices make the prompt take longer. The
+ * cost of a step of r rows is modelled as fixed + each * r, fitted to the steps that were measured.
  */
 #ifndef GLM_SERVE_SLICES_H
 #define GLM_SERVE_SLICES_H
@@ -32,10 +32,11 @@ uint32_t slices_rows(const struct slice_costs *c, uint64_t target_ns, uint32_t m
 struct slice_step {
 	uint32_t room; /* rows wanted */
 	uint32_t most; /* rows possible */
-	/* Rows of a step in which some prompts end and others do not, unless those that end have more:
-	 * their first tokens do not wait for the others. */
+	/* A step in which some prompts end and others do not has at most `slice` rows, or those of the
+	 * prompts that end if they are more: first tokens do not wait for the other prompts. With
+	 * `others` it may have twice the rows of the prompts that end, so that the others get some. */
 	uint32_t slice;
-	bool others; /* then the others get as many rows as those that end, or what a slice leaves */
+	bool others;
 	/* The device computes steps of at most so many rows in another way, which differs in the last
 	 * bits (kernels/backend.h: Numbers); 0: it has one way. */
 	uint32_t few;

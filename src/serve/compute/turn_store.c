@@ -13,7 +13,8 @@
 
 #define N_BUCKETS 4096
 
-/* One block: many small ones that live long among those of requests would split the free memory. */
+/* One allocation for each turn: many small ones with long lives would fragment the heap of the
+ * requests. */
 struct turn {
 	struct turn *next;          /* in the bucket */
 	struct turn *newer, *older; /* by use */
@@ -23,7 +24,7 @@ struct turn {
 };
 
 struct turn_store {
-	pthread_mutex_t lock; /* guards everything; nothing is called out while it is held */
+	pthread_mutex_t lock; /* guards everything; no other lock is taken under it */
 	struct turn *buckets[N_BUCKETS];
 	struct turn *newest, *oldest;
 	size_t bytes, limit;
@@ -119,8 +120,8 @@ size_t turn_store_bytes(struct turn_store *r)
 	return bytes;
 }
 
-/* The bytes that two equal turns share. Arguments are spelled with sorted keys: clients parse and
- * write them again. */
+/* Appends the key of a turn, by which equal turns are found. Arguments are written with sorted
+ * keys, since clients parse and write them again. */
 static void turn_spell(const struct stored_turn *t, struct buf *key)
 {
 	struct chat_text content = chat_text_trimmed(t->content);

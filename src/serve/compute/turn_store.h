@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The tokens of answers that were given, so that a client which sends an answer back as part of its
- * next request gets the very tokens that the model wrote (reasoning that the client left out,
- * spacing, the spelling of arguments) and the session's timeline goes on instead of being read
- * anew.
+ * The tokens of answers that were given. When a client sends an answer back as part of its next
+ * request, the prompt gets the very tokens that the model wrote (with reasoning that the client
+ * left out, its spacing, its spelling of arguments). So the session's timeline goes on instead of
+ * being computed anew.
  *
- * An answer with tool calls is found by their ids, names and arguments; one without by its text and
- * the tokens before it. A turn that the client changed is not found; it is rendered by the
- * template. Bounded in bytes; the least recently used answer is forgotten first, and one that is
- * larger than the bound is not remembered. Any thread.
+ * An answer with tool calls is found by its text and the calls' ids, names and arguments; one
+ * without by its text and the tokens before it. A turn that the client changed is not found; it is
+ * rendered by the template. Bounded in bytes; the least recently used answer is forgotten first,
+ * and one that is larger than the bound is not remembered. Any thread.
  */
 #ifndef GLM_SERVE_TURN_STORE_H
 #define GLM_SERVE_TURN_STORE_H

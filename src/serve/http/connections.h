@@ -18,7 +18,7 @@
 
 struct connections; /* any thread */
 
-/* Borrowed until connections_free. */
+/* Copied; what it points to is borrowed until connections_free. */
 struct connections_options {
 	uint32_t max;
 	const char *trusted_proxy;    /* NULL: none */
@@ -32,20 +32,21 @@ struct connection {
 	struct connection *next, **at; /* in the list */
 	struct connections *list;      /* constant from here on */
 	int fd;
-	struct client *client; /* of the address; held; NULL: unknown, or the trusted proxy */
-	bool proxy;
+	struct client *client;  /* of the address; held; NULL: unknown, or the trusted proxy */
+	bool proxy;             /* it is the trusted proxy's */
 	struct framing framing; /* of the thread that reads from fd */
 	/* Accepted only to be refused, with this status. 503: too many connections; 429: too many of
 	 * this client; 0: not refused */
 	unsigned over;
 	/* guarded by the list's lock */
-	bool fresh; /* waits for a request or its headers: HEADER_CROWD_NS applies */
-	bool cut;
-	uint64_t since_ns, deadline_ns; /* 0: none */
+	bool fresh; /* waits for a request or its headers: see connection_set_deadline */
+	bool cut;   /* was late, and its socket is shut down */
+	uint64_t since_ns, deadline_ns; /* clock_ns: of connection_set_deadline; 0: none */
 };
 
-/* Starts the watchdog. Errors: no memory, *out is NULL; or the thread does not start, *out must be
- * freed (connections_free) all the same. */
+/* Starts the watchdog. Errors:
+ * - no memory: *out is NULL;
+ * - the thread does not start: *out must be freed (connections_free) all the same. */
 int connections_open(const struct connections_options *o, struct connections **out, struct err *e);
 void connections_free(struct connections *l); /* when all are closed; NULL is fine */
 

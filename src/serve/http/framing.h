@@ -47,7 +47,7 @@ struct framing {
 	unsigned line_at; /* bytes of the method, the target, the version */
 	char authority[256];
 	unsigned authority_len; /* of an absolute target */
-	/* of the header in hand */
+	/* of the header that is being read */
 	char name[24], value[256];
 	unsigned name_len, value_len;
 	/* of the head */

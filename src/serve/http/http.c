@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What libmicrohttpd calls, and what it gets. Its own timeout is switched off: connections.h. */
+/* The callbacks of libmicrohttpd, and the responses that it gets. Its own timeout is off:
+ * connections.h. */
 #if HAVE_HTTP
 #include "src/serve/http/http.h"
 
@@ -64,7 +65,7 @@ struct exchange {
 	struct buf body;
 	size_t received;
 	struct http_refusal refusal; /* status 0: none */
-	bool drop;                   /* the body is not wanted */
+	bool drop;                   /* the body is read and not kept */
 	bool close;                  /* the connection ends with the response */
 	struct client *client;       /* held; NULL: unknown */
 	bool counted;                /* as a connection of this client, which is not the connection's */
@@ -204,7 +205,7 @@ static void exchange_check(struct exchange *x)
 		exchange_refuse(x, 403, "origin_not_allowed",
 			"web pages of this origin may not use this server; --cors ORIGIN allows one");
 	else if (!strcmp(x->method, "OPTIONS") && status != 404)
-		exchange_refuse(x, 204, NULL, ""); /* a browser asks before it asks */
+		exchange_refuse(x, 204, NULL, ""); /* a preflight of CORS */
 	else if (h->options.api_key && !open && key_of(x) < 0)
 		exchange_refuse(x, 401, "invalid_api_key", "the API key is missing or wrong");
 	else if (status == 404)
@@ -234,7 +235,7 @@ static void exchange_find_client(struct exchange *x)
 		who = identity_of_key(key);
 	else if (x->connection->proxy)
 		MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, find_forwarded, &who);
-	if (!who.n && x->connection->proxy) /* it says nothing: all that it passes on is one client's */
+	if (!who.n && x->connection->proxy) /* it names no client: all its requests count as one's */
 		who = identity_of_forwarded(h->options.trusted_proxy);
 	if (!who.n) {
 		x->client = client_hold(x->connection->client);
@@ -353,7 +354,7 @@ static enum MHD_Result answer_refusal(struct exchange *x)
 	mem_scope_clear();
 	if (x->refusal.status != 204)
 		x->http->calls.refuse(x->http->calls.user, x, &x->refusal, &body);
-	if (mem_scope_failed()) { /* without words */
+	if (mem_scope_failed()) { /* the response has no body */
 		buf_free(&body);
 		mem_scope_clear();
 	}
@@ -450,7 +451,7 @@ static enum MHD_Result take_call(void *cls, struct MHD_Connection *mhd, const ch
 		*upload_size = 0;
 		if (x->received > h->options.max_body_bytes * DRAIN_FACTOR)
 			return MHD_NO;
-		if (x->refusal.status) /* neither more time nor a place in the crowd */
+		if (x->refusal.status) /* its deadline stays, and the shorter one of a crowd applies */
 			return MHD_YES;
 		connection_extend(x->connection, BODY_NS + x->received / BODY_BYTES_S * SECOND);
 		return MHD_YES;
@@ -518,7 +519,7 @@ static void on_log(void *cls, const char *fmt, va_list ap)
 	log_verbose("http: %s", line);
 }
 
-/* A connection that is one too many is closed at once when there is no room to say so. */
+/* A connection beyond the limit is closed at once if it cannot even get a refusal. */
 static enum MHD_Result on_accept(void *cls, const struct sockaddr *address, socklen_t length)
 {
 	struct http *h = cls;

@@ -19,7 +19,8 @@
  *   each 64 KiB, or after 5 s if the request is refused. An idle connection is kept for 60 s. A
  *   client that does not read what is sent to it for 60 s is cut off.
  *
- * The responses are the caller's: struct http_calls, called by the connections' threads.
+ * The responses are the caller's: struct http_calls. The connections' threads call these functions
+ * at the same time, the watchdog's thread calls `cut` and `tick`.
  */
 #ifndef GLM_SERVE_HTTP_H
 #define GLM_SERVE_HTTP_H
@@ -35,7 +36,7 @@
 /* Strings are borrowed until http_close. */
 struct http_options {
 	const char *host;
-	uint16_t port;             /* 0: any that is free; see http_port */
+	uint16_t port;             /* 0: any that is free (http_port) */
 	const char *api_key;       /* one or, separated by commas, several; NULL: none */
 	const char *trusted_proxy; /* says in X-Forwarded-For who asks; an address; NULL: none */
 	uint32_t client_share;     /* percent, client_share.h; 0: 75, or 100 where all are one client */
@@ -70,17 +71,18 @@ struct http_calls {
 	 * takes. *open: no key is needed. *route: a static name for counting. */
 	unsigned (*lookup)(void *user, const char *method, const char *path, bool *open,
 		const char **route, const char **allow);
-	void (*handle)(void *user,
-		struct exchange *x); /* the whole body is there: exchange_reply or exchange_stream */
+	/* The whole body has come: calls exchange_reply or exchange_stream. */
+	void (*handle)(void *user, struct exchange *x);
+	/* Appends the JSON body of a refusal to `out`. */
 	void (*refuse)(
 		void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out);
-	void (*sent)(void *user, const char *route, unsigned status); /* for counting */
+	void (*sent)(void *user, const char *route, unsigned status); /* a response was queued */
 	void (*done)(void *user, const struct exchange *x, const struct http_done *d);
-	void (*cut)(void *user);  /* a connection was ended for being slow; for counting */
-	void (*tick)(void *user); /* four times a second, from the watchdog's thread */
+	void (*cut)(void *user);  /* a connection was ended for being slow */
+	void (*tick)(void *user); /* four times a second */
 };
 
-/* *out is set before the first call comes. */
+/* *out is set before any of `calls` is called, since these may use it. */
 int http_open(
 	const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e);
 uint16_t http_port(const struct http *h);
@@ -105,23 +107,27 @@ struct client *exchange_client(const struct exchange *x);
 /* Whether the client has closed the connection. A half-closed connection counts as closed. */
 bool exchange_gone(const struct exchange *x);
 
-/* A header for the response; name and value are copied. Before exchange_reply or exchange_stream.
- */
+/* A header for the response; name and value are copied. Before exchange_reply, at most four;
+ * before exchange_stream, which adds two, at most two. */
 void exchange_set_header(struct exchange *x, const char *name, const char *value);
 
-/* For http_calls.done. Until the end of the exchange; note is copied, and cut to 60 bytes. */
+/* What http_calls.done gets; may be called until `end` has returned. note is copied, and cut to 60
+ * bytes. */
 void exchange_set_tokens(struct exchange *x, uint64_t prompt_tokens, uint64_t new_tokens);
 void exchange_set_note(struct exchange *x, const char *note);
 
-/* Takes the bytes of `body`. Every handled exchange needs exactly one of the two. handle, next and
- * end are called in a scope (mem.h): when an allocation has failed in it, body is not used, and the
- * client gets 503. */
+/* Every handled exchange needs exactly one call of exchange_reply or exchange_stream. `handle` and
+ * the functions of a stream run in a scope (mem.h). If an allocation has failed in that of
+ * `handle`, the client gets 503 instead.
+ *
+ * exchange_reply responds with `body`, which it takes in any case. */
 void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body);
 
-/* A response that comes piece by piece. When `next` returns and an allocation has failed in its
- * scope, the connection is cut. next appends what there is to `out`, waiting at most about
- * 200 ms for it; false: that was the last. It is asked again until then, or until the client has
- * gone. `end` is called once, whatever happens. */
+/* A response with status 200 that comes in parts.
+ * - next appends the next bytes to `out`, none if there are none within about 200 ms. It is called
+ *   again until it returns false (these were the last) or the client has gone. If an allocation has
+ *   failed in its scope, the connection is cut.
+ * - end is called once, whatever happens. */
 typedef bool exchange_next_fn(void *user, struct buf *out);
 typedef void exchange_end_fn(void *user);
 void exchange_stream(

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The connection's side of an answer. */
+/* The connection's side of an answer: the events of its jobs become the bytes of a response. */
 #if HAVE_HTTP
 #include "src/serve/http/respond.h"
 
@@ -72,8 +72,9 @@ static void write_event(
 	}
 }
 
-/* There is no memory for an event: what is written of it goes, and the stream ends with an error.
- * If there is none for that either, the scope has failed again, and the connection is cut. */
+/* Ends the stream with an error: memory is exhausted, or reply.refusal is set. What was written of
+ * the latest event, out[from..), is removed. If there is no memory for the error either, the scope
+ * has failed again, and the connection is cut. */
 static void break_stream(struct stream_turn *t, size_t from, struct buf *out)
 {
 	struct request_error e = {0};
@@ -95,7 +96,7 @@ static bool stream_next(void *user, struct buf *out)
 	struct stream_turn *t = user;
 	struct reply_answer *a;
 	size_t from = out->len;
-	/* what waits already goes out in one piece */
+	/* all events that wait go out together */
 	struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
 	uint64_t now = clock_ns();
 	bool progress = false;

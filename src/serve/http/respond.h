@@ -9,12 +9,12 @@
 #include "src/serve/http/request_log.h"
 #include "src/serve/compute/scheduler.h"
 
-/* Answers x by the rules of `api`. A client that leaves ends its jobs; a stream that has nothing to
- * say gets a sign of life every few seconds. */
+/* Answers x by the rules of `api`. A client that leaves ends its jobs. A stream without an event
+ * gets a ping about every 2 s. */
 void respond(struct exchange *x, const struct api *api, const struct request_model *model,
 	struct scheduler *s, struct metrics *m, struct request_log *log);
 
-/* A refusal in the words of `api`. */
+/* Answers x with a refusal in the form of `api`. */
 void respond_refusal(struct exchange *x, const struct api *api, const struct request_error *e);
 
 #endif

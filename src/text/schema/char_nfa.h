@@ -6,7 +6,8 @@
  *
  * An automaton has one start and one final state. Build it with char_nfa_state and the edges, then
  * char_nfa_trim it; char_nfa_free releases it, also one that was never trimmed. Beyond the limit
- * of states or edges too_large is set and its texts mean nothing. One thread at a time.
+ * of states or edges, and when memory is exhausted, too_large is set and the texts of the automaton
+ * mean nothing. One thread at a time.
  */
 #ifndef GLM_TEXT_CHAR_NFA_H
 #define GLM_TEXT_CHAR_NFA_H
@@ -16,7 +17,7 @@
 #include <stdint.h>
 
 #define CHAR_MAX_POINT      0x10ffffu
-#define CHAR_NFA_STATES_MAX 120000 /* of one automaton; beyond it `too_large` is set */
+#define CHAR_NFA_STATES_MAX 120000 /* of one automaton; edges: four times as many */
 
 /* Takes one character of lo..hi; lo > hi: an empty edge, which takes none. */
 struct char_edge {
@@ -49,9 +50,9 @@ void char_nfa_length(struct char_nfa *n, size_t min, size_t max);
  * the longest has characters. */
 void char_nfa_except(struct char_nfa *n, const char *const *texts, size_t count);
 
-/* *a becomes the intersection of *a and *b; *b is freed. */
+/* *a becomes the intersection of *a and *b, trimmed; *b is freed. */
 void char_nfa_intersect(struct char_nfa *a, struct char_nfa *b);
-/* Drops states that lie on no way from start to final. False: no text is left. */
+/* Drops states that lie on no path from start to final. False: no text is left. */
 bool char_nfa_trim(struct char_nfa *n);
 /* Whether a text of valid UTF-8 is accepted. */
 bool char_nfa_matches(const struct char_nfa *n, const char *text, size_t len);

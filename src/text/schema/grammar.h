@@ -9,8 +9,9 @@
  * edges are dropped, and grammar_finish refuses. A finished grammar is constant: any thread may use
  * it.
  *
- * Every state knows how many rules have to be open at least to come from it to the end of its rule
- * (`needs`). A walk that stays within GRAMMAR_DEPTH_MAX by this number can always end.
+ * `needs` of a state: how deep rules have to be nested, at least, on a path from it to the end of
+ * its rule. A walk that enters a state only if the rules open there and its `needs` are at most
+ * GRAMMAR_DEPTH_MAX together can always end.
  */
 #ifndef GLM_TEXT_GRAMMAR_H
 #define GLM_TEXT_GRAMMAR_H
@@ -24,7 +25,7 @@
 #define GRAMMAR_DEPTH_MAX  120 /* rules open at a time; JSON parsers refuse from 128 levels on */
 #define GRAMMAR_STATES_MAX 400000
 #define GRAMMAR_BEGIN_MAX  4096 /* states that are reached before the first byte of a rule */
-#define GRAMMAR_NEVER      0xff /* `needs` of a state from which there is no end */
+#define GRAMMAR_NEVER      0xff /* `needs` of a state from which no path ends */
 
 enum grammar_edge_kind { GRAMMAR_BYTES, GRAMMAR_EMPTY, GRAMMAR_CALL };
 
@@ -36,7 +37,7 @@ struct grammar_edge {
 
 struct grammar_rule {
 	uint32_t start, final;
-	uint8_t height; /* rules that have to be open inside it, at least; GRAMMAR_NEVER: no text */
+	uint8_t height; /* `needs` of its start; GRAMMAR_NEVER: it has no text */
 };
 
 struct grammar {
@@ -53,7 +54,7 @@ struct grammar {
 	uint32_t *final_of; /* [n_states] 1 + the rule that ends there; 0: none */
 };
 
-/* ERR_MEMORY in a scope only (mem.h); grammar_free then, too. */
+/* Initialises *g; grammar_free also after an error. ERR_MEMORY in a scope only (mem.h). */
 int grammar_begin(struct grammar *g);
 void grammar_free(struct grammar *g); /* also of a zeroed one */
 /* A new rule with its start and final state, and a new state: their numbers. */
@@ -66,8 +67,9 @@ void grammar_call(struct grammar *g, uint32_t from, uint32_t to, uint32_t rule);
 /* The bytes of a text one after the other; returns the state behind them. */
 uint32_t grammar_text(struct grammar *g, uint32_t from, const char *text, size_t n);
 
-/* ERR_INPUT when the grammar is too large, has no text, or a rule begins with itself or in too many
- * ways; ERR_MEMORY in a scope only. */
+/* Makes `root` the rule of whole texts and computes the fields below "finished". ERR_INPUT when the
+ * grammar is too large, has no text, or a rule begins with itself or in too many ways; ERR_MEMORY
+ * in a scope only. */
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 
 #endif

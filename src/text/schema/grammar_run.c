@@ -12,9 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With more than the KEPT numbers, all but the present set are forgotten after a token. While one
- * mask is made there may be MAX; what goes beyond counts as not allowed. One set's stacks are fewer
- * than STACKS_KEPT: POSITIONS_MAX of GRAMMAR_DEPTH_MAX nodes. */
+/* If more than a KEPT number are stored when a token is pushed, all but the present set are
+ * forgotten. Until then there may be MAX; what goes beyond counts as not allowed. The stacks of one
+ * set are fewer than STACKS_KEPT: POSITIONS_MAX of GRAMMAR_DEPTH_MAX nodes. */
 #define SETS_KEPT     4096
 #define SETS_MAX      20000
 #define STORED_KEPT   1000000 /* positions of all sets */
@@ -64,7 +64,7 @@ struct grammar_run {
 	size_t set_slots;
 	int32_t now;  /* the present set */
 	size_t spent; /* positions looked at, of SPENT_MAX */
-	/* the set that is being made: what was met, and of that what has a byte to take */
+	/* the set that is being made: positions that were met, and those of them with a byte to take */
 	struct grammar_position *seen, *work; /* [SEEN_MAX], [POSITIONS_MAX] */
 	size_t n_seen, n_work;
 	bool accepts;
@@ -189,7 +189,7 @@ static size_t stack_slot(const struct grammar_run *r, uint32_t state, uint32_t b
 	return at;
 }
 
-/* When memory is exhausted, `below`: a wrong stack, of an answer that fails. */
+/* Returns `below` when memory is exhausted: a wrong stack, but the answer fails anyway. */
 static uint32_t stack_push(struct grammar_run *r, uint32_t state, uint32_t below)
 {
 	if (2 * r->n_stacks >= r->stack_slots) {

@@ -11,8 +11,9 @@
  * walk over the trie of the vocabulary and is kept with its set.
  *
  * A run belongs to one answer and one thread; grammar and tokens are shared and constant. Memory of
- * a run is bounded: some kB to a few MB in practice, about 70 MB for a schema made to cost much. So
- * is the time of a mask (some 100 ms): of what such a schema allows, only a part may come then.
+ * a run is bounded: some kB to a few MB in practice, about 70 MB for a schema made to cost much.
+ * The time of a mask is bounded too (some 100 ms). Where a bound is reached, the run allows only a
+ * part of what the grammar does.
  */
 #ifndef GLM_TEXT_GRAMMAR_RUN_H
 #define GLM_TEXT_GRAMMAR_RUN_H
@@ -33,11 +34,12 @@ void token_trie_free(struct token_trie *x); /* NULL is fine */
 struct grammar_run;
 
 /* Borrows both until grammar_run_free. tokens: needed for grammar_run_mask, else NULL. NULL when
- * memory is exhausted in a scope (mem.h); what is exhausted later counts as not allowed. */
+ * memory is exhausted in a scope (mem.h). Bytes for which a later allocation fails count as not
+ * allowed. */
 struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_trie *tokens);
 void grammar_run_free(struct grammar_run *r); /* NULL is fine */
-/* A mask that is being made when *cancel becomes true ends early, with less in it. Borrowed; NULL:
- * nothing does that. */
+/* grammar_run_mask ends early once *cancel is true, with fewer tokens in the mask. Borrowed; NULL:
+ * never. */
 void grammar_run_set_cancel(struct grammar_run *r, const atomic_bool *cancel);
 void grammar_run_restart(struct grammar_run *r); /* back to the start of the text */
 
@@ -45,7 +47,7 @@ void grammar_run_restart(struct grammar_run *r); /* back to the start of the tex
 bool grammar_run_push(struct grammar_run *r, const char *bytes, size_t n);
 bool grammar_run_allows(struct grammar_run *r, const char *bytes, size_t n);
 bool grammar_run_may_end(const struct grammar_run *r);  /* what was pushed is a whole text */
-bool grammar_run_must_end(const struct grammar_run *r); /* and no byte may follow */
+bool grammar_run_must_end(const struct grammar_run *r); /* it is, and no byte may follow */
 
 /* Bit id % 64 of word id / 64: the token may come next. [(n_tokens + 63) / 64] words, n_tokens of
  * the tokenizer, owned by r and valid until the next call. Added tokens and padding have 0. NULL

@@ -300,7 +300,7 @@ static void compile_array(
 		max = MIN(max, n_prefix);
 	if (max < min)
 		return;
-	/* every position that is not like the one before gets states of its own */
+	/* the first `chain` items get states of their own, later ones share a loop */
 	size_t chain = max != SIZE_MAX && max <= ITEMS_MAX ? max : MAX(min, n_prefix);
 	if (max != SIZE_MAX && max > ITEMS_MAX) {
 		schema_refuse(c, w, "maxItems: at most %d are supported", ITEMS_MAX);
@@ -435,7 +435,7 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			schema_refuse_part(c, w);
 			return;
 		}
-		if (json_array_append_new(parts, part)) { /* and it is let go */
+		if (json_array_append_new(parts, part)) { /* which has released it */
 			schema_refuse(c, w, NO_MEMORY);
 			return;
 		}
@@ -459,7 +459,7 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 	}
 }
 
-/* w->schema becomes what $ref with others beside it, and allOf, come to. False: refused. */
+/* Makes w->schema one schema without $ref and allOf, if it has either. False: refused. */
 static bool merge_parts(struct schema_compiler *c, struct schema_part *w)
 {
 	if (!json_object_get(w->schema, "$ref") && !json_object_get(w->schema, "allOf"))

@@ -42,14 +42,17 @@ enum schema_form {
 	SCHEMA_ARGUMENT,
 };
 
-/* root: the document that "$ref" refers to; part: what is compiled, root or inside it; NULL: any
- * JSON object. Both are borrowed for the call. 0, or ERR_INPUT with a sentence that says where, and
- * *out NULL. The caller owns *out. e may be NULL. */
+/* Compiles a schema.
+ *   root  the document that "$ref" refers to
+ *   part  what is compiled: root or a schema inside it; NULL: any JSON object
+ *   *out  the caller's; NULL after an error
+ * ERR_INPUT with a sentence that says where. An allocation that fails in a scope (mem.h) gives
+ * ERR_MEMORY or ERR_INPUT. e may be NULL. root and part are borrowed for the call. */
 int schema_compile(const json_t *root, const json_t *part, enum schema_form form,
 	struct schema **out, struct err *e);
-void schema_free(struct schema *s); /* NULL is fine */
-/* Finished and constant; lives as long as s. */
+void schema_free(struct schema *s);          /* NULL is fine */
 size_t schema_bytes(const struct schema *s); /* of memory that it holds */
+/* Finished and constant; lives as long as s. */
 const struct grammar *schema_grammar(const struct schema *s);
 
 #endif

@@ -20,7 +20,7 @@ struct schema_compiler {
 	struct schema_build build;
 	struct grammar *g;
 	const json_t *root;
-	struct schema_part *list; /* [n_list] all schemas met; compiled up to `next` */
+	struct schema_part *list; /* [n_list] all schemas met; the first `next` are compiled */
 	size_t n_list, next;
 	uint32_t *table; /* [slots] 1 + number in list */
 	size_t slots;
@@ -30,7 +30,8 @@ struct schema_compiler {
 	bool failed;
 };
 
-/* The first refusal counts: it names the place of w and sets c->failed. */
+/* Refuses the document: sets c->e to the place of w and the sentence, and c->failed. Without effect
+ * after the first refusal. */
 void schema_refuse(struct schema_compiler *c, const struct schema_part *w, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 /* Refuses the schema for an error that c->e already holds. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Schemas as JSON values: their keywords, references, types, and two schemas made one. root: the
- * document that "$ref" refers to. All are borrowed; nothing is changed but by json_t's counters, so
- * one thread at a time may use a document. */
+/* Schemas as JSON values: their keywords, references and types, and merging two of them. root: the
+ * document that "$ref" refers to. All arguments are borrowed and unchanged but for json_t's
+ * reference counts, so one thread at a time may use a document. */
 #ifndef GLM_TEXT_SCHEMA_KEYWORDS_H
 #define GLM_TEXT_SCHEMA_KEYWORDS_H
 
@@ -29,10 +29,10 @@ bool schema_constrains(const json_t *s, const char *but);
 /* NULL, or the first keyword that is not supported. */
 const char *schema_unknown_keyword(const json_t *s);
 
-/* The types that "type" names; what is implied by other keywords without it; 0: a name is unknown.
- */
+/* A mask of the types that "type" names; without it, of those that other keywords imply, or
+ * SCHEMA_ANY. 0: a name is unknown. */
 unsigned schema_types(const json_t *s);
-/* Of a value: NUMBER alone is one that is not whole. */
+/* The type of a value. SCHEMA_NUMBER alone: a number that is not whole. */
 unsigned schema_type_of_value(const json_t *value);
 
 /* The schema that "#/..." points to; NULL after err_set. */
@@ -50,8 +50,8 @@ unsigned schema_possible_types(const json_t *root, const json_t *s);
 json_t *schema_merge(
 	const json_t *root, const json_t *a, const json_t *b, int *left, struct err *e);
 
-/* Whether no value of one's grammar satisfies the other: by type, by constants, or by a required
- * property of both. False: it may, or that was not found out. */
+/* Whether certainly no value in the grammar of one satisfies the other: because of types, of
+ * constants, or of a property that both require. False: one may, or it could not be decided. */
 bool schema_exclude_each_other(const json_t *root, const json_t *a, const json_t *b);
 
 #endif

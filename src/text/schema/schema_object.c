@@ -73,8 +73,8 @@ static void check_named_keys(
 	const char *key;
 	json_t *v;
 	bool bound = allowed_keys(c, w, &allowed);
-	if (bound &&
-		allowed.n_states > 4 * KEY_MAX) { /* each comparison costs as much as it has states */
+	/* each comparison costs as much as the automaton has states */
+	if (bound && allowed.n_states > 4 * KEY_MAX) {
 		struct char_nfa part;
 		char_nfa_length(&part, 0, KEY_MAX);
 		char_nfa_intersect(&allowed, &part);
@@ -198,7 +198,7 @@ static json_t *named_properties(struct schema_compiler *c, const struct schema_p
 		return NULL;
 	}
 	json_t *all = properties ? json_copy(properties) : json_object();
-	if (json_array_append_new(c->made, all)) { /* and it is let go */
+	if (json_array_append_new(c->made, all)) { /* which has released it */
 		schema_refuse(c, w, "there is no memory for the properties");
 		return NULL;
 	}

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Anthropic's /v1/messages. Blocks are brought into the form of OpenAI's messages, which the
- * template takes. As in that API, there is no reasoning unless "thinking" asks for it. What the
- * model reasons has no signature to check: an empty one stands there, and what a client sends back
- * is compared with what was written.
+ * template takes. As in that API, there is no reasoning unless "thinking" asks for it. Thinking
+ * blocks have an empty signature: reasoning that a client sends back is compared with what the
+ * model wrote (turn_store.h).
  */
 #include "src/serve/api/api.h"
 

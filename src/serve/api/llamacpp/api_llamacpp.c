@@ -21,7 +21,7 @@ static void member_rename(json_t *o, const char *from, const char *to)
 
 static int llamacpp_parse(struct request *r, struct request_error *e)
 {
-	/* how the server computes, not what; it decides itself */
+	/* these change how llama.cpp computes, not what */
 	static const char *const internal[] = {"cache_prompt", "id_slot", "slot_id", "n_keep",
 		"n_discard", "timings_per_token", "return_tokens"};
 	int64_t n_predict = -1, n_probs = 0;
@@ -113,7 +113,7 @@ static void llamacpp_event(
 
 static void llamacpp_end(struct reply *r, struct buf *out)
 {
-	(void)r, (void)out; /* the last event says so */
+	(void)r, (void)out; /* the event of JOB_END has "stop": true */
 }
 
 /* One prompt: an object; several: an array of them. */

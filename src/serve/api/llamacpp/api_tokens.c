@@ -6,7 +6,7 @@
 #include "src/text/json_text.h"
 #include "src/text/utf8.h"
 
-/* A body that is looked at by one of the functions below. */
+/* Parses no members: the functions below do. */
 static int take_body(struct request *r, struct request_error *e)
 {
 	(void)r, (void)e;

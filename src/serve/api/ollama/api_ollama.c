@@ -281,7 +281,7 @@ static void write_calls(struct json_write *w, const struct reply_call *calls, si
 	json_write_close(w, ']');
 }
 
-/* What is said in a line; each of the texts may be NULL. */
+/* The text, reasoning and calls of a line; text and thinking may be NULL. */
 static void write_words(struct json_write *w, const struct reply *r, const struct buf *text,
 	const struct buf *thinking, const struct reply_call *calls, size_t n_calls)
 {

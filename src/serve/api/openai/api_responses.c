@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * OpenAI's /v1/responses. Items are brought into the form of chat messages. A response is kept
- * unless "store" is false (response_store.h); a request with previous_response_id goes on behind
- * what that one answered and said, without its instructions, as in that API. The writer of answers
- * is api_responses_write.c.
+ * unless "store" is false (response_store.h). A request with previous_response_id continues the
+ * conversation of that response: its input and output items come first, but not its instructions,
+ * as in that API. The writer of answers is api_responses_write.c.
  */
 #include "src/serve/api/openai/api_responses.h"
 
@@ -20,8 +20,8 @@ static const char *string_of(const json_t *o, const char *key)
 
 /* ---- items ---- */
 
-/* An assistant turn is spread over items: reasoning, text, calls. It is gathered in `turn` until
- * another's item comes. */
+/* An assistant turn is spread over items: reasoning, text, calls. They are gathered in `turn` until
+ * an item of another role comes. */
 struct gather {
 	json_t *out;                /* messages */
 	json_t *turn;               /* NULL: none open */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The parts of the responses API. */
+/* What the files of the responses API share. */
 #ifndef GLM_SERVE_API_RESPONSES_H
 #define GLM_SERVE_API_RESPONSES_H
 
@@ -7,8 +7,8 @@
 
 int api_responses_parse(struct request *r, struct request_error *e);
 
-/* *items: what the response that previous_response_id names answered and said; an empty array
- * without one. The caller's, also after a refusal. */
+/* *items: the input and then the output items of the response that previous_response_id names; an
+ * empty array without one. The caller owns it, also after a refusal. 0, or -1 with a refusal. */
 int api_responses_previous(struct request *r, json_t **items, struct request_error *e);
 /* Keeps a finished response (its object as JSON), if the request wants that. */
 void api_responses_keep(const struct request *q, const struct buf *response);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Asks /v1/chat/completions and writes the stream into a message. One answer of each conversation
- * at a time; others may be written meanwhile. Closing the connection stops the server.
+ * Asks /v1/chat/completions and writes the stream into a message. A conversation has one answer at
+ * a time, several conversations may each have one. Closing the connection ends the answer on the
+ * server.
  */
 const answers = (() => {
 	const LONG_MS = 2000; /* a prompt that is read so long shows progress */
@@ -112,7 +113,7 @@ const answers = (() => {
 			m.stopped = true;
 	}
 
-	/* The server's sentences begin small and end bare, as the lines of a log do. */
+	/* The server's sentences begin with a small letter and have no full stop, as in a log. */
 	function asSentence(text) {
 		const t = String(text).trim();
 		return t && t[0].toUpperCase() + t.slice(1) + (/[.!?]$/.test(t) ? "" : ".");
@@ -131,7 +132,7 @@ const answers = (() => {
 	}
 
 	/* How far the prompt has been read: shown once it is clear that it takes longer than two
-	 * seconds. What the server knew of it already costs nothing and does not count. */
+	 * seconds. Cached tokens cost nothing and do not count. */
 	function showProgress(run, p) {
 		const total = p.total - p.cache, done = p.processed - p.cache;
 		const left = done > 0 && p.time_ms > RATE_MS ? p.time_ms * (total - done) / done : 0;

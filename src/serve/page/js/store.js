@@ -68,8 +68,8 @@ const store = (() => {
 			channel.postMessage(id);
 	}
 
-	/* Does nothing for one that was deleted: an answer may still have been written into it. The
-	 * list need not be drawn again when only `isMore` of an answer has come. */
+	/* Stores a conversation. Without effect if it was deleted: an answer may still be written into
+	 * it. isMore: only more of an answer has come, so that the list stays as it is drawn. */
 	function save(chat, isMore) {
 		if (deleted.has(chat.id) || (!chat.messages.length && !chats.has(chat.id)))
 			return queue;

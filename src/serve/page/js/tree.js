@@ -74,8 +74,9 @@ const tree = (() => {
 		return ids;
 	}
 
-	/* Removes a message. What followed it follows what was before; one of several versions takes
-	 * what followed it along, since the others have their own. Returns how many messages went. */
+	/* Removes a message. Its children move up to its parent; if it has other versions, all below it
+	 * is removed with it, since the others have children of their own. Returns how many messages
+	 * were removed. */
 	function remove(chat, m) {
 		const versions = siblings(chat, m), at = versions.indexOf(m);
 		let gone = new Set([m.id]);
