@@ -265,7 +265,8 @@ static void compare_levels(struct limb_case *p, const char *what)
 				if (!same_bits(want[i][r], p->out[i][r]))
 					fail_msg("%s, %s, %lld values, %s: row %d of %d, x %d of %d: %.9g, not %.9g",
 						isa->name, dtype_name(p->task.type), (long long)p->task.n_in, what, r,
-						(int)p->task.n_rows, i, p->task.n_x, (double)p->out[i][r], (double)want[i][r]);
+						(int)p->task.n_rows, i, p->task.n_x, (double)p->out[i][r],
+						(double)want[i][r]);
 	}
 }
 

@@ -7,9 +7,9 @@
  *   3. hidden rows are split into limbs;
  *   4. down.
  * A task of stages 2 and 4 has weight rows of one job, and all of its slots, LIMB_X at a time, so
- * that weights are read from memory once. The rows of a job are cut into as many tasks as there are threads, no
- * more: a thread prefetches the rows that it multiplies next, and with small tasks these would
- * often be another thread's.
+ * that weights are read from memory once. The rows of a job are cut into as many tasks as there are
+ * threads, no more: a thread prefetches the rows that it multiplies next, and with small tasks
+ * these would often be another thread's.
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 
@@ -166,8 +166,8 @@ static void gate_up_rows(
 		task_gather(a, &u, m->panel);
 	a->isa->multiply(&u);
 	for (int i = 0; i < g.n_x; i++)
-		a->b->isa->swiglu(hidden + i * a->n_ff, u.out + i * u.out_stride, (size_t)g.n_rows,
-			hidden + i * a->n_ff);
+		a->b->isa->swiglu(
+			hidden + i * a->n_ff, u.out + i * u.out_stride, (size_t)g.n_rows, hidden + i * a->n_ff);
 }
 
 static void gate_up_task(const void *context, int64_t task, int64_t last, int thread)
@@ -185,8 +185,8 @@ static void down_rows(
 	const struct limb_ffn_job *a, int64_t j, int at, int64_t begin, const struct limb_memory *m)
 {
 	const struct expert_job *job = &a->jobs[j];
-	struct limb_task d = matrix_task(
-		a, &job->down, begin, MIN(begin + a->down_rows, a->n_embd), slots_at(job, at));
+	struct limb_task d =
+		matrix_task(a, &job->down, begin, MIN(begin + a->down_rows, a->n_embd), slots_at(job, at));
 	for (int i = 0; i < d.n_x; i++)
 		d.x[i] = a->hidden_limbs + (a->first_slot[j] + at + i) * limb_x_blocks(a->n_ff);
 	d.out = m->up;
@@ -237,8 +237,8 @@ static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int ro
 			 hidden_bytes =
 				 num_align_up((uint64_t)a->n_slots * (uint64_t)a->n_ff * sizeof(float), 64);
 	uint8_t *at = cpu_scratch(b,
-		blocks * sizeof(struct limb_block) + hidden_bytes +
-			a->memory_bytes * (uint64_t)threads + ((uint64_t)a->n_jobs + 1) * sizeof(int64_t),
+		blocks * sizeof(struct limb_block) + hidden_bytes + a->memory_bytes * (uint64_t)threads +
+			((uint64_t)a->n_jobs + 1) * sizeof(int64_t),
 		"expert_ffn");
 	if (!at)
 		return false;

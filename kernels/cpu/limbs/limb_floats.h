@@ -7,8 +7,8 @@
  *     static void super_block_sums(const struct limb_group *t, const uint8_t *w, int64_t block,
  *         int steps, struct limb_sums *s)
  *
- * which fills *s for one super-block of a group of rows. `w`: the super-block of row 0; block: its number;
- * steps: blocks of 32 values that the row still has, at most 8.
+ * which fills *s for one super-block of a group of rows. `w`: the super-block of row 0; block: its
+ * number; steps: blocks of 32 values that the row still has, at most 8.
  */
 #ifndef GLM_KERNELS_LIMB_FLOATS_H
 #define GLM_KERNELS_LIMB_FLOATS_H

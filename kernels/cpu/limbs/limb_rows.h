@@ -103,7 +103,7 @@ static inline size_t limb_panel_bytes(int n_x, int64_t n_in)
 /* NULL where the program was compiled without it. limb_isa_available asks whether the machine has
  * it. */
 extern const struct limb_isa *const limb_isa_c, *const limb_isa_avx2, *const limb_isa_vnni,
-	*const limb_isa_amx;
+																		  *const limb_isa_amx;
 
 /* Asks the kernel for the tiles of AMX, for all threads of the process; false: there are none. */
 bool limb_amx_enable(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Exact sums with AMX. The weights of 16 rows are brought to bytes whose products with limbs need
- * no scale any more: weight times scale is `factor` times a byte of one plane plus a byte of
+ * no scale any more: weight times scale is a power of two times a byte of one plane plus a byte of
  * another (struct shape). The tile unit sums planes times limbs over a super-block, for all rows of
  * x and all limbs at once, so that the cost of decoding does not grow with the rows of x.
  *
@@ -14,7 +14,9 @@
  * The weights are transposed while they are packed: 16 registers of 16 dwords, one register a row,
  * become 16 registers of one dword of each row. A scale is then a dword per weight row, too.
  *
- * Q6_K and Q8_0 take limb_rows_vnni.c. Compiles to nothing on other targets.
+ * Q8_0 has no whole scales: its plane is the weights, and the sums of a step of 32 values are
+ * scaled as floats. Q6_K, and some types with one row of x, take limb_rows_vnni.c. Compiles to
+ * nothing on other targets.
  */
 #include "kernels/cpu/limbs/limb_rows.h"
 
@@ -44,7 +46,8 @@ bool limb_amx_enable(void)
 struct decoded {
 	_Alignas(64) uint32_t high[DWORDS][LIMB_ROWS], low[DWORDS][LIMB_ROWS];
 	struct limb_minima minima;
-	uint16_t unit[LIMB_ROWS], minimum[LIMB_ROWS]; /* halves */
+	uint16_t unit[LIMB_STEPS][LIMB_ROWS], minimum[LIMB_ROWS]; /* halves; Q8_0 has a unit per step */
+	int steps; /* blocks of 32 values that the row has here */
 };
 
 /* Packed super-blocks: row r is at p + offset[r]. Rows that the task does not have repeat its
@@ -65,8 +68,10 @@ ALWAYS_INLINE const uint8_t *row_of(const struct packed *p, int r)
 /* out[q]: dword q of rows[0 .. 3] in the lower quarter, ... of rows[12 .. 15] in the upper */
 ALWAYS_INLINE void transpose_quarters(const __m512i rows[4], __m512i out[4])
 {
-	__m512i a = _mm512_unpacklo_epi32(rows[0], rows[1]), b = _mm512_unpackhi_epi32(rows[0], rows[1]),
-			c = _mm512_unpacklo_epi32(rows[2], rows[3]), d = _mm512_unpackhi_epi32(rows[2], rows[3]);
+	__m512i a = _mm512_unpacklo_epi32(rows[0], rows[1]),
+			b = _mm512_unpackhi_epi32(rows[0], rows[1]),
+			c = _mm512_unpacklo_epi32(rows[2], rows[3]),
+			d = _mm512_unpackhi_epi32(rows[2], rows[3]);
 	out[0] = _mm512_unpacklo_epi64(a, c);
 	out[1] = _mm512_unpackhi_epi64(a, c);
 	out[2] = _mm512_unpacklo_epi64(b, d);
@@ -138,10 +143,9 @@ ALWAYS_INLINE void store_words(__m512i dwords, uint16_t out[LIMB_ROWS])
 /* All four bytes of a dword: its byte n */
 ALWAYS_INLINE __m512i repeat_byte(__m512i v, int n)
 {
-	return _mm512_shuffle_epi8(
-		v, _mm512_add_epi8(_mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8,
-							   12, 12, 12, 12)),
-			   _mm512_set1_epi8((char)n)));
+	return _mm512_shuffle_epi8(v, _mm512_add_epi8(_mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0,
+													  4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12)),
+									  _mm512_set1_epi8((char)n)));
 }
 
 /* Both words of a dword: its byte n, 0 .. 255 */
@@ -164,8 +168,8 @@ ALWAYS_INLINE __m512i merge(__m512i mask, __m512i a, __m512i b)
 /* ---- tiles ---- */
 
 /* Rows of x of a tile of limbs: with more, a second tile has those from row X_FIRST on. */
-#define X_TILE  5
-#define X_FIRST 4
+#define X_TILE       5
+#define X_FIRST      4
 
 struct tile_config {
 	uint8_t palette, start_row, reserved[14];
@@ -174,18 +178,25 @@ struct tile_config {
 };
 _Static_assert(sizeof(struct tile_config) == 64, "as LDTILECFG reads it");
 
-/* Tiles 0 and 1: sums of low; 2 and 3: of high; 4 and 5: limbs; 6 and 7: low and high. */
-static void tiles_configure(int n_x)
+/* Tiles 0 and 1: sums of low; 2 and 3: of high; 4 and 5: limbs; 6 and 7: low and high. Q8_0: of a
+ * step, which has half of the places. */
+static void tiles_configure(enum dtype type, int n_x)
 {
 	const int first = EXPERT_LIMBS * (n_x > X_TILE ? X_FIRST : n_x),
-			  second = n_x > X_TILE ? EXPERT_LIMBS * n_x - first : 1;
+			  second = n_x > X_TILE ? EXPERT_LIMBS * n_x - first : 1,
+			  half = type == DTYPE_Q8_0 ? 2 : 1;
 	_Alignas(64) struct tile_config c = {.palette = 1};
 	for (int i = 0; i < 8; i++) {
-		c.row_bytes[i] = 64;
-		c.rows[i] = (uint8_t)(i >= 6 ? 16 : i % 2 ? second : first);
+		c.row_bytes[i] = (uint16_t)(i == 4 || i == 5 ? 64 / half : 64);
+		c.rows[i] = (uint8_t)(i >= 6 ? 16 / half : i % 2 ? second : first);
 	}
 	_tile_loadconfig(&c);
 }
+
+/* Dwords of tiles of sums: of row 3 i + k for each weight row. Planes: low and high, or steps. */
+struct tile_sums {
+	_Alignas(64) int32_t plane[LIMB_STEPS][LIMB_X * EXPERT_LIMBS][LIMB_ROWS];
+};
 
 /* Products of a super-block that has been decoded; w NULL: of none. They are made in four steps,
  * while the next super-block is decoded: the tile unit works beside the vector units, and reads
@@ -193,13 +204,30 @@ static void tiles_configure(int n_x)
 struct products {
 	const struct decoded *w;
 	const int8_t *limbs;
-	bool two_planes, two_tiles; /* two_tiles: of rows of x */
+	struct tile_sums *sums;
+	bool two_planes, steps; /* steps: Q8_0 */
+	bool two_tiles;         /* of rows of x */
 };
 
-ALWAYS_INLINE void products_step(const struct products *p, int z)
+enum { SECOND_TILE = EXPERT_LIMBS * X_FIRST };
+
+ALWAYS_INLINE void products_of_step(const struct products *p, int step)
 {
-	if (!p->w)
+	_tile_zero(0);
+	_tile_loadd(4, p->limbs + 32 * step, 256);
+	_tile_loadd(6, p->w->low[8 * step], 64);
+	_tile_dpbssd(0, 4, 6);
+	_tile_stored(0, p->sums->plane[step], 64);
+	if (!p->two_tiles)
 		return;
+	_tile_zero(1);
+	_tile_loadd(5, p->limbs + X_FIRST * LIMBS_OF_ROW + 32 * step, 256);
+	_tile_dpbssd(1, 5, 6);
+	_tile_stored(1, p->sums->plane[step] + SECOND_TILE, 64);
+}
+
+ALWAYS_INLINE void products_of_planes(const struct products *p, int z)
+{
 	if (z == 0) {
 		_tile_zero(0);
 		_tile_zero(1);
@@ -221,22 +249,28 @@ ALWAYS_INLINE void products_step(const struct products *p, int z)
 		_tile_dpbssd(3, 5, 7);
 }
 
-/* Dwords of a tile of sums: of row 3 i + k for each weight row */
-struct tile_sums {
-	_Alignas(64) int32_t high[LIMB_X * EXPERT_LIMBS][LIMB_ROWS],
-		low[LIMB_X * EXPERT_LIMBS][LIMB_ROWS];
-};
-
-ALWAYS_INLINE void products_store(const struct products *p, struct tile_sums *s)
+ALWAYS_INLINE void planes_store(const struct products *p)
 {
-	enum { SECOND = EXPERT_LIMBS * X_FIRST };
-	_tile_stored(0, s->low, 64);
+	_tile_stored(0, p->sums->plane[0], 64);
 	if (p->two_tiles)
-		_tile_stored(1, s->low + SECOND, 64);
+		_tile_stored(1, p->sums->plane[0] + SECOND_TILE, 64);
 	if (p->two_planes)
-		_tile_stored(2, s->high, 64);
+		_tile_stored(2, p->sums->plane[1], 64);
 	if (p->two_planes && p->two_tiles)
-		_tile_stored(3, s->high + SECOND, 64);
+		_tile_stored(3, p->sums->plane[1] + SECOND_TILE, 64);
+}
+
+/* Step z of 0 .. 3 */
+ALWAYS_INLINE void products_step(const struct products *p, int z)
+{
+	if (!p->w)
+		return;
+	if (!p->steps) {
+		products_of_planes(p, z);
+		return;
+	}
+	for (int step = 2 * z; step < MIN(2 * z + 2, p->w->steps); step++)
+		products_of_step(p, step);
 }
 
 /* ---- codebooks ---- */
@@ -302,7 +336,7 @@ static __attribute__((noinline)) void iq2_xxs_decode(
 	__m512i q[16];
 	prefetch_rows(p, 66);
 	transpose_64(p, 2, q);
-	load_halves(p, 0, out->unit);
+	load_halves(p, 0, out->unit[0]);
 	for (int g = 0; g < 8; g++) {
 		const __m512i index = q[2 * g], word = q[2 * g + 1];
 		const __mmask64 seventh = bytes_with_bit(index, 6), eighth = bytes_with_bit(index, 7);
@@ -327,7 +361,7 @@ static __attribute__((noinline)) void iq2_xs_decode(
 	prefetch_rows(p, 74);
 	transpose_64(p, 2, q);
 	transpose_16(p, 58, tail);
-	load_halves(p, 0, out->unit);
+	load_halves(p, 0, out->unit[0]);
 	for (int g = 0; g < 8; g++) {
 		const __m512i a = q[2 * g], b = q[2 * g + 1],
 					  index = merge(low_bytes, a, _mm512_slli_epi16(b, 8)),
@@ -358,7 +392,7 @@ static __attribute__((noinline)) void q2_k_decode(
 	prefetch_rows(p, 84);
 	transpose_64(p, 16, q);
 	transpose_16(p, 0, sc);
-	load_halves(p, 80, out->unit);
+	load_halves(p, 80, out->unit[0]);
 	load_halves(p, 82, out->minimum);
 	UNROLLED_FOR (c, 4) {
 		minima_set(&out->minima, c, bits_of(sc[c], 4, 15));
@@ -382,8 +416,8 @@ ALWAYS_INLINE void q3_k_scales(const __m512i tail[4], __m512i out[4])
 {
 	__m512i word[3];
 	UNROLLED_FOR (i, 3)
-		word[i] = _mm512_or_si512(
-			_mm512_srli_epi32(tail[i], 16), _mm512_slli_epi32(tail[i + 1], 16));
+		word[i] =
+			_mm512_or_si512(_mm512_srli_epi32(tail[i], 16), _mm512_slli_epi32(tail[i + 1], 16));
 	UNROLLED_FOR (i, 4)
 		out[i] = _mm512_or_si512(bits_of(word[i % 2], i / 2 * 4u, 15),
 			_mm512_slli_epi16(bits_of(word[2], 2 * (unsigned)i, 3), 4));
@@ -400,7 +434,7 @@ static __attribute__((noinline)) void q3_k_decode(
 	transpose_16(p, 0, third);
 	transpose_16(p, 16, third + 4);
 	transpose_16(p, 94, tail);
-	store_words(_mm512_srli_epi32(tail[3], 16), out->unit);
+	store_words(_mm512_srli_epi32(tail[3], 16), out->unit[0]);
 	q3_k_scales(tail, sc);
 	for (int z = 0; z < 4; z++) {
 		UNROLLED_FOR (j, 4) {
@@ -432,16 +466,16 @@ static __attribute__((noinline)) void q4_k_decode(
 	__m512i head[4], scale[2], least[2];
 	prefetch_rows(p, 144);
 	transpose_16(p, 0, head);
-	store_words(head[0], out->unit);
+	store_words(head[0], out->unit[0]);
 	store_words(_mm512_srli_epi32(head[0], 16), out->minimum);
 	scale[0] = _mm512_and_si512(head[1], six);
 	least[0] = _mm512_and_si512(head[2], six);
-	scale[1] = _mm512_or_si512(_mm512_and_si512(head[3], four),
-		_mm512_and_si512(_mm512_srli_epi16(head[1], 2), two));
+	scale[1] = _mm512_or_si512(
+		_mm512_and_si512(head[3], four), _mm512_and_si512(_mm512_srli_epi16(head[1], 2), two));
 	least[1] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(head[3], 4), four),
 		_mm512_and_si512(_mm512_srli_epi16(head[2], 2), two));
-	const __m512i twice = _mm512_broadcast_i32x4(
-		_mm_setr_epi8(0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13));
+	const __m512i twice =
+		_mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13));
 	UNROLLED_FOR (c, 4) /* a minimum is that of two sub-blocks */
 		minima_set(&out->minima, c,
 			_mm512_shuffle_epi8(
@@ -466,13 +500,34 @@ static __attribute__((noinline)) void q4_k_decode(
 	}
 }
 
+/* ---- Q8_0 ---- */
+
+static __attribute__((noinline)) void q8_0_decode(
+	const struct packed *p, struct decoded *out, const struct products *before)
+{
+	prefetch_rows(p, 272);
+	for (int step = 0; step < LIMB_STEPS; step++) {
+		const size_t at = 34 * (size_t)step;
+		for (int half = 0; half < 2 && step < out->steps; half++) {
+			__m512i q[4];
+			transpose_16(p, at + 2 + 16 * (size_t)half, q);
+			UNROLLED_FOR (d, 4)
+				_mm512_store_si512(out->low[8 * step + 4 * half + d], q[d]);
+		}
+		if (step < out->steps)
+			load_halves(p, at, out->unit[step]);
+		if (step % 2)
+			products_step(before, step / 2);
+	}
+}
+
 /* ---- floats ---- */
 
 /* Weight times scale is 2^shift times the high plane plus the low one, where there are both;
  * negative: its negative is the low plane. */
 struct shape {
 	int shift;
-	bool negative, minima;
+	bool negative, minima, steps; /* steps: Q8_0 */
 	float unit;
 };
 
@@ -485,6 +540,8 @@ static struct shape shape_of(enum dtype type)
 		return (struct shape){.negative = true, .unit = 1};
 	case DTYPE_Q4_K:
 		return (struct shape){.shift = 3, .minima = true, .unit = 1};
+	case DTYPE_Q8_0:
+		return (struct shape){.steps = true, .unit = 1};
 	default:
 		return (struct shape){.shift = 8, .unit = 0.125f};
 	}
@@ -495,28 +552,60 @@ ALWAYS_INLINE __m512 halves_16(const uint16_t half[LIMB_ROWS])
 	return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)half));
 }
 
-/* Points 3 and 4 of kernels/expert_arithmetic.h: sum[x][limb] += super-block `block` */
-ALWAYS_INLINE void add_sums(const struct limb_task *t, const struct shape *shape,
-	const struct decoded *w, const struct tile_sums *s, int64_t block,
-	__m512 sum[][EXPERT_LIMBS])
+/* The floats of a super-block's halves */
+struct scales {
+	__m512 unit[LIMB_STEPS], minimum;
+};
+
+ALWAYS_INLINE void scales_of(const struct shape *shape, const struct decoded *w, struct scales *out)
 {
-	const __m512 unit = _mm512_mul_ps(halves_16(w->unit), _mm512_set1_ps(shape->unit)),
-				 minimum = shape->minima ? halves_16(w->minimum) : _mm512_setzero_ps();
+	for (int step = 0; step < (shape->steps ? w->steps : 1); step++)
+		out->unit[step] = _mm512_mul_ps(halves_16(w->unit[step]), _mm512_set1_ps(shape->unit));
+	if (shape->minima)
+		out->minimum = halves_16(w->minimum);
+}
+
+/* Point 3 of kernels/expert_arithmetic.h: v of limb k of x, row n of the tiles of sums */
+ALWAYS_INLINE __m512 planes_value(const struct shape *shape, const struct decoded *w,
+	const struct scales *scales, const struct tile_sums *s, const struct limb_block *x, int n,
+	int k)
+{
+	__m512i whole = _mm512_load_si512(s->plane[0][n]);
+	if (shape->shift)
+		whole = _mm512_add_epi32(
+			whole, _mm512_slli_epi32(_mm512_load_si512(s->plane[1][n]), (unsigned)shape->shift));
+	if (shape->negative)
+		whole = _mm512_sub_epi32(_mm512_setzero_si512(), whole);
+	const __m512 v = _mm512_mul_ps(scales->unit[0], _mm512_cvtepi32_ps(whole));
+	if (!shape->minima)
+		return v;
+	return _mm512_fnmadd_ps(
+		scales->minimum, _mm512_cvtepi32_ps(minima_product(&w->minima, x, k)), v);
+}
+
+ALWAYS_INLINE __m512 steps_value(
+	const struct scales *scales, const struct tile_sums *s, int steps, int n)
+{
+	__m512 v = _mm512_setzero_ps();
+	for (int step = 0; step < steps; step++)
+		v = _mm512_fmadd_ps(
+			scales->unit[step], _mm512_cvtepi32_ps(_mm512_load_si512(s->plane[step][n])), v);
+	return v;
+}
+
+/* Point 4: sum[x][limb] += super-block `block` */
+static void add_sums(const struct limb_task *t, const struct shape *shape, const struct decoded *w,
+	const struct tile_sums *s, int64_t block, __m512 sum[][EXPERT_LIMBS])
+{
+	struct scales scales;
+	scales_of(shape, w, &scales);
 	for (int i = 0; i < t->n_x; i++) {
 		const struct limb_block *x = t->x[i] + block;
 		const __m512 x_scale = _mm512_set1_ps(x->scale);
 		UNROLLED_FOR (k, EXPERT_LIMBS) {
-			__m512i whole = _mm512_load_si512(s->low[EXPERT_LIMBS * i + k]);
-			if (shape->shift)
-				whole = _mm512_add_epi32(whole,
-					_mm512_slli_epi32(_mm512_load_si512(s->high[EXPERT_LIMBS * i + k]),
-						(unsigned)shape->shift));
-			if (shape->negative)
-				whole = _mm512_sub_epi32(_mm512_setzero_si512(), whole);
-			__m512 v = _mm512_mul_ps(unit, _mm512_cvtepi32_ps(whole));
-			if (shape->minima)
-				v = _mm512_fnmadd_ps(
-					minimum, _mm512_cvtepi32_ps(minima_product(&w->minima, x, k)), v);
+			const int n = EXPERT_LIMBS * i + k;
+			const __m512 v = shape->steps ? steps_value(&scales, s, w->steps, n)
+										  : planes_value(shape, w, &scales, s, x, n, k);
 			sum[i][k] = _mm512_fmadd_ps(x_scale, v, sum[i][k]);
 		}
 	}
@@ -540,8 +629,11 @@ static void decode(
 	case DTYPE_Q3_K:
 		q3_k_decode(p, out, before);
 		break;
-	default:
+	case DTYPE_Q4_K:
 		q4_k_decode(p, out, before);
+		break;
+	default:
+		q8_0_decode(p, out, before);
 	}
 }
 
@@ -563,16 +655,15 @@ static void sums_clear(const struct limb_task *t, limb_floats sum[EXPERT_SPLIT_M
 }
 
 /* Writes the outputs of the group of rows that begins at `first`. */
-static void sums_finish(
-	const struct limb_task *t, limb_floats sum[EXPERT_SPLIT_MAX], int64_t first)
+static void sums_finish(const struct limb_task *t, limb_floats sum[EXPERT_SPLIT_MAX], int64_t first)
 {
 	const __mmask16 rows = (__mmask16)((1u << MIN(t->n_rows - first, LIMB_ROWS)) - 1);
 	for (int i = 0; i < t->n_x; i++) {
 		__m512 y = _mm512_setzero_ps();
 		for (int part = 0; part < t->split; part++)
-			y = _mm512_add_ps(y,
-				_mm512_fmadd_ps(_mm512_set1_ps(65536.0f), sum[part][i][0],
-					_mm512_fmadd_ps(_mm512_set1_ps(256.0f), sum[part][i][1], sum[part][i][2])));
+			y = _mm512_add_ps(
+				y, _mm512_fmadd_ps(_mm512_set1_ps(65536.0f), sum[part][i][0],
+					   _mm512_fmadd_ps(_mm512_set1_ps(256.0f), sum[part][i][1], sum[part][i][2])));
 		_mm512_mask_storeu_ps(t->out + i * t->out_stride + first, rows, y);
 	}
 }
@@ -585,24 +676,31 @@ static void multiply_tiles(const struct limb_task *t)
 	const int64_t n_blocks = limb_x_blocks(t->n_in),
 				  total = (t->n_rows + LIMB_ROWS - 1) / LIMB_ROWS * n_blocks;
 	const int chunk = expert_chunk(t->type);
+	const size_t super_block_bytes =
+		256 / dtype_info(t->type)->block_values * dtype_info(t->type)->block_bytes;
 	limb_floats sum[EXPERT_SPLIT_MAX];
 	struct decoded decoded[2];
 	struct tile_sums sums;
 	struct packed p;
-	struct products products = {.two_planes = shape.shift, .two_tiles = t->n_x > X_TILE};
+	struct products products = {.sums = &sums,
+		.two_planes = shape.shift,
+		.steps = shape.steps,
+		.two_tiles = t->n_x > X_TILE};
 	int64_t block = 0, before = 0; /* of their rows: of super-blocks n and n - 1 */
 	sums_clear(t, sum);
 	for (int64_t n = 0; n <= total; n++) {
 		struct decoded *next = &decoded[n % 2];
 		if (block == 0 && n < total)
 			p = packed_rows(t, n / n_blocks * LIMB_ROWS);
+		next->steps = (int)MIN((t->n_in - 256 * block) / 32, LIMB_STEPS);
 		if (n < total)
 			decode(t->type, &p, next, &products);
 		else
 			UNROLLED_FOR (z, 4)
 				products_step(&products, z);
 		if (n) {
-			products_store(&products, &sums);
+			if (!shape.steps)
+				planes_store(&products);
 			add_sums(t, &shape, products.w, &sums, before, sum[before / chunk % t->split]);
 		}
 		if (n && block == 0) {
@@ -611,7 +709,7 @@ static void multiply_tiles(const struct limb_task *t)
 		}
 		products.w = next;
 		products.limbs = t->panel + block * t->n_x * LIMBS_OF_ROW;
-		p.p += dtype_info(t->type)->block_bytes;
+		p.p += super_block_bytes;
 		before = block;
 		block = block + 1 < n_blocks ? block + 1 : 0;
 	}
@@ -629,14 +727,21 @@ static void amx_split(enum dtype type, const float *x, int64_t n, struct limb_bl
 	limb_isa_vnni->split(type, x, n, out);
 }
 
+/* For one row of x, decoding costs as much as all products together. */
+static bool vnni_is_faster(const struct limb_task *t)
+{
+	const bool one = t->type == DTYPE_IQ2_XXS || t->type == DTYPE_Q4_K || t->type == DTYPE_Q8_0;
+	return t->type == DTYPE_Q6_K || (one && t->n_x == 1);
+}
+
 static void amx_multiply(const struct limb_task *t)
 {
-	if (t->type == DTYPE_Q6_K || t->type == DTYPE_Q8_0) {
+	if (vnni_is_faster(t)) {
 		limb_isa_vnni->multiply(t);
 		return;
 	}
 	pthread_once(&tables_once, tables_fill);
-	tiles_configure(t->n_x);
+	tiles_configure(t->type, t->n_x);
 	multiply_tiles(t);
 	_tile_release();
 }

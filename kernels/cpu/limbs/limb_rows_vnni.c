@@ -152,8 +152,8 @@ ALWAYS_INLINE void least_sums(const struct limb_group *t, int64_t block,
 	}
 	UNROLLED_FOR (i, 4) {
 		__m512i a = half[0][i / 2], b = half[1][i / 2];
-		minima_set(&m, i,
-			i % 2 ? _mm512_shuffle_i64x2(a, b, 0xee) : _mm512_shuffle_i64x2(a, b, 0x44));
+		minima_set(
+			&m, i, i % 2 ? _mm512_shuffle_i64x2(a, b, 0xee) : _mm512_shuffle_i64x2(a, b, 0x44));
 	}
 	for (int i = 0; i < t->n_x; i++)
 		for (int k = 0; k < EXPERT_LIMBS; k++)
@@ -342,9 +342,10 @@ static __attribute__((noinline)) void q6_k_sums(
 /* ---- codebooks ----
  *
  * An octet is two bit planes (limb_avx512.h) and a plane of signs. One affine instruction turns
- * planes into a byte per weight; that byte indexes a table of weight + 64. A word of planes has the first plane in its low byte, the second in its high one. IQ2_XS finds 64 words
- * in two registers, one look-up of vpermi2w; IQ2_XXS, with half as many grid rows, a byte of each
- * plane by vpermb. Register z has octet z of each of the eight groups of 32 weights.
+ * planes into a byte per weight; that byte indexes a table of weight + 64. A word of planes has the
+ * first plane in its low byte, the second in its high one. IQ2_XS finds 64 words in two registers,
+ * one look-up of vpermi2w; IQ2_XXS, with half as many grid rows, a byte of each plane by vpermb.
+ * Register z has octet z of each of the eight groups of 32 weights.
  *
  * vgf2p8affineqb with the planes as its matrix and the bytes 1, 2, 4 .. 128 as its vectors
  * transposes bits: byte b of a group gets bit b of each of eight bytes. Those are, for a group's
@@ -521,8 +522,9 @@ static __attribute__((noinline)) void iq2_xs_sums(
 		__m512i q = load_512(p + 2), w[4];
 		__asm__("" : "+v"(q));
 		__mmask32 sixth = words_with_bit(q, 6), seventh = words_with_bit(q, 7);
-		codebook_weights(_mm512_mask_mov_epi16(look_up_words(xs_planes, q, sixth, seventh),
-							 words_with_bit(q, 8), look_up_words(xs_planes + 256, q, sixth, seventh)),
+		codebook_weights(
+			_mm512_mask_mov_epi16(look_up_words(xs_planes, q, sixth, seventh), words_with_bit(q, 8),
+				look_up_words(xs_planes + 256, q, sixth, seventh)),
 			_mm512_multishift_epi64_epi8(sign_bits, q), w);
 		__m512i sc = _mm512_maskz_permutexvar_epi8(LOW_BYTES, load_512(group_lanes),
 			_mm512_castsi128_si512(_mm_loadl_epi64((const __m128i *)(p + 66))));
