@@ -105,7 +105,8 @@ static inline size_t limb_panel_bytes(int n_x, int64_t n_in)
 extern const struct limb_isa *const limb_isa_c, *const limb_isa_avx2, *const limb_isa_vnni,
 																		  *const limb_isa_amx;
 
-/* Asks the kernel for the tiles of AMX, for all threads of the process; false: there are none. */
+/* Asks the kernel for the tiles of AMX, for all threads of the process; false: it has none to give,
+ * or the processor has none. */
 bool limb_amx_enable(void);
 
 /* Instruction sets of this machine, best first: `level` counts from 0; NULL past the last, which is

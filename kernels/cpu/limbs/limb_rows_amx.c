@@ -34,6 +34,7 @@ bool limb_amx_enable(void)
 #include "kernels/cpu/limbs/limb_avx512.h"
 #include "src/base/half.h"
 
+#include <cpuid.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -746,10 +747,14 @@ static void amx_multiply(const struct limb_task *t)
 	_tile_release();
 }
 
-/* The kernel gives a process the tiles when it asks for them: since Linux 5.16. */
+/* The kernel gives a process the tiles when it asks for them: since Linux 5.16. Clang's
+ * __builtin_cpu_supports does not know their names. */
 bool limb_amx_enable(void)
 {
-	enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+	enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE_AND_INT8 = 3 << 24 };
+	unsigned a, b, c, d;
+	if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE_AND_INT8) != TILE_AND_INT8)
+		return false;
 	return !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA);
 }
 

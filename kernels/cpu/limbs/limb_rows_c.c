@@ -211,8 +211,7 @@ const struct limb_isa *limb_isa_available(int level)
 		__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
 		__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
 		__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni")) {
-		if (limb_isa_amx && __builtin_cpu_supports("amx-tile") &&
-			__builtin_cpu_supports("amx-int8") && limb_amx_enable())
+		if (limb_isa_amx && limb_amx_enable())
 			found[n++] = limb_isa_amx;
 		found[n++] = limb_isa_vnni;
 	}
