@@ -106,12 +106,14 @@ C_ALL     = -std=gnu11 $(CFLAGS) $(HARDEN) -fno-math-errno -ffp-contract=off \
 CPP_ALL   = -I. -I$(BUILD)/page $(DEFS) $(if $(SAN),-DLOADER_POISON) \
             $(if $(DEPS),-isystem $(DEPS)/include) $(call has,MPI,$(MPI_FLAGS)) \
             $(COVERAGE_DEF) $(CPPFLAGS)
-# kernels/cpu/NAME_avx2.c, NAME_avx512.c and NAME_vnni.c (what Ice Lake and Zen 4 brought) get their
-# instruction sets; on other machines such a file compiles to nothing
+# kernels/cpu/NAME_avx2.c, NAME_avx512.c, NAME_vnni.c (what Ice Lake and Zen 4 brought) and
+# NAME_amx.c (Sapphire Rapids) get their instruction sets; on other machines such a file compiles to
+# nothing
 AVX512    = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
 isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
             $(if $(filter %_avx512.c,$(1)),$(AVX512)) \
-            $(if $(filter %_vnni.c,$(1)),$(AVX512) -mavx512vnni -mavx512vbmi -mgfni))
+            $(if $(filter %_vnni.c %_amx.c,$(1)),$(AVX512) -mavx512vnni -mavx512vbmi -mgfni) \
+            $(if $(filter %_amx.c,$(1)),-mamx-tile -mamx-int8))
 DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib \
             -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
 LIBS      = -Wl,--as-needed $(LDHARDEN) $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson \

@@ -276,7 +276,7 @@ int cpu_backend_open_level(
 	b->base.ops = &b->ops;
 	b->isa = isa;
 	b->limbs = limb_isa_available(level);
-	if (!b->limbs) /* they have fewer levels */
+	if (!b->limbs) /* they have another number of levels */
 		b->limbs = limb_isa_c;
 	b->pool =
 		cpu_pool_new(options->threads ? options->threads : cores_allowed(), options->for_card);

@@ -30,6 +30,15 @@ static const struct convert_types small_exceptions = {
 		   {"blk.*.attn_kv_a_mqa.weight", DTYPE_Q6_K}, {"blk.*.attn_k_b.weight", DTYPE_Q4_0},
 		   {"blk.*.indexer.*", DTYPE_Q8_0}}};
 
+/* Those of the recipe for cards of 12 GB, whose resident matrices are Q3_K otherwise. The outputs
+ * of attention are two fifths of their bytes. What q_a and kv_a lose costs more than what all
+ * others do. */
+static const struct convert_types tiny_exceptions = {
+	7, {{"token_embd.weight", DTYPE_Q8_0}, {"output.weight", DTYPE_Q4_K},
+		   {"blk.*.attn_q_a.weight", DTYPE_Q4_K}, {"blk.*.attn_kv_a_mqa.weight", DTYPE_Q6_K},
+		   {"blk.*.attn_k_b.weight", DTYPE_Q4_0}, {"blk.*.attn_output.weight", DTYPE_Q2_K},
+		   {"blk.*.indexer.*", DTYPE_Q8_0}}};
+
 static const struct convert_recipe recipes[] = {
 	{"f32", DTYPE_F32, DTYPE_F32, NULL},
 	{"bf16", DTYPE_BF16, DTYPE_BF16, NULL},
@@ -39,6 +48,7 @@ static const struct convert_recipe recipes[] = {
 	{"iq2", DTYPE_IQ2_XXS, DTYPE_Q8_0, NULL},
 	{"q2-s", DTYPE_Q2_K, DTYPE_Q4_K, &small_exceptions},
 	{"iq2-s", DTYPE_IQ2_XXS, DTYPE_Q4_K, &small_exceptions},
+	{"iq2-t", DTYPE_IQ2_XXS, DTYPE_Q3_K, &tiny_exceptions},
 };
 
 int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e)

@@ -65,7 +65,7 @@ struct convert_recipe {
 	const struct convert_types *exceptions; /* to both, after those of --types; static, or NULL */
 };
 
-#define CONVERT_RECIPES "f32, bf16, q8, q4, q2, iq2, q2-s or iq2-s"
+#define CONVERT_RECIPES "f32, bf16, q8, q4, q2, iq2, q2-s, iq2-s or iq2-t"
 /* One of CONVERT_RECIPES; ERR_USAGE for other names. */
 int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e);
 

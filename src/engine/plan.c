@@ -36,6 +36,9 @@
 /* A recipe for small cards keeps its matrices in about so many bytes a value (Q4_K and a little
  * Q8_0); its resident weights are estimated by that. */
 #define SMALL_VALUE_BYTES 0.5914
+/* iq2-t in about so many; it helps a file whose matrices are at least Q4_K. */
+#define TINY_VALUE_BYTES 0.4326
+#define TINY_FROM_BYTES  0.5
 /* Free slots of the second tier beyond all experts, in units of the device staging buffers. A
  * promoted expert keeps its slot until the copy is complete, and the first tier keeps some slots
  * free: with a slot for exactly every expert some would be read again and again. */
@@ -214,6 +217,8 @@ static void hint_smaller(const struct model_config *c, const struct plan *p,
 	const bool can_shrink = value_bytes > SMALL_VALUE_BYTES;
 	const size_t small =
 		can_shrink ? (size_t)((double)p->resident * SMALL_VALUE_BYTES / value_bytes) : p->resident;
+	const size_t tiny =
+		(size_t)((double)p->resident * TINY_VALUE_BYTES / MAX(value_bytes, SMALL_VALUE_BYTES));
 	const bool small_fits = can_shrink && small + fixed + p->kv <= usable;
 	char weights[80];
 	snprintf(weights, sizeof weights, "about %.1f GB of weights in place of %.1f", gigabytes(small),
@@ -224,6 +229,13 @@ static void hint_smaller(const struct model_config *c, const struct plan *p,
 			err_hint(e, "-c %u would fit, or a file of --recipe iq2-s or q2-s (%s)", n, weights);
 		else
 			err_hint(e, "-c %u would fit", n);
+	} else if (value_bytes > TINY_FROM_BYTES && small + fixed + kv_least > usable &&
+			   tiny + fixed + kv_least <= usable) {
+		err_hint(e,
+			"a file of --recipe iq2-t (about %.1f GB of weights in place of %.1f) would fit with "
+			"-c %u",
+			gigabytes(tiny), gigabytes(p->resident),
+			MIN(p->context, fitting_context(c, p, usable - tiny - fixed)));
 	} else if (!can_shrink || small + fixed + kv_least > usable) {
 		const size_t need = small + fixed + kv_least + CARD_RESERVE + p->scratch;
 		char sold[40], how[80] = "";

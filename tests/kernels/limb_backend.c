@@ -9,8 +9,13 @@ struct backend *limb_backend_open(int level, int threads)
 	struct backend *b;
 	struct err e = {0};
 	struct backend_options options = {.name = "cpu", .threads = threads};
-	if (cpu_backend_open_level(&options, level, &b, &e))
+	if (!limb_isa_available(level))
 		return NULL;
+	/* the other ops may have fewer levels */
+	for (int other = level; cpu_backend_open_level(&options, other, &b, &e); other--)
+		if (!other)
+			return NULL;
+	cpu_of(b)->limbs = limb_isa_available(level);
 	ops = *b->ops;
 	ops.expert_ffn = limb_expert_ffn;
 	b->ops = &ops;

@@ -5,7 +5,7 @@
 
 #include "tests/kernels/op_cases.h"
 
-/* level: of cpu_isa_available. NULL: this machine has no such level. Closed as any backend. */
+/* level: of limb_isa_available. NULL: this machine has no such level. Closed as any backend. */
 struct backend *limb_backend_open(int level, int threads);
 
 /* Whether limb_expert_ffn computes the experts of this case: an expert_ffn of its types. */

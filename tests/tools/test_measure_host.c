@@ -7,8 +7,10 @@
 #include "tests/support/copier_null.h"
 #include "tools/bench/limits.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,6 +65,25 @@ static void test_no_card(void **state)
 	assert_int_equal(measure_host(NULL, file, 1, SECONDS, REPEATS, &m, &e), 0);
 	assert_true(m.there && above_zero(m.alone_bytes_s));
 	assert_true(m.both_bytes_s.high == 0);
+	/* shapes of the pocket model: experts of Q3_K in more layers than those of Q2_K */
+	char text[MEASURE_SHAPES_TEXT], number[32];
+	double slowest = INFINITY, fastest = 0;
+	int layers = 0;
+	measure_shapes_text(&m, text);
+	assert_true(m.n_shapes >= 2 && m.shapes[0].layers >= m.shapes[m.n_shapes - 1].layers);
+	for (int i = 0; i < m.n_shapes; i++) {
+		const struct measure_shape *s = &m.shapes[i];
+		layers += s->layers;
+		slowest = fmin(slowest, s->bytes_s);
+		fastest = fmax(fastest, s->bytes_s);
+		assert_non_null(strstr(text, dtype_name(s->down)));
+		snprintf(number, sizeof number, " %.3g GB/s", s->bytes_s * 1e-9);
+		assert_non_null(strstr(text, number));
+	}
+	assert_int_equal(layers, 6);
+	/* the rate of all is between those of its shapes; medians of different samples may disagree */
+	assert_true(slowest > 0 && m.alone_bytes_s.low < 1.5 * fastest);
+	assert_true(m.alone_bytes_s.high > slowest / 1.5);
 }
 
 static void test_copy_fails(void **state)

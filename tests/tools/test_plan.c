@@ -37,7 +37,7 @@ static void check_least(const struct model_headers *h, const struct engine_optio
 {
 	struct plan p, again;
 	struct err e;
-	struct plan_machine m = {.card_bytes = plan_card_bytes(12), .host_bytes = 64000000000u};
+	struct plan_machine m = {.card_bytes = plan_card_bytes(8), .host_bytes = 64000000000u};
 	assert_int_equal(plan_of(h, o, &m, &p, &e), ERR_MEMORY);
 	assert_true(p.least > m.card_bytes);
 	const double size = named_size(&e);
@@ -56,7 +56,7 @@ static void check_least(const struct model_headers *h, const struct engine_optio
 
 static void test_least(void **state)
 {
-	static const char *const recipes[] = {"iq2-s", "q2-s", "iq2"};
+	static const char *const recipes[] = {"iq2-s", "q2-s", "iq2", "iq2-t"};
 	static const uint32_t contexts[] = {0, 1, 1024, 8192, 32768};
 	(void)state;
 	for (size_t r = 0; r < ARRAY_LEN(recipes); r++) {

@@ -184,7 +184,8 @@ static int match_feedback(struct convert_work *w, struct err *e)
 	}
 	if (w->opt.feedback && !n) {
 		err_set(e, ERR_USAGE, "--feedback: no routed expert gets a type that it applies to");
-		return err_hint(e, "it is for Q2_K to Q6_K and IQ2_XXS: recipes q4, q2, iq2, q2-s, iq2-s");
+		return err_hint(
+			e, "it is for Q2_K to Q6_K and IQ2_XXS: recipes q4, q2, iq2, q2-s, iq2-s, iq2-t");
 	}
 	if (n)
 		buf_printf(&w->plan.notes,
@@ -539,7 +540,9 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			.words = convert_recipe_words(),
 			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, "
 					"Q2_K, IQ2_XXS and other matrices as Q8_0; q2-s, iq2-s: the same experts, and "
-					"other matrices as Q4_K, for cards of 16 and 24 GB"},
+					"other matrices as Q4_K, for cards of 16 and 24 GB; iq2-t: as Q3_K and Q2_K, "
+					"for cards of "
+					"12 GB"},
 		{"target-gb", 0, ARG_SIZE_GB, .u64 = &o->target_bytes, .min = 0, .max = 1e9,
 			.above_min = true, .value = "G",
 			.help = "in place of a recipe: types by layer and matrix, chosen by measured errors "
@@ -553,7 +556,7 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			.help = "print what would be written, to the byte, and stop"},
 		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .value = "FILE",
 			.help = "importance matrix of `glmstream imatrix` or llama.cpp (GGUF or .dat) for q4, "
-					"q2, iq2, q2-s, iq2-s and --target-gb",
+					"q2, iq2, q2-s, iq2-s, iq2-t and --target-gb",
 			.fallback = "IQ2_XXS: column energy"},
 		{"feedback", 0, ARG_FLAG, .flag = &o->feedback,
 			.help =

@@ -13,13 +13,13 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define LINK_BYTES  ((size_t)256 << 20) /* copied over and over */
 #define CHUNK_BYTES ((size_t)8 << 20)   /* of one copy */
 #define CHUNKS      4                   /* in flight */
-#define SHAPES_MAX  7                   /* of experts: layers of a model have few */
 
 /* The link: memory of both ends, and the thread that copies while `busy`. */
 struct busy_link {
@@ -37,13 +37,16 @@ struct shape_set {
 	struct expert_job shape; /* of the first copy */
 	size_t stride[3];
 	int copies, next;
-	double layers; /* of the model that have this shape */
+	int layers; /* of the model that have this shape */
+	/* of the running sample: layers computed, and how long they took */
+	int done;
+	uint64_t ns;
 };
 
 struct host_job {
 	struct backend *processor;
 	struct bench_pool pool;
-	struct shape_set sets[SHAPES_MAX];
+	struct shape_set sets[MEASURE_SHAPES];
 	int n_sets, n_used;
 	float *x, *y;
 	int32_t *slots; /* [n_used] */
@@ -144,7 +147,7 @@ static void list_shapes(
 		int at = 0;
 		while (at < h->n_sets && !same_shape(&h->sets[at].shape, &shape))
 			at++;
-		if (at == SHAPES_MAX || !host_experts_covers(&shape))
+		if (at == MEASURE_SHAPES || !host_experts_covers(&shape))
 			continue;
 		h->sets[at].shape = shape;
 		h->sets[at].layers++;
@@ -196,35 +199,71 @@ static int sample(
 	struct host_job *h, double seconds, double *host_bytes_s, double *link_bytes_s, struct err *e)
 {
 	const uint64_t came = h->link.bytes, start = clock_ns(), most = (uint64_t)(seconds * 1e9);
-	double bytes = 0, done[SHAPES_MAX] = {0};
+	double bytes = 0;
 	uint64_t ns;
+	for (int i = 0; i < h->n_sets; i++)
+		h->sets[i].ns = 0, h->sets[i].done = 0;
 	do {
-		int next = 0; /* the shape that is furthest behind */
-		for (int i = 1; i < h->n_sets; i++)
-			if (done[i] / h->sets[i].layers < done[next] / h->sets[next].layers)
-				next = i;
-		bytes += compute_layer(h, &h->sets[next]);
-		done[next]++;
+		struct shape_set *next = h->sets; /* the shape that is furthest behind */
+		for (struct shape_set *s = h->sets + 1; s < h->sets + h->n_sets; s++)
+			if (s->done * next->layers < next->done * s->layers)
+				next = s;
+		const uint64_t began = clock_ns();
+		bytes += compute_layer(h, next);
 		int rc = h->processor->ops->wait(h->processor, e);
+		next->ns += clock_ns() - began;
+		next->done++;
 		if (!rc && atomic_load(interrupt_flag()))
 			rc = err_set(e, ERR_INTERRUPTED, "interrupted");
 		if (rc)
 			return rc;
-	} while ((ns = clock_ns() - start) < most);
+		/* until each shape was computed */
+	} while ((ns = clock_ns() - start) < most || !h->sets[h->n_sets - 1].done);
 	*host_bytes_s = bytes / (double)ns * 1e9;
 	*link_bytes_s = (double)(h->link.bytes - came) / (double)ns * 1e9;
 	return 0;
 }
 
+/* In the sample that has just been taken */
+static double shape_bytes_s(const struct host_job *h, const struct shape_set *s)
+{
+	return s->done * (h->n_used * job_bytes(&s->shape)) / (double)s->ns * 1e9;
+}
+
+static int commonest_first(const void *a, const void *b)
+{
+	return ((const struct measure_shape *)b)->layers - ((const struct measure_shape *)a)->layers;
+}
+
+static void list_rates(const struct host_job *h, double rates[][BENCH_MAX_REPEATS], int repeats,
+	struct measure_host *out)
+{
+	for (int k = 0; k < h->n_sets; k++) {
+		const struct shape_set *s = &h->sets[k];
+		out->shapes[k] = (struct measure_shape){.gate = s->shape.gate.type,
+			.up = s->shape.up.type,
+			.down = s->shape.down.type,
+			.layers = s->layers,
+			.bytes_s = bench_spread_of(rates[k], repeats).median};
+	}
+	out->n_shapes = h->n_sets;
+	qsort(out->shapes, (size_t)out->n_shapes, sizeof out->shapes[0], commonest_first);
+}
+
 static int measure_samples(
 	struct host_job *h, double seconds, int repeats, struct measure_host *out, struct err *e)
 {
-	double host[BENCH_MAX_REPEATS], link[BENCH_MAX_REPEATS], both[BENCH_MAX_REPEATS];
+	double host[BENCH_MAX_REPEATS], link[BENCH_MAX_REPEATS], both[BENCH_MAX_REPEATS],
+		rates[MEASURE_SHAPES][BENCH_MAX_REPEATS];
 	int rc = 0;
-	for (int i = -1; i < repeats && !rc; i++) /* the first touches all memory */
+	for (int i = -1; i < repeats && !rc; i++) { /* the first touches all memory */
 		rc = sample(h, seconds, &host[MAX(i, 0)], &link[MAX(i, 0)], e);
+		for (int k = 0; k < h->n_sets && !rc; k++)
+			rates[k][MAX(i, 0)] = shape_bytes_s(h, &h->sets[k]);
+	}
 	if (rc)
 		return rc;
+	list_rates(h, rates, repeats, out);
 	out->alone_bytes_s = bench_spread_of(host, repeats);
 	if (!h->link.copier)
 		return 0;
@@ -269,4 +308,28 @@ int measure_host(struct copier *copier, const struct gguf *file, int threads, do
 	free(h.slots);
 	free(h.jobs);
 	return rc;
+}
+
+/* "Q2_K", "IQ2_XXS / Q2_K", "IQ2_XXS, IQ2_XS / Q2_K": gate and up, where they differ; down */
+static int types_text(const struct measure_shape *s, char *out, size_t n)
+{
+	int at = snprintf(out, n, "%s", dtype_name(s->gate));
+	if (s->up != s->gate)
+		at += snprintf(out + at, n - (size_t)at, ", %s", dtype_name(s->up));
+	if (s->down != s->gate || s->down != s->up)
+		at += snprintf(out + at, n - (size_t)at, " / %s", dtype_name(s->down));
+	return at;
+}
+
+const char *measure_shapes_text(const struct measure_host *m, char text[MEASURE_SHAPES_TEXT])
+{
+	int at = 0;
+	text[0] = 0;
+	for (int i = 0; i < m->n_shapes; i++) {
+		at += snprintf(text + at, MEASURE_SHAPES_TEXT - (size_t)at, "%s", i ? "; " : "");
+		at += types_text(&m->shapes[i], text + at, MEASURE_SHAPES_TEXT - (size_t)at);
+		at += snprintf(
+			text + at, MEASURE_SHAPES_TEXT - (size_t)at, " %.3g GB/s", m->shapes[i].bytes_s * 1e-9);
+	}
+	return text;
 }

@@ -24,6 +24,7 @@
 /* Data sheets of NVIDIA. PCIe 5.0 x16: 55.4 GB/s measured; 4.0 x16: 25, x8: 12.5.
  * Name, GiB, GB/s of memory, GB/s of the link, TFLOPS */
 static const struct card cards[] = {
+	{"RTX 4070", 12, 504, 25, 58, ADA},
 	{"RTX 4080", 16, 717, 25, 97, ADA},
 	{"RTX 5080", 16, 960, 55, 113, BLACKWELL},
 	{"RTX 4060 Ti", 16, 288, 12.5, 44, ADA},

@@ -308,10 +308,10 @@ static int print_row(const struct model_headers *model, const struct table_row *
 static int print_table(const char *trace, struct err *e)
 {
 	/* 1024: the shortest context that a plan chooses */
-	static const struct table_row rows[] = {{NULL, "iq2-s", 1024, 8}, {NULL, "iq2-s", 1024, 12},
-		{"RTX 4080", "iq2-s", 8192, 0}, {"RTX 4090", "iq2-s", 0, 0}, {"RTX 5090", "iq2-s", 0, 0},
-		{"L40S", "iq2", 0, 0}, {"H100", "iq2", 0, 0}, {"RTX PRO 6000", "iq2", 0, 0},
-		{"H200", "iq2", 0, 0}};
+	static const struct table_row rows[] = {{NULL, "iq2-t", 1024, 8},
+		{"RTX 4070", "iq2-t", 4096, 0}, {"RTX 4080", "iq2-s", 8192, 0}, {"RTX 4090", "iq2-s", 0, 0},
+		{"RTX 5090", "iq2-s", 0, 0}, {"L40S", "iq2", 0, 0}, {"H100", "iq2", 0, 0},
+		{"RTX PRO 6000", "iq2", 0, 0}, {"H200", "iq2", 0, 0}};
 	printf(
 		"| card, recipe, context | 32 GB RAM | 64 GB | 128 GB | 256 GB |\n|---|---|---|---|---|\n");
 	for (size_t i = 0; i < ARRAY_LEN(rows); i++) {

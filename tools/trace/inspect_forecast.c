@@ -44,10 +44,16 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 				"of each host",
 			.fallback = "of a cluster 3.5"},
 		{"measure", 0, ARG_FLAG, .flag = &f->measure, .given = &f->other,
-			.help = "measure that bandwidth by reading experts of the model"},
+			.help = "measure that bandwidth by reading experts of the model; with --pcie-gb-s and "
+					"--ram-gb also how fast the processor computes experts of its types"},
 		{"pcie-gb-s", 0, ARG_FLOAT, .f32 = &f->pcie_gb_s, .given = &f->other, .max = 1e6,
 			.above_min = true, .value = "G", .help = "bandwidth of the link to a card",
 			.fallback = "not a limit; of a cluster from the table of cards"},
+		{"cpu-gb-s", 0, ARG_FLOAT, .f32 = &f->cpu_gb_s, .given = &f->other, .max = 1e6,
+			.above_min = true, .value = "G",
+			.help = "weights of experts in --ram-gb that the processor computes beside the link, "
+					"as with --cpu-experts auto; needs --pcie-gb-s",
+			.fallback = "measured with --measure, else the card computes all"},
 		{"gpu-ms", 0, ARG_FLOAT, .f32 = &f->gpu_ms, .given = &f->gpu_given, .max = 1e6,
 			.value = "MS", .help = "computing time of a token, on one card",
 			.fallback = "0; of a cluster from what an H200 reaches"},
@@ -86,6 +92,16 @@ static int find_budgets(struct inspect_forecast *f, struct err *e)
 	return rc;
 }
 
+/* What --cpu-gb-s says counts before what is measured. No card is asked: its copies would take some
+ * of the memory's bandwidth. */
+static int measure_processor(struct inspect_forecast *f, const struct gguf *file, struct err *e)
+{
+	int rc = measure_host(NULL, file, 0, MEASURE_SECONDS, 3, &f->host, e);
+	if (!rc && f->host.there && !(f->cpu_gb_s > 0))
+		f->machine.host_bytes_s = f->host.alone_bytes_s.median;
+	return rc;
+}
+
 int inspect_forecast_run(struct inspect_forecast *f, const char *model, const struct gguf *file,
 	const struct model_config *c, struct err *e)
 {
@@ -97,6 +113,8 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 		return err_set(e, ERR_USAGE, "--measure and --disk-gb-s exclude each other");
 	if (f->gpu_given && !f->measure && !(f->disk_gb_s > 0))
 		return err_set(e, ERR_USAGE, "--gpu-ms is of use only with --disk-gb-s G or --measure");
+	if (f->cpu_gb_s > 0 && (!(f->pcie_gb_s > 0) || !f->ram_bytes))
+		return err_set(e, ERR_USAGE, "--cpu-gb-s is of use only with --pcie-gb-s G and --ram-gb G");
 	if (!(f->trace = pocket_trace_or(f->trace, e)))
 		return e->code;
 	if (f->lookahead == ENGINE_LOOKAHEAD_AUTO)
@@ -114,8 +132,11 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 	f->machine = forecast_machine_of(
 		(double)f->disk_gb_s * 1e9, (double)f->pcie_gb_s * 1e9, (double)f->gpu_ms);
 	f->machine.card = f->pcie_gb_s > 0;
+	f->machine.host_bytes_s = (double)f->cpu_gb_s * 1e9;
 	if (f->measure)
 		rc = forecast_measure(&common, file, c->n_used, MEASURE_SECONDS, 3, &f->machine, e);
+	if (!rc && f->measure && f->machine.card && f->ram_bytes)
+		rc = measure_processor(f, file, e);
 	if (!rc)
 		rc = find_budgets(f, e);
 	for (int i = 0; i < f->n_points && !rc; i++)
@@ -136,6 +157,14 @@ void inspect_forecast_print(const struct inspect_forecast *f)
 			m->full_bytes_s * 1e-9, m->direct ? "" : " (through the page cache)");
 	else if (timed)
 		printf("  drive           %g GB/s, as given\n", (double)f->disk_gb_s);
+	if (f->host.there)
+		printf("  processor       measured, the link at rest: %s\n",
+			measure_shapes_text(&f->host, (char[MEASURE_SHAPES_TEXT]){0}));
+	else if (f->machine.card && f->measure && f->ram_bytes)
+		printf("  processor       can compute none of these experts\n");
+	if (m->host_bytes_s > 0)
+		printf("  experts in RAM  %.3g GB/s by the processor%s, %.3g over the link\n",
+			m->host_bytes_s * 1e-9, f->cpu_gb_s > 0 ? ", as given" : "", m->copy_bytes_s * 1e-9);
 	if (timed)
 		printf("  computing       %g ms a token%s\n", m->compute_ms,
 			f->gpu_given ? ", as given" : ": not given, so speeds are those of the drive alone");
@@ -159,6 +188,22 @@ void inspect_forecast_print(const struct inspect_forecast *f)
 		printf("  for tokens per second add --disk-gb-s G (or --measure) and --gpu-ms MS\n");
 }
 
+static json_t *shapes_json(const struct measure_host *m)
+{
+	json_t *list = json_array();
+	for (int i = 0; i < m->n_shapes; i++) {
+		const struct measure_shape *s = &m->shapes[i];
+		json_t *o = json_object();
+		json_out_str(o, "gate", dtype_name(s->gate));
+		json_out_str(o, "up", dtype_name(s->up));
+		json_out_str(o, "down", dtype_name(s->down));
+		json_out_uint(o, "layers", (uint64_t)s->layers);
+		json_out_real(o, "cpu_gb_s", s->bytes_s * 1e-9);
+		json_array_append_new(list, o);
+	}
+	return list;
+}
+
 json_t *inspect_forecast_json(const struct inspect_forecast *f)
 {
 	const struct forecast_machine *m = &f->machine;
@@ -175,6 +220,13 @@ json_t *inspect_forecast_json(const struct inspect_forecast *f)
 		json_out_real(o, "disk_gb_s", m->full_bytes_s * 1e-9);
 		json_out_real(o, "gpu_ms", m->compute_ms);
 	}
+	if (m->host_bytes_s > 0) {
+		json_out_str(o, "cpu", f->cpu_gb_s > 0 ? "given" : "measured");
+		json_out_real(o, "cpu_gb_s", m->host_bytes_s * 1e-9);
+		json_out_real(o, "pcie_gb_s", m->copy_bytes_s * 1e-9);
+	}
+	if (f->host.there)
+		json_object_set_new(o, "cpu_shapes", shapes_json(&f->host));
 	for (int i = 0; i < f->n_points; i++) {
 		const struct forecast_point *p = &f->points[i];
 		json_t *x = json_object();

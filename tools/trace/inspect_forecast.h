@@ -7,6 +7,7 @@
 #include "src/base/args.h"
 #include "src/model/config.h"
 #include "tools/forecast/forecast.h"
+#include "tools/machine/measure_host.h"
 
 #include <jansson.h>
 
@@ -15,11 +16,12 @@ struct inspect_forecast {
 	const char *trace, *cache_gb, *policy;
 	uint64_t ram_bytes;
 	int lookahead;
-	float disk_gb_s, pcie_gb_s, gpu_ms;
+	float disk_gb_s, pcie_gb_s, cpu_gb_s, gpu_ms;
 	bool measure, gpu_given, other; /* other: an option that needs --trace */
-	struct arg args[9];
+	struct arg args[10];
 	struct forecast forecast;
 	struct forecast_machine machine;
+	struct measure_host host;      /* of --measure with a card and a second tier */
 	struct forecast_point *points; /* [n_points] */
 	int n_points;
 };

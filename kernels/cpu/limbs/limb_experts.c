@@ -6,10 +6,10 @@
  *   2. gate and up with SwiGLU, into a hidden row for each slot;
  *   3. hidden rows are split into limbs;
  *   4. down.
- * A task of stages 2 and 4 has weight rows of one job, and all of its slots, so that weights are
- * read from memory once. The rows of a job are cut into as many tasks as there are threads, no
- * more: a thread prefetches the rows that it multiplies next, and with small tasks these would
- * often be another thread's.
+ * A task of stages 2 and 4 has weight rows of one job, and all of its slots, LIMB_X at a time, so
+ * that weights are read from memory once. The rows of a job are cut into as many tasks as there are
+ * threads, no more: a thread prefetches the rows that it multiplies next, and with small tasks
+ * these would often be another thread's.
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 
@@ -41,6 +41,8 @@ struct limb_ffn_job {
 	int64_t *first_slot;              /* [n_jobs + 1]: the first hidden row of each job */
 	int64_t in_rows, down_rows;       /* of a task, multiples of LIMB_ROWS */
 	int64_t in_tasks, down_tasks;     /* of a job */
+	uint8_t *memory;                  /* [threads][memory_bytes] */
+	size_t memory_bytes, panel_bytes; /* both multiples of 64; panel_bytes: the first of them */
 };
 
 bool limb_experts_covers(const struct expert_job *job)
@@ -55,6 +57,18 @@ static struct limb_x *limb_x_of(const struct limb_ffn_job *a, enum dtype type)
 		if (a->x_limbs[i].type == type)
 			return (struct limb_x *)&a->x_limbs[i];
 	return NULL;
+}
+
+/* What a thread writes besides its outputs. */
+struct limb_memory {
+	int8_t *panel; /* limb_isa.gather's */
+	float *up;     /* [LIMB_X][rows of a task]: outputs of up, or of down */
+};
+
+static struct limb_memory memory_of(const struct limb_ffn_job *a, int thread)
+{
+	uint8_t *at = a->memory + a->memory_bytes * (size_t)thread;
+	return (struct limb_memory){(int8_t *)at, (float *)(void *)(at + a->panel_bytes)};
 }
 
 /* ---- tasks ---- */
@@ -100,91 +114,98 @@ static void split_hidden_task(const void *context, int64_t task, int64_t last, i
 	}
 }
 
-/* Weight rows of a matrix, up to LIMB_ROWS of the rows [begin, end) of a thread's task. */
-struct row_range {
-	int64_t first, begin, end;
-};
-
-static int range_rows(const struct row_range *r)
+/* Slots [at, at + LIMB_X) of a job, as many as it has. */
+static int slots_at(const struct expert_job *job, int at)
 {
-	return (int)MIN(r->end - r->first, LIMB_ROWS);
+	return MIN(job->n_token_slots - at, LIMB_X);
 }
 
-static struct limb_task weight_task(const struct limb_ffn_job *a, const struct weight *w,
-	const struct row_range *r, float (*out)[LIMB_ROWS])
+/* Rows [begin, end) of a matrix; its rows of x and its outputs are still to be set. */
+static struct limb_task matrix_task(
+	const struct limb_ffn_job *a, const struct weight *w, int64_t begin, int64_t end, int n_x)
 {
 	return (struct limb_task){.type = w->type,
-		.w = (const uint8_t *)w->data + (size_t)r->first * w->row_bytes,
+		.w = (const uint8_t *)w->data + (size_t)begin * w->row_bytes,
 		.row_bytes = w->row_bytes,
-		.n_rows = range_rows(r),
+		.n_rows = end - begin,
 		.n_in = w->n_in,
-		.ahead = r->first + LIMB_ROWS < r->end ? LIMB_ROWS * w->row_bytes : 0,
-		.cold = r->first == r->begin,
-		.split = expert_split(w->type, w->n_in, w->n_out * a->n_used),
-		.out = out};
+		.n_x = n_x,
+		.split = expert_split(w->type, w->n_in, w->n_out * a->n_used)};
 }
 
-static void gate_up_rows(const struct limb_ffn_job *a, const struct expert_job *job, int64_t hidden,
-	const struct row_range *rows)
+static void task_gather(const struct limb_ffn_job *a, struct limb_task *t, int8_t *panel)
 {
-	float gate[LIMB_X][LIMB_ROWS], up[LIMB_X][LIMB_ROWS];
-	int64_t blocks = limb_x_blocks(a->n_embd);
-	struct limb_task g = weight_task(a, &job->gate, rows, gate),
-					 u = weight_task(a, &job->up, rows, up);
-	const struct limb_block *g_limbs = limb_x_of(a, g.type)->blocks,
-							*u_limbs = limb_x_of(a, u.type)->blocks;
-	for (int at = 0; at < job->n_token_slots; at += LIMB_X) {
-		g.n_x = u.n_x = MIN(job->n_token_slots - at, LIMB_X);
-		for (int i = 0; i < g.n_x; i++) {
-			int64_t row = job->token_slots[at + i] / a->n_used;
-			g.x[i] = g_limbs + row * blocks;
-			u.x[i] = u_limbs + row * blocks;
-		}
-		a->isa->multiply(&g);
-		a->isa->multiply(&u);
-		for (int i = 0; i < g.n_x; i++)
-			a->b->isa->swiglu(gate[i], up[i], (size_t)g.n_rows,
-				a->hidden + (hidden + at + i) * a->n_ff + rows->first);
+	t->panel = panel;
+	if (a->isa->gather)
+		a->isa->gather(t, panel);
+}
+
+/* Rows of gate and up from `begin` on, for the slots of job j from `at` on. */
+static void gate_up_rows(
+	const struct limb_ffn_job *a, int64_t j, int at, int64_t begin, const struct limb_memory *m)
+{
+	const struct expert_job *job = &a->jobs[j];
+	const int64_t blocks = limb_x_blocks(a->n_embd), end = MIN(begin + a->in_rows, a->n_ff);
+	float *hidden = a->hidden + (a->first_slot[j] + at) * a->n_ff + begin;
+	struct limb_task g = matrix_task(a, &job->gate, begin, end, slots_at(job, at)),
+					 u = matrix_task(a, &job->up, begin, end, g.n_x);
+	for (int i = 0; i < g.n_x; i++) {
+		int64_t row = job->token_slots[at + i] / a->n_used;
+		g.x[i] = limb_x_of(a, g.type)->blocks + row * blocks;
+		u.x[i] = limb_x_of(a, u.type)->blocks + row * blocks;
 	}
+	g.out = hidden;
+	g.out_stride = a->n_ff;
+	u.out = m->up;
+	u.out_stride = a->in_rows;
+	task_gather(a, &g, m->panel);
+	a->isa->multiply(&g);
+	if (u.type == g.type)
+		u.panel = g.panel;
+	else
+		task_gather(a, &u, m->panel);
+	a->isa->multiply(&u);
+	for (int i = 0; i < g.n_x; i++)
+		a->b->isa->swiglu(
+			hidden + i * a->n_ff, u.out + i * u.out_stride, (size_t)g.n_rows, hidden + i * a->n_ff);
 }
 
 static void gate_up_task(const void *context, int64_t task, int64_t last, int thread)
 {
 	const struct limb_ffn_job *a = context;
-	(void)thread;
+	const struct limb_memory m = memory_of(a, thread);
 	for (; task < last; task++) {
 		int64_t j = task / a->in_tasks, begin = task % a->in_tasks * a->in_rows;
-		struct row_range r = {begin, begin, MIN(begin + a->in_rows, a->n_ff)};
-		for (; r.first < r.end; r.first += LIMB_ROWS)
-			gate_up_rows(a, &a->jobs[j], a->first_slot[j], &r);
+		for (int at = 0; at < a->jobs[j].n_token_slots; at += LIMB_X)
+			gate_up_rows(a, j, at, begin, &m);
 	}
 }
 
-static void down_rows(const struct limb_ffn_job *a, const struct expert_job *job, int64_t hidden,
-	const struct row_range *rows)
+static void down_rows(
+	const struct limb_ffn_job *a, int64_t j, int at, int64_t begin, const struct limb_memory *m)
 {
-	float y[LIMB_X][LIMB_ROWS];
-	struct limb_task d = weight_task(a, &job->down, rows, y);
-	for (int at = 0; at < job->n_token_slots; at += LIMB_X) {
-		d.n_x = MIN(job->n_token_slots - at, LIMB_X);
-		for (int i = 0; i < d.n_x; i++)
-			d.x[i] = a->hidden_limbs + (hidden + at + i) * limb_x_blocks(a->n_ff);
-		a->isa->multiply(&d);
-		for (int i = 0; i < d.n_x; i++)
-			memcpy(a->out + job->token_slots[at + i] * job->down.n_out + rows->first, y[i],
-				(size_t)d.n_rows * sizeof(float));
-	}
+	const struct expert_job *job = &a->jobs[j];
+	struct limb_task d =
+		matrix_task(a, &job->down, begin, MIN(begin + a->down_rows, a->n_embd), slots_at(job, at));
+	for (int i = 0; i < d.n_x; i++)
+		d.x[i] = a->hidden_limbs + (a->first_slot[j] + at + i) * limb_x_blocks(a->n_ff);
+	d.out = m->up;
+	d.out_stride = a->down_rows;
+	task_gather(a, &d, m->panel);
+	a->isa->multiply(&d);
+	for (int i = 0; i < d.n_x; i++)
+		memcpy(a->out + job->token_slots[at + i] * a->n_embd + begin, d.out + i * d.out_stride,
+			(size_t)d.n_rows * sizeof(float));
 }
 
 static void down_task(const void *context, int64_t task, int64_t last, int thread)
 {
 	const struct limb_ffn_job *a = context;
-	(void)thread;
+	const struct limb_memory m = memory_of(a, thread);
 	for (; task < last; task++) {
 		int64_t j = task / a->down_tasks, begin = task % a->down_tasks * a->down_rows;
-		struct row_range r = {begin, begin, MIN(begin + a->down_rows, a->n_embd)};
-		for (; r.first < r.end; r.first += LIMB_ROWS)
-			down_rows(a, &a->jobs[j], a->first_slot[j], &r);
+		for (int at = 0; at < a->jobs[j].n_token_slots; at += LIMB_X)
+			down_rows(a, j, at, begin, &m);
 	}
 }
 
@@ -204,15 +225,19 @@ static int64_t task_rows(int64_t n, int threads)
 }
 
 /* Lays out the scratch memory; false: there is none, the failure is kept. */
-static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int rows)
+static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int rows, int threads)
 {
+	if (a->isa->gather)
+		a->panel_bytes = limb_panel_bytes(LIMB_X, MAX(a->n_embd, a->n_ff));
+	a->memory_bytes =
+		a->panel_bytes + LIMB_X * (size_t)MAX(a->in_rows, a->down_rows) * sizeof(float);
 	uint64_t x_blocks = (uint64_t)rows * (uint64_t)limb_x_blocks(a->n_embd),
 			 hidden_blocks = (uint64_t)a->n_slots * (uint64_t)limb_x_blocks(a->n_ff),
 			 blocks = x_blocks * (uint64_t)a->n_types + hidden_blocks,
 			 hidden_bytes =
 				 num_align_up((uint64_t)a->n_slots * (uint64_t)a->n_ff * sizeof(float), 64);
 	uint8_t *at = cpu_scratch(b,
-		blocks * sizeof(struct limb_block) + hidden_bytes +
+		blocks * sizeof(struct limb_block) + hidden_bytes + a->memory_bytes * (uint64_t)threads +
 			((uint64_t)a->n_jobs + 1) * sizeof(int64_t),
 		"expert_ffn");
 	if (!at)
@@ -222,7 +247,8 @@ static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int ro
 	a->hidden_limbs = (struct limb_block *)(void *)at;
 	at += hidden_blocks * sizeof(struct limb_block);
 	a->hidden = (float *)(void *)at;
-	a->first_slot = (int64_t *)(void *)(at + hidden_bytes);
+	a->memory = at + hidden_bytes;
+	a->first_slot = (int64_t *)(void *)(a->memory + a->memory_bytes * (size_t)threads);
 	return true;
 }
 
@@ -246,17 +272,17 @@ void limb_expert_ffn(struct backend *base, const float *x, const struct expert_j
 		add_type(&a, jobs[j].up.type);
 		a.n_slots += jobs[j].n_token_slots;
 	}
-	if (!scratch_layout(b, &a, rows))
-		return;
-	a.first_slot[0] = 0;
-	for (int j = 0; j < n_jobs; j++)
-		a.first_slot[j + 1] = a.first_slot[j] + jobs[j].n_token_slots;
 	double macs = (double)a.n_embd * (double)a.n_ff * (double)a.n_slots;
 	int threads = cpu_threads_for(b, 3 * macs);
 	a.in_rows = task_rows(a.n_ff, threads);
 	a.down_rows = task_rows(a.n_embd, threads);
 	a.in_tasks = (a.n_ff + a.in_rows - 1) / a.in_rows;
 	a.down_tasks = (a.n_embd + a.down_rows - 1) / a.down_rows;
+	if (!scratch_layout(b, &a, rows, threads))
+		return;
+	a.first_slot[0] = 0;
+	for (int j = 0; j < n_jobs; j++)
+		a.first_slot[j + 1] = a.first_slot[j] + jobs[j].n_token_slots;
 	const struct {
 		int64_t n_tasks;
 		cpu_task_fn *fn;

@@ -4,30 +4,21 @@
  * versions: the 16 lanes of a vector are 16 weight rows. limb_rows_avx2.c and limb_rows_vnni.c
  * include this header, so each compiles its own copy. Each defines
  *
- *     static void super_block_sums(const struct limb_task *t, const uint8_t *w, int64_t block,
+ *     static void super_block_sums(const struct limb_group *t, const uint8_t *w, int64_t block,
  *         int steps, struct limb_sums *s)
  *
- * which fills *s for one super-block of all rows. `w`: the super-block of row 0; block: its number;
- * steps: blocks of 32 values that the row still has, at most 8.
+ * which fills *s for one super-block of a group of rows. `w`: the super-block of row 0; block: its
+ * number; steps: blocks of 32 values that the row still has, at most 8.
  */
 #ifndef GLM_KERNELS_LIMB_FLOATS_H
 #define GLM_KERNELS_LIMB_FLOATS_H
 
-#include "kernels/cpu/limbs/limb_rows.h"
+#include "kernels/cpu/limbs/limb_group.h"
 #include "src/base/num.h"
 
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
-/* As in cpu_blocks.h: the counter is a constant in the body. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
-#define UNROLLED_FOR(i, n) for (int i = 0; i < (n); i++)
-#else
-#define UNROLLED_FOR(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
-#endif
 
 /* Exact sums of one super-block. Q8_0 has one `whole` and one `unit` per step, the others only the
  * first. Units and minima are halves. */
@@ -38,27 +29,7 @@ struct limb_sums {
 };
 
 static void super_block_sums(
-	const struct limb_task *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s);
-
-/* Weight rows are read once, but the hardware prefetcher sees LIMB_ROWS streams and restarts at
- * every page. So for each super-block multiplied, the same super-block of the row `ahead` is
- * prefetched, and in `cold` rows the one PREFETCH_BLOCKS further on in the row. */
-#define PREFETCH_BLOCKS 6
-
-/* An address as a number: past the end of the matrix, no pointer may be formed. */
-ALWAYS_INLINE void prefetch_lines(uintptr_t at, int bytes)
-{
-	for (int i = 0; i < bytes; i += 64)
-		_mm_prefetch((const char *)(at + (uintptr_t)i), _MM_HINT_T0);
-}
-
-ALWAYS_INLINE void prefetch_super_block(const struct limb_task *t, const uint8_t *p, int bytes)
-{
-	if (t->ahead)
-		prefetch_lines((uintptr_t)p + t->ahead, bytes);
-	if (t->cold)
-		prefetch_lines((uintptr_t)p + (uintptr_t)(PREFETCH_BLOCKS * bytes), bytes);
-}
+	const struct limb_group *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s);
 
 ALWAYS_INLINE void halves_to_floats(const uint16_t *half, float *out)
 {
@@ -67,7 +38,7 @@ ALWAYS_INLINE void halves_to_floats(const uint16_t *half, float *out)
 }
 
 /* sum[x][limb][row] += this super-block */
-ALWAYS_INLINE void add_super_block(const struct limb_task *t, const struct limb_sums *s,
+ALWAYS_INLINE void add_super_block(const struct limb_group *t, const struct limb_sums *s,
 	int64_t block, int steps, float sum[][EXPERT_LIMBS][LIMB_ROWS])
 {
 	const bool codebook = t->type == DTYPE_IQ2_XXS || t->type == DTYPE_IQ2_XS,
@@ -103,7 +74,7 @@ ALWAYS_INLINE void add_super_block(const struct limb_task *t, const struct limb_
 	}
 }
 
-static void vector_multiply(const struct limb_task *t)
+static void group_multiply(const struct limb_group *t, float *out, int64_t out_stride)
 {
 	const struct dtype_info *info = dtype_info(t->type);
 	const size_t super_block_bytes = 256 / info->block_values * info->block_bytes;
@@ -126,7 +97,15 @@ static void vector_multiply(const struct limb_task *t)
 			for (int r = 0; r < LIMB_ROWS; r++)
 				y[r] +=
 					fmaf(65536.0f, sum[p][i][0][r], fmaf(256.0f, sum[p][i][1][r], sum[p][i][2][r]));
-		memcpy(t->out[i], y, sizeof y);
+		memcpy(out + i * out_stride, y, (size_t)t->n_rows * sizeof *y);
+	}
+}
+
+static void vector_multiply(const struct limb_task *t)
+{
+	for (int64_t first = 0; first < t->n_rows; first += LIMB_ROWS) {
+		const struct limb_group g = limb_group_of(t, first);
+		group_multiply(&g, t->out + first, t->out_stride);
 	}
 }
 

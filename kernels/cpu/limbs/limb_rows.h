@@ -6,7 +6,8 @@
  *     isa = limb_isa_available(0);
  *     struct limb_block *b = ...;                 limb_x_blocks(n_in) of them, 64-byte aligned
  *     isa->split(type, x, n_in, b);               once per row of x and type
- *     isa->multiply(&task);                       up to 16 weight rows by up to 8 rows of x
+ *     if (isa->gather) isa->gather(&task, panel); once per choice of rows of x
+ *     isa->multiply(&task);                       weight rows by up to 8 rows of x
  *
  * Threads: all functions may run at once on different outputs.
  */
@@ -17,7 +18,7 @@
 
 #include <stddef.h>
 
-#define LIMB_ROWS  16 /* most weight rows of a task */
+#define LIMB_ROWS  16 /* weight rows that are multiplied together */
 #define LIMB_X     8  /* most rows of x of a task */
 #define LIMB_STEPS 8  /* blocks of Q8_0 in a super-block */
 
@@ -67,22 +68,18 @@ static inline int64_t limb_x_blocks(int64_t n_in)
 	return (n_in + 255) / 256;
 }
 
-/* Weight rows times rows of x: out[x][row] for row < n_rows and x < n_x; the other outputs of a
- * row of x may be written too and mean nothing. */
+/* Weight rows times rows of x: out[i * out_stride + r] for rows i of x and weight rows r. */
 struct limb_task {
 	enum dtype type;  /* of expert_arithmetic_covers: not checked */
 	const uint8_t *w; /* n_rows rows, any alignment, row_bytes apart */
 	size_t row_bytes;
-	int n_rows, n_x;
-	int64_t n_in;
-	int split; /* expert_split */
-	/* Prefetch hints, without effect on results. ahead: bytes from a row to the row that the same
-	 * thread multiplies next in its place, which is prefetched; 0: there is none. cold: no task
-	 * before has prefetched these rows. */
-	size_t ahead;
-	bool cold;
+	int64_t n_rows, n_in;
+	int n_x;
+	int split;                          /* expert_split */
 	const struct limb_block *x[LIMB_X]; /* split with the same type and n_in */
-	float (*out)[LIMB_ROWS];
+	const int8_t *panel;                /* where there is limb_isa.gather: what it wrote */
+	float *out;
+	int64_t out_stride;
 };
 
 struct limb_isa {
@@ -92,11 +89,25 @@ struct limb_isa {
 	 * in parts of whole super-blocks. */
 	void (*split)(enum dtype type, const float *x, int64_t n, struct limb_block *out);
 	void (*multiply)(const struct limb_task *t);
+	/* NULL, or what copies the limbs of the rows of x of a task to the order in which multiply
+	 * reads them. It looks at type, n_in, n_x and x alone: one panel serves all weight rows.
+	 * panel: limb_panel_bytes, 64-byte aligned. */
+	void (*gather)(const struct limb_task *t, int8_t *panel);
 };
+
+static inline size_t limb_panel_bytes(int n_x, int64_t n_in)
+{
+	return (size_t)n_x * (size_t)limb_x_blocks(n_in) * EXPERT_LIMBS * 256;
+}
 
 /* NULL where the program was compiled without it. limb_isa_available asks whether the machine has
  * it. */
-extern const struct limb_isa *const limb_isa_c, *const limb_isa_avx2, *const limb_isa_vnni;
+extern const struct limb_isa *const limb_isa_c, *const limb_isa_avx2, *const limb_isa_vnni,
+																		  *const limb_isa_amx;
+
+/* Asks the kernel for the tiles of AMX, for all threads of the process; false: it has none to give,
+ * or the processor has none. */
+bool limb_amx_enable(void);
 
 /* Instruction sets of this machine, best first: `level` counts from 0; NULL past the last, which is
  * plain C. */

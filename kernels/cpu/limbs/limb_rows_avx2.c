@@ -45,7 +45,7 @@ ALWAYS_INLINE __m256i times_sums(__m256i sixteen, const struct limb_block *x, in
 }
 
 /* The sum of two products, at most 2 * 107 * 128, fits a signed word. */
-ALWAYS_INLINE void multiply_row(const struct limb_task *t, int64_t block, int r,
+ALWAYS_INLINE void multiply_row(const struct limb_group *t, int64_t block, int r,
 	const struct row_weights *w, struct limb_sums *s)
 {
 	for (int i = 0; i < t->n_x; i++) {
@@ -62,7 +62,7 @@ ALWAYS_INLINE void multiply_row(const struct limb_task *t, int64_t block, int r,
 }
 
 ALWAYS_INLINE void multiply_minima(
-	const struct limb_task *t, int64_t block, int r, __m256i minima, struct limb_sums *s)
+	const struct limb_group *t, int64_t block, int r, __m256i minima, struct limb_sums *s)
 {
 	for (int i = 0; i < t->n_x; i++)
 		for (int k = 0; k < EXPERT_LIMBS; k++)
@@ -94,7 +94,7 @@ ALWAYS_INLINE void k16_scales(__m128i bytes, struct row_weights *w)
 }
 
 static void q2_k_row(
-	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
 	struct row_weights w = {.offset = _mm256_setzero_si256()};
 	__m128i sc = _mm_loadu_si128((const __m128i *)p), fifteen = _mm_set1_epi8(15);
@@ -110,7 +110,7 @@ static void q2_k_row(
 }
 
 static void q3_k_row(
-	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
 	struct row_weights w;
 	__m128i low = _mm_loadl_epi64((const __m128i *)(p + 96)), fifteen = _mm_set1_epi8(15),
@@ -133,7 +133,7 @@ static void q3_k_row(
 }
 
 static void q4_k_row(
-	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
 	struct row_weights w = {.offset = _mm256_setzero_si256()};
 	const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;
@@ -153,7 +153,7 @@ static void q4_k_row(
 }
 
 static void q6_k_row(
-	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
 	struct row_weights w;
 	const int8_t *scale = (const int8_t *)(p + 192);
@@ -199,7 +199,7 @@ ALWAYS_INLINE __m256i four_rows(
 }
 
 static void iq2_xxs_row(
-	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
 	struct row_weights w;
 	int16_t scale[16];
@@ -222,7 +222,7 @@ static void iq2_xxs_row(
 }
 
 static void iq2_xs_row(
-	const struct limb_task *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, int r, struct limb_sums *s)
 {
 	struct row_weights w;
 	UNROLLED_FOR (c, REGISTERS) {
@@ -247,7 +247,7 @@ ALWAYS_INLINE __m256i words_of(const void *sixteen)
 	return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)sixteen));
 }
 
-static void q8_0_row(const struct limb_task *t, const uint8_t *p, int64_t block, int steps, int r,
+static void q8_0_row(const struct limb_group *t, const uint8_t *p, int64_t block, int steps, int r,
 	struct limb_sums *s)
 {
 	for (int step = 0; step < steps; step++, p += 34) {
@@ -264,7 +264,7 @@ static void q8_0_row(const struct limb_task *t, const uint8_t *p, int64_t block,
 }
 
 static void super_block_sums(
-	const struct limb_task *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s)
 {
 	const struct dtype_info *info = dtype_info(t->type);
 	const int bytes = (int)(256 / info->block_values * info->block_bytes);
@@ -295,7 +295,7 @@ static void super_block_sums(
 	}
 }
 
-static const struct limb_isa isa_avx2 = {"AVX2", limbs_split, vector_multiply};
+static const struct limb_isa isa_avx2 = {"AVX2", limbs_split, vector_multiply, NULL};
 const struct limb_isa *const limb_isa_avx2 = &isa_avx2;
 
 #endif

@@ -175,7 +175,7 @@ static void c_multiply(const struct limb_task *t)
 	int64_t n_blocks = limb_x_blocks(t->n_in);
 	int chunk = expert_chunk(t->type);
 	struct super_block s = {0};
-	for (int r = 0; r < t->n_rows; r++) {
+	for (int64_t r = 0; r < t->n_rows; r++) {
 		float sum[LIMB_X][EXPERT_SPLIT_MAX][EXPERT_LIMBS] = {0};
 		for (int64_t b = 0; b < n_blocks; b++) {
 			super_block_read(t->type,
@@ -192,17 +192,17 @@ static void c_multiply(const struct limb_task *t)
 			float y = 0;
 			for (int p = 0; p < t->split; p++)
 				y += fmaf(65536.0f, sum[i][p][0], fmaf(256.0f, sum[i][p][1], sum[i][p][2]));
-			t->out[i][r] = y;
+			t->out[i * t->out_stride + r] = y;
 		}
 	}
 }
 
-static const struct limb_isa isa_c = {"plain C", limbs_split, c_multiply};
+static const struct limb_isa isa_c = {"plain C", limbs_split, c_multiply, NULL};
 const struct limb_isa *const limb_isa_c = &isa_c;
 
 const struct limb_isa *limb_isa_available(int level)
 {
-	const struct limb_isa *found[3];
+	const struct limb_isa *found[4];
 	int n = 0;
 #if defined(__x86_64__)
 	__builtin_cpu_init();
@@ -210,8 +210,11 @@ const struct limb_isa *limb_isa_available(int level)
 	if (limb_isa_vnni && avx2 && __builtin_cpu_supports("avx512f") &&
 		__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
 		__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
-		__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"))
+		__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni")) {
+		if (limb_isa_amx && limb_amx_enable())
+			found[n++] = limb_isa_amx;
 		found[n++] = limb_isa_vnni;
+	}
 	if (limb_isa_avx2 && avx2)
 		found[n++] = limb_isa_avx2;
 #endif

@@ -18,19 +18,14 @@ const struct limb_isa *const limb_isa_vnni = NULL;
 
 #else
 
+#include "kernels/cpu/limbs/limb_avx512.h"
 #include "kernels/cpu/limbs/limb_floats.h"
 #include "kernels/cpu/limbs/limb_split.h"
 #include "src/base/half.h"
-#include "src/quant/iq_grids.h"
 
 #include <pthread.h>
 
 typedef __m512i products[EXPERT_LIMBS][LIMB_ROWS];
-
-ALWAYS_INLINE __m512i load_512(const void *p)
-{
-	return _mm512_loadu_si512(p);
-}
 
 ALWAYS_INLINE __m512i limbs_at(const struct limb_block *x, int k, int z)
 {
@@ -140,16 +135,15 @@ ALWAYS_INLINE __m512i crumbs(__m512i q, int z)
 	return _mm512_and_si512(_mm512_srli_epi16(q, 2 * (unsigned)z), _mm512_set1_epi8(3));
 }
 
-/* Factors of the minima, 16 bytes a weight row, times the sums of 16 limbs: here a dword is a
- * weight row, so nothing has to be added up across dwords. */
-ALWAYS_INLINE void least_sums(const struct limb_task *t, int64_t block,
+/* Products of minima, whose factors are 16 bytes of each weight row */
+ALWAYS_INLINE void least_sums(const struct limb_group *t, int64_t block,
 	const uint8_t minima[LIMB_ROWS][16], struct limb_sums *s)
 {
 	/* dwords 0 and 1, 2 and 3 of the eight weight rows of two registers */
 	const __m512i low = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29),
-				  high = _mm512_add_epi32(low, _mm512_set1_epi32(2)),
-				  even = _mm512_set1_epi32(0x00ff00ff);
-	__m512i rows[4], half[2][2], words[8]; /* words: minima 4 i, 4 i + 2 and 4 i + 1, 4 i + 3 */
+				  high = _mm512_add_epi32(low, _mm512_set1_epi32(2));
+	__m512i rows[4], half[2][2];
+	struct limb_minima m;
 	UNROLLED_FOR (i, 4)
 		rows[i] = load_512(minima[4 * i]);
 	UNROLLED_FOR (i, 2) {
@@ -157,29 +151,17 @@ ALWAYS_INLINE void least_sums(const struct limb_task *t, int64_t block,
 		half[i][1] = _mm512_permutex2var_epi32(rows[2 * i], high, rows[2 * i + 1]);
 	}
 	UNROLLED_FOR (i, 4) {
-		__m512i a = half[0][i / 2], b = half[1][i / 2],
-				four = i % 2 ? _mm512_shuffle_i64x2(a, b, 0xee) : _mm512_shuffle_i64x2(a, b, 0x44);
-		words[2 * i] = _mm512_and_si512(four, even);
-		words[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(four, 8), even);
+		__m512i a = half[0][i / 2], b = half[1][i / 2];
+		minima_set(
+			&m, i, i % 2 ? _mm512_shuffle_i64x2(a, b, 0xee) : _mm512_shuffle_i64x2(a, b, 0x44));
 	}
-	/* sums 4 i and 4 i + 2, 4 i + 1 and 4 i + 3 side by side */
-	const __m256i order = _mm256_broadcastsi128_si256(
-		_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
 	for (int i = 0; i < t->n_x; i++)
-		for (int k = 0; k < EXPERT_LIMBS; k++) {
-			int32_t pair[8];
-			_mm256_storeu_si256((__m256i *)pair,
-				_mm256_shuffle_epi8(
-					_mm256_loadu_si256((const __m256i *)t->x[i][block].sum[k]), order));
-			__m512i sum = _mm512_setzero_si512();
-			UNROLLED_FOR (c, 8)
-				sum = _mm512_dpwssd_epi32(sum, words[c], _mm512_set1_epi32(pair[c]));
-			_mm512_store_si512(s->least[i][k], sum);
-		}
+		for (int k = 0; k < EXPERT_LIMBS; k++)
+			_mm512_store_si512(s->least[i][k], minima_product(&m, t->x[i] + block, k));
 }
 
 /* offset: the 16 scales times the offset of the weights */
-ALWAYS_INLINE void multiply_with_offset(const struct limb_task *t, int64_t block, int r,
+ALWAYS_INLINE void multiply_with_offset(const struct limb_group *t, int64_t block, int r,
 	const __m512i w[4], const __m512i scale[4], __m256i offset, products whole[LIMB_X])
 {
 	for (int i = 0; i < t->n_x; i++) {
@@ -191,7 +173,7 @@ ALWAYS_INLINE void multiply_with_offset(const struct limb_task *t, int64_t block
 }
 
 ALWAYS_INLINE void add_products(
-	const struct limb_task *t, const products whole[LIMB_X], struct limb_sums *s)
+	const struct limb_group *t, const products whole[LIMB_X], struct limb_sums *s)
 {
 	for (int i = 0; i < t->n_x; i++)
 		for (int k = 0; k < EXPERT_LIMBS; k++)
@@ -200,7 +182,7 @@ ALWAYS_INLINE void add_products(
 
 /* Zero products for the rows that a task of less than LIMB_ROWS does not have: add_products reads
  * all. */
-ALWAYS_INLINE void clear_missing_rows(const struct limb_task *t, products whole[LIMB_X])
+ALWAYS_INLINE void clear_missing_rows(const struct limb_group *t, products whole[LIMB_X])
 {
 	for (int i = 0; i < t->n_x; i++)
 		for (int k = 0; k < EXPERT_LIMBS; k++)
@@ -216,7 +198,7 @@ static const uint8_t q2_k_products[64] = {
 
 /* The scales, of four bits, go into the bytes of the weights. */
 static __attribute__((noinline)) void q2_k_sums(
-	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
 	products whole[LIMB_X];
 	_Alignas(64) uint8_t minima[LIMB_ROWS][16];
@@ -258,7 +240,7 @@ static __attribute__((noinline)) void q2_k_sums(
 }
 
 static __attribute__((noinline)) void q4_k_sums(
-	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
 	products whole[LIMB_X];
 	_Alignas(64) uint8_t minima[LIMB_ROWS][16];
@@ -301,7 +283,7 @@ ALWAYS_INLINE __m128i q3_k_scales(const uint8_t *sc)
 }
 
 static __attribute__((noinline)) void q3_k_sums(
-	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
 	products whole[LIMB_X];
 	const __m512i four = _mm512_set1_epi8(4);
@@ -329,7 +311,7 @@ static __attribute__((noinline)) void q3_k_sums(
 }
 
 static __attribute__((noinline)) void q6_k_sums(
-	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
 	products whole[LIMB_X];
 	const __m512i fifteen = _mm512_set1_epi8(15), upper = _mm512_set1_epi8(0x30);
@@ -359,13 +341,11 @@ static __attribute__((noinline)) void q6_k_sums(
 
 /* ---- codebooks ----
  *
- * An octet, eight weights, is two bit planes and a plane of signs. One affine instruction turns
- * planes into a byte per weight; that byte indexes a table of weight + 64.
- *
- * The magnitudes 8, 25 and 43 are the bits (second, first) = 00, 01, 10 of the two planes. A word
- * of planes has the first plane in its low byte, the second in its high one. IQ2_XS finds 64 words
- * in two registers, one look-up of vpermi2w; IQ2_XXS, with half as many grid rows, a byte of each
- * plane by vpermb. Register z has octet z of each of the eight groups of 32 weights.
+ * An octet is two bit planes (limb_avx512.h) and a plane of signs. One affine instruction turns
+ * planes into a byte per weight; that byte indexes a table of weight + 64. A word of planes has the
+ * first plane in its low byte, the second in its high one. IQ2_XS finds 64 words in two registers,
+ * one look-up of vpermi2w; IQ2_XXS, with half as many grid rows, a byte of each plane by vpermb.
+ * Register z has octet z of each of the eight groups of 32 weights.
  *
  * vgf2p8affineqb with the planes as its matrix and the bytes 1, 2, 4 .. 128 as its vectors
  * transposes bits: byte b of a group gets bit b of each of eight bytes. Those are, for a group's
@@ -378,20 +358,10 @@ static __attribute__((noinline)) void q6_k_sums(
  * vpermb looks at bits 0 to 5, so these bits find octets 1 and 3 in a table, and shifted by two
  * octets 0 and 2. */
 
-static uint8_t xxs_first[256], xxs_second[256]; /* the two planes of IQ2_XXS */
-static uint16_t xs_planes[512];                 /* both of IQ2_XS */
-static uint8_t octets_01[64], octets_23[64];    /* result bits -> weight + 64 */
+static struct limb_codebook codebook;
+static uint16_t xs_planes[512];              /* both planes of IQ2_XS */
+static uint8_t octets_01[64], octets_23[64]; /* result bits -> weight + 64 */
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
-
-static uint16_t planes_of(uint64_t row)
-{
-	unsigned planes = 0;
-	for (int i = 0; i < 8; i++) {
-		unsigned magnitude = row >> 8 * i & 255;
-		planes |= (magnitude == 25 ? 1u : magnitude == 43 ? 256u : 0) << i;
-	}
-	return (uint16_t)planes;
-}
 
 static uint8_t weight_plus_64(int first_plane, int second_plane, int sign)
 {
@@ -401,13 +371,9 @@ static uint8_t weight_plus_64(int first_plane, int second_plane, int sign)
 
 static void tables_fill(void)
 {
-	for (int i = 0; i < 256; i++) {
-		const unsigned planes = planes_of(iq2xxs_grid[i]);
-		xxs_first[i] = (uint8_t)planes;
-		xxs_second[i] = (uint8_t)(planes >> 8);
-	}
+	limb_codebook_fill(&codebook);
 	for (int i = 0; i < 512; i++)
-		xs_planes[i] = planes_of(iq2xs_grid[i]);
+		xs_planes[i] = (uint16_t)(codebook.xs_first[i] | codebook.xs_second[i] << 8);
 	for (int i = 0; i < 64; i++) {
 		octets_01[i] = weight_plus_64(i >> 5 & 1, i >> 4 & 1, i >> 1 & 1);
 		octets_23[i] = weight_plus_64(i >> 1 & 1, i & 1, i >> 5 & 1);
@@ -440,7 +406,7 @@ ALWAYS_INLINE __m512i look_up_64(const uint16_t *table, __m512i index)
 }
 
 /* Entry (index & 255); sixth, seventh: the words whose index has that bit */
-ALWAYS_INLINE __m512i look_up_256(
+ALWAYS_INLINE __m512i look_up_words(
 	const uint16_t *table, __m512i index, __mmask32 sixth, __mmask32 seventh)
 {
 	__m512i low = _mm512_mask_mov_epi16(
@@ -455,28 +421,15 @@ ALWAYS_INLINE __mmask32 words_with_bit(__m512i words, int bit)
 	return _mm512_test_epi16_mask(words, _mm512_set1_epi16((short)(1 << bit)));
 }
 
-/* A plane of 64 octets, by the numbers of their grid rows. sixth: the bytes that have bit 6. */
-ALWAYS_INLINE __m512i look_up_plane(
-	const uint8_t table[256], __m512i index, __mmask64 sixth, __mmask64 seventh)
-{
-	__m512i low = _mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(index, load_512(table)),
-				sixth, index, load_512(table + 64)),
-			high =
-				_mm512_mask_permutexvar_epi8(_mm512_permutexvar_epi8(index, load_512(table + 128)),
-					sixth, index, load_512(table + 192));
-	return _mm512_mask_mov_epi8(low, seventh, high);
-}
-
 /* The planes of two weight rows, whose grid numbers are the low dwords of their groups: together
  * they fill a register, so that one look-up serves both. */
 ALWAYS_INLINE void xxs_planes_of(__m512i a, __m512i b, __m512i planes[2])
 {
 	/* the low dwords of b go beside those of a */
 	const __m512i index = _mm512_mask_shuffle_epi32(a, (__mmask16)0xaaaa, b, (_MM_PERM_ENUM)0x80);
-	const __mmask64 sixth = _mm512_test_epi8_mask(index, _mm512_set1_epi8(0x40)),
-					seventh = _mm512_test_epi8_mask(index, _mm512_set1_epi8((char)0x80));
-	const __m512i first = look_up_plane(xxs_first, index, sixth, seventh),
-				  second = look_up_plane(xxs_second, index, sixth, seventh);
+	const __mmask64 seventh = bytes_with_bit(index, 6), eighth = bytes_with_bit(index, 7);
+	const __m512i first = look_up_256(codebook.xxs_first, index, seventh, eighth),
+				  second = look_up_256(codebook.xxs_second, index, seventh, eighth);
 	/* even and odd groups of both rows; then rows */
 	const __m512i even = _mm512_unpacklo_epi8(first, second),
 				  odd = _mm512_unpackhi_epi8(first, second);
@@ -485,7 +438,7 @@ ALWAYS_INLINE void xxs_planes_of(__m512i a, __m512i b, __m512i planes[2])
 }
 
 /* Row r of a task: q has its signs. The sums are not scaled yet. */
-ALWAYS_INLINE void iq2_xxs_row(const struct limb_task *t, int64_t block, int r, __m512i q,
+ALWAYS_INLINE void iq2_xxs_row(const struct limb_group *t, int64_t block, int r, __m512i q,
 	__m512i planes, products whole[LIMB_X])
 {
 	/* where the sign indices of octets 2, 3, 0, 1 begin in a group's 64 bits */
@@ -501,19 +454,6 @@ ALWAYS_INLINE void iq2_xxs_row(const struct limb_task *t, int64_t block, int r, 
 			whole[i][k][r] = sum;
 		}
 	}
-}
-
-/* Dwords 0 and 2 of each quarter of a, then of b; dwords 1 and 3 */
-ALWAYS_INLINE __m512i even_dwords(__m512i a, __m512i b)
-{
-	return _mm512_castps_si512(
-		_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0x88));
-}
-
-ALWAYS_INLINE __m512i odd_dwords(__m512i a, __m512i b)
-{
-	return _mm512_castps_si512(
-		_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), 0xdd));
 }
 
 /* As add_dwords_of_rows, of groups that are scaled: scale[r] has those of the groups of rows 2 r
@@ -538,7 +478,7 @@ ALWAYS_INLINE void add_groups_of_rows(
 }
 
 static __attribute__((noinline)) void iq2_xxs_sums(
-	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
 	products whole[LIMB_X];
 	__m512i scale[LIMB_ROWS / 2];
@@ -572,7 +512,7 @@ static const uint8_t group_lanes[64] = {FOUR(0), FOUR(0), FOUR(1), FOUR(1), FOUR
 	FOUR(3), FOUR(3), FOUR(4), FOUR(4), FOUR(5), FOUR(5), FOUR(6), FOUR(6), FOUR(7), FOUR(7)};
 
 static __attribute__((noinline)) void iq2_xs_sums(
-	const struct limb_task *t, const uint8_t *p, int64_t block, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, struct limb_sums *s)
 {
 	products whole[LIMB_X];
 	const __m512i sign_bits = _mm512_set1_epi64(0x0019000900390029);
@@ -582,8 +522,9 @@ static __attribute__((noinline)) void iq2_xs_sums(
 		__m512i q = load_512(p + 2), w[4];
 		__asm__("" : "+v"(q));
 		__mmask32 sixth = words_with_bit(q, 6), seventh = words_with_bit(q, 7);
-		codebook_weights(_mm512_mask_mov_epi16(look_up_256(xs_planes, q, sixth, seventh),
-							 words_with_bit(q, 8), look_up_256(xs_planes + 256, q, sixth, seventh)),
+		codebook_weights(
+			_mm512_mask_mov_epi16(look_up_words(xs_planes, q, sixth, seventh), words_with_bit(q, 8),
+				look_up_words(xs_planes + 256, q, sixth, seventh)),
 			_mm512_multishift_epi64_epi8(sign_bits, q), w);
 		__m512i sc = _mm512_maskz_permutexvar_epi8(LOW_BYTES, load_512(group_lanes),
 			_mm512_castsi128_si512(_mm_loadl_epi64((const __m128i *)(p + 66))));
@@ -628,7 +569,7 @@ ALWAYS_INLINE int offset_of_step(const struct limb_block *x, int k, int step)
 }
 
 static __attribute__((noinline)) void q8_0_sums(
-	const struct limb_task *t, const uint8_t *p, int64_t block, int steps, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *p, int64_t block, int steps, struct limb_sums *s)
 {
 	__m512i sum[EXPERT_LIMBS][LIMB_ROWS][4];
 	for (int i = 0; i < t->n_x; i++) {
@@ -660,7 +601,7 @@ static __attribute__((noinline)) void q8_0_sums(
 }
 
 static void super_block_sums(
-	const struct limb_task *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s)
+	const struct limb_group *t, const uint8_t *w, int64_t block, int steps, struct limb_sums *s)
 {
 	switch (t->type) {
 	case DTYPE_IQ2_XXS:
@@ -692,7 +633,7 @@ static void vnni_multiply(const struct limb_task *t)
 	vector_multiply(t);
 }
 
-static const struct limb_isa isa_vnni = {"AVX-512 VNNI", limbs_split, vnni_multiply};
+static const struct limb_isa isa_vnni = {"AVX-512 VNNI", limbs_split, vnni_multiply, NULL};
 const struct limb_isa *const limb_isa_vnni = &isa_vnni;
 
 #endif

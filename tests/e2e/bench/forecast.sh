@@ -50,6 +50,22 @@ run inspect "$POCKET" --trace "$work/all" --cache-gb 0.004 --measure --gpu-ms 2
 exits 0
 check "the drive is measured when asked" grep -qE 'drive measured +[0-9.]*[1-9]' "$work/out"
 
+run inspect "$POCKET" --trace "$work/all" --cache-gb 0.002 --ram-gb 0.012 --measure --pcie-gb-s 0.5
+exits 0
+check "with a link and a second tier the processor is measured, type by type" \
+	grep -qE 'processor +measured.*Q3_K.* [0-9.]*[1-9][0-9.]* GB/s' "$work/out"
+check "what it is held against is named" grep -qE 'GB/s by the processor, 0.5 over the link' "$work/out"
+speed() { # of one budget, with these options
+	"$GLMSTREAM" inspect "$POCKET" --trace "$work/all" --cache-gb 0.002 --ram-gb 0.012 --disk-gb-s 5 \
+		--pcie-gb-s 0.5 --json "$@" | python3 -c '
+import json, sys
+print(json.load(sys.stdin)["trace_forecast"]["budgets"][0]["tok_s"])'
+}
+faster() { [ "$(python3 -c "print($(speed --cpu-gb-s 2) > 1.5 * $(speed))")" = True ]; }
+check "a processor of four times the link makes the forecast faster" faster
+run inspect "$POCKET" --trace "$work/all" --cache-gb 0.004 --disk-gb-s 1 --cpu-gb-s 2
+error_is_one_sentence 2 "--pcie-gb-s"
+
 run inspect "$POCKET" --vram-gb 16 --ctx 512
 exits 0
 check "what fits a card of 16 GB with 512 tokens" grep -A1 '^what fits (context 512' "$work/out"

@@ -122,15 +122,21 @@ run plan --vram-gb 24 --ram-gb 64 --recipe iq2 -c "$c" --json
 exits 0
 run plan --vram-gb 16 --ram-gb 64 --recipe iq2 -c 65536
 error_is_one_sentence 4 'recipe iq2-s or q2-s.*would fit with -c'
+run plan --vram-gb 12 --ram-gb 64 --recipe iq2-s -c 8192
+error_is_one_sentence 4 'recipe iq2-t .* would fit with -c'
+c=$(sed -n 's/.*would fit with -c \([0-9]*\).*/\1/p' "$work/err")
+run plan --vram-gb 12 --ram-gb 64 --recipe iq2-t -c "$c" --json
+exits 0
+check "iq2-t keeps at most 8 GB resident" value resident_bytes 7e9 8e9
 run plan --vram-gb 16 --ram-gb 64 --recipe iq2-s -c 65536
 error_is_one_sentence 4 'would fit'
 run plan --vram-gb 20 --ram-gb 64
 error_is_one_sentence 2 'no card of 20 GB'
-run plan --vram-gb 12 --ram-gb 64 -c 4096
+run plan --vram-gb 8 --ram-gb 64 -c 4096
 error_is_one_sentence 4 'needs a card with more memory'
 hint_is() { check "the hint is: $1" grep -qE -- "^hint: .*$1" "$work/err"; }
 hint_is 'at least 14\.[0-9] GB free, a card of 16 GB'
-run plan --vram-gb 12 --ram-gb 64
+run plan --vram-gb 8 --ram-gb 64
 error_is_one_sentence 4 'needs a card with more memory'
 hint_is 'options as they are need 1[78]\.[0-9] GB free, a card of 24 GB'
 run plan --vram-gb 24 --ram-gb 64 --recipe iq2
@@ -202,10 +208,8 @@ measured iq2 20,0 2.20 tok_s_cold 0.770
 
 run plan --table
 exits 0
-check "seven cards" [ "$(grep -cE '^\| [0-9]+ GB \(' "$work/out")" = 7 ]
-for size in 8 12; do
-	says "^\| $size GB, iq2-s, [0-9]+ \| does not fit: needs 1[45]\.[0-9] GiB( \| -){3} \|$"
-done
+check "eight cards" [ "$(grep -cE '^\| [0-9]+ GB \(' "$work/out")" = 8 ]
+says "^\| 8 GB, iq2-t, [0-9]+ \| does not fit: needs 1[0-2]\.[0-9] GiB( \| -){3} \|$"
 check "every row has five cells" [ "$(grep -vcE '^(\|[^|]+){5}\|$' "$work/out")" = 0 ]
 sed '/^|/!d' "$work/out" >"$work/table"
 check "the README has the table" python3 - "$work/table" README.md <<'END'
@@ -213,9 +217,9 @@ import sys
 table, readme = (open(f).read() for f in sys.argv[1:3])
 sys.exit(table not in readme)
 END
-needs=$(sed -n 's/^| 12 GB.* needs \([0-9.]*\) GiB.*/\1/p' "$work/out")
-run plan --vram-gb "$needs" --card-gb-s 500 --pcie-gb-s 25 --ram-gb 64 -c 1024 --json
+needs=$(sed -n 's/^| 8 GB.* needs \([0-9.]*\) GiB.*/\1/p' "$work/out")
+run plan --vram-gb "$needs" --card-gb-s 500 --pcie-gb-s 25 --ram-gb 64 -c 1024 --recipe iq2-t --json
 exits 0
-run plan --vram-gb "$(awk "BEGIN { print $needs - 0.1 }")" --ram-gb 64 -c 1024
+run plan --vram-gb "$(awk "BEGIN { print $needs - 0.1 }")" --ram-gb 64 -c 1024 --recipe iq2-t
 error_is_one_sentence 4
 finish

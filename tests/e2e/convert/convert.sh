@@ -107,6 +107,11 @@ check "no type of iq2-s is a makeshift" [ "$(grep -c 'do not fit' "$work/out" "$
 # shellcheck disable=SC2016 # awk's own
 check "iq2-s keeps at most 11 GB resident" awk '/^[A-Z0-9_]+ +[0-9]+ tensors/ && !/^IQ2/ { n += $4 }
 	END { n -= 154880 * 6528; print n; exit !(n > 9e9 && n < 11e9) }' "$work/out"
+run convert "$work/real" --recipe iq2-t --dry-run
+check "no type of iq2-t is a makeshift" [ "$(grep -c 'do not fit' "$work/out" "$work/err" | awk -F: '{n += $2} END {print n}')" = 0 ]
+# shellcheck disable=SC2016 # awk's own
+check "iq2-t keeps at most 8 GB resident" awk '/^[A-Z0-9_]+ +[0-9]+ tensors/ && !/^IQ2/ { n += $4 }
+	END { n -= 154880 * 6528; print n; exit !(n > 7e9 && n < 8e9) }' "$work/out"
 run convert "$work/real" --recipe q2-s --dry-run
 stdout_has 'Q2_K     228 tensors, 240987930624 bytes'
 run convert "$work/real" --recipe q4 --dry-run

@@ -77,7 +77,7 @@ target_is_better() { # recipe, its bytes; $work/out is its comparison
 }
 
 rows bf16
-for recipe in q8:0.004 q4:0.018 q2:0.11 q2-s:0.11 iq2:none iq2-s:0.14; do
+for recipe in q8:0.004 q4:0.018 q2:0.11 q2-s:0.11 iq2:none iq2-s:0.14 iq2-t:0.16; do
 	limit=${recipe#*:}
 	recipe=${recipe%:*}
 	run convert "$src" -o "$work/$recipe.gguf" --recipe "$recipe" -q

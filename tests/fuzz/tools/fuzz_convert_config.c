@@ -127,7 +127,8 @@ static void read_back(const struct convert_config *c, const struct convert_plan 
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static const char *const recipes[] = {"f32", "bf16", "q8", "q4", "q2", "iq2", "q2-s", "iq2-s"};
+	static const char *const recipes[] = {
+		"f32", "bf16", "q8", "q4", "q2", "iq2", "q2-s", "iq2-s", "iq2-t"};
 	const uint8_t *zero = size ? memchr(data, 0, size) : NULL;
 	size_t n = zero ? (size_t)(zero - data) : size;
 	struct convert_config c;
