@@ -20,7 +20,7 @@
 #define NAME_BYTES 256
 
 /* The exceptions of the recipes for small cards, whose resident matrices are Q4_K otherwise. Chosen
- * by what each alone costs in KL divergence (tests/bench/RESULTS.md):
+ * by what each alone costs in KL divergence (tests/bench/results/convert.md):
  * - the projection to the latents and the head need more bits than the rest;
  * - attn_k_b does not, but its rows of 192 values are no super-blocks;
  * - indexers keep Q8_0: they are small, and the short texts of that test do not use them;

@@ -20,9 +20,9 @@
 /*
  * Sensitivity of a class: KL divergence with this class alone in a low type, over the relative
  * squared error of that type on it: Q2_K of routed experts, Q4_0 of attn_k_b, Q3_K of others. Both
- * were measured on the pocket model (tests/bench/RESULTS.md, "Types for a target size"). `kl` is in
- * units of what all routed experts in Q2_K cost, the mean of two texts. The dense network was
- * measured as one; its three matrices share that by their errors.
+ * were measured on the pocket model (tests/bench/results/convert.md, "Types for a target size").
+ * `kl` is in units of what all routed experts in Q2_K cost, the mean of two texts. The dense
+ * network was measured as one; its three matrices share that by their errors.
  *
  * KL grows about linearly with the squared error, so the quotient is taken for other types too. It
  * is that of all matrices of the class together; of n layers each has an n-th of it, and routed

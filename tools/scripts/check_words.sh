@@ -13,7 +13,7 @@ files=$({
 	find src cache stream kernels tools tests -type f \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \
 		-o -name '*.py' -o -name '*.sh' -o -name '*.md' \)
 	echo Makefile kernels/cuda/cuda.mk README.md .ci/run
-} | tr ' ' '\n' | grep -vxE 'tests/bench/RESULTS\.md|tools/scripts/check_words\.sh' | sort)
+} | tr ' ' '\n' | grep -vxE 'tests/bench/(RESULTS|results/[a-z]*)\.md|tools/scripts/check_words\.sh' | sort)
 
 uses() { # prints FILE:LINE:TEXT of each use of $pattern below $scope
 	# shellcheck disable=SC2086 # a word list
