@@ -133,7 +133,8 @@ def test_queue():
         first.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 2000}))
         running = first.getresponse()
         for i in range(1, 4):
-            start("127.0.0.2", f"a{i}", {"max_tokens": 20})
+            # long enough that threads which wake up late note their ends in the right order
+            start("127.0.0.2", f"a{i}", {"max_tokens": 200})
         answer = ask(s, "127.0.0.2", "POST", "/v1/completions", {**LONG, "stream": False})
         check(is_refusal(answer, "places"), "a fourth that waits", answer)
         start("127.0.0.3", "b", {"max_tokens": 2})
