@@ -172,8 +172,8 @@ static int open_stages(struct engine *g, const struct engine_options *o, struct 
 
 int engine_blame_file(const struct engine *g, int rc, struct err *e)
 {
-	return rc && rc != ERR_INTERRUPTED && rc != ERR_MEMORY && gguf_check_lost(g->gguf, e) ? ERR_RUN
-																						  : rc;
+	const bool other = !rc || rc == ERR_INTERRUPTED || rc == ERR_MEMORY;
+	return !other && gguf_check_lost_now(g->gguf, e) ? ERR_RUN : rc;
 }
 
 /* Whether the backends here can compute with all types of the model. */

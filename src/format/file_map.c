@@ -22,8 +22,10 @@
 #define DROP_ALIGN   ((uint64_t)2 << 20) /* as mem_drop_cached */
 
 /* The next fstat of a file comes this many times the duration of the last one later, at the
- * earliest: callers spend at most 1 / LOOK_SHARE of their time in it. */
-#define LOOK_SHARE 100
+ * earliest: callers spend at most 1 / LOOK_SHARE of their time in it. But no later than
+ * LOOK_MOST_NS: a call that took long may only have waited for a processor. */
+#define LOOK_SHARE   100
+#define LOOK_MOST_NS 20000000u
 
 /* A mapped file. The handler knows its address range. Watches are never freed, so that the handler
  * may walk the list at any time; those of closed mappings are used again. */
@@ -143,7 +145,14 @@ static void look_at_file(struct file_map_watch *w, uint64_t now)
 			atomic_store(&w->changed, true);
 	}
 	const uint64_t end = clock_ns();
-	atomic_store_explicit(&w->look_ns, end + LOOK_SHARE * (end - now), memory_order_relaxed);
+	atomic_store_explicit(
+		&w->look_ns, end + MIN(LOOK_SHARE * (end - now), LOOK_MOST_NS), memory_order_relaxed);
+}
+
+void file_map_look(const struct file_map *m)
+{
+	if (m->watch)
+		look_at_file(m->watch, clock_ns());
 }
 
 int file_map_check(const struct file_map *m, const char *path, struct err *e)

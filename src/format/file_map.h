@@ -48,8 +48,11 @@ void file_map_drop_cached(const struct file_map *m, uint64_t offset, uint64_t by
 /* ERR_RUN with a sentence that names `path` once bytes of the mapping have been lost or the file
  * was changed; else 0. Cheap enough for the end of every step: a call stats the file unless the
  * latest stat ended less than 100 times its own duration ago (a file on a network may answer
- * slowly). So a change may be reported that much later. */
+ * slowly), or 20 ms if that is less. So a change may be reported that much later. */
 int file_map_check(const struct file_map *m, const char *path, struct err *e);
+
+/* Stats the file whatever the latest stat took: the next check knows of all changes until now. */
+void file_map_look(const struct file_map *m);
 
 /* ERR_RUN when `path` now names another file than the mapped one. For a caller that has opened the
  * file a second time, by its name. 0 also when no file has that name any more. */

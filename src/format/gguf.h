@@ -168,6 +168,9 @@ int gguf_make(const struct gguf *g, const struct gguf_tensor *t, void *dst, stru
  * or changed since they were opened (file_map_check). Any thread. */
 int gguf_check_lost(const struct gguf *g, struct err *e);
 
+/* The same of all changes until now. For a caller that looks for the cause of a failure. */
+int gguf_check_lost_now(const struct gguf *g, struct err *e);
+
 /* Adds a copy of a model file (--replicas), which the reader reads by its name: gguf_check_lost and
  * gguf_check_names check it too. Errors of file_map_open. Before other threads use g. */
 int gguf_watch_copy(struct gguf *g, const char *path, struct err *e);

@@ -190,6 +190,15 @@ int gguf_check_lost(const struct gguf *g, struct err *e)
 	return rc;
 }
 
+int gguf_check_lost_now(const struct gguf *g, struct err *e)
+{
+	for (uint32_t i = 0; i < g->n_files; i++)
+		file_map_look(&g->files[i].map);
+	for (uint32_t i = 0; i < g->n_copies; i++)
+		file_map_look(&g->copies[i].map);
+	return gguf_check_lost(g, e);
+}
+
 int gguf_watch_copy(struct gguf *g, const char *path, struct err *e)
 {
 	struct file_map map;

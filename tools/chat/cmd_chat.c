@@ -37,7 +37,8 @@ static void turn(struct answer *a, const char *text, size_t len, const char *wha
 		fprintf(stderr, a->view.wrote || a->view.reasoning.len
 							? "(stopped)\n"
 							: "(stopped before the answer; the message is taken back)\n");
-	else if (rc && !gguf_check_lost(engine_gguf(a->engine), NULL)) { /* else chat_loop reports it */
+	else if (rc &&
+			 !gguf_check_lost_now(engine_gguf(a->engine), NULL)) { /* else chat_loop reports it */
 		if (a->prompt.n > engine_context(a->engine))
 			err_hint(&e, "/undo takes back the last message and its answer, /reset begins a new "
 						 "conversation; -c at the start makes the context larger");
@@ -384,7 +385,7 @@ int chat_loop(struct answer *a, struct err *e)
 			turn(a, text, line.len, "the message");
 		line_edit_hide_typing(editor, false);
 		/* with a part of the model gone no later turn can be right */
-		if (outcome == LEAVE || (rc = gguf_check_lost(engine_gguf(a->engine), e)))
+		if (outcome == LEAVE || (rc = gguf_check_lost_now(engine_gguf(a->engine), e)))
 			break;
 	}
 	buf_free(&line);

@@ -86,7 +86,7 @@ static int end_chunk(struct prompt_flight *f, struct err *e)
 	const uint32_t at = f->n_ended % STAGES_MAX, length = f->s->length;
 	int rc = batch_end(f->chunks[at].run, e);
 	if (!rc && !f->s->length) /* forgotten */
-		rc = session_not_finite(length + f->chunks[at].n, e);
+		rc = session_not_finite(f->s, length + f->chunks[at].n, e);
 	f->n_ended++;
 	if (rc)
 		return rc;

@@ -240,8 +240,10 @@ void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_r
 	}
 }
 
-int session_not_finite(uint32_t n, struct err *e)
+int session_not_finite(const struct session *s, uint32_t n, struct err *e)
 {
+	if (gguf_check_lost_now(s->g->gguf, e))
+		return ERR_RUN;
 	return err_set(e, ERR_RUN,
 		"the logits behind token %u are not finite: the weights or the caches are damaged", n);
 }
@@ -253,7 +255,7 @@ int session_check_finite(struct session *s, const struct draw_result *drawn, str
 		if (!(drawn ? drawn[r].finite
 					: sampler_all_finite(session_row_logits(s, r), s->g->n_valid))) {
 			session_rewind(s, 0); /* the caches may hold what the logits were made from */
-			return session_not_finite(length - n + r + 1, e);
+			return session_not_finite(s, length - n + r + 1, e);
 		}
 	return 0;
 }

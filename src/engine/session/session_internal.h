@@ -81,8 +81,9 @@ int session_extend_in_flight(struct session *s, const int32_t *tokens, uint32_t 
 	const struct session_watch *watch, struct err *e);
 /* How many rows the next step computes of a prompt that has `rest` tokens left. */
 uint32_t session_chunk_rows(const struct engine *g, uint32_t rest);
-/* Sets *e for logits behind token n that are not finite. Returns ERR_RUN. */
-int session_not_finite(uint32_t n, struct err *e);
+/* Sets *e for logits behind token n that are not finite, or for the change of the model's file that
+ * explains them. Returns ERR_RUN. */
+int session_not_finite(const struct session *s, uint32_t n, struct err *e);
 
 /* Whether the MTP rows of positions [first, n) are there and were made from hidden states, so that
  * session_file.h stores them. Rows made from tokens alone can be made again at any time. */
