@@ -5,7 +5,7 @@
  * The lanes are GNU vector extensions: the same operations in the same order whatever the machine's
  * registers are, so SSE2, AVX2 and others give the same bytes (the project compiles with
  * -ffp-contract=off). Everything here is inlined into one function per type, which QUANT_ROW
- * compiles twice on x86-64, once for AVX2, and chooses at run time.
+ * defines; quantize_rows_body.h compiles all of them once per instruction set.
  */
 #ifndef GLM_QUANT_QUANT_BLOCK_H
 #define GLM_QUANT_QUANT_BLOCK_H
@@ -14,6 +14,9 @@
 #include "src/quant/blocks.h"
 #include "src/quant/feedback.h"
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,11 +33,9 @@ typedef int32_t v8i __attribute__((vector_size(32)));
 
 /* Defines void NAME(src, dst, n, importance, feedback) that runs BODY(src, dst, importance,
  * feedback) over blocks of `step` weights. */
-#define QUANT_ROW_PARAMETERS                                                                       \
-	const float *src, void *dst, size_t n, const float *importance,                                \
-		const struct quant_feedback *feedback
-#define QUANT_ROW_LOOP(attributes, name, body, struct_block, step)                                 \
-	attributes void name(QUANT_ROW_PARAMETERS)                                                     \
+#define QUANT_ROW(name, body, struct_block, step)                                                  \
+	static void name(const float *src, void *dst, size_t n, const float *importance,               \
+		const struct quant_feedback *feedback)                                                     \
 	{                                                                                              \
 		for (uint8_t *out = dst; n; n -= (step), src += (step), out += sizeof(struct_block)) {     \
 			struct_block b;                                                                        \
@@ -46,18 +47,6 @@ typedef int32_t v8i __attribute__((vector_size(32)));
 				feedback++;                                                                        \
 		}                                                                                          \
 	}
-#ifdef __x86_64__
-#define QUANT_ROW(name, body, struct_block, step)                                                  \
-	QUANT_ROW_LOOP(static, name##_any, body, struct_block, step)                                   \
-	QUANT_ROW_LOOP(static __attribute__((target("avx2"))), name##_avx2, body, struct_block, step)  \
-	void name(QUANT_ROW_PARAMETERS)                                                                \
-	{                                                                                              \
-		(__builtin_cpu_supports("avx2") ? name##_avx2 : name##_any)(                               \
-			src, dst, n, importance, feedback);                                                    \
-	}
-#else
-#define QUANT_ROW(name, body, struct_block, step) QUANT_ROW_LOOP(, name, body, struct_block, step)
-#endif
 
 QUANT_INLINE v8 v8_set(float f)
 {
@@ -70,21 +59,25 @@ QUANT_INLINE v8 v8_select(v8i mask, v8 yes, v8 no)
 	return (v8)((mask & (v8i)yes) | (~mask & (v8i)no));
 }
 
-/* Written as loops, GCC compiles each to one instruction; with v8_select it takes three. */
+/* a < b ? a : b in each lane, which is what the instruction does. GCC finds it for few operands:
+ * the compare and blend that it takes for the others cost a quarter of the whole search. */
 QUANT_INLINE v8 v8_min(v8 a, v8 b)
 {
-	v8 r;
-	for (int l = 0; l < 8; l++)
-		r[l] = a[l] < b[l] ? a[l] : b[l];
-	return r;
+#ifdef __AVX__
+	return (v8)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+	return v8_select(a < b, a, b);
+#endif
 }
 
+/* a > b ? a : b */
 QUANT_INLINE v8 v8_max(v8 a, v8 b)
 {
-	v8 r;
-	for (int l = 0; l < 8; l++)
-		r[l] = a[l] > b[l] ? a[l] : b[l];
-	return r;
+#ifdef __AVX__
+	return (v8)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+	return v8_select(a > b, a, b);
+#endif
 }
 
 QUANT_INLINE v8 v8_abs(v8 a)

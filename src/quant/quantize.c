@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Dispatch of the quantisers, and the types that need no search. */
+/* Dispatch of the quantisers by type and instruction set, and the types that need no search. */
 #include "src/quant/quantize.h"
 
 #include "src/base/half.h"
@@ -38,28 +38,40 @@ static void quantize_row_bf16(const float *src, void *dst, size_t n, const float
 	}
 }
 
-static quantize_row_fn *const row_fns[DTYPE_LIMIT] = {
-	[DTYPE_F32] = quantize_row_f32,
-	[DTYPE_F16] = quantize_row_f16,
-	[DTYPE_BF16] = quantize_row_bf16,
-	[DTYPE_Q4_0] = quantize_row_q4_0,
-	[DTYPE_Q8_0] = quantize_row_q8_0,
-	[DTYPE_Q2_K] = quantize_row_q2_k,
-	[DTYPE_Q3_K] = quantize_row_q3_k,
-	[DTYPE_Q4_K] = quantize_row_q4_k,
-	[DTYPE_Q5_K] = quantize_row_q5_k,
-	[DTYPE_Q6_K] = quantize_row_q6_k,
-	[DTYPE_IQ2_XXS] = quantize_row_iq2_xxs,
-};
+const struct quantize_rows *quantize_rows_available(int level)
+{
+	const struct quantize_rows *found[3];
+	int n = 0;
+#if defined(__x86_64__)
+	__builtin_cpu_init();
+	const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+	if (quantize_rows_avx512 && avx2 && __builtin_cpu_supports("avx512f") &&
+		__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+		__builtin_cpu_supports("avx512dq"))
+		found[n++] = quantize_rows_avx512;
+	if (quantize_rows_avx2 && avx2)
+		found[n++] = quantize_rows_avx2;
+#endif
+	found[n++] = quantize_rows_c;
+	return level >= 0 && level < n ? found[level] : NULL;
+}
+
+static quantize_row_fn *row_fn(enum dtype type)
+{
+	return type == DTYPE_F32    ? quantize_row_f32
+		   : type == DTYPE_F16  ? quantize_row_f16
+		   : type == DTYPE_BF16 ? quantize_row_bf16
+								: quantize_rows_available(0)->fn[type];
+}
 
 bool quantize_supported(enum dtype type)
 {
-	return (uint32_t)type < DTYPE_LIMIT && row_fns[type];
+	return (uint32_t)type < DTYPE_LIMIT && row_fn(type);
 }
 
 void quantize_row(enum dtype type, const float *src, void *dst, size_t n, const float *importance)
 {
-	row_fns[type](src, dst, n, importance, NULL);
+	row_fn(type)(src, dst, n, importance, NULL);
 }
 
 bool quantize_feedback_supported(enum dtype type)
@@ -70,5 +82,5 @@ bool quantize_feedback_supported(enum dtype type)
 void quantize_row_feedback(enum dtype type, const float *src, void *dst, size_t n,
 	const float *importance, const struct quant_feedback *feedback)
 {
-	row_fns[type](src, dst, n, importance, feedback);
+	row_fn(type)(src, dst, n, importance, feedback);
 }

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to src/quant: the row functions behind quantize_row() and, where feedback is not NULL,
- * quantize_row_feedback(); one file per family. Same contracts. */
+/*
+ * Private to src/quant: the row functions with a search, behind quantize_row() and, where feedback
+ * is not NULL, quantize_row_feedback(). Same contracts. They are compiled once per instruction set
+ * (quantize_rows_body.h); all give the same bytes.
+ */
 #ifndef GLM_QUANT_QUANTIZE_ROWS_H
 #define GLM_QUANT_QUANTIZE_ROWS_H
+
+#include "src/quant/dtype.h"
 
 #include <stddef.h>
 
@@ -11,18 +16,16 @@ struct quant_feedback;
 typedef void quantize_row_fn(const float *src, void *dst, size_t n, const float *importance,
 	const struct quant_feedback *feedback);
 
-/* quantize_sym.c */
-quantize_row_fn quantize_row_q4_0;
-quantize_row_fn quantize_row_q8_0;
-quantize_row_fn quantize_row_q3_k;
-quantize_row_fn quantize_row_q6_k;
+struct quantize_rows {
+	quantize_row_fn *fn[DTYPE_LIMIT]; /* NULL for the types without a search */
+};
 
-/* quantize_k.c */
-quantize_row_fn quantize_row_q2_k;
-quantize_row_fn quantize_row_q4_k;
-quantize_row_fn quantize_row_q5_k;
+/* NULL where the compiler has no such instruction set. */
+extern const struct quantize_rows *const quantize_rows_c, *const quantize_rows_avx2,
+															  *const quantize_rows_avx512;
 
-/* quantize_iq2.c */
-quantize_row_fn quantize_row_iq2_xxs;
+/* The fastest that this machine has, or the level-th after it; NULL: no such. Tests compare them.
+ */
+const struct quantize_rows *quantize_rows_available(int level);
 
 #endif

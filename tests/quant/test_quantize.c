@@ -13,12 +13,16 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/quant/dequant.h"
+#include "src/quant/feedback.h"
+#include "src/quant/quantize_rows.h"
+#include "tests/quant/quant_inputs.h"
 
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -329,6 +333,36 @@ static void test_scaling(void **state)
 	}
 }
 
+/* Every instruction set that this machine has gives the bytes of plain C. */
+static void test_instruction_sets(void **state)
+{
+	(void)state;
+	enum { ROWS = 8, COLS = 1024 };
+	static float row[COLS], used[COLS];
+	const struct quantize_rows *fast;
+	for (int level = 0; (fast = quantize_rows_available(level)) != quantize_rows_c; level++)
+		for (int input = 0; input < QUANT_INPUTS; input++) {
+			struct quant_matrix q;
+			quant_matrix_init(&q, DTYPE_F32, ROWS, COLS, (enum quant_input)input, 11);
+			struct quant_feedback *f = quant_inputs_feedback(COLS, q.importance, used);
+			for (int i = 0; i < ROWS * QUANT_CARD_TYPES * 3; i++) {
+				const enum dtype type = quant_card_types[i / 3 % QUANT_CARD_TYPES];
+				const bool fed = i % 3 == 2 && quantize_feedback_supported(type);
+				const float *w = fed ? used : i % 3 ? q.importance : NULL;
+				const uint64_t r = (uint64_t)i / (3 * QUANT_CARD_TYPES);
+				uint8_t want[8 * COLS] = {0}, got[8 * COLS] = {0};
+				raw_matrix_rows(&q.m, r, r + 1, row);
+				quantize_rows_c->fn[type](row, want, COLS, w, fed ? f : NULL);
+				fast->fn[type](row, got, COLS, w, fed ? f : NULL);
+				if (memcmp(want, got, sizeof want))
+					fail_msg("level %d, %s, input %s, row %d, case %d: other bytes", level,
+						dtype_name(type), quant_input_name((enum quant_input)input), (int)r, i % 3);
+			}
+			free(f);
+			quant_matrix_fini(&q);
+		}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -341,6 +375,7 @@ int main(void)
 		cmocka_unit_test(test_importance),
 		cmocka_unit_test(test_exact),
 		cmocka_unit_test(test_scaling),
+		cmocka_unit_test(test_instruction_sets),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

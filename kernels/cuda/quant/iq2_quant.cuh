@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * IQ2_XXS for the card: the search of src/quant/quantize_iq2.c, which explains it and defines P and
+ * IQ2_XXS for the card: the search of src/quant/quantize_iq2.h, which explains it and defines P and
  * B. Functions are named as there.
  *
  * A thread block of eight warps quantises a block of 256 weights. A warp has a group of 32 weights,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Q3_K, Q6_K, Q8_0 and Q4_0 for the card: the search of src/quant/quantize_sym.c, which explains
+ * Q3_K, Q6_K, Q8_0 and Q4_0 for the card: the search of src/quant/quantize_sym.h, which explains
  * it. A thread quantises a sub-block of Q3_K or Q6_K, or a whole block of 32 weights of Q8_0 or
  * Q4_0. Functions are named as there.
  */

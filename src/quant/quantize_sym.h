@@ -19,10 +19,12 @@
  *     Q3_K: d grows after that (quant_block_growth).
  * Every error is computed with d as the half that will be stored.
  */
-#include "src/quant/quantize_rows.h"
+#ifndef GLM_QUANT_QUANTIZE_SYM_H
+#define GLM_QUANT_QUANTIZE_SYM_H
 
 #include "src/quant/k_scales.h"
 #include "src/quant/quant_feedback.h"
+#include "src/quant/quant_lanes.h"
 
 struct sym {
 	float low, high;  /* range of the codes */
@@ -35,61 +37,100 @@ struct sym {
 	float feedback_growth; /* most of feedback_growth */
 };
 
-#define ROUNDS_MAX 4
+#define SYM_ROUNDS 4
 
-QUANT_INLINE float sym_error(const v8 *x, const v8 *w, int n_vec, float a, const struct sym *p)
+QUANT_INLINE v8 sym_error_of(int i, const struct lanes *b, v8 a, v8 inverse, const struct sym *p)
 {
-	float inverse = a != 0 ? 1 / a : 0;
-	v8 sum = {0};
-	for (int i = 0; i < n_vec; i++) {
-		v8 r = x[i] - v8_code(x[i] * inverse, p->low, p->high) * a;
-		sum += r * r * w[i];
-	}
-	return v8_sum(sum);
+	const v8 r = b->x[i] - v8_code(b->x[i] * inverse, p->low, p->high) * a;
+	return r * r * b->w[i];
+}
+
+/* Squared error with the best codes for scale a. */
+QUANT_INLINE v8 sym_error(const struct lanes *b, int n_vec, v8 a, const struct sym *p)
+{
+	const v8 inverse = v8_inverse(a != 0, a);
+	return LANES_SUM(v8, v8_add, sym_error_of, n_vec, b, a, inverse, p);
+}
+
+struct sym_sums {
+	v8 qq, qx;
+};
+
+QUANT_INLINE struct sym_sums sym_sums_add(struct sym_sums a, struct sym_sums b)
+{
+	return (struct sym_sums){a.qq + b.qq, a.qx + b.qx};
+}
+
+QUANT_INLINE struct sym_sums sym_sums_of(
+	int i, const struct lanes *b, v8 inverse, const struct sym *p)
+{
+	const v8 q = v8_code(b->x[i] * inverse, p->low, p->high), wq = b->w[i] * q;
+	return (struct sym_sums){wq * q, wq * b->x[i]};
 }
 
 /* The best scale for the codes that scale a would give. */
-QUANT_INLINE float sym_refit(const v8 *x, const v8 *w, int n_vec, float a, const struct sym *p)
+QUANT_INLINE v8 sym_refit(const struct lanes *b, int n_vec, v8 a, const struct sym *p)
 {
-	float inverse = 1 / a;
-	v8 qq = {0}, qx = {0};
-	for (int i = 0; i < n_vec; i++) {
-		v8 q = v8_code(x[i] * inverse, p->low, p->high), wq = w[i] * q;
-		qq += wq * q;
-		qx += wq * x[i];
-	}
-	float sum = v8_sum(qq);
-	return sum > 0 ? v8_sum(qx) / sum : 0;
+	const v8 inverse = 1 / a;
+	const struct sym_sums sum =
+		LANES_SUM(struct sym_sums, sym_sums_add, sym_sums_of, n_vec, b, inverse, p);
+	return (v8)((v8i)(sum.qx / sum.qq) & (sum.qq > 0));
 }
 
-/* Scale with the least error; `stored`: rounded to a half, its bits in *bits (else bits may be
- * NULL). */
-QUANT_INLINE float sym_search(
-	const struct quant_block *b, int at, int n_vec, const struct sym *p, int stored, uint16_t *bits)
+/* Candidate i of 2 * n_candidates: the code that the largest weight takes, for d of either sign. */
+QUANT_INLINE float sym_candidate(int i, const struct sym *p)
 {
-	const v8 *x = b->x + at, *w = b->w + at;
-	v8 top8 = {0};
-	for (int i = 0; i < n_vec; i++)
-		top8 = v8_max(top8, v8_abs(x[i]));
-	float top = 0, best_a = 0, best = INFINITY;
-	for (int i = 0; i < 8; i++)
-		top = top8[i] > top ? top8[i] : top;
-	if (stored)
-		*bits = 0;
-	if (!(top > 1e-12f))
-		return 0;
+	const float code = p->high + p->first + p->spread * (float)(i / 2) / (float)p->n_candidates;
+	return i & 1 ? -code : code;
+}
+
+QUANT_INLINE v8 sym_top(const struct lanes *b, int n_vec)
+{
+	v8 top = {0};
+	for (int i = 0; i < 8 * n_vec; i++)
+		top = v8_max(top, v8_abs(b->x[i]));
+	return top;
+}
+
+/* Two levels: the scale with the least error for each of eight sub-blocks. */
+QUANT_INLINE v8 sym_search(const struct lanes *b, const struct sym *p)
+{
+	const v8 top = sym_top(b, 2);
+	v8 best_a = {0}, best = v8_set(INFINITY);
 	for (int i = 0; i < 2 * p->n_candidates; i++) {
-		float code = p->high + p->first + p->spread * (float)(i / 2) / (float)p->n_candidates;
-		float a = sym_refit(x, w, n_vec, (i & 1 ? -top : top) / code, p);
-		uint16_t h = 0;
-		if (stored)
-			a = quant_block_scale(b, a, &h);
-		float e = sym_error(x, w, n_vec, a, p);
-		if (e < best) {
-			best = e;
-			best_a = a;
-			if (stored)
-				*bits = h;
+		const v8 a = sym_refit(b, 2, top / sym_candidate(i, p), p), e = sym_error(b, 2, a, p);
+		const v8i less = e < best;
+		best = v8_select(less, e, best);
+		best_a = v8_select(less, a, best_a);
+	}
+	return v8_select(top > 1e-12f, best_a, v8_set(0));
+}
+
+/* One scale: that of a block, and its bits as a half. Eight candidates at a time. */
+QUANT_INLINE float sym_search_stored(
+	const struct quant_block *b, const struct sym *p, uint16_t *bits)
+{
+	struct lanes one;
+	lanes_spread(&one, b->x, b->w, 4);
+	const v8 top = sym_top(&one, 4);
+	float best_a = 0, best = INFINITY;
+	*bits = 0;
+	if (!(top[0] > 1e-12f))
+		return 0;
+	for (int i = 0; i < 2 * p->n_candidates; i += LANES) {
+		uint16_t half[LANES];
+		v8 code;
+		for (int l = 0; l < LANES; l++)
+			code[l] = sym_candidate(i + l, p);
+		v8 a = sym_refit(&one, 4, top / code, p);
+		for (int l = 0; l < LANES; l++)
+			a[l] = quant_block_scale(b, a[l], &half[l]);
+		const v8 e = sym_error(&one, 4, a, p);
+		const int l = lanes_least(e);
+		if (e[l] < best) {
+			best = e[l];
+			best_a = a[l];
+			*bits = half[l];
 		}
 	}
 	return best_a;
@@ -119,25 +160,46 @@ QUANT_INLINE uint16_t sym_grow(
 	return bits;
 }
 
-/* Given d, the integer scale s near a / d with the least error, which is returned. */
-QUANT_INLINE float sym_lattice(
-	const v8 *x, const v8 *w, const struct sym *p, float d, float a, int8_t *s)
+/* The integer scales that are nearest to a / d. */
+QUANT_INLINE v8 sym_center(const struct sym *p, float d, v8 a)
 {
-	float ratio = d != 0 ? a / d : 0, least = INFINITY;
-	int center = (int)lrintf(ratio < (float)p->s_low    ? (float)p->s_low
-							 : ratio > (float)p->s_high ? (float)p->s_high
-														: ratio);
-	*s = 0;
-	for (int t = center - p->radius; t <= center + p->radius; t++) {
-		if (t < p->s_low || t > p->s_high)
-			continue;
-		float e = sym_error(x, w, 2, d * (float)t, p);
-		if (e < least) {
-			least = e;
-			*s = (int8_t)t;
-		}
+	const v8 ratio = d != 0 ? a / d : v8_set(0);
+	return v8_code(ratio, (float)p->s_low, (float)p->s_high);
+}
+
+/* Error of integer scale s; infinite for one out of range. */
+QUANT_INLINE v8 sym_lattice_error(const struct lanes *b, const struct sym *p, float d, v8 s)
+{
+	const v8i valid = (s >= (float)p->s_low) & (s <= (float)p->s_high);
+	return v8_select(valid, sym_error(b, 2, d * s, p), v8_set(INFINITY));
+}
+
+/* Given d, the integer scales near a / d with the least error, which is returned. */
+QUANT_INLINE v8 sym_lattice(
+	const struct lanes *b, const struct sym *p, float d, v8 a, int8_t s[LANES])
+{
+	const v8 center = sym_center(p, d, a);
+	v8 best = {0}, least = v8_set(INFINITY);
+	for (int t = -p->radius; t <= p->radius; t++) {
+		const v8 at = center + (float)t, e = sym_lattice_error(b, p, d, at);
+		const v8i less = e < least;
+		least = v8_select(less, e, least);
+		best = v8_select(less, at, best);
 	}
+	for (int l = 0; l < LANES; l++)
+		s[l] = (int8_t)best[l];
 	return least;
+}
+
+/* The same for the one sub-block that is in all lanes of b; its radius is at most 3. */
+QUANT_INLINE int8_t sym_lattice_one(const struct lanes *b, const struct sym *p, float d, v8 a)
+{
+	const v8 offset = {0, 1, 2, 3, 4, 5, 6, 7};
+	const v8 at = sym_center(p, d, a) + (offset - (float)p->radius);
+	v8 e = sym_lattice_error(b, p, d, at);
+	e = v8_select(offset <= (float)(2 * p->radius), e, v8_set(INFINITY));
+	const int l = lanes_least(e);
+	return e[l] < INFINITY ? (int8_t)at[l] : 0;
 }
 
 /* d given: integer scales and codes of all sub-blocks, each for what the errors before it have made
@@ -147,12 +209,13 @@ QUANT_INLINE void sym_feedback_pass(struct feedback_run *r, const struct quant_b
 {
 	feedback_restart(r, b);
 	for (int j = 0; j < 16; j++) {
-		const v8 *t = r->t + 2 * j, *w = r->weight + 2 * j;
+		struct lanes one;
+		lanes_spread(&one, r->t + 2 * j, r->weight + 2 * j, 2);
+		v8 scale = v8_set(d * (float)s[j]);
+		if (scale[0] != 0)
+			scale = sym_refit(&one, 2, scale, p);
+		s[j] = sym_lattice_one(&one, p, d, scale);
 		float a = d * (float)s[j];
-		if (a != 0)
-			a = sym_refit(t, w, 2, a, p);
-		sym_lattice(t, w, p, d, a, &s[j]);
-		a = d * (float)s[j];
 		for (int i = 2 * j; i < 2 * j + 2; i++) {
 			v8 c;
 			feedback_take(r, b, i, feedback_codes(r, i, a, 0, p->low, p->high, &c));
@@ -191,22 +254,30 @@ QUANT_INLINE uint16_t sym_feedback(const struct quant_block *b, const struct sym
 QUANT_INLINE uint16_t sym_block(const struct quant_block *b, const struct sym *p,
 	const struct quant_feedback *feedback, int8_t *best_s, int8_t *q)
 {
-	float a[16], top = 0, best = INFINITY, best_d = 0;
+	struct lanes lanes[16 / LANES];
+	v8 a[16 / LANES];
+	float top = 0, best = INFINITY, best_d = 0;
 	uint16_t best_bits = 0;
-	for (int j = 0; j < 16; j++) {
-		a[j] = sym_search(b, 2 * j, 2, p, 0, NULL);
-		top = fabsf(a[j]) > fabsf(top) ? a[j] : top;
+	for (int g = 0; g < 16 / LANES; g++) {
+		lanes_load(&lanes[g], b->x + 2 * LANES * g, b->w + 2 * LANES * g, 2);
+		a[g] = sym_search(&lanes[g], p);
+		for (int l = 0; l < LANES; l++)
+			top = fabsf(a[g][l]) > fabsf(top) ? a[g][l] : top;
 	}
 	memset(best_s, 0, 16);
 	float d = top / (float)p->s_low;
-	for (int round = 0; round < ROUNDS_MAX; round++) {
+	for (int round = 0; round < SYM_ROUNDS; round++) {
 		int8_t s[16];
 		uint16_t bits;
 		float error = 0, stored = quant_block_scale(b, d, &bits);
 		v8 uu = {0}, ux = {0};
+		for (int g = 0; g < 16 / LANES; g++) {
+			const v8 e = sym_lattice(&lanes[g], p, stored, a[g], s + LANES * g);
+			for (int l = 0; l < LANES; l++)
+				error += e[l];
+		}
 		for (int j = 0; j < 16; j++) {
 			const v8 *x = b->x + 2 * j, *w = b->w + 2 * j;
-			error += sym_lattice(x, w, p, stored, a[j], &s[j]);
 			float scale = stored * (float)s[j], inverse = scale != 0 ? 1 / scale : 0;
 			for (int i = 0; i < 2; i++) {
 				v8 u = v8_code(x[i] * inverse, p->low, p->high) * (float)s[j], wu = w[i] * u;
@@ -239,7 +310,7 @@ QUANT_INLINE void encode_q8_0(const float *src, struct block_q8_0 *out, const fl
 	memset(out, 0, sizeof *out);
 	if (!quant_block_load(&b, src, importance, QUANT_MAGNITUDE, BLOCK_SMALL))
 		return;
-	float d = sym_search(&b, 0, 4, &p, 1, &out->d);
+	float d = sym_search_stored(&b, &p, &out->d);
 	sym_codes(b.x, 4, d, &p, out->q);
 }
 
@@ -252,7 +323,7 @@ QUANT_INLINE void encode_q4_0(const float *src, struct block_q4_0 *out, const fl
 	(void)feedback;
 	memset(out, 0, sizeof *out);
 	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_SMALL)) {
-		float d = sym_search(&b, 0, 4, &p, 1, &out->d);
+		float d = sym_search_stored(&b, &p, &out->d);
 		sym_codes(b.x, 4, d, &p, q);
 	}
 	for (int i = 0; i < 16; i++)
@@ -278,11 +349,12 @@ QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const fl
 	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
 		out->d = sym_block(&b, &p, feedback, s, q);
 	k_pack6_signed(out->sc, s);
-	for (int i = 0; i < BLOCK_BIG; i++) {
-		int c = q[i] + 4;
-		out->q[i / 128 * 32 + i % 32] |= (uint8_t)((c & 3) << i % 128 / 32 * 2);
-		out->high[i % 32] |= (uint8_t)(c >> 2 << i / 32);
-	}
+	for (int k = 0; k < 8; k++)
+		for (int l = 0; l < 32; l++) {
+			const int c = q[32 * k + l] + 4;
+			out->q[k / 4 * 32 + l] |= (uint8_t)((c & 3) << k % 4 * 2);
+			out->high[l] |= (uint8_t)(c >> 2 << k);
+		}
 }
 
 QUANT_INLINE void encode_q6_k(const float *src, struct block_q6_k *out, const float *importance,
@@ -301,14 +373,17 @@ QUANT_INLINE void encode_q6_k(const float *src, struct block_q6_k *out, const fl
 	memset(out, 0, sizeof *out);
 	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
 		out->d = sym_block(&b, &p, feedback, out->sc, q);
-	for (int i = 0; i < BLOCK_BIG; i++) {
-		int c = q[i] + 32, h = i / 128, g = i % 128 / 32, l = i % 32;
-		out->q[64 * h + 32 * (g & 1) + l] |= (uint8_t)((c & 15) << (g & 2) * 2);
-		out->high[32 * h + l] |= (uint8_t)(c >> 4 << 2 * g);
-	}
+	for (int k = 0; k < 8; k++)
+		for (int l = 0; l < 32; l++) {
+			const int c = q[32 * k + l] + 32;
+			out->q[k / 4 * 64 + k % 2 * 32 + l] |= (uint8_t)((c & 15) << (k & 2) * 2);
+			out->high[k / 4 * 32 + l] |= (uint8_t)(c >> 4 << k % 4 * 2);
+		}
 }
 
 QUANT_ROW(quantize_row_q8_0, encode_q8_0, struct block_q8_0, BLOCK_SMALL)
 QUANT_ROW(quantize_row_q4_0, encode_q4_0, struct block_q4_0, BLOCK_SMALL)
 QUANT_ROW(quantize_row_q3_k, encode_q3_k, struct block_q3_k, BLOCK_BIG)
 QUANT_ROW(quantize_row_q6_k, encode_q6_k, struct block_q6_k, BLOCK_BIG)
+
+#endif

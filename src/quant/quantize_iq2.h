@@ -21,30 +21,31 @@
  *   3. Least squares for d with rows and s fixed, then s again, until the error stops falling.
  *   4. Rows and s fixed: d grows (quant_block_growth).
  */
-#include "src/quant/quantize_rows.h"
+#ifndef GLM_QUANT_QUANTIZE_IQ2_H
+#define GLM_QUANT_QUANTIZE_IQ2_H
 
 #include "src/base/num.h"
 #include "src/quant/iq_grids.h"
 #include "src/quant/quant_feedback.h"
 
-#define ROWS            256 /* of the codebook */
-#define PARTS           32  /* groups of 8 weights in a block */
-#define POINTS          12  /* real scales tried per 32 weights */
-#define CANDIDATES      6   /* values of d tried */
-#define RADIUS          1
-#define ROUNDS_MAX      4     /* of least squares for d */
-#define GROWTH          0.08f /* most of quant_block_growth */
-#define FEEDBACK_RADIUS 2
-#define FEEDBACK_GROWTH 0.04f /* most of feedback_growth */
+#define IQ2_ROWS            256 /* of the codebook */
+#define IQ2_PARTS           32  /* groups of 8 weights in a block */
+#define IQ2_POINTS          12  /* real scales tried per 32 weights */
+#define IQ2_CANDIDATES      6   /* values of d tried */
+#define IQ2_RADIUS          1
+#define IQ2_ROUNDS_MAX      4     /* of least squares for d */
+#define IQ2_GROWTH          0.08f /* most of quant_block_growth */
+#define IQ2_FEEDBACK_RADIUS 2
+#define IQ2_FEEDBACK_GROWTH 0.04f /* most of feedback_growth */
 
 /* The codebook as floats, one vector per eight rows and column. */
 struct iq2_grid {
-	v8 g[8][ROWS / 8];
+	v8 g[8][IQ2_ROWS / 8];
 };
 
 /* P and B of every row for 8 weights. */
 struct iq2_part {
-	v8 p[ROWS / 8], b[ROWS / 8];
+	v8 p[IQ2_ROWS / 8], b[IQ2_ROWS / 8];
 };
 
 struct iq2_fit {
@@ -55,7 +56,7 @@ struct iq2_fit {
 
 QUANT_INLINE void iq2_grid_load(struct iq2_grid *grid)
 {
-	for (int i = 0; i < ROWS; i++)
+	for (int i = 0; i < IQ2_ROWS; i++)
 		for (int j = 0; j < 8; j++)
 			grid->g[j][i / 8][i % 8] = (float)(iq2xxs_grid[i] >> 8 * j & 255);
 }
@@ -67,7 +68,7 @@ QUANT_INLINE void iq2_part_load(struct iq2_part *part, const struct iq2_grid *gr
 	for (int j = 0; j < 8; j++)
 		minus += x[j] < 0;
 	float penalty = minus & 1 ? 2 : 0;
-	for (int i = 0; i < ROWS / 8; i++) {
+	for (int i = 0; i < IQ2_ROWS / 8; i++) {
 		v8 p = grid->g[0][i] * wx[0], b = grid->g[0][i] * grid->g[0][i] * w[0], least = p;
 		for (int j = 1; j < 8; j++) {
 			v8 g = grid->g[j][i], t = g * wx[j];
@@ -85,7 +86,7 @@ QUANT_INLINE float iq2_part_error(const struct iq2_part *part, float dl)
 {
 	float twice = 2 * dl, square = dl * dl;
 	v8 best = part->b[0] * square - part->p[0] * twice;
-	for (int i = 1; i < ROWS / 8; i++)
+	for (int i = 1; i < IQ2_ROWS / 8; i++)
 		best = v8_min(best, part->b[i] * square - part->p[i] * twice);
 	float least = best[0];
 	for (int i = 1; i < 8; i++)
@@ -99,7 +100,7 @@ QUANT_INLINE int iq2_part_row(const struct iq2_part *part, float dl)
 	float twice = 2 * dl, square = dl * dl;
 	v8 best = part->b[0] * square - part->p[0] * twice;
 	v8i row = {0};
-	for (int i = 1; i < ROWS / 8; i++) {
+	for (int i = 1; i < IQ2_ROWS / 8; i++) {
 		v8 e = part->b[i] * square - part->p[i] * twice;
 		v8i less = e < best;
 		best = v8_select(less, e, best);
@@ -138,8 +139,8 @@ QUANT_INLINE float iq2_group_scale(const struct iq2_part *part, const v8 *x, con
 	}
 	/* the codebook's root mean square is about 22; the error is flat around the best scale */
 	float size = sqrtf(v8_sum(xx) / v8_sum(ww)) / 22, best = 0, best_dl = 0;
-	for (int i = 0; i < POINTS; i++) {
-		float dl = size * (0.55f + 0.9f / POINTS * (float)i), e = iq2_group_error(part, dl);
+	for (int i = 0; i < IQ2_POINTS; i++) {
+		float dl = size * (0.55f + 0.9f / IQ2_POINTS * (float)i), e = iq2_group_error(part, dl);
 		if (e < best) {
 			best = e;
 			best_dl = dl;
@@ -159,7 +160,7 @@ QUANT_INLINE void iq2_fit_scales(const struct quant_block *b, const struct iq2_p
 	for (int k = 0; k < 8; k++) {
 		float ratio = f->d > 0 ? 4 * dl[k] / f->d : 0, least = INFINITY;
 		int center = ratio < 15 ? (int)ratio : 15;
-		for (int s = center - RADIUS; s <= center + RADIUS; s++) {
+		for (int s = center - IQ2_RADIUS; s <= center + IQ2_RADIUS; s++) {
 			if (s < 0 || s > 15)
 				continue;
 			float e = iq2_group_error(parts + 4 * k, f->d * (0.5f + (float)s) * 0.25f);
@@ -181,13 +182,13 @@ QUANT_INLINE void iq2_block_search(
 		top = dl[k] > top ? dl[k] : top;
 	}
 	*best = (struct iq2_fit){.error = INFINITY};
-	for (int i = 0; i < CANDIDATES; i++) {
+	for (int i = 0; i < IQ2_CANDIDATES; i++) {
 		struct iq2_fit f;
 		iq2_fit_scales(b, parts, dl, 4 * top / (15.5f - 0.75f * (float)i), &f);
 		if (f.error < best->error)
 			*best = f;
 	}
-	for (int round = 0; round < ROUNDS_MAX; round++) {
+	for (int round = 0; round < IQ2_ROUNDS_MAX; round++) {
 		float sp = 0, sb = 0;
 		for (int k = 0; k < 8; k++) {
 			float unit = (0.5f + (float)best->s[k]) * 0.25f, p, q;
@@ -213,7 +214,7 @@ QUANT_INLINE void iq2_block_grow(
 		iq2_group_sums(parts + 4 * k, dl, &p, &q);
 		xy += dl * p;
 	}
-	quant_block_scale(b, f->d * quant_block_growth(b, xy, GROWTH), &f->bits);
+	quant_block_scale(b, f->d * quant_block_growth(b, xy, IQ2_GROWTH), &f->bits);
 }
 
 /* Sign index of 8 weights for the chosen row: with an odd number of minus signs, the cheapest one
@@ -253,7 +254,7 @@ QUANT_INLINE void iq2_feedback_pass(struct feedback_run *r, const struct quant_b
 		int center = f->s[k];
 		for (int j = 0; j < 4; j++)
 			iq2_part_load(&parts[j], grid, r->t[4 * k + j], r->joint[4 * k + j]);
-		for (int s = center - FEEDBACK_RADIUS; s <= center + FEEDBACK_RADIUS; s++) {
+		for (int s = center - IQ2_FEEDBACK_RADIUS; s <= center + IQ2_FEEDBACK_RADIUS; s++) {
 			if (s < 0 || s > 15)
 				continue;
 			float e = iq2_group_error(parts, f->d * (0.5f + (float)s) * 0.25f);
@@ -301,7 +302,7 @@ QUANT_INLINE void iq2_feedback(const struct quant_block *b, const struct iq2_gri
 			*f = now;
 			f->error = sums.error;
 			memcpy(codes, now_codes, sizeof now_codes);
-			factor = feedback_growth(&sums, FEEDBACK_GROWTH);
+			factor = feedback_growth(&sums, IQ2_FEEDBACK_GROWTH);
 		}
 		now.d = quant_block_scale(b, now.d * sums.least, &now.bits);
 	}
@@ -326,13 +327,13 @@ QUANT_INLINE void encode_iq2_xxs(const float *src, struct block_iq2_xxs *out,
 	const float *importance, const struct quant_feedback *feedback, const struct iq2_grid *grid)
 {
 	struct quant_block b;
-	struct iq2_part parts[PARTS];
+	struct iq2_part parts[IQ2_PARTS];
 	struct iq2_codes codes[8];
 	struct iq2_fit f;
 	memset(out, 0, sizeof *out);
 	if (!quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
 		return;
-	for (int i = 0; i < PARTS; i++)
+	for (int i = 0; i < IQ2_PARTS; i++)
 		iq2_part_load(&parts[i], grid, b.x[i], b.w[i]);
 	iq2_block_search(&b, parts, &f);
 	if (feedback && feedback->correlated) {
@@ -348,27 +349,17 @@ QUANT_INLINE void encode_iq2_xxs(const float *src, struct block_iq2_xxs *out,
 	}
 }
 
-#define IQ2_ROW(attributes, name)                                                                  \
-	attributes void name(QUANT_ROW_PARAMETERS)                                                     \
-	{                                                                                              \
-		struct iq2_grid grid;                                                                      \
-		iq2_grid_load(&grid);                                                                      \
-		for (size_t i = 0; i < n / BLOCK_BIG; i++) {                                               \
-			struct block_iq2_xxs b;                                                                \
-			encode_iq2_xxs(src + i * BLOCK_BIG, &b,                                                \
-				importance ? importance + i * BLOCK_BIG : NULL, feedback ? feedback + i : NULL,    \
-				&grid);                                                                            \
-			memcpy((uint8_t *)dst + i * sizeof b, &b, sizeof b);                                   \
-		}                                                                                          \
-	}
-#ifdef __x86_64__
-IQ2_ROW(static, iq2_row_any)
-IQ2_ROW(static __attribute__((target("avx2"))), iq2_row_avx2)
-void quantize_row_iq2_xxs(QUANT_ROW_PARAMETERS)
+static void quantize_row_iq2_xxs(const float *src, void *dst, size_t n, const float *importance,
+	const struct quant_feedback *feedback)
 {
-	(__builtin_cpu_supports("avx2") ? iq2_row_avx2 : iq2_row_any)(
-		src, dst, n, importance, feedback);
+	struct iq2_grid grid;
+	iq2_grid_load(&grid);
+	for (size_t i = 0; i < n / BLOCK_BIG; i++) {
+		struct block_iq2_xxs b;
+		encode_iq2_xxs(src + i * BLOCK_BIG, &b, importance ? importance + i * BLOCK_BIG : NULL,
+			feedback ? feedback + i : NULL, &grid);
+		memcpy((uint8_t *)dst + i * sizeof b, &b, sizeof b);
+	}
 }
-#else
-IQ2_ROW(, quantize_row_iq2_xxs)
+
 #endif

@@ -18,12 +18,14 @@
  * Every error is computed with d and dmin as the halves that will be stored. More starting values
  * of d and dmin, or wider squares, gain 0.3 % of the error at a fraction of the speed.
  */
-#include "src/quant/quantize_rows.h"
+#ifndef GLM_QUANT_QUANTIZE_K_H
+#define GLM_QUANT_QUANTIZE_K_H
 
 #include "src/quant/k_scales.h"
 #include "src/quant/quant_feedback.h"
+#include "src/quant/quant_lanes.h"
 
-#define ROUNDS 4 /* of steps 3 and 4 */
+#define AFFINE_ROUNDS 4 /* of steps 3 and 4 */
 
 struct affine {
 	int n_sub, n_vec;      /* sub-blocks in a block, vectors of eight in a sub-block */
@@ -41,101 +43,163 @@ struct affine_fit {
 	float error;
 };
 
-/* Squared error with the best codes for x = a q - b. */
-QUANT_INLINE float affine_error(const v8 *x, const v8 *w, int n_vec, float a, float b, float top)
+/* The error of weight i for x = a q - b. */
+QUANT_INLINE v8 affine_error_of(int i, const struct lanes *s, v8 a, v8 b, v8 inverse, float top)
 {
-	float inverse = a > 0 ? 1 / a : 0;
-	v8 sum = {0};
-	for (int i = 0; i < n_vec; i++) {
-		v8 t = x[i] + b, r = t - v8_code(t * inverse, 0, top) * a;
-		sum += r * r * w[i];
-	}
-	return v8_sum(sum);
+	const v8 t = s->x[i] + b, r = t - v8_code(t * inverse, 0, top) * a;
+	return r * r * s->w[i];
+}
+
+/* Squared error with the best codes for x = a q - b. */
+QUANT_INLINE v8 affine_error(const struct lanes *s, int n_vec, v8 a, v8 b, float top)
+{
+	const v8 inverse = v8_inverse(a > 0, a);
+	return LANES_SUM(v8, v8_add, affine_error_of, n_vec, s, a, b, inverse, top);
+}
+
+struct affine_sums {
+	v8 q, qq, qx;
+};
+
+QUANT_INLINE struct affine_sums affine_sums_add(struct affine_sums a, struct affine_sums b)
+{
+	return (struct affine_sums){a.q + b.q, a.qq + b.qq, a.qx + b.qx};
+}
+
+QUANT_INLINE struct affine_sums affine_sums_of(
+	int i, const struct lanes *s, v8 b, v8 inverse, float top)
+{
+	const v8 q = v8_code((s->x[i] + b) * inverse, 0, top), wq = s->w[i] * q;
+	return (struct affine_sums){wq, wq * q, wq * s->x[i]};
+}
+
+/* Sums of w and w x. */
+struct affine_size {
+	v8 w, x;
+};
+
+QUANT_INLINE struct affine_size affine_size_add(struct affine_size a, struct affine_size b)
+{
+	return (struct affine_size){a.w + b.w, a.x + b.x};
+}
+
+QUANT_INLINE struct affine_size affine_size_of(int i, const struct lanes *s)
+{
+	return (struct affine_size){s->w[i], s->w[i] * s->x[i]};
+}
+
+QUANT_INLINE struct affine_size affine_size(const struct lanes *s, int n_vec)
+{
+	return LANES_SUM(struct affine_size, affine_size_add, affine_size_of, n_vec, s);
 }
 
 /* One step of alternating least squares: codes for (a, b), then the best (a, b >= 0) for these
  * codes. */
-QUANT_INLINE void affine_refit(const v8 *x, const v8 *w, int n_vec, float top, float *a, float *b)
+QUANT_INLINE void affine_refit(
+	const struct lanes *s, int n_vec, const struct affine_size *size, float top, v8 *a, v8 *b)
 {
-	float inverse = *a > 0 ? 1 / *a : 0;
-	v8 w_ = {0}, wx_ = {0}, wq_ = {0}, wqq_ = {0}, wqx_ = {0};
-	for (int i = 0; i < n_vec; i++) {
-		v8 q = v8_code((x[i] + *b) * inverse, 0, top), wq = w[i] * q;
-		w_ += w[i];
-		wx_ += w[i] * x[i];
-		wq_ += wq;
-		wqq_ += wq * q;
-		wqx_ += wq * x[i];
-	}
-	float s = v8_sum(w_), sx = v8_sum(wx_), sq = v8_sum(wq_), sqq = v8_sum(wqq_),
-		  sqx = v8_sum(wqx_);
-	float det = s * sqq - sq * sq;
-	if (det > 1e-6f * s * sqq) {
-		float a1 = (s * sqx - sq * sx) / det, b1 = (sq * sqx - sqq * sx) / det;
-		if (b1 < 0) {
-			b1 = 0;
-			a1 = sqx / sqq;
-		}
-		if (a1 > 0) {
-			*a = a1;
-			*b = b1;
-		}
-	}
+	const v8 inverse = v8_inverse(*a > 0, *a);
+	const struct affine_sums sum =
+		LANES_SUM(struct affine_sums, affine_sums_add, affine_sums_of, n_vec, s, *b, inverse, top);
+	const v8 det = size->w * sum.qq - sum.q * sum.q;
+	const v8 a1 = (size->w * sum.qx - sum.q * size->x) / det,
+			 b1 = (sum.q * sum.qx - sum.qq * size->x) / det;
+	const v8i negative = b1 < 0;
+	const v8 a2 = v8_select(negative, sum.qx / sum.qq, a1);
+	const v8i take = (det > 1e-6f * size->w * sum.qq) & (a2 > 0);
+	*a = v8_select(take, a2, *a);
+	*b = v8_select(take, v8_select(negative, v8_set(0), b1), *b);
 }
 
-/* Real-valued optimum of one sub-block. */
-QUANT_INLINE void affine_search(
-	const v8 *x, const v8 *w, int n_vec, float top, float *best_a, float *best_b)
+/* Real-valued optimum of eight sub-blocks. */
+QUANT_INLINE void affine_search(const struct lanes *s, int n_vec, float top, v8 *best_a, v8 *best_b)
 {
-	v8 low8 = {0}, high8 = x[0];
-	for (int i = 0; i < n_vec; i++) {
-		low8 = v8_min(low8, x[i]);
-		high8 = v8_max(high8, x[i]);
+	v8 low = v8_min(v8_set(0), s->x[0]), high = s->x[0];
+	for (int i = 1; i < 8 * n_vec; i++) {
+		low = v8_min(low, s->x[i]);
+		high = v8_max(high, s->x[i]);
 	}
-	float low = 0, high = high8[0];
-	for (int i = 0; i < 8; i++) {
-		low = low8[i] < low ? low8[i] : low;
-		high = high8[i] > high ? high8[i] : high;
-	}
-	float best = INFINITY, step = (high - low) / top;
-	*best_a = 0;
+	const struct affine_size size = affine_size(s, n_vec);
+	const v8 step = (high - low) / top;
+	const v8i wide = step > 1e-9f;
+	v8 best = v8_set(INFINITY);
+	*best_a = v8_set(0);
 	*best_b = -low;
-	if (!(step > 1e-9f))
-		return;
 	for (int i = -1; i < 4; i++)
 		for (int j = -1; j < 4; j++) {
-			float lo = low + step * 0.25f * (float)i, hi = high - step * 0.25f * (float)j;
-			float b = lo < 0 ? -lo : 0, a = (hi + b) / top;
-			affine_refit(x, w, n_vec, top, &a, &b);
-			float e = affine_error(x, w, n_vec, a, b, top);
-			if (e < best) {
-				best = e;
-				*best_a = a;
-				*best_b = b;
-			}
+			const v8 lo = low + step * 0.25f * (float)i, hi = high - step * 0.25f * (float)j;
+			v8 b = v8_select(lo < 0, -lo, v8_set(0)), a = (hi + b) / top;
+			affine_refit(s, n_vec, &size, top, &a, &b);
+			const v8 e = affine_error(s, n_vec, a, b, top);
+			const v8i less = (e < best) & wide;
+			best = v8_select(less, e, best);
+			*best_a = v8_select(less, a, *best_a);
+			*best_b = v8_select(less, b, *best_b);
 		}
 }
 
-/* Given d and dmin, the best (s, m) near the given real pair. */
-QUANT_INLINE float affine_lattice(const v8 *x, const v8 *w, const struct affine *p, float d,
-	float dmin, float a, float b, uint8_t *s_out, uint8_t *m_out)
+/* The integers that are nearest to v / unit. */
+QUANT_INLINE v8 affine_center(const struct affine *p, v8 v, float unit)
 {
-	float s_real = d > 0 ? a / d : 0, m_real = dmin > 0 ? b / dmin : 0, limit = (float)p->s_top;
-	int s0 = (int)((s_real < limit ? s_real : limit) + 0.5f),
-		m0 = (int)((m_real < limit ? m_real : limit) + 0.5f);
-	float best = INFINITY;
-	for (int s = s0 - p->radius; s <= s0 + p->radius; s++)
-		for (int m = m0 - p->radius; m <= m0 + p->radius; m++) {
-			if (s < 0 || s > p->s_top || m < 0 || m > p->s_top)
-				continue;
-			float e = affine_error(x, w, p->n_vec, d * (float)s, dmin * (float)m, p->top);
-			if (e < best) {
-				best = e;
-				*s_out = (uint8_t)s;
-				*m_out = (uint8_t)m;
-			}
+	const v8 real = unit > 0 ? v / unit : v8_set(0);
+	return __builtin_convertvector(
+		__builtin_convertvector(v8_min(real, v8_set((float)p->s_top)) + 0.5f, v8i), v8);
+}
+
+/* Error of the integers s and m; infinite for those out of range. */
+QUANT_INLINE v8 affine_lattice_error(
+	const struct lanes *b, const struct affine *p, float d, float dmin, v8 s, v8 m)
+{
+	const float limit = (float)p->s_top;
+	const v8i valid = (s >= 0) & (s <= limit) & (m >= 0) & (m <= limit);
+	return v8_select(valid, affine_error(b, p->n_vec, d * s, dmin * m, p->top), v8_set(INFINITY));
+}
+
+/* Given d and dmin, the best (s, m) near the given real pairs. */
+QUANT_INLINE v8 affine_lattice(const struct lanes *x, const struct affine *p, float d, float dmin,
+	v8 a, v8 b, uint8_t s_out[LANES], uint8_t m_out[LANES])
+{
+	const v8 s0 = affine_center(p, a, d), m0 = affine_center(p, b, dmin);
+	v8 least = v8_set(INFINITY), best_s = s0, best_m = m0;
+	for (int i = -p->radius; i <= p->radius; i++)
+		for (int j = -p->radius; j <= p->radius; j++) {
+			const v8 s = s0 + (float)i, m = m0 + (float)j;
+			const v8 e = affine_lattice_error(x, p, d, dmin, s, m);
+			const v8i less = e < least;
+			least = v8_select(less, e, least);
+			best_s = v8_select(less, s, best_s);
+			best_m = v8_select(less, m, best_m);
 		}
-	return best;
+	for (int l = 0; l < LANES; l++) {
+		s_out[l] = (uint8_t)best_s[l];
+		m_out[l] = (uint8_t)best_m[l];
+	}
+	return least;
+}
+
+/* The same for the one sub-block that is in all lanes of x: eight pairs at a time. */
+QUANT_INLINE void affine_lattice_one(const struct lanes *x, const struct affine *p, float d,
+	float dmin, v8 a, v8 b, uint8_t *s_out, uint8_t *m_out)
+{
+	const v8 s0 = affine_center(p, a, d), m0 = affine_center(p, b, dmin);
+	const int side = 2 * p->radius + 1;
+	float least = INFINITY;
+	for (int i = 0; i < side * side; i += LANES) {
+		v8 s, m;
+		for (int l = 0; l < LANES; l++) { /* behind the last pair: out of range */
+			s[l] = (float)((i + l) / side - p->radius) + (i + l < side * side ? 0 : NAN);
+			m[l] = (float)((i + l) % side - p->radius);
+		}
+		s += s0;
+		m += m0;
+		const v8 e = affine_lattice_error(x, p, d, dmin, s, m);
+		const int l = lanes_least(e);
+		if (e[l] < least) {
+			least = e[l];
+			*s_out = (uint8_t)s[l];
+			*m_out = (uint8_t)m[l];
+		}
+	}
 }
 
 /* Codes and scales fixed: least squares for d and dmin over the block. */
@@ -174,22 +238,30 @@ QUANT_INLINE void affine_block_refit(const struct quant_block *b, const struct a
 QUANT_INLINE void affine_block(
 	const struct quant_block *b, const struct affine *p, struct affine_fit *best)
 {
-	float a[16], min[16], a_top = 0, min_top = 0;
-	for (int j = 0; j < p->n_sub; j++) {
-		affine_search(b->x + j * p->n_vec, b->w + j * p->n_vec, p->n_vec, p->top, &a[j], &min[j]);
-		a_top = a[j] > a_top ? a[j] : a_top;
-		min_top = min[j] > min_top ? min[j] : min_top;
+	struct lanes lanes[16 / LANES];
+	v8 a[16 / LANES], min[16 / LANES];
+	float a_top = 0, min_top = 0;
+	for (int g = 0; g < p->n_sub / LANES; g++) {
+		const int first = g * LANES * p->n_vec;
+		lanes_load(&lanes[g], b->x + first, b->w + first, p->n_vec);
+		affine_search(&lanes[g], p->n_vec, p->top, &a[g], &min[g]);
+		for (int l = 0; l < LANES; l++) {
+			a_top = a[g][l] > a_top ? a[g][l] : a_top;
+			min_top = min[g][l] > min_top ? min[g][l] : min_top;
+		}
 	}
 	*best = (struct affine_fit){.error = INFINITY};
 	float d = a_top / (float)p->s_top, dmin = min_top / (float)p->s_top;
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < AFFINE_ROUNDS; round++) {
 		struct affine_fit f;
 		f.d = quant_block_scale(b, d, &f.d_bits);
 		f.dmin = quant_block_scale(b, dmin, &f.dmin_bits);
 		f.error = 0;
-		for (int j = 0; j < p->n_sub; j++) {
-			const v8 *x = b->x + j * p->n_vec, *w = b->w + j * p->n_vec;
-			f.error += affine_lattice(x, w, p, f.d, f.dmin, a[j], min[j], &f.s[j], &f.m[j]);
+		for (int g = 0; g < p->n_sub / LANES; g++) {
+			const v8 e = affine_lattice(
+				&lanes[g], p, f.d, f.dmin, a[g], min[g], f.s + g * LANES, f.m + g * LANES);
+			for (int l = 0; l < LANES; l++)
+				f.error += e[l];
 		}
 		if (f.error < best->error)
 			*best = f;
@@ -236,11 +308,13 @@ QUANT_INLINE void affine_feedback_pass(struct feedback_run *r, const struct quan
 {
 	feedback_restart(r, b);
 	for (int j = 0; j < p->n_sub; j++) {
-		const v8 *t = r->t + j * p->n_vec, *w = r->weight + j * p->n_vec;
-		float a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j];
-		affine_refit(t, w, p->n_vec, p->top, &a, &min);
-		affine_lattice(t, w, p, f->d, f->dmin, a, min, &f->s[j], &f->m[j]);
-		a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j];
+		struct lanes one;
+		lanes_spread(&one, r->t + j * p->n_vec, r->weight + j * p->n_vec, p->n_vec);
+		const struct affine_size size = affine_size(&one, p->n_vec);
+		v8 real_a = v8_set(f->d * (float)f->s[j]), real_min = v8_set(f->dmin * (float)f->m[j]);
+		affine_refit(&one, p->n_vec, &size, p->top, &real_a, &real_min);
+		affine_lattice_one(&one, p, f->d, f->dmin, real_a, real_min, &f->s[j], &f->m[j]);
+		const float a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j];
 		for (int i = j * p->n_vec; i < (j + 1) * p->n_vec; i++) {
 			v8 c;
 			feedback_take(r, b, i, feedback_codes(r, i, a, min, 0, p->top, &c));
@@ -308,8 +382,9 @@ QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const fl
 	out->dmin = f.dmin_bits;
 	for (int j = 0; j < 16; j++)
 		out->sc[j] = (uint8_t)(f.s[j] | f.m[j] << 4);
-	for (int i = 0; i < BLOCK_BIG; i++)
-		out->q[i / 128 * 32 + i % 32] |= (uint8_t)(q[i] << i % 128 / 32 * 2);
+	for (int k = 0; k < 8; k++)
+		for (int l = 0; l < 32; l++)
+			out->q[k / 4 * 32 + l] |= (uint8_t)(q[32 * k + l] << k % 4 * 2);
 }
 
 QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const float *importance,
@@ -324,8 +399,9 @@ QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const fl
 	out->d = f.d_bits;
 	out->dmin = f.dmin_bits;
 	k_pack6(out->sc, f.s, f.m);
-	for (int i = 0; i < BLOCK_BIG; i++)
-		out->q[i / 64 * 32 + i % 32] |= (uint8_t)(q[i] << i / 32 % 2 * 4);
+	for (int k = 0; k < 8; k++)
+		for (int l = 0; l < 32; l++)
+			out->q[k / 2 * 32 + l] |= (uint8_t)(q[32 * k + l] << k % 2 * 4);
 }
 
 QUANT_INLINE void encode_q5_k(const float *src, struct block_q5_k *out, const float *importance,
@@ -340,12 +416,15 @@ QUANT_INLINE void encode_q5_k(const float *src, struct block_q5_k *out, const fl
 	out->d = f.d_bits;
 	out->dmin = f.dmin_bits;
 	k_pack6(out->sc, f.s, f.m);
-	for (int i = 0; i < BLOCK_BIG; i++) {
-		out->q[i / 64 * 32 + i % 32] |= (uint8_t)((q[i] & 15) << i / 32 % 2 * 4);
-		out->high[i % 32] |= (uint8_t)(q[i] >> 4 << i / 32);
-	}
+	for (int k = 0; k < 8; k++)
+		for (int l = 0; l < 32; l++) {
+			out->q[k / 2 * 32 + l] |= (uint8_t)((q[32 * k + l] & 15) << k % 2 * 4);
+			out->high[l] |= (uint8_t)(q[32 * k + l] >> 4 << k);
+		}
 }
 
 QUANT_ROW(quantize_row_q2_k, encode_q2_k, struct block_q2_k, BLOCK_BIG)
 QUANT_ROW(quantize_row_q4_k, encode_q4_k, struct block_q4_k, BLOCK_BIG)
 QUANT_ROW(quantize_row_q5_k, encode_q5_k, struct block_q5_k, BLOCK_BIG)
+
+#endif
