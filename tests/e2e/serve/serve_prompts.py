@@ -43,7 +43,9 @@ def progress_events(server):
             check(all(p["total"] == first["total"] and p["cache"] == first["cache"] for p in seen), path, seen)
             for key in ("processed", "time_ms"):
                 check([p[key] for p in seen] == sorted(p[key] for p in seen), path, key, seen)
-            check(first["processed"] == first["cache"] and last["processed"] == last["total"], path, first, last)
+            # a thread that wakes up late passes on the latest state, not every one
+            check(first["cache"] <= first["processed"] and last["processed"] == last["total"], path, first, last)
+            check(known or len(seen) > 1, path, "several on the way", seen)
             check(bool(first["cache"]) == known, path, "what is known counts as cached", first)
             if known:
                 check(first["cache"] == first["total"] - 1, path, first)
