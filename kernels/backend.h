@@ -71,7 +71,8 @@ struct weight {
 	size_t row_bytes;   /* of one row of n_in values */
 	size_t stack_bytes; /* of one matrix: n_out * row_bytes */
 	/* F8_E4M3, n_stack 1: float32 [ceil(n_out / 128)][ceil(n_in / 128)], any alignment; weight
-	 * (r, c) is value (r, c) times scale (r / 128, c / 128), rounded once. NULL: no scales. */
+	 * (r, c) is value (r, c) times scale (r / 128, c / 128). It is rounded once to float32, or a
+	 * backend multiplies sums of values by the scale. NULL: no scales. */
 	const void *scales;
 };
 

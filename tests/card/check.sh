@@ -16,15 +16,15 @@
 #   two         78 layers on cards 0 and 1
 #
 # Units of "correct" run CARD_JOBS (4) at a time, all others alone. A unit's line has its time; the
-# log of a failed one is printed whole, of a figure always. Logs stay in BUILD_DIR/card-logs. The
+# log of one that failed or was skipped is printed whole, of a figure always. Logs stay in BUILD_DIR/card-logs. The
 # last line counts and names the failed; exit status 1 if there are any. Environment: CARD_TIMEOUT
 # seconds of a unit (500), MODELS a folder for the models of `synth` (BUILD_DIR/card-models; they
 # stay there).
 set -u
-build=${1:?usage: tests/card/check.sh BUILD_DIR STEP ...}
+build=$(realpath "${1:?usage: tests/card/check.sh BUILD_DIR STEP ...}") || exit 2
 shift
 cd "$(dirname "$0")/../.." || exit 1
-export GLMSTREAM=$PWD/$build/glmstream
+export GLMSTREAM=$build/glmstream
 export GLMSTREAM_ROUTING=${GLMSTREAM_ROUTING:-$PWD/tools/share/glm52-routing.gltr1}
 logs=$build/card-logs models=${MODELS:-$build/card-models} limit=${CARD_TIMEOUT:-500}
 mkdir -p "$logs" "$models" build || exit 1
@@ -85,6 +85,7 @@ step_memory() {
 	unit initcheck failed "${check[@]}" --tool initcheck "$build/tests/test_backend_parity" small
 	unit racecheck failed "${check[@]}" --tool racecheck \
 		"$build/tests/test_backend_parity" small test_every_case
+	unit memcheck_observed failed "${check[@]}" --tool memcheck "$build/tests/test_observed_card"
 }
 
 step_blocks() {
@@ -93,8 +94,10 @@ step_blocks() {
 
 model() { # layers: $file, made once
 	file=$models/m$1.gguf
-	[ -e "$file" ] || unit "synth_$1" failed "$GLMSTREAM" synth -o "$file" --recipe iq2 \
-		--layers "$1" --alias 1 --tokenizer tools/pocket/pocket.gguf -q
+	[ -e "$file" ] && return
+	unit "synth_$1" failed "$GLMSTREAM" synth -o "$file.part" --recipe iq2 --layers "$1" \
+		--alias 1 --tokenizer tools/pocket/pocket.gguf -q --force
+	grep -q '^ok' "$logs/synth_$1.verdict" && mv "$file.part" "$file"
 }
 
 bench() { # name, arguments
@@ -104,7 +107,7 @@ bench() { # name, arguments
 }
 
 step_prompts() {
-	model 11
+	model 11 || return
 	bench prompts prefill -m "$file" -p 512,2048,8192 -c 8448 --chunk 8192 --repeats 2
 	bench prompts_exact prefill -m "$file" -p 8192 -c 8448 --chunk 8192 --repeats 1 --exact-prompts
 	bench prompts_long prefill -m "$file" -p 131072 -c 131328 --chunk 8192 --repeats 1
@@ -112,7 +115,7 @@ step_prompts() {
 }
 
 step_rows() {
-	model 11
+	model 11 || return
 	bench rows decode -m "$file" --rows 1,4,8,16,32,64 -p 64 -n 60 --repeats 2 --verify off
 	bench rows_temp decode -m "$file" --rows 1,8,32 --temp 1 -p 64 -n 60 --repeats 1 --verify off
 }
@@ -120,7 +123,7 @@ step_rows() {
 step_decode() {
 	local some=(-c 2048 -n 1400 --repeats 1 --no-direct --io threads --verify off
 		--routing shipped --ram-gb auto --most-seconds 26)
-	model 78
+	model 78 || return
 	bench plain decode -m "$file" --cache-gb auto "${some[@]}"
 	bench drafts decode -m "$file" --cache-gb auto "${some[@]}" --accept 0.72
 	bench drafts_lane decode -m "$file" --cache-gb auto "${some[@]}" --accept 0.72 \
@@ -129,7 +132,7 @@ step_decode() {
 
 step_two() {
 	local two=(--cards "0,1" --verify off)
-	model 78
+	model 78 || return
 	bench two_copy copy --cards 0,1 --repeats 3
 	bench two_rows decode -m "$file" "${two[@]}" -c 2048 -p 16 -n 60 --rows 1,8,32,64
 	bench two_drafts decode -m "$file" "${two[@]}" --resident 256 --accept 0.72,0.60,0.50 \

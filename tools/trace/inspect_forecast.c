@@ -92,12 +92,15 @@ static int find_budgets(struct inspect_forecast *f, struct err *e)
 	return rc;
 }
 
-/* What --cpu-gb-s says counts before what is measured. No card is asked: its copies would take some
- * of the memory's bandwidth. */
+/* Unless --cpu-gb-s says it. No card is asked: its copies would take some of the memory's
+ * bandwidth.
+ */
 static int measure_processor(struct inspect_forecast *f, const struct gguf *file, struct err *e)
 {
+	if (f->cpu_gb_s > 0)
+		return 0;
 	int rc = measure_host(NULL, file, 0, MEASURE_SECONDS, 3, &f->host, e);
-	if (!rc && f->host.there && !(f->cpu_gb_s > 0))
+	if (!rc && f->host.there)
 		f->machine.host_bytes_s = f->host.alone_bytes_s.median;
 	return rc;
 }
@@ -160,7 +163,7 @@ void inspect_forecast_print(const struct inspect_forecast *f)
 	if (f->host.there)
 		printf("  processor       measured, the link at rest: %s\n",
 			measure_shapes_text(&f->host, (char[MEASURE_SHAPES_TEXT]){0}));
-	else if (f->machine.card && f->measure && f->ram_bytes)
+	else if (f->machine.card && f->measure && f->ram_bytes && !(f->cpu_gb_s > 0))
 		printf("  processor       can compute none of these experts\n");
 	if (m->host_bytes_s > 0)
 		printf("  experts in RAM  %.3g GB/s by the processor%s, %.3g over the link\n",

@@ -7,8 +7,7 @@
  * group of types.
  *
  * MXFP4 blocks have 17 bytes: they are read byte by byte, at any address. Values of F8_E4M3 may lie
- * anywhere too. Their factor is a block scale (backend.h: weight.scales), which is not among them:
- * block_scale has it.
+ * anywhere too. Their scales are a separate array (backend.h: weight.scales); block_scale reads it.
  */
 #ifndef GLM_KERNELS_CUDA_BLOCK_DECODE_CUH
 #define GLM_KERNELS_CUDA_BLOCK_DECODE_CUH
@@ -144,15 +143,30 @@ static __device__ __forceinline__ uint32_t bytes_at(const uint8_t *p)
 	return *(const uint32_t *)p;
 }
 
-/* Four values without their scales: `factor` is left to the caller. A half with the bits of an
- * F8_E4M3 is 1/256 of it, since the bias of its exponent is 15, not 7. */
+/* A value of F8_E4M3. A half with its bits is 1/256 of it, since the bias of a half's exponent is
+ * 15, not 7; NaN stays NaN. */
+static __device__ __forceinline__ float f8_float(uint32_t byte)
+{
+	float v = __fmul_rn(half_float((byte & 0x80) << 8 | (byte & 0x7f) << 7), 256.0f);
+	return (byte & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000u) : v;
+}
+
+/* The last `left` < 4 values of a row, from v on; zeros behind them. */
+static __device__ __forceinline__ void f8_row_end(const uint8_t *p, int v, int left, float q[4])
+{
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		q[i] = i < left ? f8_float(p[v + i]) : 0.0f;
+}
+
+/* Four values without their scales: `factor` is left to the caller. */
 PACKED(F8_E4M3, 256, true, false)
 {
 	(void)t, (void)factor, (void)offset;
 	uint32_t w = bytes_at(p + v);
 #pragma unroll
 	for (int i = 0; i < 4; i++, w >>= 8)
-		q[i] = __fmul_rn(half_float((w & 0x80) << 8 | (w & 0x7f) << 7), 256.0f);
+		q[i] = f8_float(w & 255);
 }
 PACKED_END;
 

@@ -100,8 +100,9 @@ struct gemm_args {
 /* Matrices of one type and shape that become one panel. */
 struct unpack_args {
 	const uint8_t *w[UNPACK_MOST];
-	const uint8_t *scales[UNPACK_MOST]; /* F8_E4M3: weight.scales, from the scales of row 0 on */
-	int32_t first[UNPACK_MOST];         /* panel row */
+	const uint8_t
+		*scales[UNPACK_MOST]; /* F8_E4M3: weight.scales, beginning with those of w[i]'s first row */
+	int32_t first[UNPACK_MOST]; /* panel row */
 	struct weight_panel panel;
 	const struct cuda_tables *tables;
 	int64_t row_bytes;

@@ -29,11 +29,9 @@ static __global__ void __launch_bounds__(256)
 		float q[4] = {0, 0, 0, 0}, factor = 0, offset = 0;
 		if (left >= 4)
 			packed<T>::get(p, v, a.tables, q, factor, offset);
-		else if (T == DTYPE_F8_E4M3 && left > 0) {
-			packed<T>::get(p, v, a.tables, q, factor, offset);
-			for (int i = left; i < 4; i++) /* of the next row, or of nothing */
-				q[i] = 0;
-		} else if (FLOATS)
+		else if (T == DTYPE_F8_E4M3)
+			f8_row_end(p, v, left, q);
+		else if (FLOATS)
 			for (int i = 0; i < left; i++) /* the row ends within these four */
 				q[i] = T == DTYPE_F32 ? ((const float *)p)[v + i]
 					   : T == DTYPE_F16

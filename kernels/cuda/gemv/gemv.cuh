@@ -60,8 +60,8 @@ struct gemv_block_scales {
 
 struct gemv_args {
 	struct gemv_task task[GEMV_TASKS]; /* of one type, n_in and row_bytes */
-	/* F8_E4M3: host memory. It is an argument of gemv_decoded_kernel besides these, so that the
-	 * other kernels have shorter ones. */
+	/* F8_E4M3: host memory, never read on the device; valid until gemv_enqueue returns, which makes
+	 * it a second argument of gemv_decoded_kernel: those of the other kernels stay shorter. */
 	const struct gemv_block_scales *block_scales;
 	const struct cuda_tables *tables;
 	const float *x;
@@ -116,7 +116,8 @@ bool gemv_split_limbs(
 bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype type, int64_t n_x,
 	int most, struct gemv_args *last, enum limb_layout *last_layout);
 
-/* Appends a task with these weights, and their scales to *scales. up: NULL if there is none. */
+/* Appends a task with these weights, and their scales to *scales, of which each gemv_args has its
+ * own. up: NULL if there is none. Precondition: n_tasks < GEMV_TASKS. */
 struct gemv_task *gemv_task_add(struct gemv_args *a, struct gemv_block_scales *scales,
 	const struct weight *w, const struct weight *up);
 

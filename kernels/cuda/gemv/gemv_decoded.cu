@@ -6,29 +6,33 @@
  * worth the compile time and the size of ten kernels.
  *
  * gemv_decoded_kernel: grid, block, split-k and order of additions as gemv_kernel (gemv.cuh).
- * Bytes moved: every weight row once per group of NX activation rows, in loads of one or two bytes.
+ * Bytes moved: every weight row once per group of NX activation rows, in loads of one, two or
+ * (F8_E4M3) four bytes.
  */
 #include "kernels/cuda/common/block_decode.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
 
 #define FOURS 4 /* groups of four weights that a lane decodes at a time */
 
-/* w[j] = the weights k[j] .. k[j] + 3 of row[j]; zeros past n_in. scales[j], of F8_E4M3: of the
- * matrix, in which row[j] is row number `number`. */
+/* w[j] = the weights k[j] .. k[j] + 3 of row[j]; zeros past n_in. F8_E4M3 only: scales[j] are the
+ * block scales of the matrix whose row number `weight_row` is row[j]. */
 template <int T>
 static __device__ __forceinline__ void decode_fours(const uint8_t *const row[FOURS],
 	const int k[FOURS], int n_in, const struct cuda_tables *t, const uint8_t *const scales[FOURS],
-	int number, float w[FOURS][4])
+	int weight_row, float w[FOURS][4])
 {
 #pragma unroll
 	for (int j = 0; j < FOURS; j++) {
 		bool within = k[j] < n_in;
 		int at = within ? k[j] : 0; /* no branch: the loads of all overlap */
 		float q[4], factor = 0, offset = 0;
-		packed<T>::get(row[j] + (int64_t)(at / 256) * packed<T>::SUPER_BLOCK_BYTES, at % 256, t, q,
-			factor, offset);
+		const uint8_t *p = row[j] + (int64_t)(at / 256) * packed<T>::SUPER_BLOCK_BYTES;
+		if (T == DTYPE_F8_E4M3 && n_in - at < 4)
+			f8_row_end(p, at % 256, n_in - at, q);
+		else
+			packed<T>::get(p, at % 256, t, q, factor, offset);
 		if (T == DTYPE_F8_E4M3)
-			factor = block_scale(scales[j], n_in, number, at);
+			factor = block_scale(scales[j], n_in, weight_row, at);
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			float v = __fmul_rn(factor, q[i]);
@@ -47,8 +51,8 @@ static __global__ void __launch_bounds__(GEMV_WARPS * 32)
 
 	launch_dependents();
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split;
-	int number = blockIdx.y / a.n_stack;
-	const struct gemv_task &t = a.task[number];
+	int task = blockIdx.y / a.n_stack;
+	const struct gemv_task &t = a.task[task];
 	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
 		out_first = blockIdx.x / a.row_groups * (GEMV_WARPS / split);
 	if (out_first >= t.n_out)
@@ -74,7 +78,7 @@ static __global__ void __launch_bounds__(GEMV_WARPS * 32)
 #pragma unroll
 		for (int j = 0; j < FOURS; j++) {
 			row[j] = (j % W ? t.up : t.w) + at;
-			scales[j] = j % W ? block_scales.up[number] : block_scales.w[number];
+			scales[j] = j % W ? block_scales.up[task] : block_scales.w[task];
 			k[j] = (sb + j / (2 * W) * split) * 256 + 4 * lane + 128 * (j / W % 2);
 		}
 		switch (type) {

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Host copies of n floats; NULL: the failure is kept. Valid until the next call. */
+/* Host copies of n > 0 floats; NULL: the failure is kept. Valid until the next call. */
 static float *host_copy(struct cuda_backend *b, const float *device, int64_t n)
 {
 	struct backend *base = &b->base;
@@ -27,7 +27,7 @@ static float *host_copy(struct cuda_backend *b, const float *device, int64_t n)
 	return base->failure.code ? NULL : b->observed;
 }
 
-static void tell(struct cuda_backend *b, const struct product_input *in)
+static void call_observer(struct cuda_backend *b, const struct product_input *in)
 {
 	b->base.observer->input(b->base.observer->user, in);
 }
@@ -46,7 +46,7 @@ void cuda_observe_matmul(
 		in.x = host;
 		in.stride = parts[i].w.n_in;
 		in.n = rows;
-		tell(b, &in);
+		call_observer(b, &in);
 	}
 }
 
@@ -60,7 +60,7 @@ void cuda_observe_stacked(struct cuda_backend *b, const struct stacked_matmul *m
 	in.stack_step = m->x_stride;
 	in.n = rows;
 	if (in.x)
-		tell(b, &in);
+		call_observer(b, &in);
 }
 
 void cuda_observe_experts(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
@@ -76,23 +76,23 @@ void cuda_observe_experts(struct cuda_backend *b, const float *x, const struct e
 		in.divisor = n_used;
 		in.n = jobs[j].n_token_slots;
 		in.w = &jobs[j].gate;
-		tell(b, &in);
+		call_observer(b, &in);
 		in.w = &jobs[j].up;
-		tell(b, &in);
+		call_observer(b, &in);
 	}
 }
 
 void cuda_observe_down(struct cuda_backend *b, const struct expert_job *job, const float *gate_up,
-	int64_t stride, int64_t up, int n)
+	int64_t stride, int64_t up_offset, int n)
 {
 	int64_t n_ff = job->down.n_in;
-	float *host = n ? host_copy(b, gate_up, (n - 1) * stride + up + n_ff) : NULL;
+	float *host = n ? host_copy(b, gate_up, (n - 1) * stride + up_offset + n_ff) : NULL;
 	if (!host)
 		return;
 	for (int64_t r = 0; r < n; r++)
 		for (int64_t k = 0; k < n_ff; k++) {
 			float *gate = host + r * stride + k;
-			*gate = *gate / (1.0f + expf(-*gate)) * gate[up];
+			*gate = *gate / (1.0f + expf(-*gate)) * gate[up_offset];
 		}
 	struct product_input in = {};
 	in.w = &job->down;
@@ -100,5 +100,5 @@ void cuda_observe_down(struct cuda_backend *b, const struct expert_job *job, con
 	in.x = host;
 	in.stride = stride;
 	in.n = n;
-	tell(b, &in);
+	call_observer(b, &in);
 }
