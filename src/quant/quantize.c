@@ -5,7 +5,7 @@
 #include "src/base/half.h"
 #include "src/base/num.h"
 #include "src/quant/feedback.h"
-#include "src/quant/quantize_rows.h"
+#include "src/quant/search/quantize_rows.h"
 
 #include <string.h>
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# What a machine with a card checks besides `make test`, which computes on the CPU where a test can:
+# What a machine with a card checks besides `make test`. There a test that can compute on the CPU
+# does so; here it computes on the card.
 #
 #   tests/card/check.sh BUILD_DIR STEP ...
 #
@@ -15,11 +16,13 @@
 #   decode      78 layers, with and without drafts and the processor; needs 23 GB of disk
 #   two         78 layers on cards 0 and 1
 #
-# Units of "correct" run CARD_JOBS (4) at a time, all others alone. A unit's line has its time; the
-# log of one that failed or was skipped is printed whole, of a figure always. Logs stay in BUILD_DIR/card-logs. The
-# last line counts and names the failed; exit status 1 if there are any. Environment: CARD_TIMEOUT
-# seconds of a unit (500), MODELS a folder for the models of `synth` (BUILD_DIR/card-models; they
-# stay there).
+# Units of "correct" run CARD_JOBS (4) at a time, all others alone. A unit's line has its time. The
+# log of a unit is printed if it failed, was skipped or is a figure; all logs stay in
+# BUILD_DIR/card-logs. The last line counts the units and names the failed; exit status 1 if there
+# are any.
+#
+# Environment: CARD_TIMEOUT, seconds that a unit may take (500); MODELS, the folder for the models of
+# `synth`, which stay there (BUILD_DIR/card-models).
 set -u
 build=$(realpath "${1:?usage: tests/card/check.sh BUILD_DIR STEP ...}") || exit 2
 shift
@@ -27,7 +30,7 @@ cd "$(dirname "$0")/../.." || exit 1
 export GLMSTREAM=$build/glmstream
 export GLMSTREAM_ROUTING=${GLMSTREAM_ROUTING:-$PWD/tools/share/glm52-routing.gltr1}
 logs=$build/card-logs models=${MODELS:-$build/card-models} limit=${CARD_TIMEOUT:-500}
-mkdir -p "$logs" "$models" build || exit 1
+mkdir -p "$logs" "$models" build || exit 1 # tests write to build/
 rm -f "$logs"/*.verdict
 export logs limit
 

@@ -141,6 +141,25 @@ static void test_changed(void **state)
 	}
 }
 
+/* A change right behind a check is seen by the next one, if it looks at the file first. */
+static void test_changed_just_now(void **state)
+{
+	(void)state;
+	const char *path = make_file();
+	struct file_map m = {0};
+	struct err e = {0};
+	make_old(path);
+	assert_int_equal(file_map_open(&m, path, &e), 0);
+	for (int i = 0; i < 50; i++) {
+		file_map_look(&m);
+		assert_int_equal(file_map_check(&m, path, &e), 0);
+	}
+	write_into(path, 0, "two");
+	file_map_look(&m);
+	assert_int_equal(file_map_check(&m, path, &e), ERR_RUN);
+	file_map_close(&m);
+}
+
 /* Another file under its name, also when that is written into, changes nothing of the open one. */
 static void test_replaced(void **state)
 {
@@ -210,6 +229,7 @@ int main(void)
 		cmocka_unit_test(test_lost_bytes),
 		cmocka_unit_test(test_sent_signal),
 		cmocka_unit_test(test_changed),
+		cmocka_unit_test(test_changed_just_now),
 		cmocka_unit_test(test_replaced),
 		cmocka_unit_test(test_drop_cached),
 	};

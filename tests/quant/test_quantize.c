@@ -14,7 +14,7 @@
 #include "src/base/rng.h"
 #include "src/quant/dequant.h"
 #include "src/quant/feedback.h"
-#include "src/quant/quantize_rows.h"
+#include "src/quant/search/quantize_rows.h"
 #include "tests/quant/quant_inputs.h"
 
 #include <float.h>

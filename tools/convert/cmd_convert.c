@@ -540,9 +540,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			.words = convert_recipe_words(),
 			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, "
 					"Q2_K, IQ2_XXS and other matrices as Q8_0; q2-s, iq2-s: the same experts, and "
-					"other matrices as Q4_K, for cards of 16 and 24 GB; iq2-t: as Q3_K and Q2_K, "
-					"for cards of "
-					"12 GB"},
+					"other matrices as Q4_K, for cards of 16 and 24 GB; iq2-t: experts as IQ2_XXS, "
+					"other matrices as Q3_K and Q2_K, for cards of 12 GB"},
 		{"target-gb", 0, ARG_SIZE_GB, .u64 = &o->target_bytes, .min = 0, .max = 1e9,
 			.above_min = true, .value = "G",
 			.help = "in place of a recipe: types by layer and matrix, chosen by measured errors "

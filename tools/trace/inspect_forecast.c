@@ -52,7 +52,7 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 		{"cpu-gb-s", 0, ARG_FLOAT, .f32 = &f->cpu_gb_s, .given = &f->other, .max = 1e6,
 			.above_min = true, .value = "G",
 			.help = "weights of experts in --ram-gb that the processor computes beside the link, "
-					"as with --cpu-experts auto; needs --pcie-gb-s",
+					"as with --cpu-experts auto; needs --pcie-gb-s and --ram-gb",
 			.fallback = "measured with --measure, else the card computes all"},
 		{"gpu-ms", 0, ARG_FLOAT, .f32 = &f->gpu_ms, .given = &f->gpu_given, .max = 1e6,
 			.value = "MS", .help = "computing time of a token, on one card",
@@ -92,9 +92,8 @@ static int find_budgets(struct inspect_forecast *f, struct err *e)
 	return rc;
 }
 
-/* Unless --cpu-gb-s says it. No card is asked: its copies would take some of the memory's
- * bandwidth.
- */
+/* Measures how fast the processor computes experts, unless --cpu-gb-s says it. Nothing is copied to
+ * a card meanwhile: copies would take some of the memory's bandwidth. */
 static int measure_processor(struct inspect_forecast *f, const struct gguf *file, struct err *e)
 {
 	if (f->cpu_gb_s > 0)
@@ -116,6 +115,8 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 		return err_set(e, ERR_USAGE, "--measure and --disk-gb-s exclude each other");
 	if (f->gpu_given && !f->measure && !(f->disk_gb_s > 0))
 		return err_set(e, ERR_USAGE, "--gpu-ms is of use only with --disk-gb-s G or --measure");
+	if (f->cpu_gb_s > 0 && !f->measure && !(f->disk_gb_s > 0))
+		return err_set(e, ERR_USAGE, "--cpu-gb-s is of use only with --disk-gb-s G or --measure");
 	if (f->cpu_gb_s > 0 && (!(f->pcie_gb_s > 0) || !f->ram_bytes))
 		return err_set(e, ERR_USAGE, "--cpu-gb-s is of use only with --pcie-gb-s G and --ram-gb G");
 	if (!(f->trace = pocket_trace_or(f->trace, e)))

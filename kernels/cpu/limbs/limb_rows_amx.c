@@ -710,14 +710,24 @@ static void multiply_tiles(const struct limb_task *t)
 		}
 		products.w = next;
 		products.limbs = t->panel + block * t->n_x * LIMBS_OF_ROW;
-		p.p += super_block_bytes;
+		if (n + 1 < total) /* no pointer past the matrix */
+			p.p += super_block_bytes;
 		before = block;
 		block = block + 1 < n_blocks ? block + 1 : 0;
 	}
 }
 
+/* For one row of x, decoding costs as much as all products together. */
+static bool vnni_is_faster(const struct limb_task *t)
+{
+	const bool one = t->type == DTYPE_IQ2_XXS || t->type == DTYPE_Q4_K || t->type == DTYPE_Q8_0;
+	return t->type == DTYPE_Q6_K || (one && t->n_x == 1);
+}
+
 static void amx_gather(const struct limb_task *t, int8_t *panel)
 {
+	if (vnni_is_faster(t)) /* it reads no panel */
+		return;
 	for (int64_t b = 0; b < limb_x_blocks(t->n_in); b++)
 		for (int i = 0; i < t->n_x; i++, panel += LIMBS_OF_ROW)
 			memcpy(panel, t->x[i][b].limb, LIMBS_OF_ROW);
@@ -726,13 +736,6 @@ static void amx_gather(const struct limb_task *t, int8_t *panel)
 static void amx_split(enum dtype type, const float *x, int64_t n, struct limb_block *out)
 {
 	limb_isa_vnni->split(type, x, n, out);
-}
-
-/* For one row of x, decoding costs as much as all products together. */
-static bool vnni_is_faster(const struct limb_task *t)
-{
-	const bool one = t->type == DTYPE_IQ2_XXS || t->type == DTYPE_Q4_K || t->type == DTYPE_Q8_0;
-	return t->type == DTYPE_Q6_K || (one && t->n_x == 1);
 }
 
 static void amx_multiply(const struct limb_task *t)

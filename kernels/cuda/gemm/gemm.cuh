@@ -7,9 +7,10 @@
  * (gemm.cu) multiplies from panels: weights are unpacked to halves in scratch (unpack.cu).
  *
  * A weight is factor * q + offset, q a small integer or a scaled half (exact for every type but
- * F32, which becomes two panels of halves). The factor of F8_E4M3 is its block scale. A row of
- * activations is scaled by the power of two that brings its largest value to [2^14, 2^15) and
- * rounded to halves (mma.cuh): the first pass. Factors and offsets are applied in float32 after
+ * F32, which becomes two panels of halves). Of F8_E4M3 q is the value, and factor its block scale.
+ *
+ * A row of activations is scaled by the power of two that brings its largest value to [2^14, 2^15)
+ * and rounded to halves (mma.cuh): the first pass. Factors and offsets are applied in float32 after
  * each group of 16, 32 or 256.
  *
  * Passes. One pass multiplies the rounded activations: each is off by at most 2^-11 of itself, or
@@ -100,8 +101,8 @@ struct gemm_args {
 /* Matrices of one type and shape that become one panel. */
 struct unpack_args {
 	const uint8_t *w[UNPACK_MOST];
-	const uint8_t
-		*scales[UNPACK_MOST]; /* F8_E4M3: weight.scales, beginning with those of w[i]'s first row */
+	/* F8_E4M3: weight.scales from the row of scales on that covers the first row of w[i] */
+	const uint8_t *scales[UNPACK_MOST];
 	int32_t first[UNPACK_MOST]; /* panel row */
 	struct weight_panel panel;
 	const struct cuda_tables *tables;

@@ -37,9 +37,8 @@ static __global__ void __launch_bounds__(256)
 					   : T == DTYPE_F16
 						   ? half_float(((const uint16_t *)p)[v + i])
 						   : __uint_as_float((uint32_t)((const uint16_t *)p)[v + i] << 16);
-		if (T == DTYPE_F8_E4M3)
-			factor =
-				left > 0 ? block_scale(a.scales[blockIdx.y], panel.n_in, row, sb * 256 + v) : 0;
+		if (T == DTYPE_F8_E4M3 && left > 0)
+			factor = block_scale(a.scales[blockIdx.y], panel.n_in, row, sb * 256 + v);
 		if (FLOATS) {
 			float most = fmaxf(fmaxf(fabsf(q[0]), fabsf(q[1])), fmaxf(fabsf(q[2]), fabsf(q[3])));
 #pragma unroll

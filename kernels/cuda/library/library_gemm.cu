@@ -18,8 +18,8 @@
  * Which products: those with at least LIBRARY_LEAST weights (q_b, o, dense networks, the head of
  * GLM-5.2). Unpacking w takes a time that does not depend on the rows; with that many weights the
  * library has made up for it at about 300 to 540 rows, with a third of them at 750. The number of
- * rows itself does not matter, because a row's bits must not depend on it. Never F32, which halves
- * do not hold, and F8_E4M3, whose scales gemm.cu keeps apart from the halves.
+ * rows itself does not matter, because a row's bits must not depend on it. F32 never goes
+ * there, since halves do not hold it, nor F8_E4M3: gemm.cu keeps its scales in float32.
  */
 #include "kernels/cuda/library/cublas.cuh"
 #include "kernels/cuda/common/mma.cuh"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Q2_K, Q4_K, Q5_K for the card: the search of src/quant/quantize_k.h, which explains it, one
- * thread for each sub-block. Functions are named as there.
+ * Q2_K, Q4_K, Q5_K for the card: the search of src/quant/search/quantize_k.h, which explains it,
+ * one thread for each sub-block. Functions are named as there.
  */
 #ifndef GLM_KERNELS_CUDA_AFFINE_QUANT_CUH
 #define GLM_KERNELS_CUDA_AFFINE_QUANT_CUH

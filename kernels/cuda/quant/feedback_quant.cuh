@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Error feedback for the card: src/quant/quant_feedback.h and the feedback passes of the
+ * Error feedback for the card: src/quant/search/quant_feedback.h and the feedback passes of the
  * quantisers, which explain it. Functions are named as in src/quant.
  *
  * A warp quantises a block of 256 columns of one row. Its groups of eight columns are chosen one

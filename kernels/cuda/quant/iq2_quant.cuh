@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * IQ2_XXS for the card: the search of src/quant/quantize_iq2.h, which explains it and defines P and
- * B. Functions are named as there.
+ * IQ2_XXS for the card: the search of src/quant/search/quantize_iq2.h, which explains it and
+ * defines P and B. Functions are named as there.
  *
  * A thread block of eight warps quantises a block of 256 weights. A warp has a group of 32 weights,
  * a lane 8 of the 256 rows of the codebook. P and B of these rows, for the four parts of the group,

@@ -68,7 +68,7 @@ struct plain_fit {
 	int8_t s[16], m[16];
 };
 
-/* As enum quant_weighting of src/quant/quant_block.h. */
+/* As enum quant_weighting of src/quant/search/quant_block.h. */
 enum team_weighting { TEAM_EVEN, TEAM_DAMPED, TEAM_MAGNITUDE };
 
 /* ---- single values ---- */

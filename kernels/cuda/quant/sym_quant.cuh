@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Q3_K, Q6_K, Q8_0 and Q4_0 for the card: the search of src/quant/quantize_sym.h, which explains
- * it. A thread quantises a sub-block of Q3_K or Q6_K, or a whole block of 32 weights of Q8_0 or
- * Q4_0. Functions are named as there.
+ * Q3_K, Q6_K, Q8_0 and Q4_0 for the card: the search of src/quant/search/quantize_sym.h, which
+ * explains it. A thread quantises a sub-block of Q3_K or Q6_K, or a whole block of 32 weights of
+ * Q8_0 or Q4_0. Functions are named as there.
  */
 #ifndef GLM_KERNELS_CUDA_SYM_QUANT_CUH
 #define GLM_KERNELS_CUDA_SYM_QUANT_CUH

@@ -65,6 +65,8 @@ faster() { [ "$(python3 -c "print($(speed --cpu-gb-s 2) > 1.5 * $(speed))")" = T
 check "a processor of four times the link makes the forecast faster" faster
 run inspect "$POCKET" --trace "$work/all" --cache-gb 0.004 --disk-gb-s 1 --cpu-gb-s 2
 error_is_one_sentence 2 "--pcie-gb-s"
+run inspect "$POCKET" --trace "$work/all" --cache-gb 0.004 --ram-gb 1 --pcie-gb-s 1 --cpu-gb-s 2
+error_is_one_sentence 2 "--disk-gb-s"
 
 run inspect "$POCKET" --vram-gb 16 --ctx 512
 exits 0

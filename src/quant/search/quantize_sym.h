@@ -23,8 +23,8 @@
 #define GLM_QUANT_QUANTIZE_SYM_H
 
 #include "src/quant/k_scales.h"
-#include "src/quant/quant_feedback.h"
-#include "src/quant/quant_lanes.h"
+#include "src/quant/search/quant_feedback.h"
+#include "src/quant/search/quant_lanes.h"
 
 struct sym {
 	float low, high;  /* range of the codes */

@@ -12,7 +12,7 @@
 #define GLM_QUANT_QUANT_FEEDBACK_H
 
 #include "src/quant/feedback.h"
-#include "src/quant/quant_block.h"
+#include "src/quant/search/quant_block.h"
 
 #define FEEDBACK_PASSES 3
 

@@ -22,8 +22,8 @@
 #define GLM_QUANT_QUANTIZE_K_H
 
 #include "src/quant/k_scales.h"
-#include "src/quant/quant_feedback.h"
-#include "src/quant/quant_lanes.h"
+#include "src/quant/search/quant_feedback.h"
+#include "src/quant/search/quant_lanes.h"
 
 #define AFFINE_ROUNDS 4 /* of steps 3 and 4 */
 

@@ -26,7 +26,7 @@
 
 #include "src/base/num.h"
 #include "src/quant/iq_grids.h"
-#include "src/quant/quant_feedback.h"
+#include "src/quant/search/quant_feedback.h"
 
 #define IQ2_ROWS            256 /* of the codebook */
 #define IQ2_PARTS           32  /* groups of 8 weights in a block */

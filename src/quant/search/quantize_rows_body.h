@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* The table of quantize_rows.h for one instruction set. quantize_rows_c.c, quantize_rows_avx2.c and
  * quantize_rows_avx512.c define QUANTIZE_ROWS and include this. */
-#include "src/quant/quantize_iq2.h"
-#include "src/quant/quantize_k.h"
-#include "src/quant/quantize_rows.h"
-#include "src/quant/quantize_sym.h"
+#include "src/quant/search/quantize_iq2.h"
+#include "src/quant/search/quantize_k.h"
+#include "src/quant/search/quantize_rows.h"
+#include "src/quant/search/quantize_sym.h"
 
 static const struct quantize_rows rows = {{
 	[DTYPE_Q4_0] = quantize_row_q4_0,

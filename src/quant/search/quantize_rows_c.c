@@ -1,3 +1,3 @@
 /* SPDX-License-Identifier: MIT */
 #define QUANTIZE_ROWS quantize_rows_c
-#include "src/quant/quantize_rows_body.h"
+#include "src/quant/search/quantize_rows_body.h"

@@ -11,7 +11,7 @@
 #ifndef GLM_QUANT_QUANT_LANES_H
 #define GLM_QUANT_QUANT_LANES_H
 
-#include "src/quant/quant_block.h"
+#include "src/quant/search/quant_block.h"
 
 #define LANES     8
 #define LANES_MAX 32 /* weights in a sub-block */
