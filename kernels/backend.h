@@ -347,8 +347,6 @@ struct backend_ops {
 	/* Waits, then releases everything but the memory that `alloc` gave. */
 	void (*close)(struct backend *b);
 	bool async;      /* ops return before they have run; constant */
-	bool observable; /* backend.observer is called; constant */
-	bool scales;     /* products take weights with block scales; constant */
 	int decode_rows; /* most rows of a step that is computed in the decode way; see Numbers */
 
 	/* Memory
@@ -555,7 +553,7 @@ struct backend {
 	/* Of the card: the same in every process, another for every card; constant. The CPU has none:
 	 * zeros. */
 	uint8_t uuid[BACKEND_UUID_BYTES];
-	/* Borrowed; NULL: nobody. To be set between steps, where ops->observable. */
+	/* Borrowed; NULL: nobody. To be set between steps. */
 	const struct product_observer *observer;
 };
 

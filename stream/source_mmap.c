@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* acquire is an address computation; nothing is ever missing, pinned or released. On a card the
- * tensors are copies in one block of its memory, and the views of them differ from the file's in
- * nothing but the address. */
+ * tensors are copies in one block of its memory, values of a tensor before its scales, and the
+ * views of them differ from the file's in nothing but the addresses. */
 #include "stream/source_mmap.h"
 
 #include "src/base/clock.h"
@@ -23,7 +23,7 @@ struct source_mmap {
 	atomic_uint_fast64_t checked, reread, wrong; /* as in base.stats, for other threads */
 	/* Copies on the card only: */
 	struct backend *backend;     /* NULL: the mapped file is used */
-	struct gguf_tensor *tensors; /* [n_layers * 3] */
+	struct gguf_tensor *tensors; /* [n_layers * 3]; owns their scales */
 	void *arena;
 	size_t arena_bytes;
 };
@@ -107,6 +107,8 @@ static void mmap_close(struct expert_source *s)
 	if (m->backend)
 		m->backend->ops->free(m->backend, MEM_DEVICE, m->arena, m->arena_bytes);
 	expert_check_fini(&m->check);
+	for (int i = 0; m->tensors && i < m->n_layers * 3; i++)
+		free((void *)m->tensors[i].scales);
 	free(m->tensors);
 	free(m->layers);
 	free(m);
@@ -175,27 +177,41 @@ static void add_span(struct source_mmap *m, struct device_spans *d, const struct
 		m->backend->ops->upload(m->backend, dst, r->data, r->bytes);
 }
 
-/* The next tensor's place in the arena, where its matrices lie one after another; with a NULL arena
- * it only adds up. */
+/* The next tensor's place in the arena, where its matrices lie one after another, and then their
+ * scales; with a NULL arena it only adds up. */
 static const struct gguf_tensor *place(struct source_mmap *m, size_t i,
 	const struct gguf_tensor *from, struct device_spans *d, size_t *used)
 {
 	if (!from)
 		return NULL;
+	const size_t values = *used, scales = num_align_up(values + gguf_values_bytes(from), 256);
+	*used = num_align_up(scales + from->bytes - gguf_values_bytes(from), 256);
 	struct gguf_tensor *to = &m->tensors[i];
+	if (!m->arena)
+		return to;
 	*to = *from;
 	to->runs = NULL;
-	if (m->arena) {
-		uint8_t *dst = (uint8_t *)m->arena + *used;
-		const struct gguf_run whole = {from->file, from->offset, from->bytes, from->data};
-		to->data = dst;
-		for (uint64_t k = 0; k < (from->runs ? from->n_runs : 1); k++) {
-			const struct gguf_run *r = from->runs ? &from->runs[k] : &whole;
-			add_span(m, d, from, r, k, dst);
-			dst += r->bytes;
-		}
+	to->scales = NULL;
+	uint8_t *dst = (uint8_t *)m->arena + values;
+	to->data = dst;
+	const struct gguf_run whole = {from->file, from->offset, from->bytes, from->data};
+	const uint64_t n = from->runs ? from->n_runs : 1;
+	for (uint64_t k = 0; k < n; k++) {
+		const struct gguf_run *r = from->runs ? &from->runs[k] : &whole;
+		add_span(m, d, from, r, k, dst);
+		dst += r->bytes;
 	}
-	*used = num_align_up(*used + from->bytes, 256);
+	if (!from->scales)
+		return to;
+	struct gguf_run *copies = NEW_ARRAY(struct gguf_run, n);
+	dst = (uint8_t *)m->arena + scales;
+	for (uint64_t k = 0; k < n; k++) {
+		copies[k] = from->scales[k];
+		copies[k].data = dst;
+		add_span(m, d, from, &from->scales[k], n + k, dst);
+		dst += copies[k].bytes;
+	}
+	to->scales = copies;
 	return to;
 }
 
@@ -220,6 +236,15 @@ static void count_reread(void *user, uint64_t range)
 	*seen = true;
 }
 
+/* Check values of an expert: of gate, up and down, and of their scales. */
+static uint64_t ranges_of_expert(const struct source_mmap *m)
+{
+	for (int l = 0; l < m->n_layers; l++)
+		if (m->layers[l].gate)
+			return m->layers[l].gate->scales ? 6 : 3;
+	return 3;
+}
+
 /* Loads the experts of all layers and counts them. */
 static int load_experts(struct source_mmap *m, const struct tensor_load_options *lo,
 	struct tensor_span *spans, size_t n_spans, struct err *e)
@@ -239,7 +264,7 @@ static int load_experts(struct source_mmap *m, const struct tensor_load_options 
 		return rc;
 	log_verbose("experts: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9, r.seconds,
 		(double)r.bytes / 1e9 / r.seconds);
-	m->base.stats.checked = r.checks.checked / 3; /* gate, up, down */
+	m->base.stats.checked = r.checks.checked / ranges_of_expert(m);
 	m->base.stats.reread = again.n;
 	m->base.stats.check_ns = r.checks.ns;
 	atomic_store(&m->checked, m->base.stats.checked);

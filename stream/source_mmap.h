@@ -27,8 +27,8 @@ void source_mmap_check(
 /* checked, reread and wrong of either source here, up to now. Any thread. */
 void source_mmap_figures(const struct expert_source *s, struct expert_stats *out);
 
-/* The same with all tensors, which have no scales, copied to the device memory of lo->backend,
- * which must outlive the source. ERR_MEMORY when they do not fit. Reads every expert once, and
+/* The same with all tensors copied to the device memory of lo->backend, which must outlive the
+ * source. ERR_MEMORY when they do not fit. Reads every expert once, and
  * compares it if lo says so, as tensor_load does if it serves that backend. */
 int source_device_open(const struct expert_tensors *layers, int n_layers,
 	const struct tensor_load_options *lo, struct expert_source **out, struct err *e);

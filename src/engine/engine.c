@@ -176,22 +176,6 @@ int engine_blame_file(const struct engine *g, int rc, struct err *e)
 	return !other && gguf_check_lost_now(g->gguf, e) ? ERR_RUN : rc;
 }
 
-/* Whether the backends here can compute with all types of the model. */
-static int check_types(const struct engine *g, struct err *e)
-{
-	const struct backend_ops *ops = g->stages->backend->ops;
-	const struct gguf *f = g->gguf;
-	for (size_t i = 0; i < f->n_tensors && !ops->scales; i++) {
-		if (!f->tensors[i].scales || f->tensors[i].made)
-			continue;
-		err_set(e, ERR_INPUT, "%s: its weights in FP8 are computed by processors only, not by %s",
-			gguf_path(f), ops->name);
-		return err_hint(e, "--backend cpu computes with them; glmstream convert makes a GGUF for "
-						   "the card of them");
-	}
-	return 0;
-}
-
 static int ready_ranks(struct engine *g, struct rank_figures *here, int rc, struct err *e)
 {
 	if (!rc) {
@@ -211,7 +195,7 @@ static int open_file(struct engine *g, const struct engine_options *o, struct mo
 		(rc = tokenizer_from_gguf(g->gguf, &g->tokenizer, e)) ||
 		(rc = count_valid_ids(g, c, o->model_path, e)) ||
 		(rc = weights_bind(g->gguf, c, c->n_mtp && !o->no_mtp, whole, whole_bytes, e)) ||
-		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)) || (rc = check_types(g, e)))
+		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)))
 		return rc;
 	g->fingerprint = engine_fingerprint_of(g->gguf);
 	return 0;

@@ -155,11 +155,11 @@ const char *engine_io_name(const struct engine *g); /* "mmap", "uring", "threads
  * stages and ranks. Waits for the devices. */
 void engine_measure(struct engine *g, bool on);
 
-/* From the next step on the observer sees what goes into the model's matrices
- * (src/forward/observe.h); NULL: no longer. The struct is borrowed. Steps compute the same bits.
- * ERR_USAGE: the backend cannot be observed. */
+/* From the next step on the observer sees what goes into the model's matrices; NULL: no longer. The
+ * struct is borrowed. model_observe (src/forward/observe.h) says what is not seen, and which bits
+ * change. */
 struct model_observer;
-int engine_observe(struct engine *g, const struct model_observer *observer, struct err *e);
+void engine_observe(struct engine *g, const struct model_observer *observer);
 
 /* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an
  * interval. */

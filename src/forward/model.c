@@ -53,7 +53,7 @@ void model_fini(struct model *m)
 		return;
 	if (m->plan.refs)
 		moe_drain(m, NULL);
-	model_observe(m, NULL, NULL);
+	model_observe(m, NULL);
 	b->ops->segments_drop(b);
 	workspace_fini(&m->ws, b);
 	b->ops->free(b, MEM_DEVICE, m->inv_freq, m->config.head_rope / 2 * sizeof(float));

@@ -124,26 +124,21 @@ static void on_product(void *user, const struct product_input *in)
 	}
 }
 
-int model_observe(struct model *m, const struct model_observer *observer, struct err *e)
+void model_observe(struct model *m, const struct model_observer *observer)
 {
 	struct backend *b = m->backend;
-	if (observer && !b->ops->observable) {
-		err_set(e, ERR_USAGE, "backend %s: activations cannot be observed there", b->ops->name);
-		return err_hint(e, "--backend cpu can");
-	}
 	b->observer = NULL;
 	if (m->observation)
 		free(m->observation->weights);
 	free(m->observation);
 	m->observation = NULL;
 	if (!observer)
-		return 0;
+		return;
 	struct model_observation *o = m->observation = NEW(struct model_observation);
 	o->observer = observer;
 	o->product = (struct product_observer){on_product, o};
 	list_weights(m, o);
 	b->observer = &o->product;
-	return 0;
 }
 
 int model_observe_hidden(const struct model *m, uint32_t n, struct err *e)

@@ -64,8 +64,9 @@ void observed_shape(const struct model_config *c, uint32_t layer, enum observed_
 	uint32_t *n_matrices, uint32_t *n_in);
 
 /* From the next step on the observer sees every row; NULL: no longer. The struct is borrowed.
- * ERR_USAGE: the backend cannot be observed; nothing changes. */
-int model_observe(struct model *m, const struct model_observer *observer, struct err *e);
+ * - What the processor computes of a card's experts (host_experts.h) is not seen.
+ * - On a card steps of few rows use the kernels of prompts meanwhile, so their bits change. */
+void model_observe(struct model *m, const struct model_observer *observer);
 
 /* For model_forward: tells of the n hidden rows of a step that has run. The backend's failure, or
  * ERR_MEMORY: the observer saw nothing. */

@@ -5,13 +5,16 @@
 #
 #   tests/card/check.sh BUILD_DIR STEP ...
 #
-#   correct     every test that computes on a card when asked to; scripts that need a card
+#   correct     every test that computes on a card when asked to; scripts that need a card; ONLY, if
+#               set, is a pattern (grep -E) for the lines of list_correct that run
 #   cards       the tests of stages over cards 0 and 1
 #   memory      compute-sanitizer: memcheck, initcheck and racecheck of the ops. Besides, of a build
 #               with CPPFLAGS=-DCUDA_RACECHECK: compute-sanitizer --tool racecheck
 #               --num-cuda-barriers 64 BUILD_DIR/tests/test_backend_parity brief test_deferred
 #   blocks      10^6 quantised blocks of each type
 #   prompts     figures of tests/bench/RESULTS.md: prompts and their products, 11 layers
+#   full        prompts, 78 layers: nothing cached (run 1 of the first size), then caches full; 23 GB
+#               of disk
 #   rows        several rows in a step, 11 layers
 #   decode      78 layers, with and without drafts and the processor; needs 23 GB of disk
 #   two         78 layers on cards 0 and 1
@@ -67,13 +70,21 @@ list_correct() { # name, command
 		echo "test_$n env GLM_BACKEND=cuda $t/test_$n"
 	done
 	echo "prompt_passes.sh tests/e2e/logits/prompt_passes.sh"
+	echo "card_folder.sh tests/e2e/stream/card_folder.sh"
+}
+
+list_alone() { # takes all of the card's memory
 	echo "card_memory.sh tests/e2e/trust/card_memory.sh"
 }
 
 # shellcheck disable=SC2016 # the inner shell expands these
+run_units() { # how many at a time; lines of name and command on standard input
+	xargs -d '\n' -P "$1" -I{} bash -c 'read -r name command <<<"{}"; unit "$name" failed $command'
+}
+
 step_correct() {
-	list_correct | xargs -d '\n' -P "${CARD_JOBS:-4}" -I{} bash -c \
-		'read -r name command <<<"{}"; unit "$name" failed $command'
+	list_correct | grep -E -- "${ONLY:-.}" | run_units "${CARD_JOBS:-4}"
+	list_alone | grep -E -- "${ONLY:-.}" | run_units 1
 }
 
 step_cards() {
@@ -83,7 +94,7 @@ step_cards() {
 }
 
 step_memory() {
-	local check=(compute-sanitizer --error-exitcode 9)
+	local check=(compute-sanitizer --error-exitcode 9 --report-api-errors no) # allocations are refused on purpose
 	unit memcheck failed "${check[@]}" --tool memcheck "$build/tests/test_backend_parity" small
 	unit initcheck failed "${check[@]}" --tool initcheck "$build/tests/test_backend_parity" small
 	unit racecheck failed "${check[@]}" --tool racecheck \
@@ -115,6 +126,12 @@ step_prompts() {
 	bench prompts_exact prefill -m "$file" -p 8192 -c 8448 --chunk 8192 --repeats 1 --exact-prompts
 	bench prompts_long prefill -m "$file" -p 131072 -c 131328 --chunk 8192 --repeats 1
 	bench prompts_ops ops --only prompt --repeats 3 --seconds 0.02
+}
+
+step_full() {
+	model 78 || return
+	bench full_prompts prefill -m "$file" --cache-gb auto --ram-gb auto --no-direct --io threads \
+		-p 8192,32768,2048,512 -c 33024 --chunk 8192 --repeats 2 --verify off
 }
 
 step_rows() {

@@ -111,6 +111,7 @@ static void test_exact_prompts(void **state)
 {
 	(void)state;
 	struct engine *g = prefix_store_open_engine(1, false);
+	g->library_version = 0; /* two passes take no library */
 	struct prefix_store *p = open_store("exact", 0, g);
 	struct session *s = session_of(g, false);
 	sync_to(s, text, 600, 0);
@@ -123,7 +124,7 @@ static void test_exact_prompts(void **state)
 	restore(p, s, text, 600, 512, 512);
 	session_free(s);
 	/* so are those of products by another library, or another version of it */
-	for (uint32_t version = 130100; version <= 130101; version++) {
+	for (uint32_t version = 1; version <= 2; version++) {
 		s = session_of(g, false);
 		g->library_version = version;
 		restore(p, s, text, 600, 0, 0);
@@ -179,7 +180,8 @@ static void test_same_bits(void **state)
 	sync_to(a, text, 1024, 1023);
 	uint64_t half = logits_hash(a);
 	session_rewind(a, 0);
-	sync_to(a, text, 1024, 0);
+	sync_to(a, text, 1023, 0); /* so that the last row is a step of its own here too */
+	sync_to(a, text, 1024, 1023);
 	assert_true(logits_hash(a) == half);
 	session_rewind(a, 0);
 	restore(p, a, text, 1023, 512, 512);

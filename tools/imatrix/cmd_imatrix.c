@@ -228,7 +228,6 @@ static int run_text(struct imatrix_run *r, struct err *e)
 	if (!common.context)
 		common.context = DEFAULT_CHUNK;
 	common.no_mtp = true;
-	common.backend = COMMON_BACKEND_CPU;
 	if (!rc)
 		rc = common_opts_open(&common, &r->g, e);
 	if (!rc)
@@ -245,10 +244,9 @@ static int run_text(struct imatrix_run *r, struct err *e)
 		log_info("%s: going on behind chunk %" PRIu64 " of %" PRIu64, o->out, r->done,
 			MAX(r->done, r->n_chunks));
 	interrupt_catch(false);
-	if ((rc = engine_observe(r->g, imatrix_collect_observer(r->sums), e)))
-		return rc;
+	engine_observe(r->g, imatrix_collect_observer(r->sums));
 	rc = collect(r, e);
-	engine_observe(r->g, NULL, NULL);
+	engine_observe(r->g, NULL);
 	if (rc)
 		return rc;
 	struct imatrix_set s;
@@ -343,10 +341,10 @@ static int check_options(const struct imatrix_options *o, struct err *e)
 		return err_set(e, ERR_USAGE, "--moments: a .dat cannot hold them; -o FILE.gguf can");
 	if (!strcmp(o->out, "-"))
 		return err_set(e, ERR_USAGE, "-o: the name of a file is expected");
-	if (!o->merge && o->common.backend == COMMON_BACKEND_CUDA) {
-		err_set(e, ERR_USAGE, "activations are collected on the CPU backend only");
-		return err_hint(e, "--backend cpu streams the experts too, with --cache-gb");
-	}
+	if (!o->merge && o->common.cpu_experts)
+		return err_set(e, ERR_USAGE,
+			"--cpu-experts: what the processor computes beside a card is "
+			"not observed");
 	return 0;
 }
 
@@ -391,8 +389,7 @@ int cmd_imatrix(int argc, char **argv, struct err *e)
 				 "is driven: the importance matrix that convert and llama-quantize take. Sums of "
 				 "squares by tensor and expert, in llama.cpp's format. The text is cut into chunks "
 				 "of -c tokens (here 2048 by default). A run that was interrupted goes on when the "
-				 "same command is given again; .dat files are written at the end only. Computes on "
-				 "the CPU.",
+				 "same command is given again; .dat files are written at the end only.",
 		.example = "glmstream imatrix -m glm52-q8.gguf -f calibration.txt -o imatrix.gguf\n"
 				   "glmstream imatrix --merge a.gguf b.gguf -o both.gguf\n"
 				   "glmstream convert GLM-5.2 -o glm52.gguf --recipe iq2 --imatrix both.gguf",

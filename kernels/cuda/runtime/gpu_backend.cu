@@ -395,8 +395,6 @@ static const struct backend_ops cuda_ops = {
 	.close = cuda_close,
 	.async = true,
 	/* ops can do both (gpu_observe.cuh, block_decode.cuh); no whole model has on a card */
-	.observable = false,
-	.scales = false,
 	.decode_rows = DECODE_MAX_ROWS,
 	.alloc = cuda_alloc,
 	.free = cuda_free,

@@ -412,13 +412,11 @@ int engine_forward(
 	return rc ? rc : out->ops->send(out, &engine_last(g)->model, rows->n, e);
 }
 
-int engine_observe(struct engine *g, const struct model_observer *observer, struct err *e)
+void engine_observe(struct engine *g, const struct model_observer *observer)
 {
-	int rc = 0;
 	pipeline_settle(g->pipeline);
-	for (uint32_t i = 0; i < g->n_stages && !rc; i++)
-		rc = model_observe(&g->stages[i].model, observer, e);
-	return rc;
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		model_observe(&g->stages[i].model, observer);
 }
 
 int engine_wait(const struct engine *g, struct err *e)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Checks of imatrix.sh: reference FILE | twice ONE TWO | dat GGUF DAT | rare FILE JSON |
+"""Checks of imatrix.sh and card_folder.sh: reference FILE [TOLERANCE] | twice ONE TWO | dat GGUF DAT | rare FILE JSON |
 moments PLAIN FILE. Exit status 1 with what is wrong."""
 import json
 import math
@@ -15,12 +15,9 @@ SAME_INPUT = {"attn_q_a": ["attn_kv_a_mqa"], "attn_q_b": [], "ffn_gate": ["ffn_u
               "ffn_gate_shexp": ["ffn_up_shexp", "ffn_gate_inp"], "ffn_gate_exps": ["ffn_up_exps"]}
 
 
-def near(a, b, scale):
-    return abs(a - b) <= TOLERANCE * max(abs(scale), 1e-30)
-
-
-def reference(path):
+def reference(path, tolerance=TOLERANCE):
     """Against numpy (tests/golden/make_imatrix.py)."""
+    tolerance = float(tolerance)
     keys, tensors = read_gguf(path)
     assert keys["general.type"] == "imatrix" and keys["imatrix.datasets"] == ["LICENSE.wordnet"], keys
     assert keys["imatrix.chunk_count"] == 4 and keys["imatrix.chunk_size"] == 160, keys
@@ -34,7 +31,7 @@ def reference(path):
         for i in range(n):
             row = values[i * cols:(i + 1) * cols]
             for got, ref in ((math.fsum(row), w["sum"][i]), (math.fsum(c * v for c, v in enumerate(row)), w["moment"][i])):
-                assert near(got, ref, ref), f"{name}, matrix {i}: {got}, expected {ref}"
+                assert abs(got - ref) <= tolerance * abs(ref), f"{name}, matrix {i}: {got}, expected {ref}"
                 worst = max(worst, abs(got - ref) / abs(ref) if ref else 0)
         found.add(name)
         block, _, tensor = name.removesuffix(".weight").rpartition(".")

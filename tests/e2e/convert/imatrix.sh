@@ -12,7 +12,7 @@ is() { # what, files
 	python3 tests/e2e/convert/imatrix.py "$@"
 }
 collect() { # output, options
-	run imatrix -m "$POCKET" -f "$text" -c 160 -o "$@"
+	run imatrix --backend cpu -m "$POCKET" -f "$text" -c 160 -o "$@"
 }
 
 collect "$work/f32.gguf" --kv-f32 --json
@@ -123,7 +123,7 @@ refused 3 'parts.gguf: exists already' --merge "$work/twice.gguf" -o "$work/part
 refused 3 'holds .* tokens, a chunk has 160' -m "$POCKET" -f "$work/tiny" -c 160 -o "$work/new.gguf"
 refused 3 'nothing.gguf: No such file' --merge "$work/nothing.gguf" -o "$work/new.gguf"
 refused 3 'holds no importance data' --merge "$POCKET" -o "$work/new.gguf"
-refused 2 'on the CPU backend only' -m "$POCKET" -f "$text" -o "$work/new.gguf" --backend cuda
+refused 2 'computes beside a card is not observed' -m "$POCKET" -f "$text" -o "$work/new.gguf" --cpu-experts auto
 refused 3 'another choice of --moments' -m "$POCKET" -f "$text" -c 160 -o "$work/parts.gguf" --moments
 refused 3 'another choice of --moments' -m "$POCKET" -f "$text" -c 160 -o "$work/moments.gguf"
 refused 2 'a .dat cannot hold them' -m "$POCKET" -f "$text" -o "$work/new.dat" --moments

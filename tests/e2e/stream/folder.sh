@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # A checkpoint's folder runs as it is: the logits have the bits of the GGUF that convert makes of it
-# without loss, for every type, size of cache and way of reading; check values are made beside the
+# without loss, for every type, size of cache and way of reading, on the CPU (on a card:
+# card_folder.sh); check values are made beside the
 # shards and found wrong when a byte of values or scales changes; what cannot be run is refused.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
@@ -13,7 +14,7 @@ gen() { # folder, arguments
 }
 python3 -c 'import random; r = random.Random(5); print(*[r.randrange(500) for _ in range(40)])' >"$work/ids"
 logits() { # what, model, arguments: $hash, of 40 rows
-	run dump-logits -m "$work/$2" --ids "$work/ids" --all -o /dev/null "${@:3}"
+	run dump-logits --backend cpu -m "$work/$2" --ids "$work/ids" --all -o /dev/null "${@:3}"
 	exits 0
 	hash=$(sed -n 's/.*"logits_hash": "\([0-9a-f]*\)".*/\1/p' "$work/out")
 	check "a hash of $1" [ "${#hash}" = 16 ]
@@ -53,8 +54,8 @@ for which in "tiny fp8 f32 0.0016" "tiny bf16 bf16 0.0032" "ragged fp8 f32 0.001
 		logits "$name $how" "$name" --cache-gb "$cache" $how
 		check "$name, streamed with $how, has the bits of its GGUF" [ "$hash" = "$want" ]
 	done
-	run dump-logits -m "$work/$name" --ids "$work/ids" --mtp-steps 2 -o "$work/a.f32" --force
-	run dump-logits -m "$work/$name.gguf" --ids "$work/ids" --mtp-steps 2 -o "$work/b.f32" --force
+	run dump-logits --backend cpu -m "$work/$name" --ids "$work/ids" --mtp-steps 2 -o "$work/a.f32" --force
+	run dump-logits --backend cpu -m "$work/$name.gguf" --ids "$work/ids" --mtp-steps 2 -o "$work/b.f32" --force
 	check "$name: drafts too" cmp "$work/a.f32" "$work/b.f32"
 	rm "$work/$name.gguf"
 done
@@ -87,7 +88,7 @@ for cut in "1" "1 --no-mtp" "2" "2 --no-mtp" "4 --no-mtp"; do
 	exits 0
 	if [ -n "$no_mtp" ]; then
 		check "$name: -v says what is missing" grep -q "lacks layer $layers (MTP)" "$work/err"
-		run dump-logits -m "$work/$name" --ids "$work/ids" --mtp-steps 2 -o /dev/null
+		run dump-logits --backend cpu -m "$work/$name" --ids "$work/ids" --mtp-steps 2 -o /dev/null
 		error_is_one_sentence 3 'the model has no MTP layer'
 	fi
 done

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "tests/stream/reader_help.h"
+#include "tests/reader/reader_help.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

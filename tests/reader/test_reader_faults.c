@@ -26,7 +26,7 @@
 
 #include <cmocka.h>
 
-#include "tests/stream/reader_help.h"
+#include "tests/reader/reader_help.h"
 
 /* --- faults, null engine --- */
 

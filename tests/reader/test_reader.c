@@ -25,7 +25,7 @@
 
 #include <cmocka.h>
 
-#include "tests/stream/reader_help.h"
+#include "tests/reader/reader_help.h"
 
 static void test_random_reads(void **state)
 {

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "tests/stream/reader_help.h"
+#include "tests/reader/reader_help.h"
 #include "tests/support/reader_sim.h"
 
 #define REQUEST     3407872u /* one matrix of an expert: 3.25 MiB */
