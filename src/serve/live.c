@@ -59,6 +59,7 @@ static void write_totals(
 	json_write_int(w, "prefetch_useful", (int64_t)x->prefetch_useful);
 	json_write_int(w, "prefetch_wasted", (int64_t)x->prefetch_wasted);
 	json_write_real(w, "wait_ms", (double)x->wait_ns / 1e6);
+	json_write_real(w, "wait_drafts_ms", (double)x->wait_draft_ns / 1e6);
 	json_write_close(w, '}');
 }
 
@@ -200,6 +201,7 @@ void live_gauges(const struct live_source *s, struct metrics_gauges *g)
 		.prefetch_useful = cache.stats.prefetch_useful,
 		.prefetch_wasted = cache.stats.prefetch_wasted,
 		.wait_ns = cache.stats.wait_ns,
+		.wait_draft_ns = cache.stats.wait_draft_ns,
 		.checked = cache.stats.checked,
 		.reread = cache.stats.reread,
 		.wrong = cache.stats.wrong,

@@ -21,8 +21,9 @@
  *   totals        since the start: { answers, cancelled, failed, refused, prompt_tokens,
  *                 cached_tokens, prefill_tokens, new_tokens, step_rows, step_cpu_ms, host_cpu_ms,
  *                 hit_cache, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted,
- *                 wait_ms }; hits and misses count requested experts by where they were found; the
- *                 others are explained in metrics.h
+ *                 wait_ms, wait_drafts_ms: of it, for experts that only drafts need }; hits and
+ *                 misses count requested experts by where they were found; the others are
+ *                 explained in metrics.h
  *   drafts        zeros with --draft off: { steps: of single answers, rows, tried, accepted: drafts
  *                 by position, saved_s: time gained, by the measured costs of steps }
  *   cache         { streaming: false when every expert is resident, policy, lookahead,

@@ -267,6 +267,10 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_head(
 		out, "expert_wait_seconds", "_total", "Time the computation waited for experts", "counter");
 	buf_printf(out, "glmstream_expert_wait_seconds_total %.6f\n", (double)g->wait_ns / 1e9);
+	put_head(out, "expert_wait_drafts_seconds", "_total", "Of it for experts that only drafts need",
+		"counter");
+	buf_printf(
+		out, "glmstream_expert_wait_drafts_seconds_total %.6f\n", (double)g->wait_draft_ns / 1e9);
 	put_counter(out, "experts_verified", "Experts compared with check values", g->checked);
 	put_counter(out, "experts_reread", "Experts that were read wrong, and read again", g->reread);
 	put_counter(out, "experts_wrong", "Experts that were wrong again", g->wrong);

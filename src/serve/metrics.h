@@ -65,9 +65,10 @@ struct metrics_rates metrics_rates(struct metrics *m);
 struct metrics_gauges {
 	uint32_t sessions, active, waiting, connections, preempted;
 	uint64_t preempted_bytes, preempted_bytes_limit; /* scheduler_preempt.c */
-	uint64_t hit_vram, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted, wait_ns;
-	uint64_t checked, reread, wrong;                     /* experts, see struct expert_stats */
-	uint64_t store_bytes, store_tokens;                  /* of the session folder */
+	uint64_t hit_vram, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted;
+	uint64_t wait_ns, wait_draft_ns;    /* for experts; of it: for those that only drafts need */
+	uint64_t checked, reread, wrong;    /* experts, see struct expert_stats */
+	uint64_t store_bytes, store_tokens; /* of the session folder */
 	uint64_t kept_responses, kept_bytes, kept_forgotten; /* response_store.h */
 	uint64_t turn_bytes;                                 /* turn_store.h */
 	uint64_t turn_bytes_limit, kept_bytes_limit;

@@ -358,8 +358,11 @@ static int loader_wait_ready(
 	struct loader *l = loader_of(source);
 	uint64_t start = clock_ns(), warned = start;
 	int before = 0, missing;
-	for (int i = 0; i < n; i++)
+	bool only_drafts = true; /* it returns with the first ref that comes, so for all of its time */
+	for (int i = 0; i < n; i++) {
 		before += !refs[i].ready;
+		only_drafts &= refs[i].ready || refs[i].draft_rows;
+	}
 	pthread_mutex_lock(&l->shared.lock);
 	l->shared.flush_due = cache_has_pending(l->shared.cache);
 	for (;;) {
@@ -378,7 +381,10 @@ static int loader_wait_ready(
 			warned = now;
 		}
 	}
-	l->base.stats.wait_ns += clock_ns() - start;
+	const uint64_t waited = clock_ns() - start;
+	l->base.stats.wait_ns += waited;
+	if (only_drafts)
+		l->base.stats.wait_draft_ns += waited;
 	pthread_mutex_unlock(&l->shared.lock);
 	return missing;
 }

@@ -210,6 +210,38 @@ static void test_truncated_while_running(void **state)
 	unlink(path);
 }
 
+/* Waits for one read that answers late. The refs from `first_draft` on are of draft rows alone. */
+static struct expert_stats wait_for_late_read(uint32_t hang_read, int first_draft)
+{
+	struct expert_ref refs[CONFIG_MAX_USED];
+	struct err e = {0};
+	const int n = (int)config.n_used;
+	struct reader_faults slow = {.hang_read = hang_read, .hang_ms = 400};
+	struct loader_options o = source_options(0.1, 0);
+	o.reader = (struct reader_options){.custom = &reader_null_engine, .custom_options = &slow};
+	struct expert_source *s = open_source(&o);
+	refs_from(refs, 0, n);
+	for (int i = first_draft; i < n; i++)
+		refs[i].draft_rows = 2;
+	assert_int_equal(use_experts(s, (int)config.n_dense, EXPERT_DECODE, refs, n, &e), 0);
+	const struct expert_stats stats = s->stats;
+	close_source(s);
+	return stats;
+}
+
+static void test_wait_for_drafts(void **state)
+{
+	(void)state;
+	const uint64_t late = 300000000;
+	struct expert_stats none = wait_for_late_read(2, (int)config.n_used),
+						first = wait_for_late_read(2, 1), /* of the ref that row 0 needs */
+		last = wait_for_late_read(EXTENT_MATRICES + 2, 1), all = wait_for_late_read(2, 0);
+	assert_true(none.wait_ns > late && none.wait_draft_ns == 0);
+	assert_true(first.wait_ns > late && first.wait_draft_ns < late);
+	assert_true(last.wait_draft_ns > late && last.wait_draft_ns <= last.wait_ns);
+	assert_true(all.wait_draft_ns > late && all.wait_draft_ns == all.wait_ns);
+}
+
 static void test_slow_disk_and_cancel(void **state)
 {
 	(void)state;
@@ -532,6 +564,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_demand_error),
 		cmocka_unit_test(test_read_error),
 		cmocka_unit_test(test_truncated_while_running),
+		cmocka_unit_test(test_wait_for_drafts),
 		cmocka_unit_test(test_slow_disk_and_cancel),
 		cmocka_unit_test(test_close_in_flight),
 		cmocka_unit_test(test_throttle),

@@ -435,6 +435,9 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 	add_link(j, name, "card to host", d.bytes_out, d.out_busy_ns, tokens, out_ms);
 	add_value(j, name, "ms/tok", ms, "a token");
 	add_value(j, name, "ms/tok", (double)d.wait_ns * 1e-6 / tokens, "waited for experts");
+	if (j->o.n_accept)
+		add_value(j, name, "ms/tok", (double)d.wait_draft_ns * 1e-6 / tokens,
+			"... that only drafts need");
 	if (d.checked) {
 		add_value(j, name, "/tok", (double)d.checked / tokens, "experts hashed for --verify");
 		add_value(j, name, "ms/tok", (double)d.check_ns * 1e-6 / tokens, "hashing them");

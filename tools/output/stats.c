@@ -30,6 +30,7 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 		.prefetch_wasted = after.prefetch_wasted - before.prefetch_wasted,
 		.bytes_read_wasted = after.bytes_read_wasted - before.bytes_read_wasted,
 		.wait_ns = after.wait_ns - before.wait_ns,
+		.wait_draft_ns = after.wait_draft_ns - before.wait_draft_ns,
 		.disk_busy_ns = after.disk_busy_ns - before.disk_busy_ns,
 		.bytes_in = after.bytes_in - before.bytes_in,
 		.in_busy_ns = after.in_busy_ns - before.in_busy_ns,
@@ -59,10 +60,10 @@ static double read_gb_s(const struct stats *s)
 	return per_second(s->experts.bytes_read, s->result.prefill_ns + s->result.decode_ns) * 1e-9;
 }
 
-static double wait_ms_per_token(const struct stats *s)
+static double ms_per_token(const struct stats *s, uint64_t ns)
 {
 	uint64_t tokens = s->result.prompt_tokens - s->result.reused_tokens + s->result.new_tokens;
-	return tokens ? (double)s->experts.wait_ns * 1e-6 / (double)tokens : 0;
+	return tokens ? (double)ns * 1e-6 / (double)tokens : 0;
 }
 
 static uint64_t sum_of(const uint64_t *v, size_t n)
@@ -116,7 +117,8 @@ void stats_print(FILE *f, const struct stats *s, bool colours, bool hash)
 		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)accesses);
 	if (s->experts.bytes_read)
 		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)",
-			(double)s->experts.bytes_read * 1e-9, read_gb_s(s), wait_ms_per_token(s));
+			(double)s->experts.bytes_read * 1e-9, read_gb_s(s),
+			ms_per_token(s, s->experts.wait_ns));
 	if (s->experts.checked)
 		fprintf(f, "; %llu experts verified in %.1f ms", (unsigned long long)s->experts.checked,
 			(double)s->experts.check_ns * 1e-6);
@@ -157,7 +159,10 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 	if (s.prefetch_useful || s.prefetch_wasted)
 		fprintf(f, "; prefetches: %llu useful, %llu useless", (unsigned long long)s.prefetch_useful,
 			(unsigned long long)s.prefetch_wasted);
-	fprintf(f, "; waited %.2f s\n", (double)s.wait_ns * 1e-9);
+	fprintf(f, "; waited %.2f s", (double)s.wait_ns * 1e-9);
+	if (s.wait_draft_ns)
+		fprintf(f, ", %.2f s of it for drafts alone", (double)s.wait_draft_ns * 1e-9);
+	fputc('\n', f);
 	if (!s.checked)
 		return;
 	fprintf(f, "verified: %llu experts in %.3f s", (unsigned long long)s.checked,
@@ -214,7 +219,8 @@ json_t *stats_json(const struct stats *s)
 	json_out_real(o, "read_gb_s", read_gb_s(s));
 	json_out_uint(o, "prefetch_useful", s->experts.prefetch_useful);
 	json_out_uint(o, "prefetch_wasted", s->experts.prefetch_wasted);
-	json_out_real(o, "wait_ms_per_token", wait_ms_per_token(s));
+	json_out_real(o, "wait_ms_per_token", ms_per_token(s, s->experts.wait_ns));
+	json_out_real(o, "wait_drafts_ms_per_token", ms_per_token(s, s->experts.wait_draft_ns));
 	json_out_uint(o, "experts_verified", s->experts.checked);
 	json_out_uint(o, "experts_reread", s->experts.reread);
 	json_out_real(o, "verify_ms", (double)s->experts.check_ns * 1e-6);

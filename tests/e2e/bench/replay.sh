@@ -62,6 +62,7 @@ check "the draft layer's experts" figures 'named("MTP layer: experts used by dra
 run $bench --cache-gb 0.006 --routing $trace -n 100 --accept 0 --json
 exits 0
 check "no draft is right" figures 'named("accept length, assumed: 0") == 1 and named("rows, those") == 2'
+check "part of the waits is for experts that only drafts need" figures '0 < named("cold start: ... that only drafts need") <= named("cold start: waited for experts")'
 run $bench --cache-gb 0.006 --routing $trace -n 100 --accept 0.72,0.60,0.50 --far
 exits 0
 check "says that acceptance is assumed" grep -q "^acceptance of drafts is assumed, not that of this model" "$work/out"

@@ -618,7 +618,7 @@ def test_metrics(s):
             values[name] = float(value)
     for name in ("prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "answers_total", "queue_depth",
                  "sessions_active", "read_bytes_total", "first_token_seconds_count", "replayed_turns_total", 'drafts_total{position="1"}',
-                 "draft_saved_seconds",
+                 "draft_saved_seconds", "expert_wait_drafts_seconds_total",
                  'expert_ratio{tier="cache"}', 'responses_total{path="/health",status="200"}'):
         check("glmstream_" + name in values, "metrics have", name)
     check(values["glmstream_prompt_tokens_total"] ==
