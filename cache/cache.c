@@ -25,6 +25,7 @@ void cache_free(struct cache *c)
 	free(c->slots);
 	free(c->index);
 	free(c->prefill_index);
+	free(c->hot);
 	free(c->borrowed);
 	free(c->inclusive_copy);
 	key_lists_fini(&c->inclusive_copies);
@@ -138,14 +139,15 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	c->slots = mem_try_new((size_t)c->n_slots, sizeof *c->slots);
 	c->index = mem_try_new(n_keys, sizeof *c->index);
 	c->prefill_index = mem_try_new(n_keys, sizeof *c->prefill_index);
+	c->hot = mem_try_new(n_keys, sizeof *c->hot);
 	c->last_use = mem_try_new(n_keys, sizeof *c->last_use);
 	c->inclusive_copy = mem_try_new(n_keys, sizeof *c->inclusive_copy);
 	c->borrowed = mem_try_new((size_t)c->n_prefill_slots + 1, sizeof *c->borrowed);
 	c->transfers = mem_try_new((size_t)c->cap_transfers, sizeof *c->transfers);
 	c->pending = mem_try_new((size_t)c->cap_pending, sizeof *c->pending);
 	if (!c->layer_bytes || !c->layer_class || !c->slots || !c->index || !c->prefill_index ||
-		!c->last_use || !c->borrowed || !c->inclusive_copy || !c->transfers || !c->pending ||
-		!key_lists_init(&c->inclusive_copies, c->n_keys, 1))
+		!c->hot || !c->last_use || !c->borrowed || !c->inclusive_copy || !c->transfers ||
+		!c->pending || !key_lists_init(&c->inclusive_copies, c->n_keys, 1))
 		return err_set(e, ERR_MEMORY, "no memory for the bookkeeping of %d experts", c->n_keys);
 	for (int l = 0; l < cfg->n_layers; l++) {
 		c->layer_bytes[l] = cfg->expert_bytes[l];

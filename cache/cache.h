@@ -101,8 +101,9 @@
 enum cache_use {
 	CACHE_DECODE = 0,   /* a demand: may evict whatever is not pinned */
 	CACHE_PREFETCH = 1, /* a prediction: only takes free slots and cold victims */
-	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is there, otherwise a prefill slot;
-						 * evicts nobody but for prefill slots, and the policy does not see it */
+	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is there, otherwise a prefill slot,
+						 * or a free one (cache_set_hot); evicts nobody but for prefill slots, and
+						 * the  policy does not see it */
 	CACHE_WARM = 3,     /* an earlier run's profile: only takes free slots. In no trace */
 	CACHE_PROMOTE = 4,  /* from tier 1, after it was used there: as a prediction. In no trace */
 };
@@ -324,6 +325,11 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
  */
 enum cache_result cache_warm(
 	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan);
+
+/* A warm-up will bring this expert to tier 0, sooner or later. From now on CACHE_PREFILL reads it
+ * into a free slot of tier 0, where it stays, and into a prefill slot only when none is free. To be
+ * called in the order of the warm-up. False, and nothing changes: those before fill tier 0. */
+bool cache_set_hot(struct cache *c, int layer, int expert);
 
 /* A slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay): CACHE_OK with
  * its promotion planned and no pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD. CACHE_NO_COLD also

@@ -242,6 +242,16 @@ static enum cache_result reserve_cached(
 	return CACHE_OK;
 }
 
+/* Prefill: a free slot of tier 0 for an expert in neither tier that the warm-up would load. Pinned.
+ */
+static bool reserve_hot(struct cache *c, int32_t key, int32_t *slot)
+{
+	if (!c->hot[key] || c->index[key] >= 0 || reserve_cached(c, key, CACHE_WARM, slot) != CACHE_OK)
+		return false;
+	c->slots[*slot].pins = 1;
+	return true;
+}
+
 /* Room in tier 0 for an expert; its load is added to the plan. *slot: with CACHE_OK the new slot,
  * with CACHE_PRESENT the one it is in. */
 static enum cache_result reserve(struct cache *c, int32_t key, enum cache_use use, int32_t *slot)
@@ -260,8 +270,9 @@ static enum cache_result reserve(struct cache *c, int32_t key, enum cache_use us
 	/* A request that has to be resumed pins it and promotes it itself: it would pin twice. */
 	if (in >= 0 && use != CACHE_DECODE && use != CACHE_PREFILL && c->slots[in].pins)
 		return CACHE_BUSY;
-	enum cache_result result =
-		prefill ? reserve_prefill(c, key, slot) : reserve_cached(c, key, use, slot);
+	enum cache_result result = !prefill                    ? reserve_cached(c, key, use, slot)
+							   : reserve_hot(c, key, slot) ? CACHE_OK
+														   : reserve_prefill(c, key, slot);
 	if (result == CACHE_OK)
 		cache_plan_add(c, CACHE_LOAD, *slot, in, in >= 0 ? offset_of(c, in) : 0);
 	return result;
@@ -468,6 +479,16 @@ enum cache_result cache_warm(
 	return result;
 }
 
+bool cache_set_hot(struct cache *c, int layer, int expert)
+{
+	const int32_t key = cache_key(c, layer, expert);
+	if (c->hot_bytes + bytes_of(c, key) > c->arena[0].bytes)
+		return false;
+	c->hot_bytes += c->hot[key] ? 0 : bytes_of(c, key);
+	c->hot[key] = true;
+	return true;
+}
+
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;
@@ -482,8 +503,10 @@ enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struc
 {
 	int32_t slot;
 	enum cache_result result = reserve_planned(c, layer, expert, CACHE_PREFILL, &slot, plan);
-	if (result == CACHE_OK)
+	if (result == CACHE_OK && c->slots[slot].prefill)
 		c->slots[slot].read_ahead = true;
+	else if (result == CACHE_OK)
+		c->slots[slot].pins = 0; /* it is in tier 0, and stays there */
 	return result;
 }
 

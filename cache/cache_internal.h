@@ -69,7 +69,9 @@ struct cache {
 	struct slot *slots;     /* [n_slots] */
 	int32_t *index;         /* [n_keys] slot in tier 0 or 1, -1: in neither */
 	int32_t *prefill_index; /* [n_keys] prefill slot, -1: none */
-	int32_t *borrowed;      /* [n_borrowed, at most n_prefill_slots] the prefill slots */
+	bool *hot;              /* [n_keys] cache_set_hot */
+	uint64_t hot_bytes;
+	int32_t *borrowed; /* [n_borrowed, at most n_prefill_slots] the prefill slots */
 	int n_borrowed;
 	int32_t *inclusive_copy;           /* [n_keys] its copy in tier 1, -1: none */
 	struct key_lists inclusive_copies; /* one list of those that have one, the latest at its head */

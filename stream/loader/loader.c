@@ -431,6 +431,9 @@ void loader_warm(struct expert_source *source, const struct profile_key *keys, s
 	q->warm = copy;
 	q->n_warm = kept;
 	q->next_warm = 0;
+	for (size_t i = 0; i < kept && cache_set_hot(l->shared.cache, copy[i].layer, copy[i].expert);
+		 i++)
+		;
 	pthread_mutex_unlock(&l->shared.lock);
 	loader_wake(l);
 }

@@ -138,7 +138,8 @@ void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_s
 /* Warm-up: loads the given experts, best first, with the lowest priority of all loads: into free
  * slots of the first tier, and when that is full into free slots of the second. With a card the
  * second tier is used only once all of its memory is pinned (loader_pin_in_background). Returns at
- * once. Experts that do not exist are ignored. */
+ * once. Experts that do not exist are ignored. A prompt that reads one of the experts for the first
+ * tier leaves it there, so that it need not be read again. */
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);
 
 #endif

@@ -328,32 +328,6 @@ static void test_full_of_pins(void **state)
 	cache_free(c);
 }
 
-/* The warm-up takes free slots, and nobody's place, however cold. */
-static void test_cache_warm(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10};
-	struct cache *c = make(1, 16, bytes, 40, 40, 0);
-	const struct cache_stats *s = cache_stats(c);
-	struct cache_plan p;
-	bring(c, 0, 0); /* is cold below */
-	for (int n = 0; n < 4; n++)
-		for (int i = 1; i < 3; i++)
-			bring(c, 0, i);
-	assert_int_equal(cache_warm(c, 0, 0, 10, &p), CACHE_OK);
-	assert_int_equal(p.n, 1);
-	assert_int_equal(cache_slot_get(c, p.transfers[0].slot).pins, 0);
-	commit_all(c, &p);
-	assert_int_equal(cache_warm(c, 0, 0, 10, &p), CACHE_PRESENT);
-	assert_int_equal(cache_warm(c, 0, 0, 11, &p), CACHE_NO_COLD);
-	assert_int_equal(p.n, 0);
-	assert_int_equal(s->prefetch_inserted + s->prefetch_refused + s->demotions + s->evictions, 0);
-	assert_int_equal(cache_prefetch(c, 0, 11, &p), CACHE_OK); /* in the place of 0 */
-	commit_all(c, &p);
-	cache_rules_check(c);
-	cache_free(c);
-}
-
 /* A prefetch leaves alone what an unfinished request has pinned in tier 1: every pin is given back
  * once. */
 static void test_prefetch_of_unfinished(void **state)
@@ -750,7 +724,6 @@ int main(void)
 		cmocka_unit_test(test_low_watermark),
 		cmocka_unit_test(test_inclusive_copies),
 		cmocka_unit_test(test_full_of_pins),
-		cmocka_unit_test(test_cache_warm),
 		cmocka_unit_test(test_prefetch_of_unfinished),
 		cmocka_unit_test(test_prefetch),
 		cmocka_unit_test(test_predicted),

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT */
+/* The warm-up: into free slots of the first tier, and what prefill reads of it stays there. */
+#include "cache/cache.h"
+#include "tests/cache/cache_check.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* Slots of each tier; a layer of 16 experts. */
+static struct cache *make_cache(uint64_t slots0, uint64_t slots1, int n_prefill_slots)
+{
+	static const uint64_t bytes[] = {10};
+	struct err e = {0};
+	struct cache *c = cache_new(&(struct cache_config){.n_layers = 1,
+									.n_experts = 16,
+									.expert_bytes = bytes,
+									.tier_bytes = {10 * slots0, 10 * slots1},
+									.n_prefill_slots = n_prefill_slots,
+									.as_published = true, /* no low watermark */
+									.prefetch_cold = 4},
+		&e);
+	if (!c)
+		fail_msg("%s", e.text);
+	return c;
+}
+
+static void check_invariants(const struct cache *c)
+{
+	struct err e = {0};
+	if (cache_check(c, &e))
+		fail_msg("%s", e.text);
+}
+
+static void commit_plan(struct cache *c, const struct cache_plan *p)
+{
+	for (int i = 0; i < p->n; i++)
+		cache_commit(c, p->transfers[i].slot);
+}
+
+/* A token uses the expert. */
+static void bring(struct cache *c, int expert)
+{
+	struct cache_ref ref = {.expert = expert};
+	struct cache_request q = {.layer = 0, .use = CACHE_DECODE, .refs = &ref, .n = 1};
+	struct cache_plan p;
+	assert_int_equal(cache_acquire(c, &q, &p), CACHE_OK);
+	commit_plan(c, &p);
+	cache_release(c, &ref, 1, &p);
+}
+
+/* A request of prefill for one expert. */
+struct prefill_request {
+	struct cache_ref ref;
+	struct cache_request q;
+};
+
+static enum cache_result acquire(struct cache *c, struct prefill_request *o, int expert)
+{
+	struct cache_plan p;
+	*o = (struct prefill_request){.ref = {.expert = expert}, .q = {.use = CACHE_PREFILL, .n = 1}};
+	o->q.refs = &o->ref;
+	return cache_acquire(c, &o->q, &p);
+}
+
+static void release(struct cache *c, struct prefill_request *o)
+{
+	struct cache_plan p;
+	cache_release(c, &o->ref, 1, &p);
+	check_invariants(c);
+}
+
+/* The warm-up takes free slots, and nobody's place, however cold. */
+static void test_cache_warm(void **state)
+{
+	(void)state;
+	struct cache *c = make_cache(4, 4, 0);
+	const struct cache_stats *s = cache_stats(c);
+	struct cache_plan p;
+	bring(c, 0); /* is cold below */
+	for (int n = 0; n < 4; n++)
+		for (int i = 1; i < 3; i++)
+			bring(c, i);
+	assert_int_equal(cache_warm(c, 0, 0, 10, &p), CACHE_OK);
+	assert_int_equal(p.n, 1);
+	assert_int_equal(cache_slot_get(c, p.transfers[0].slot).pins, 0);
+	commit_plan(c, &p);
+	assert_int_equal(cache_warm(c, 0, 0, 10, &p), CACHE_PRESENT);
+	assert_int_equal(cache_warm(c, 0, 0, 11, &p), CACHE_NO_COLD);
+	assert_int_equal(p.n, 0);
+	assert_int_equal(s->prefetch_inserted + s->prefetch_refused + s->demotions + s->evictions, 0);
+	assert_int_equal(cache_prefetch(c, 0, 11, &p), CACHE_OK); /* in the place of 0 */
+	commit_plan(c, &p);
+	check_invariants(c);
+	cache_free(c);
+}
+
+/* What prefill reads of a warm-up stays: in free slots of tier 0, beside the prefill slots, whether
+ * it is read ahead or acquired. What does not fit is not hot. */
+static void test_cache_set_hot(void **state)
+{
+	(void)state;
+	struct cache *c = make_cache(6, 0, 2);
+	struct cache_plan p;
+	struct prefill_request o[3];
+	for (int i = 0; i < 6; i++)
+		assert_true(cache_set_hot(c, 0, i));
+	assert_false(cache_set_hot(c, 0, 6));
+	bring(c, 9);
+	cache_begin_step(c, CACHE_PREFILL, &p); /* 3 of 6 slots are free */
+	assert_int_equal(cache_read_ahead(c, 0, 0, &p), CACHE_OK);
+	assert_int_equal(cache_slot_get(c, p.transfers[0].slot).pins, 0);
+	assert_false(cache_slot_get(c, p.transfers[0].slot).prefill);
+	commit_plan(c, &p);
+	assert_int_equal(cache_read_ahead(c, 0, 0, &p), CACHE_PRESENT);
+	assert_int_equal(acquire(c, &o[0], 0), CACHE_OK);
+	assert_int_equal(o[0].ref.state, CACHE_REF_READY);
+	release(c, &o[0]);
+	for (int i = 0; i < 3; i++) { /* the last one finds no free slot */
+		assert_int_equal(acquire(c, &o[i], 1 + i), CACHE_OK);
+		assert_int_equal(cache_slot_get(c, o[i].ref.slot).prefill, i == 2);
+		cache_commit(c, o[i].ref.slot);
+	}
+	for (int i = 0; i < 3; i++)
+		release(c, &o[i]);
+	assert_int_equal(acquire(c, &o[0], 12), CACHE_OK); /* not hot */
+	assert_true(cache_slot_get(c, o[0].ref.slot).prefill);
+	cache_commit(c, o[0].ref.slot);
+	release(c, &o[0]);
+	for (int i = 0; i < 3; i++)
+		assert_true(cache_find(c, 0, i) >= 0);
+	assert_int_equal(cache_find(c, 0, 3), -1);
+	assert_int_equal(cache_find(c, 0, 12), -1);
+	assert_true(cache_find(c, 0, 9) >= 0);
+	assert_int_equal(cache_stats(c)->evictions, 0);
+	cache_begin_step(c, CACHE_DECODE, &p);
+	check_invariants(c);
+	cache_free(c);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_cache_warm),
+		cmocka_unit_test(test_cache_set_hot),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
