@@ -129,8 +129,9 @@ RUN(rms_norm)
 	int in = c->n_in + 5, step = c->n_in + 3;
 	float *x = put_rows(p, 1, c, f, n, in),
 		  *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
-	float *y = device_new(p, (size_t)(n * step) * 4),
-		  *host = op_host_new(p, (size_t)(n * step) * 4);
+	float *host = op_host_new(p, (size_t)(n * step) * 4);
+	memset(host, 0, (size_t)(n * step) * 4); /* the ends of rows are read back too */
+	float *y = put(p, host, (size_t)(n * step) * 4);
 	/* the same with a second gain: neither looks at the other */
 	float *other = put(p, op_floats(p, 3, (size_t)c->n_in), (size_t)c->n_in * 4),
 		  *y2 = device_new(p, (size_t)(n * step) * 4);

@@ -112,6 +112,8 @@ void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer
 		return NULL;
 	}
 	buffer->bytes = rounded;
+	/* Tiles of gemm.cuh read rows of a panel behind the last one, and store nothing of them. */
+	cuda_check(b, cudaMemsetAsync(buffer->data, 0, rounded, b->stream));
 	return buffer->data;
 }
 
