@@ -22,7 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -100,19 +99,31 @@ static int drop_torn_line(const struct convert_journal *j, const char *text, str
 
 /* Opens and locks the journal. Tries again if the file was removed or replaced between the two: the
  * holder of its lock has ended. */
-static int open_locked(struct convert_journal *j, const char *out, struct stat *st, struct err *e)
+static int open_locked(
+	struct convert_journal *j, const char *out, struct stat *st, struct buf *notes, struct err *e)
 {
 	for (;;) {
 		struct stat named;
+		char why[160];
 		j->fd = TEMP_FAILURE_RETRY(open(j->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
 		if (j->fd < 0)
 			return err_errno(e, errno, "%s", j->path);
-		if (flock(j->fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
+		const enum out_lock lock = out_file_lock(j->fd);
+		if (lock == OUT_LOCKED_BY_OTHER)
 			return err_set(e, ERR_RUN, "%s: another conversion is writing this output", out);
+		if (lock == OUT_LOCK_FAILED)
+			return err_errno(e, errno, "%s: cannot be locked", j->path);
+		snprintf(why, sizeof why, "%s", lock == OUT_NO_LOCKS ? strerror(errno) : "");
 		if (fstat(j->fd, st) < 0 || !S_ISREG(st->st_mode))
 			return err_set(e, ERR_INPUT, "%s: is not a regular file", j->path);
-		if (!stat(j->path, &named) && named.st_dev == st->st_dev && named.st_ino == st->st_ino)
+		if (!stat(j->path, &named) && named.st_dev == st->st_dev && named.st_ino == st->st_ino) {
+			if (lock == OUT_NO_LOCKS)
+				buf_printf(notes,
+					"%s: the file system cannot lock it (%s); the conversion goes on, but nothing "
+					"stops a second one from writing the same output\n",
+					j->path, why);
 			return 0;
+		}
 		close(j->fd);
 	}
 }
@@ -181,7 +192,7 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	j->finished = NEW_ARRAY(uint64_t, n);
 	if ((code = out_file_may_replace(j->path, &out_journal, force, e)))
 		goto fail;
-	if ((code = open_locked(j, out, &st, e)))
+	if ((code = open_locked(j, out, &st, notes, e)))
 		goto fail;
 	j->is_new = !st.st_size;
 	if (st.st_size > 0 && (uint64_t)st.st_size <= MAX_BYTES) {

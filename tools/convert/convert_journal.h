@@ -9,7 +9,8 @@
  *   when the file is damaged, it is not used, and the conversion starts over.
  * - A tensor is listed with its source, the identity of the files that it was made from. A tensor
  *   that is listed with another source is made again, the others are kept.
- * - The file is locked while it is open: one conversion per output.
+ * - The file is locked while it is open: one conversion per output. A file system without locks is
+ *   accepted with a note.
  *
  * In order of use:
  *   1. convert_journal_open
@@ -53,7 +54,7 @@ struct convert_journal {
  *   done:    out, [n]: how many pieces of a tensor are listed as complete.
  *   n_done:  out: tensors of which all are.
  *   notes:   gets a line when there is a journal that cannot be used; it counts as empty, and
- *            convert_journal_restart replaces it.
+ *            convert_journal_restart replaces it. Another line when the file cannot be locked.
  * Tensors of another source are dropped at once and counted in n_other. A file of that name that is
  * no journal is replaced only with force, else ERR_INPUT. */
 int convert_journal_open(struct convert_journal *j, const char *out, bool force,
