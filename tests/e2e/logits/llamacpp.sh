@@ -119,31 +119,42 @@ rows = rows[:len(rows) * 19 // 20]
 print("%.4g" % (sum(rows) / len(rows)))' "$1"
 }
 
+convert_experts() { # type, layers, output, importance, options...
+	run convert "$checkpoint" -o "$3" --recipe bf16 --imatrix "$4" \
+		--types "blk.$2.ffn_*_exps.weight=$1" --force -q "${@:5}"
+	exits 0
+}
+
+# Q4_K also with error feedback, by the moments of the other half's inputs.
 beside_llama_quantize() { # type, ggml's number of it, layers, halves...
-	local half file ours theirs
-	rm -f "$work"/kl.ours "$work"/kl.theirs
+	local half file ours theirs files=(ours theirs)
+	[ "$1" != Q4_K ] || files+=(feedback)
+	rm -f "$work"/kl.*
 	for half in "${@:4}"; do
-		run convert "$checkpoint" -o "$work/ours.gguf" --recipe bf16 \
-			--imatrix "$work/imatrix.$half.dat" --types "blk.$3.ffn_*_exps.weight=$1" --force -q
-		exits 0
+		convert_experts "$1" "$3" "$work/ours.gguf" "$work/imatrix.$half.dat"
+		[ "$1" != Q4_K ] || convert_experts "$1" "$3" "$work/feedback.gguf" \
+			"$work/moments.$half.gguf" --feedback
 		said="llama-quantize of experts to $1"
 		check "llama-quantize takes the importance" peer experts "$source" "$work/theirs.gguf" \
 			"$work/imatrix.$half.dat" "blk\\.$3\\.ffn_(gate|up|down)_exps\\.weight" "$2"
 		ids=$work/ids.heldout.$half
-		for file in ours theirs; do
+		for file in "${files[@]}"; do
 			logits "$work/$file.gguf" "$work/q.f32" --all
 			add_kl "$work/heldout.$half.f32" "$work/q.f32" "$work/kl.$file"
 		done
 	done
-	ours=$(usual_mean "$work/kl.ours")
 	theirs=$(usual_mean "$work/kl.theirs")
-	echo "experts as $1: KL $ours, llama-quantize's $theirs"
-	said="experts as $1"
-	check "$1 is as good as llama-quantize's" python3 -c '
+	for file in "${files[@]}"; do
+		[ "$file" != theirs ] || continue
+		ours=$(usual_mean "$work/kl.$file")
+		said="experts as $1 ($file)"
+		echo "$said: KL $ours, llama-quantize's $theirs"
+		check "$1 is as good as llama-quantize's" python3 -c '
 import sys
 ours, theirs, most = map(float, sys.argv[1:])
 sys.exit(not 0 < ours <= most * theirs)' "$ours" "$theirs" $MOST
-	rm -f "$work/ours.gguf" "$work/theirs.gguf"
+	done
+	rm -f "$work/ours.gguf" "$work/theirs.gguf" "$work/feedback.gguf"
 }
 
 if [ "$source" != "$POCKET" ]; then
@@ -154,6 +165,9 @@ if [ "$source" != "$POCKET" ]; then
 			<"$work/ids.heldout.$((3 - half))" >"$work/calibration"
 		run imatrix -m "$source" -f "$work/calibration" --special -c 512 \
 			-o "$work/imatrix.$half.dat" -q
+		exits 0
+		run imatrix -m "$source" -f "$work/calibration" --special -c 512 --moments \
+			-o "$work/moments.$half.gguf" -q
 		exits 0
 		ids=$work/ids.heldout.$half
 		logits "$source" "$work/heldout.$half.f32" --all
