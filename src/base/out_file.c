@@ -274,13 +274,26 @@ void out_file_abort(struct out_file *o)
 	*o = (struct out_file){.directory = -1};
 }
 
+enum out_lock out_file_lock(int fd)
+{
+	if (!TEMP_FAILURE_RETRY(flock(fd, LOCK_EX | LOCK_NB)))
+		return OUT_LOCKED;
+	if (errno == EWOULDBLOCK)
+		return OUT_LOCKED_BY_OTHER;
+	return errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS ? OUT_NO_LOCKS
+																	 : OUT_LOCK_FAILED;
+}
+
 /* Locks what is open at `path`: 0, or 1 if the holder of the lock has just given the file another
  * name, or a negative code. A file system without locks is accepted. */
 static int lock_partial(int fd, const char *path, struct err *e)
 {
 	struct stat open_file, named;
-	if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+	const enum out_lock lock = out_file_lock(fd);
+	if (lock == OUT_LOCKED_BY_OTHER)
 		return err_set(e, ERR_RUN, "%.400s: another process is writing this file", path);
+	if (lock == OUT_LOCK_FAILED)
+		return err_errno(e, errno, "%.400s: cannot be locked", path);
 	if (fstat(fd, &open_file))
 		return err_errno(e, errno, "%.400s: cannot be written", path);
 	if (stat(path, &named))

@@ -75,10 +75,17 @@ int out_file_commit(struct out_file *o, struct err *e);
 /* Releases without touching the target. Safe on a zeroed or committed one. */
 void out_file_abort(struct out_file *o);
 
+/* Takes the exclusive lock (flock) of an open file and does not wait for it. OUT_LOCKED_BY_OTHER:
+ * another process holds it. OUT_NO_LOCKS: the file system or its server has no locks (ENOLCK,
+ * EOPNOTSUPP, ENOSYS; errno says which), so no process is kept away. OUT_LOCK_FAILED: errno. */
+enum out_lock { OUT_LOCKED, OUT_LOCKED_BY_OTHER, OUT_NO_LOCKS, OUT_LOCK_FAILED };
+enum out_lock out_file_lock(int fd);
+
 /* For outputs that are worth keeping unfinished: a file that the caller writes under a name of its
  * own and renames when it is whole. Returns its descriptor (read and write, emptied) or a negative
  * code. The descriptor holds a lock (flock), so that no two processes write one file: rename or
  * remove the file before it is closed. What stands at `path` is judged and emptied under the lock.
+ * On a file system without locks it goes on without one.
  * With `resume` the file must exist and keeps its bytes, of whatever kind they are. ERR_RUN:
  * another process is writing it; ERR_INPUT as of out_file_may_replace. */
 int out_file_open_partial(

@@ -44,7 +44,7 @@ static const struct {
 	{&out_trace, "GLMTRACErest", 12},
 	{&out_profile, "# glmstream profile 2 0 1 1\n", 28},
 	{&out_plot, "<!-- drawn by glmstream -->\n<svg", 32},
-	{&out_journal, "glmstream-convert 4 0", 21},
+	{&out_journal, "glmstream-convert 5 0", 21},
 	{&out_history, "_HiStOrY_V2_\n", 13},
 	{&out_unfinished_model, "GGUF\3\0\0\0........glmstream.version", 33},
 };

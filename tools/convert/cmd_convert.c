@@ -57,6 +57,9 @@ struct convert_work {
 	struct safetensors *st;
 	struct convert_plan plan;
 	struct convert_losses losses; /* with a target: what its types were chosen by */
+	uint8_t *chosen;              /* [losses.n_groups] and the types */
+	uint64_t choice_key;
+	bool choice_kept; /* the journal has them */
 	struct imatrix_file *imatrix;
 	bool *has_importance;           /* [n_tensors] */
 	bool *feedback;                 /* [n_tensors] */
@@ -232,19 +235,54 @@ static int plan_choice(struct convert_work *w, uint64_t *bytes, struct err *e)
 	return code;
 }
 
-/* Types for --target-gb. What the file takes besides the groups is known once a choice has been
- * planned; with --split-gb it depends on the choice, so the budget is lowered by what was too much.
+/* fd: of the file as it was opened, since another may have its name by now; -1: by name. */
+static uint64_t hash_file(uint64_t h, const char *path, int fd)
+{
+	struct stat s;
+	uint64_t v[3] = {0};
+	if ((fd < 0 ? stat(path, &s) : fstat(fd, &s)) == 0) {
+		v[0] = (uint64_t)s.st_size;
+		v[1] = (uint64_t)s.st_mtim.tv_sec;
+		v[2] = (uint64_t)s.st_mtim.tv_nsec;
+	}
+	const char *slash = strrchr(path, '/');
+	h = hash_bytes(h, slash ? slash + 1 : path, strlen(slash ? slash + 1 : path) + 1);
+	return hash_bytes(h, v, sizeof v);
+}
+
+static uint64_t hash_shard(const struct safetensors_file *f)
+{
+	return hash_file(hash_u64(HASH_START, f->header_hash), f->path, f->fd);
+}
+
+static uint64_t hash_imatrix(const struct convert_options *o)
+{
+	return o->imatrix ? hash_file(HASH_START, o->imatrix, -1) : 0;
+}
+
+/* What the choice of types depends on: a run that is taken up with the same key chooses the same.
  */
-static int choose_types(struct convert_work *w, struct err *e)
+static uint64_t choice_key(const struct convert_work *w)
+{
+	uint64_t h = hash_bytes(HASH_START, GLM_VERSION, sizeof GLM_VERSION);
+	h = hash_u64(hash_u64(h, w->opt.target_bytes), w->opt.split_bytes);
+	if (w->opt.types_text)
+		h = hash_bytes(h, w->opt.types_text, strlen(w->opt.types_text) + 1);
+	h = hash_u64(h, hash_imatrix(&w->opt));
+	for (uint32_t i = 0; i < w->st->n_files; i++)
+		h = hash_u64(h, hash_shard(&w->st->files[i]));
+	return h;
+}
+
+/* Types by the losses, which must have been measured. What the file takes besides the groups is
+ * known once a choice has been planned; with --split-gb it depends on the choice, so the budget is
+ * lowered by what was too much. */
+static int choose_by_losses(struct convert_work *w, struct err *e)
 {
 	const uint64_t target = w->opt.target_bytes;
-	const struct losses_source source = {&w->plan, &w->cfg, w->st,
-		w->opt.types_text ? &w->opt.types : NULL, w->imatrix, w->opt.jobs};
-	uint64_t chosen, bytes = 0, budget;
-	int code = convert_losses_measure(&w->losses, &source, e);
-	if (code)
-		return code;
 	struct convert_losses *l = &w->losses;
+	uint64_t chosen, bytes = 0, budget;
+	int code;
 	convert_target_choose(l->groups, l->n_groups, 0, l->choice, &chosen);
 	if ((code = plan_choice(w, &bytes, e)))
 		return code;
@@ -260,6 +298,33 @@ static int choose_types(struct convert_work *w, struct err *e)
 		budget -= bytes > target ? MIN(budget, bytes - target) : 0;
 	} while (bytes > target);
 	return 0;
+}
+
+/* Types for --target-gb: those that an interrupted run has left in its journal, else by a sample of
+ * every matrix. */
+static int choose_types(struct convert_work *w, struct err *e)
+{
+	const struct losses_source source = {&w->plan, &w->cfg, w->st,
+		w->opt.types_text ? &w->opt.types : NULL, w->imatrix, w->opt.jobs};
+	struct convert_losses *l = &w->losses;
+	uint64_t bytes = 0;
+	int code = 0;
+	convert_losses_list(l, &source);
+	w->chosen = NEW_ARRAY(uint8_t, l->n_groups);
+	w->choice_key = choice_key(w);
+	if (!w->opt.dry_run &&
+		convert_journal_find_types(w->opt.out, w->choice_key, w->chosen, l->n_groups) &&
+		convert_losses_choose(l, w->chosen)) {
+		code = plan_choice(w, &bytes, e);
+		w->choice_kept = !code && bytes <= w->opt.target_bytes;
+	}
+	if (w->choice_kept)
+		buf_printf(
+			&w->plan.notes, "%s.journal: types as an earlier run has chosen them\n", w->opt.out);
+	else if (!code && !(code = convert_losses_measure(l, &source, e)))
+		code = choose_by_losses(w, e);
+	convert_losses_types(l, w->chosen);
+	return code;
 }
 
 /* From headers, and with a target from samples of the matrices, to a plan with all sizes known. */
@@ -296,21 +361,6 @@ static int make_plan(struct convert_work *w, struct err *e)
 	return code;
 }
 
-/* fd: of the file as it was opened, since another may have its name by now; -1: by name. */
-static uint64_t hash_file(uint64_t h, const char *path, int fd)
-{
-	struct stat s;
-	uint64_t v[3] = {0};
-	if ((fd < 0 ? stat(path, &s) : fstat(fd, &s)) == 0) {
-		v[0] = (uint64_t)s.st_size;
-		v[1] = (uint64_t)s.st_mtim.tv_sec;
-		v[2] = (uint64_t)s.st_mtim.tv_nsec;
-	}
-	const char *slash = strrchr(path, '/');
-	h = hash_bytes(h, slash ? slash + 1 : path, strlen(slash ? slash + 1 : path) + 1);
-	return hash_bytes(h, v, sizeof v);
-}
-
 /* What all data of the output depend on. (The header is compared byte by byte when a run is taken
  * up.) */
 static uint64_t fingerprint(const struct convert_work *w)
@@ -330,11 +380,9 @@ static void identify_sources(struct convert_work *w)
 {
 	const size_t n = w->plan.n_tensors;
 	uint64_t *files = NEW_ARRAY(uint64_t, w->st->n_files);
-	for (uint32_t i = 0; i < w->st->n_files; i++) {
-		const struct safetensors_file *f = &w->st->files[i];
-		files[i] = hash_file(hash_u64(HASH_START, f->header_hash), f->path, f->fd);
-	}
-	const uint64_t imatrix = w->opt.imatrix ? hash_file(HASH_START, w->opt.imatrix, -1) : 0;
+	for (uint32_t i = 0; i < w->st->n_files; i++)
+		files[i] = hash_shard(&w->st->files[i]);
+	const uint64_t imatrix = hash_imatrix(&w->opt);
 	w->sources = NEW_ARRAY(uint64_t, n);
 	for (size_t i = 0; i < n; i++) {
 		const struct convert_tensor *t = &w->plan.tensors[i];
@@ -414,6 +462,7 @@ static int open_output(struct convert_work *w, struct err *e)
 	if (n_done || n_begun)
 		buf_printf(&notes, "%s: starting over\n", why.text);
 	memset(w->done, 0, n * sizeof *w->done);
+	w->choice_kept = false;
 	/* first the journal, so that at no time it vouches for data that are gone */
 	if ((code = convert_journal_restart(&w->journal, e)) ||
 		(code = gguf_writer_create(w->writer, w->opt.out, false, e))) {
@@ -421,6 +470,9 @@ static int open_output(struct convert_work *w, struct err *e)
 		convert_journal_close(&w->journal, true);
 	}
 out:
+	if (!code && w->opt.target_bytes && !w->choice_kept)
+		code =
+			convert_journal_add_types(&w->journal, w->choice_key, w->chosen, w->losses.n_groups, e);
 	report_notes(&notes);
 	buf_free(&notes);
 	return code;
@@ -647,6 +699,7 @@ int cmd_convert(int argc, char **argv, struct err *e)
 	gguf_writer_free(w.writer);
 	imatrix_file_close(w.imatrix);
 	convert_losses_fini(&w.losses);
+	free(w.chosen);
 	convert_plan_fini(&w.plan);
 	safetensors_close(w.st);
 	free(w.done);

@@ -2,12 +2,13 @@
 /*
  * Text, one line per event, each line with its own check value:
  *
- *     glmstream-convert 4 <fingerprint>
+ *     glmstream-convert 5 <fingerprint>
  *     <tensor> <pieces> <source> <check of fingerprint, tensor, pieces and source>
+ *     types <key> <two digits a type> <check of the line up to here>
  *
- * The last line of a tensor counts. Source 0 and no pieces: the tensor is not done. A last line
- * without line feed is what a crash leaves and is ignored. Any other flaw makes the whole journal
- * worthless.
+ * The last line of a tensor and the last one of types count. Source 0 and no pieces: the tensor is
+ * not done. A last line without line feed is what a crash leaves and is ignored. Any other flaw
+ * makes the whole journal worthless.
  */
 #include "tools/convert/convert_journal.h"
 
@@ -22,14 +23,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAX_BYTES  (64u << 20)
-#define MAGIC      "glmstream-convert "
-#define VERSION    "4 " /* 1: check values of another function; 2: no sources; 3: no pieces */
+#define MAX_BYTES (64u << 20)
+#define MAGIC     "glmstream-convert "
+/* 1: check values of another function; 2: no sources; 3: no pieces; 4: no types */
+#define VERSION    "5 "
 #define LINE_BYTES 96
+#define TYPES      "types "
+#define HEX_DIGITS 16
 
 static uint64_t source_of(const struct convert_journal *j, uint32_t id)
 {
@@ -56,6 +59,29 @@ static void head_line(char out[80], uint64_t fingerprint)
 	snprintf(out, 80, MAGIC VERSION "%016" PRIx64 "\n", fingerprint);
 }
 
+/* Appends the line of n types; its length depends on n alone. */
+static void types_line(struct buf *b, uint64_t key, const uint8_t *types, size_t n)
+{
+	const size_t start = b->len;
+	buf_printf(b, TYPES "%016" PRIx64 " ", key);
+	for (size_t i = 0; i < n; i++)
+		buf_printf(b, "%02x", types[i]);
+	buf_putc(b, ' ');
+	buf_printf(b, "%016" PRIx64 "\n", hash_bytes(HASH_START, b->data + start, b->len - start));
+}
+
+/* Whether the line from p up to its line feed is a whole one of types. */
+static bool is_types_line(const char *p, const char *end)
+{
+	const ptrdiff_t least = (ptrdiff_t)strlen(TYPES) + 2 * HEX_DIGITS + 2;
+	if (strncmp(p, TYPES, strlen(TYPES)) || end - p < least)
+		return false;
+	char check[HEX_DIGITS + 1];
+	const char *const digits = end - HEX_DIGITS;
+	snprintf(check, sizeof check, "%016" PRIx64, hash_bytes(HASH_START, p, (size_t)(digits - p)));
+	return !memcmp(check, digits, HEX_DIGITS);
+}
+
 /* Fills j->listed; false when the text is of another conversion or damaged. */
 static bool read_text(const struct convert_journal *j, const char *text, const char **why)
 {
@@ -73,6 +99,8 @@ static bool read_text(const struct convert_journal *j, const char *text, const c
 	}
 	for (const char *p = text + strlen(head), *end; (end = strchr(p, '\n')); p = end + 1) {
 		char *rest;
+		if (is_types_line(p, end))
+			continue;
 		unsigned long id = strtoul(p, &rest, 10);
 		if (id >= j->n)
 			return false;
@@ -100,19 +128,31 @@ static int drop_torn_line(const struct convert_journal *j, const char *text, str
 
 /* Opens and locks the journal. Tries again if the file was removed or replaced between the two: the
  * holder of its lock has ended. */
-static int open_locked(struct convert_journal *j, const char *out, struct stat *st, struct err *e)
+static int open_locked(
+	struct convert_journal *j, const char *out, struct stat *st, struct buf *notes, struct err *e)
 {
 	for (;;) {
 		struct stat named;
+		char why[160];
 		j->fd = TEMP_FAILURE_RETRY(open(j->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
 		if (j->fd < 0)
 			return err_errno(e, errno, "%s", j->path);
-		if (flock(j->fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
+		const enum out_lock lock = out_file_lock(j->fd);
+		if (lock == OUT_LOCKED_BY_OTHER)
 			return err_set(e, ERR_RUN, "%s: another conversion is writing this output", out);
+		if (lock == OUT_LOCK_FAILED)
+			return err_errno(e, errno, "%s: cannot be locked", j->path);
+		snprintf(why, sizeof why, "%s", lock == OUT_NO_LOCKS ? strerror(errno) : "");
 		if (fstat(j->fd, st) < 0 || !S_ISREG(st->st_mode))
 			return err_set(e, ERR_INPUT, "%s: is not a regular file", j->path);
-		if (!stat(j->path, &named) && named.st_dev == st->st_dev && named.st_ino == st->st_ino)
+		if (!stat(j->path, &named) && named.st_dev == st->st_dev && named.st_ino == st->st_ino) {
+			if (lock == OUT_NO_LOCKS)
+				buf_printf(notes,
+					"%s: the file system cannot lock it (%s); the conversion goes on, but nothing "
+					"stops a second one from writing the same output\n",
+					j->path, why);
 			return 0;
+		}
 		close(j->fd);
 	}
 }
@@ -181,7 +221,7 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	j->finished = NEW_ARRAY(uint64_t, n);
 	if ((code = out_file_may_replace(j->path, &out_journal, force, e)))
 		goto fail;
-	if ((code = open_locked(j, out, &st, e)))
+	if ((code = open_locked(j, out, &st, notes, e)))
 		goto fail;
 	j->is_new = !st.st_size;
 	if (st.st_size > 0 && (uint64_t)st.st_size <= MAX_BYTES) {
@@ -238,6 +278,60 @@ int convert_journal_add(
 	}
 	int code = n ? append(j, b.data, b.len, e) : 0;
 	buf_free(&b);
+	return code;
+}
+
+/* The text of a journal of this version, which the caller frees; NULL: there is none. */
+static char *read_journal(const char *out)
+{
+	char *path = mem_printf("%s.journal", out), *text = NULL;
+	struct stat st;
+	const int fd = TEMP_FAILURE_RETRY(open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+	free(path);
+	if (fd < 0)
+		return NULL;
+	if (!fstat(fd, &st) && S_ISREG(st.st_mode) && (uint64_t)st.st_size <= MAX_BYTES) {
+		text = mem_new((size_t)st.st_size + 1, 1);
+		const ssize_t got = TEMP_FAILURE_RETRY(pread(fd, text, (size_t)st.st_size, 0));
+		if (got != st.st_size || memchr(text, 0, (size_t)got) ||
+			strncmp(text, MAGIC VERSION, strlen(MAGIC VERSION)) != 0) {
+			free(text);
+			text = NULL;
+		}
+	}
+	close(fd);
+	return text;
+}
+
+bool convert_journal_find_types(const char *out, uint64_t key, uint8_t *types, size_t n)
+{
+	char *text = read_journal(out), *found = NULL;
+	for (char *p = text, *end; p && (end = strchr(p, '\n')); p = end + 1) {
+		*end = 0;
+		if (is_types_line(p, end))
+			found = p;
+	}
+	const size_t at = strlen(TYPES) + HEX_DIGITS + 1;
+	bool same = found && strlen(found) == at + 2 * n + 1 + HEX_DIGITS;
+	for (size_t i = 0; same && i < n; i++) {
+		const char digits[3] = {found[at + 2 * i], found[at + 2 * i + 1], 0};
+		types[i] = (uint8_t)strtoul(digits, NULL, 16);
+	}
+	struct buf line = {0};
+	types_line(&line, key, types, n);
+	same = same && !strncmp(found, line.data, line.len - 1); /* also the key */
+	buf_free(&line);
+	free(text);
+	return same;
+}
+
+int convert_journal_add_types(
+	struct convert_journal *j, uint64_t key, const uint8_t *types, size_t n, struct err *e)
+{
+	struct buf line = {0};
+	types_line(&line, key, types, n);
+	const int code = append(j, line.data, line.len, e);
+	buf_free(&line);
 	return code;
 }
 

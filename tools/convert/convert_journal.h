@@ -9,14 +9,19 @@
  *   when the file is damaged, it is not used, and the conversion starts over.
  * - A tensor is listed with its source, the identity of the files that it was made from. A tensor
  *   that is listed with another source is made again, the others are kept.
- * - The file is locked while it is open: one conversion per output.
+ * - It may hold types that were chosen by measurement (--target-gb), under a key of what the choice
+ *   depends on: a later run with this key goes on with them and measures nothing.
+ * - The file is locked while it is open: one conversion per output. A file system without locks is
+ *   accepted with a note.
  *
  * In order of use:
+ *   0. convert_journal_find_types, where types are chosen
  *   1. convert_journal_open
  *   2. convert_journal_restart, unless the data that it lists are kept: a new or unusable file has
  *      no header before
  *   3. convert_journal_add, after the caller has synced the data of these pieces; and
- *      convert_journal_drop, before the caller writes over data that are listed
+ *      convert_journal_drop, before the caller writes over data that are listed;
+ *      convert_journal_add_types behind a restart, and when other types were chosen
  *   4. convert_journal_close
  *
  * Every change is on the disk when the call returns (fdatasync).
@@ -47,20 +52,29 @@ struct convert_journal {
 	size_t n_other;          /* tensors that it listed with another source when it was opened */
 };
 
+/* Reads n types that an earlier run has stored under this key in the journal of output `out`.
+ * False: there are none, and types[n] is of no use. Takes no lock: another conversion may be
+ * writing. */
+bool convert_journal_find_types(const char *out, uint64_t key, uint8_t *types, size_t n);
+
 /* Opens or creates the journal of output `out`, of n tensors.
  *   sources: [n], not 0; NULL: all tensors have one source. Lent as long as the journal is open.
  *   pieces:  [n], how many a tensor has; NULL: one each. Lent as long as the journal is open.
  *   done:    out, [n]: how many pieces of a tensor are listed as complete.
  *   n_done:  out: tensors of which all are.
  *   notes:   gets a line when there is a journal that cannot be used; it counts as empty, and
- *            convert_journal_restart replaces it.
+ *            convert_journal_restart replaces it. Another line when the file cannot be locked.
  * Tensors of another source are dropped at once and counted in n_other. A file of that name that is
  * no journal is replaced only with force, else ERR_INPUT. */
 int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	uint64_t fingerprint, const uint64_t *sources, const uint64_t *pieces, uint64_t *done, size_t n,
 	size_t *n_done, struct buf *notes, struct err *e);
 
-/* Empties it: no tensor is listed. */
+/* Stores types[n]; those before count no more. */
+int convert_journal_add_types(
+	struct convert_journal *j, uint64_t key, const uint8_t *types, size_t n, struct err *e);
+
+/* Empties it: no tensor is listed, and no types are stored. */
 int convert_journal_restart(struct convert_journal *j, struct err *e);
 
 /* Lists n tensors with the number of their pieces that are complete. */

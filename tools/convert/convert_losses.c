@@ -301,15 +301,12 @@ static double layer_factor(const struct convert_config *cfg, uint32_t layer)
 	return depth_factor[i] + (at - i) * (depth_factor[i + 1] - depth_factor[i]);
 }
 
-static void make_groups(struct convert_losses *l, const struct losses_job *job)
+static void make_groups(struct convert_losses *l, const struct convert_plan *p)
 {
-	const struct convert_plan *p = job->source->plan;
-	uint64_t count[N_SENSITIVITIES] = {0};
 	size_t *last = NEW_ARRAY(size_t, N_SENSITIVITIES); /* group of the label's last tensor, + 1 */
 	uint32_t *layer_of = NEW_ARRAY(uint32_t, p->n_tensors);
-	count_classes(job->source, job->class, count);
 	for (size_t i = 0; i < p->n_tensors; i++) {
-		uint32_t layer, head = job->class[i];
+		uint32_t layer, head = l->class[i];
 		l->group_of[i] = SIZE_MAX;
 		find_class(p->tensors[i].name, &layer);
 		if (head == NO_CLASS)
@@ -317,7 +314,7 @@ static void make_groups(struct convert_losses *l, const struct losses_job *job)
 		while (head && !strcmp(sensitivities[head - 1].label, sensitivities[head].label))
 			head--;
 		enum dtype types[TARGET_OPTIONS_MAX];
-		const uint32_t n = list_types(&p->tensors[i], job->class[i], types);
+		const uint32_t n = list_types(&p->tensors[i], l->class[i], types);
 		size_t g = last[head] - 1;
 		if (!last[head] || layer_of[g] != layer || l->groups[g].n != n ||
 			memcmp(l->types[g], types, n * sizeof *types)) {
@@ -329,49 +326,86 @@ static void make_groups(struct convert_losses *l, const struct losses_job *job)
 			memcpy(l->types[g], types, n * sizeof *types);
 		}
 		l->group_of[i] = g;
-		const struct sensitivity *s = &sensitivities[job->class[i]];
-		const double each = s->kl / s->error / (double)MAX(1, count[job->class[i]]) *
-							(p->tensors[i].n_slabs > 1 && s->least == DTYPE_IQ2_XXS
-									? layer_factor(job->source->cfg, layer)
-									: 1);
-		for (uint32_t k = 0; k < n; k++) {
+		for (uint32_t k = 0; k < n; k++)
 			l->groups[g].option[k].bytes += padded_bytes(&p->tensors[i], types[k]);
-			l->groups[g].option[k].loss += each * job->errors[i][k];
-		}
 	}
 	free(last);
 	free(layer_of);
 }
 
-int convert_losses_measure(
-	struct convert_losses *l, const struct losses_source *source, struct err *e)
+static void add_losses(struct convert_losses *l, const struct losses_job *job)
+{
+	const struct convert_plan *p = job->source->plan;
+	uint64_t count[N_SENSITIVITIES] = {0};
+	count_classes(job->source, l->class, count);
+	for (size_t i = 0; i < p->n_tensors; i++) {
+		const size_t g = l->group_of[i];
+		uint32_t layer;
+		if (g == SIZE_MAX)
+			continue;
+		find_class(p->tensors[i].name, &layer);
+		const struct sensitivity *s = &sensitivities[l->class[i]];
+		const double each = s->kl / s->error / (double)MAX(1, count[l->class[i]]) *
+							(p->tensors[i].n_slabs > 1 && s->least == DTYPE_IQ2_XXS
+									? layer_factor(job->source->cfg, layer)
+									: 1);
+		for (uint32_t k = 0; k < l->groups[g].n; k++)
+			l->groups[g].option[k].loss += each * job->errors[i][k];
+	}
+}
+
+void convert_losses_list(struct convert_losses *l, const struct losses_source *source)
 {
 	const size_t n = source->plan->n_tensors;
-	uint32_t *class = NEW_ARRAY(uint32_t, n);
-	struct losses_job job = {.source = source, .class = class};
-	job.errors = mem_new(n, sizeof *job.errors);
+	*l = (struct convert_losses){.groups = NEW_ARRAY(struct target_group, n),
+		.choice = NEW_ARRAY(uint32_t, n),
+		.group_of = NEW_ARRAY(size_t, n),
+		.class = NEW_ARRAY(uint32_t, n),
+		.kind = NEW_ARRAY(uint32_t, n),
+		.types = mem_new(n, sizeof *l->types)};
 	for (size_t i = 0; i < n; i++) {
 		uint32_t layer;
 		enum dtype types[TARGET_OPTIONS_MAX];
 		const struct convert_tensor *t = &source->plan->tensors[i];
-		class[i] = find_class(t->name, &layer);
-		if (class[i] != NO_CLASS &&
-			(convert_types_match(source->fixed, t->name, types) || !list_types(t, class[i], types)))
-			class[i] = NO_CLASS;
+		l->class[i] = find_class(t->name, &layer);
+		if (l->class[i] != NO_CLASS && (convert_types_match(source->fixed, t->name, types) ||
+										   !list_types(t, l->class[i], types)))
+			l->class[i] = NO_CLASS;
 	}
+	make_groups(l, source->plan);
+}
+
+int convert_losses_measure(
+	struct convert_losses *l, const struct losses_source *source, struct err *e)
+{
+	struct losses_job job = {.source = source, .class = l->class};
+	job.errors = mem_new(source->plan->n_tensors, sizeof *job.errors);
 	const struct workers_job work = {
 		losses_worker, losses_tick, losses_stop, &job, source->n_threads};
 	int code = workers_run(&work, e);
-	*l = (struct convert_losses){.groups = NEW_ARRAY(struct target_group, n),
-		.choice = NEW_ARRAY(uint32_t, n),
-		.group_of = NEW_ARRAY(size_t, n),
-		.kind = NEW_ARRAY(uint32_t, n),
-		.types = mem_new(n, sizeof *l->types)};
 	if (!code)
-		make_groups(l, &job);
+		add_losses(l, &job);
 	free(job.errors);
-	free(class);
 	return code;
+}
+
+void convert_losses_types(const struct convert_losses *l, uint8_t *types)
+{
+	for (size_t g = 0; g < l->n_groups; g++)
+		types[g] = (uint8_t)l->types[g][l->choice[g]];
+}
+
+bool convert_losses_choose(struct convert_losses *l, const uint8_t *types)
+{
+	for (size_t g = 0; g < l->n_groups; g++) {
+		uint32_t k = 0;
+		while (k < l->groups[g].n && (uint8_t)l->types[g][k] != types[g])
+			k++;
+		if (k == l->groups[g].n)
+			return false;
+		l->choice[g] = k;
+	}
+	return true;
 }
 
 void convert_losses_apply(const struct convert_losses *l, struct convert_plan *plan)
@@ -407,6 +441,7 @@ void convert_losses_fini(struct convert_losses *l)
 	free(l->groups);
 	free(l->choice);
 	free(l->group_of);
+	free(l->class);
 	free(l->kind);
 	free(l->types);
 	*l = (struct convert_losses){0};

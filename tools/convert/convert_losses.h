@@ -2,6 +2,7 @@
 /*
  * What each type would cost each matrix of a plan, in bytes and in expected loss, for --target-gb:
  *
+ *     convert_losses_list(&l, &source);              from headers alone
  *     convert_losses_measure(&l, &source, &e);       quantises a sample of every matrix
  *     convert_target_choose(l.groups, l.n_groups, budget, l.choice, &bytes);
  *     convert_losses_apply(&l, &plan);               may be repeated with another choice
@@ -44,14 +45,23 @@ struct convert_losses {
 	size_t n_groups;
 	uint32_t *choice;                        /* [n_groups] the caller's, for apply and print */
 	size_t *group_of;                        /* [n_tensors] SIZE_MAX: keeps its type */
+	uint32_t *class;                         /* private: [n_tensors] row of the table */
 	uint32_t *kind;                          /* private: [n_groups] row of the table */
 	enum dtype (*types)[TARGET_OPTIONS_MAX]; /* private: [n_groups] types of the options */
 };
 
-/* ERR_INPUT: a shard cannot be read, a value is infinite or not a number, the importance file has
- * other shapes. */
+/* The groups, their types and bytes; no losses. */
+void convert_losses_list(struct convert_losses *l, const struct losses_source *source);
+
+/* Fills in the losses. ERR_INPUT: a shard cannot be read, a value is infinite or not a number, the
+ * importance file has other shapes. */
 int convert_losses_measure(
 	struct convert_losses *l, const struct losses_source *source, struct err *e);
+
+/* types[n_groups] of l->choice (enum dtype), to be kept; and l->choice of such types, without
+ * losses. False: a group has no such type, and l->choice is of no use. */
+void convert_losses_types(const struct convert_losses *l, uint8_t *types);
+bool convert_losses_choose(struct convert_losses *l, const uint8_t *types);
 
 /* Gives the tensors of the plan the types of l->choice. */
 void convert_losses_apply(const struct convert_losses *l, struct convert_plan *plan);

@@ -189,6 +189,54 @@ else
 	check "and the bytes are those of one run" cmp -s "$work/tiny-iq2.gguf" "$work/begun-copy.gguf"
 fi
 
+# ---- locks ----------------------------------------------------------------------------------------
+# The first lock is the journal's, the second one the output's.
+traced() { # NUMBER HOW OUTPUT
+	timeout 60 "$work/fail_write" "$1" "$2" "$GLMSTREAM" convert "$work/tiny" -o "$3" --recipe iq2 \
+		>"$work/out" 2>"$work/err" </dev/null
+	rc=$? said="lock $1: $2"
+}
+
+traced 0 EIO "$work/locks.gguf"
+if [ $rc = 77 ]; then
+	skip_part "locks that fail: system calls cannot be traced here"
+else
+	locks=$(sed -n 's/^ENOLCK 2: //p' "$work/err")
+	check "two locks are taken" [ "$(wc -w <<<"$locks")" = 2 ]
+	for how in ENOLCK ENOTSUP; do
+		rm -f "$work/locks.gguf"
+		traced 1 $how "$work/locks.gguf"
+		exits 0
+		check "a file system without locks is named" \
+			grep -q 'locks.gguf.journal: the file system cannot lock it (.*); the conversion goes on, but nothing stops a second one' "$work/err"
+		check "and does not matter else" cmp -s "$work/tiny-iq2.gguf" "$work/locks.gguf"
+	done
+	rm -f "$work/locks.gguf"
+	traced 2 ENOLCK "$work/locks.gguf"
+	exits 0
+	# an interrupted lock is taken in a second call, and not given up
+	rm -f "$work"/locks.gguf*
+	touch "$work/locks.gguf.journal" "$work/locks.gguf.partial"
+	python3 - "$work/locks.gguf" "$work/held" <<'END' &
+import fcntl, sys, time
+held = [open(sys.argv[1] + end) for end in (".journal", ".partial")]
+for f in held:
+    fcntl.flock(f, fcntl.LOCK_EX)
+open(sys.argv[2], "w").close()
+time.sleep(60)
+END
+	holder=$!
+	for ((i = 0; i < 200; i++)); do
+		[ ! -e "$work/held" ] || break
+		sleep 0.05
+	done
+	traced "${locks%% *}" EINTR "$work/locks.gguf"
+	kill $holder
+	wait $holder 2>/dev/null
+	error_is_one_sentence 1 'another conversion is writing this output'
+	rm -f "$work/held"
+fi
+
 # ---- where to quantise ----------------------------------------------------------------------------
 run convert "$work/tiny" -o "$work/card.gguf" --recipe iq2 --backend cuda
 if [ "$rc" = 0 ]; then

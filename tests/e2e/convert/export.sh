@@ -132,7 +132,7 @@ case $GLMSTREAM in
 	check "a drive without room is left as it was" [ ! -e "$work/full" ]
 	if [ $full != 0 ]; then # shards of another export are there
 		mkdir "$work/full"
-		printf 'glmstream-convert 4 %016x\n' 1 >"$work/full/export.journal"
+		printf 'glmstream-convert 5 %016x\n' 1 >"$work/full/export.journal"
 		cp "$work/full/export.journal" "$work/journal"
 		run export -m "$work/real.gguf" -o "$work/full" -q
 		exits 4

@@ -152,7 +152,7 @@ damage
 convert version
 refused
 cp "$work/good/$last" "$src/$last"
-sed -i "1s/convert 4/convert 3/" "$work/version.gguf.journal"
+sed -i "1s/convert 5/convert 4/" "$work/version.gguf.journal"
 convert version
 check "it is said" grep -q "version.gguf.journal is of another version of this program: starting over" "$work/err"
 is_undisturbed version whole

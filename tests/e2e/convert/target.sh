@@ -83,6 +83,23 @@ error_is_one_sentence 3 'cut.gguf'
 # ---- an interruption -----------------------------------------------------------------------------
 
 c_tool fail_write
+poison() { # the first value of the embedding, in place and with its time; prints the shard
+	python3 - "$work/tiny" "$work/sound" <<'END'
+import glob, json, os, shutil, struct, sys
+for path in glob.glob(sys.argv[1] + "/*.safetensors"):
+    with open(path, "rb") as f:
+        n, = struct.unpack("<Q", f.read(8))
+        tensor = json.loads(f.read(n)).get("model.embed_tokens.weight")
+    if tensor:
+        shutil.copy2(path, sys.argv[2])
+        was = os.stat(path)
+        with open(path, "r+b") as f:
+            f.seek(8 + n + tensor["data_offsets"][0])
+            f.write(struct.pack("<H", 0x7FC0))
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+        print(path)
+END
+}
 begun=no
 for ((n = 60; n < 180; n += 20)); do
 	rm -f "$work"/begun.gguf*
@@ -97,14 +114,47 @@ if [ $rc = 77 ]; then
 	skip_part "system calls cannot be traced here"
 else
 	check "a run was interrupted" [ $begun = yes ]
-	cp "$work/begun.gguf.partial" "$work/other.gguf.partial"
-	cp "$work/begun.gguf.journal" "$work/other.gguf.journal"
+	earlier='journal: types as an earlier run has chosen them'
+	for name in other touched flaw no_partial poisoned; do
+		cp "$work/begun.gguf.partial" "$work/$name.gguf.partial"
+		cp "$work/begun.gguf.journal" "$work/$name.gguf.journal"
+	done
 	run convert "$work/tiny" -o "$work/begun.gguf" "${options[@]}"
 	exits 0
 	check "it goes on" grep -q 'going on with an earlier run' "$work/err"
+	check "with the types of the earlier run" grep -q "$earlier" "$work/err"
+	check "and prints the same mix" diff -q <(grep '^mix' "$work/err") "$work/mix"
 	check "to the same bytes" cmp -s "$work/whole.gguf" "$work/begun.gguf"
+
+	# No sample is taken: it would refuse what a tensor that is done has become.
+	shard=$(poison)
+	run convert "$work/tiny" -o "$work/fresh.gguf" "${options[@]}"
+	error_is_one_sentence 3 'embed_tokens.weight: a value is not a number'
+	run convert "$work/tiny" -o "$work/poisoned.gguf" "${options[@]}"
+	exits 0
+	check "no sample is taken" cmp -s "$work/whole.gguf" "$work/poisoned.gguf"
+	cp -p "$work/sound" "$shard"
+
+	rm "$work/no_partial.gguf.partial"
+	run convert "$work/tiny" -o "$work/no_partial.gguf" "${options[@]}" -j 1
+	exits 0
+	check "data that are gone are made anew in the same types" grep -q "$earlier" "$work/err"
+	check "and are the same" cmp -s "$work/whole.gguf" "$work/no_partial.gguf"
+	sed -i '/^types/s/0/1/' "$work/flaw.gguf.journal"
+	run convert "$work/tiny" -o "$work/flaw.gguf" "${options[@]}"
+	exits 0
+	check "damaged types are of no use" grep -q 'journal is damaged: starting over' "$work/err"
+	check "and are chosen again" [ "$(grep -c "$earlier" "$work/err")" = 0 ]
+	check "to the same file" cmp -s "$work/whole.gguf" "$work/flaw.gguf"
+	touch "$(find "$work/tiny" -name '*.safetensors' | sort | tail -n 1)"
+	run convert "$work/tiny" -o "$work/touched.gguf" "${options[@]}"
+	exits 0
+	check "with another shard types are chosen again" [ "$(grep -c "$earlier" "$work/err")" = 0 ]
+	check "and being the same keep the rest" grep -q 'going on with an earlier run' "$work/err"
+	check "for the same file" cmp -s "$work/whole.gguf" "$work/touched.gguf"
 	run convert "$work/tiny" -o "$work/other.gguf" --target-gb "$(gb $((2 * target)))"
 	exits 0
+	check "another target chooses anew" [ "$(grep -c "$earlier" "$work/err")" = 0 ]
 	check "another target starts over" grep -q 'another source, recipe or version: starting over' "$work/err"
 fi
 

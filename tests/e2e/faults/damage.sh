@@ -33,7 +33,7 @@ run -m "$odd.none" -p river
 exits 3
 check "an error's name has no escapes" no_escapes "$work/err"
 mkdir "$odd.folder"
-printf 'glmstream-convert 4 %016x\n' 1 >"$odd.folder/export.journal"
+printf 'glmstream-convert 5 %016x\n' 1 >"$odd.folder/export.journal"
 run export -m "$POCKET" -o "$odd.folder" -q
 exits 0
 check "a note names the folder" grep -q 'name.*export.journal belongs to another' "$work/err"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""kill.py PROGRAM FOLDER ROUNDS [convert|session|store|profile|tune|layers ...]: rounds of kill -9; layers only if named. Every second round kills before a writing system call, or in the middle of one
+"""kill.py PROGRAM FOLDER ROUNDS [convert|target|session|store|profile|tune|layers ...]: rounds of kill -9; layers only if named. Every second round kills before a writing system call, or in the middle of one
 (fail_write); the others at any time. What a killed run has left is what the next one begins with."""
 import hashlib
 import os
@@ -79,25 +79,30 @@ class Killer:
         check(f"{name}: runs are killed", k["KILL"] + k["torn"] + k["time"] > 0, k)
 
 
-def test_convert():
+def test_convert(name="convert", types=("--recipe", "q8")):
     began, out = time.monotonic(), WORK + "/out.gguf"
-    args = ["convert", WORK + "/tiny", "-o", out, "--recipe", "q8", "-q", "-j", "1"]
+    args = ["convert", WORK + "/tiny", "-o", out, *types, "-q", "-j", "1"]
     k = Killer(args).learn([*args[:3], WORK + "/good.gguf", *args[4:], "--force"])
     want = digest(WORK + "/good.gguf")
     for i in range(ROUNDS):
         k.kill(i)
         if os.path.exists(out):
-            check(f"convert {i}: what is there is whole", digest(out) == want)
+            check(f"{name} {i}: what is there is whole", digest(out) == want)
         elif rng.random() < 0.4 or i == ROUNDS - 1:
             r = run(args)
-            check(f"convert {i}: the same command again", r.returncode == 0 and digest(out) == want, r)
+            check(f"{name} {i}: the same command again", r.returncode == 0 and digest(out) == want, r)
         if os.path.exists(out):
             left = [f for f in os.listdir(WORK) if f.startswith("out.gguf.")]
             for f in left:  # killed between the name and the end of the journal: the same command takes it away
-                check(f"convert {i}: left beside the model", f == "out.gguf.journal", left)
+                check(f"{name} {i}: left beside the model", f == "out.gguf.journal", left)
                 os.unlink(WORK + "/" + f)
             os.unlink(out)
-    k.say("convert", began)
+    k.say(name, began)
+
+
+def test_target():
+    """Types by a sample of the weights, which a run that goes on takes from the journal."""
+    test_convert("target", ("--target-gb", "0.012"))
 
 
 def test_layers():
@@ -233,7 +238,7 @@ def test_tune():
 
 
 STORED = ["-n", "2", "--temp", "0", "--think", "off", "-q", "-t", "1", "-c", "1100"]
-for part in (test_convert, test_session, test_store, test_profile, test_tune, test_layers):
+for part in (test_convert, test_target, test_session, test_store, test_profile, test_tune, test_layers):
     if part.__name__[5:] in sys.argv[4:] or (len(sys.argv) < 5 and part != test_layers):
         part()
 finish(f", seed {SEED}")

@@ -6,13 +6,14 @@
  *     ENOSPC, EIO, EINTR   call NUMBER fails with this error
  *     storm                EINTR, 20 calls in a row
  *     short                write NUMBER writes half of its bytes
+ *     ENOLCK, ENOTSUP      lock NUMBER (flock) fails with this error
  *     KILL                 SIGKILL before call NUMBER
  *     torn                 half of the bytes of call NUMBER, SIGKILL before the next
  * Calls are counted from 1, over all threads, those alone that may fail so (table `calls`). A
  * NUMBER of the form k3 is the call that is the first of kind 3: kinds, one for each call and file,
  * are counted from 1 as they come. How many calls of one kind there are may depend on time. With
  * NUMBER 0 nothing fails, and standard error gets at the end "calls N" of all, and for each HOW up
- * to short "HOW N:" with the kinds that may fail so.
+ * to ENOTSUP "HOW N:" with the kinds that may fail so.
  *
  * A filter of seccomp stops the program at these calls only, and a tracer changes them.
  */
@@ -48,13 +49,31 @@ int main(void)
 /* Flags of an open that writes. */
 #define CREATES (O_CREAT | O_TRUNC | (O_TMPFILE & ~O_DIRECTORY))
 
-enum how { HOW_ENOSPC, HOW_EIO, HOW_EINTR, HOW_STORM, HOW_SHORT, HOW_KILL, HOW_TORN, N_HOW };
+enum how {
+	HOW_ENOSPC,
+	HOW_EIO,
+	HOW_EINTR,
+	HOW_STORM,
+	HOW_SHORT,
+	HOW_ENOLCK,
+	HOW_ENOTSUP,
+	HOW_KILL,
+	HOW_TORN,
+	N_HOW
+};
 static const char *const how_names[N_HOW] = {
-	"ENOSPC", "EIO", "EINTR", "storm", "short", "KILL", "torn"};
+	"ENOSPC", "EIO", "EINTR", "storm", "short", "ENOLCK", "ENOTSUP", "KILL", "torn"};
+static const int how_errors[N_HOW] = {[HOW_ENOSPC] = ENOSPC,
+	[HOW_EIO] = EIO,
+	[HOW_EINTR] = EINTR,
+	[HOW_STORM] = EINTR,
+	[HOW_ENOLCK] = ENOLCK,
+	[HOW_ENOTSUP] = ENOTSUP};
 
 #define FAILS       (1 << HOW_ENOSPC | 1 << HOW_EIO)
 #define INTERRUPTED (1 << HOW_EINTR | 1 << HOW_STORM)
 #define PARTLY      (1 << HOW_SHORT)
+#define NO_LOCKS    (1 << HOW_ENOLCK | 1 << HOW_ENOTSUP)
 #define ENDS        (1 << HOW_KILL | 1 << HOW_TORN)
 
 /* What the manual pages of the calls name. */
@@ -91,6 +110,7 @@ static const struct {
 	{SYS_rmdir, 1 << HOW_EIO, -1, 0, -1},
 	{SYS_fchmod, FAILS | INTERRUPTED, 0, -1, -1},
 	{SYS_utimensat, 1 << HOW_EIO, -1, 1, -1},
+	{SYS_flock, INTERRUPTED | NO_LOCKS, 0, -1, -1},
 };
 enum { N_CALLS = sizeof calls / sizeof *calls };
 
@@ -138,9 +158,8 @@ static void change_call(pid_t thread, struct user_regs_struct *r, enum how how)
 		if ((r->orig_rax == SYS_write || r->orig_rax == SYS_pwrite64) && r->rdx > 1)
 			r->rdx /= 2;
 	} else {
-		int error = how == HOW_EIO ? EIO : how == HOW_ENOSPC ? ENOSPC : EINTR;
 		r->orig_rax = (unsigned long long)-1; /* no call: rax is the result */
-		r->rax = (unsigned long long)-(long long)error;
+		r->rax = (unsigned long long)-(long long)how_errors[how];
 	}
 	ptrace(PTRACE_SETREGS, thread, NULL, r);
 }
@@ -206,7 +225,7 @@ static int note_kind(int call, const char *file)
 static void say_counts(void)
 {
 	fprintf(stderr, "calls %ld\n", n_calls[HOW_KILL]);
-	for (int how = 0; how <= HOW_SHORT; how++) {
+	for (int how = 0; how < HOW_KILL; how++) {
 		fprintf(stderr, "%s %ld:", how_names[how], n_calls[how]);
 		for (int i = 0; i < seen.n; i++)
 			if (seen.how[i] & 1u << how)

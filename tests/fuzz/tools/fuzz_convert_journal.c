@@ -4,7 +4,8 @@
  * a head and the ends of lines "NUMBER PIECES ?" (done) and "NUMBER 0 !" (dropped) are made right.
  * Checked: a refusal has a sentence; what is not believed is said, and then nothing counts as done;
  * a journal to which tensors are added says so when it is read again, besides what it said before;
- * one that was dropped is not done when it is read again.
+ * one that was dropped is not done when it is read again. Types that are added are found again,
+ * under their key alone and in their number alone.
  */
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -39,7 +40,7 @@ static void seal_lines(const uint8_t *d, size_t n, struct buf *out)
 	uint64_t fingerprint = FINGERPRINT;
 	uint32_t id = 0, number = 0;
 	bool has_id = false;
-	buf_printf(out, "glmstream-convert 4 %016llx\n", FINGERPRINT);
+	buf_printf(out, "glmstream-convert 5 %016llx\n", FINGERPRINT);
 	for (size_t i = 0; i < n; i++) {
 		if (d[i] >= '0' && d[i] <= '9')
 			number = number * 10 + (d[i] - '0');
@@ -61,6 +62,18 @@ static void seal_lines(const uint8_t *d, size_t n, struct buf *out)
 			has_id = false;
 		}
 	}
+}
+
+static void check_types(const uint8_t *types, size_t n, uint64_t key)
+{
+	uint8_t found[N_TENSORS];
+	char out[256];
+	snprintf(out, sizeof out, "%s", fixture_path("out.gguf"));
+	if (!convert_journal_find_types(out, key, found, n) || memcmp(found, types, n) != 0)
+		bug("types that were just written are not found");
+	if (convert_journal_find_types(out, key + 1, found, n) ||
+		convert_journal_find_types(out, key, found, n - 1))
+		bug("types of another choice are found");
 }
 
 static bool open_journal(struct read_back *r, bool force)
@@ -104,6 +117,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		buf_append(&text, data + 1, size - 1);
 	fixture_write("out.gguf.journal", text.data, text.len);
 	buf_free(&text);
+	uint8_t types[N_TENSORS];
+	const size_t n_types = 1 + data[size - 1] % (N_TENSORS - 1);
+	char out[256];
+	snprintf(out, sizeof out, "%s", fixture_path("out.gguf"));
+	(void)convert_journal_find_types(out, 0, types, n_types);
+	memset(types, data[size - 1], sizeof types);
 	if (!open_journal(&first, data[0] & 2))
 		return 0;
 	/* a file without a head gets one, as an unbelieved one does */
@@ -114,11 +133,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	if (convert_journal_add(&first.journal, more, 2, &e))
 		bug("%s", e.text);
+	if (convert_journal_add_types(&first.journal, size, types, n_types, &e))
+		bug("%s", e.text);
 	const uint32_t dropped[] = {data[0] / 2 % N_TENSORS};
 	size_t n_dropped;
 	if (convert_journal_drop(&first.journal, dropped, 1, &n_dropped, &e))
 		bug("%s", e.text);
 	convert_journal_close(&first.journal, false);
+	check_types(types, n_types, size);
 	if (!open_journal(&second, false) || second.worthless)
 		bug("a journal that was just written is not believed");
 	for (size_t i = 0; i < 2; i++)
