@@ -178,7 +178,7 @@ $(BUILD)/.flags: new = $(CC) $(C_ALL) $(CPP_ALL) $(call has,CUDA,$(NVCC) $(NV_AL
 $(BUILD)/.objects: new = $(LIB_OBJ)
 $(BUILD)/.libs: new = $(LDFLAGS) $(DEPS_LIBS) $(CUDA_LIBS)
 $(BUILD)/.page: new = $(call has,PAGE,$(or $(DEPS),packages),none)
-$(addprefix $(BUILD)/.,flags objects libs page): FORCE
+$(addprefix $(BUILD)/.,flags objects libs page) build/fuzz/.flags: FORCE
 	@mkdir -p $(@D); echo '$(new)' | cmp -s - $@ || { echo '$(new)' > $@; \
 	  $(if $(filter %.flags,$@),printf '  %s\n' $(NOTES);) }
 

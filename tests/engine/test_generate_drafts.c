@@ -13,7 +13,7 @@
 #include "src/engine/generate.h"
 #include "src/text/vocab.h"
 #include "tests/support/engine_help.h"
-#include "tests/support/sanitized.h"
+#include "tests/support/slow_build.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -204,7 +204,7 @@ static void test_text_is_the_same(void **state)
 	memset(&all_drafts, 0, sizeof all_drafts);
 	for (uint32_t p = 0; p < ARRAY_LEN(prompt_texts); p++) {
 		struct token_ids prompt = encode(g, prompt_texts[p]);
-		for (uint32_t i = 0; i < IF_SANITIZED(2, ARRAY_LEN(temperatures)); i++)
+		for (uint32_t i = 0; i < IF_SLOW_BUILD(2, ARRAY_LEN(temperatures)); i++)
 			for (uint64_t seed = 1; seed <= (i == 1 ? 2 : 1); seed++)
 				for (uint32_t kind = p; kind < (p ? 2 : 3); kind++) {
 					struct generate_options o = {.max_new = 30,
@@ -233,7 +233,7 @@ static void test_text_is_the_same(void **state)
 	}
 	/* this was no comparison of nothing */
 	for (uint32_t i = 0; i < DRAFT_SOURCES; i++) {
-		assert_true(all_drafts.accepted_by[i] > IF_SANITIZED(20, 50));
+		assert_true(all_drafts.accepted_by[i] > IF_SLOW_BUILD(20, 50));
 		assert_true(all_drafts.accepted_by[i] < all_drafts.tried_by[i]);
 	}
 	engine_close(g, NULL);
@@ -454,7 +454,7 @@ static void test_every_end(void **state)
 	assert_int_equal(whole.result.stop, GENERATE_STOP_TOKEN);
 	struct generated known = whole;
 	known.ids[known.n++] = whole.result.stop_token;
-	for (uint32_t n = 1; n <= whole.n + 1; n += IF_SANITIZED(5, 1))
+	for (uint32_t n = 1; n <= whole.n + 1; n += IF_SLOW_BUILD(5, 1))
 		for (uint32_t kind = 0; kind < (n % 4 ? 4 : 5); kind++) {
 			struct oracle x = {.knows = &known, .prompt = (uint32_t)prompt.n, .wrong = n % 3 * 5};
 			const struct draft_source source = {.name = "oracle",

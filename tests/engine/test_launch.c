@@ -15,7 +15,7 @@
 #include "tests/support/engine_help.h"
 #include "tests/support/lazy_device.h"
 #include "tests/support/mutate_model.h"
-#include "tests/support/sanitized.h"
+#include "tests/support/slow_build.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,8 +27,8 @@
 #define FOREIGN "build/test_launch_foreign.gguf"
 #define N_TEXT  300
 
-#define N_SEEDS IF_SANITIZED(1, 3)
-#define LONG    IF_SANITIZED(24, 252) /* all: positions on both sides of 256 */
+#define N_SEEDS IF_SLOW_BUILD(1, 3)
+#define LONG    IF_SLOW_BUILD(24, 252) /* all: positions on both sides of 256 */
 
 static int32_t text[3][N_TEXT];
 

@@ -4,6 +4,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/engine/sampler.h"
+#include "tests/support/slow_build.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -14,7 +15,7 @@
 #include <cmocka.h>
 
 #define N     64
-#define DRAWS 200000
+#define DRAWS IF_SLOW_BUILD(50000, 200000)
 
 /* What each id's probability should be, the slow obvious way: sort, cut, renormalise. */
 static void expected(const float *logits, int n, struct sampler_options o, double *p)

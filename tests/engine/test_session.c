@@ -8,7 +8,7 @@
 #include "src/base/rng.h"
 #include "src/engine/generate.h"
 #include "tests/support/engine_help.h"
-#include "tests/support/sanitized.h"
+#include "tests/support/slow_build.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -235,7 +235,7 @@ static void test_cancel(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (uint32_t at = 20; at < N_TOKENS; at += IF_SANITIZED(120, 40)) {
+	for (uint32_t at = 20; at < N_TOKENS; at += IF_SLOW_BUILD(120, 40)) {
 		struct canceller c = {.at = at};
 		struct session_watch watch = {.progress = cancel_at, .user = &c, .cancel = &c.flag};
 		session_rewind(s, 0);
@@ -286,7 +286,7 @@ static void test_cancel_inside_chunk(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (uint32_t at = 1; at < N_TOKENS; at += IF_SANITIZED(123, 41)) {
+	for (uint32_t at = 1; at < N_TOKENS; at += IF_SLOW_BUILD(123, 41)) {
 		struct observer o = {.stop_at = at};
 		struct session_watch watch = {
 			.progress = observe_chunk, .partial = observe_partial, .user = &o, .cancel = &o.flag};
@@ -330,7 +330,7 @@ static void test_cancel_any_time(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (int i = 0; i < IF_SANITIZED(4, 12); i++) {
+	for (int i = 0; i < IF_SLOW_BUILD(4, 12); i++) {
 		atomic_bool flag = false;
 		struct session_watch watch = {.cancel = &flag};
 		pthread_t thread;

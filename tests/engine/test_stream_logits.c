@@ -12,6 +12,7 @@
 #include "tests/support/engine_help.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/reader_null.h"
+#include "tests/support/slow_build.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,26 +22,16 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* Sanitizers slow the arithmetic down by ten and more: they get fewer tokens, settings and seeds.
- */
 #ifdef __SANITIZE_THREAD__ /* without OpenMP, too */
 #define N_PROMPT 40
 #else
 #define N_PROMPT 150 /* a prefill chunk, and more than index_topk */
 #endif
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define LONG_RUN   8
-#define N_NEW      2
-#define N_SETTINGS 8
-#define N_SEEDS    2
-#define CARD_SEEDS 2
-#else
-#define LONG_RUN   256
-#define N_NEW      24
-#define N_SETTINGS 24
-#define N_SEEDS    40
-#define CARD_SEEDS 8
-#endif
+#define LONG_RUN   IF_SLOW_BUILD(8, 256)
+#define N_NEW      IF_SLOW_BUILD(2, 24)
+#define N_SETTINGS IF_SLOW_BUILD(8, 24)
+#define N_SEEDS    IF_SLOW_BUILD(2, 40)
+#define CARD_SEEDS IF_SLOW_BUILD(2, 8)
 
 #define FEW_ROWS 64 /* cuda_ops.decode_rows */
 

@@ -15,7 +15,7 @@
 #include "src/engine/session/session_file.h"
 #include "src/engine/session/session_image.h"
 #include "tests/support/engine_help.h"
-#include "tests/support/sanitized.h"
+#include "tests/support/slow_build.h"
 #include "tests/support/temp_dir.h"
 
 #include <math.h>
@@ -119,10 +119,10 @@ static void test_rows_are_single_steps(void **state)
 	static const uint32_t prompts[] = {1, 100, 124, 128, 170};
 	struct err e = {0};
 	uint64_t want[ARRAY_LEN(prompts)][SESSION_ROWS_MAX];
-	for (size_t b = 0; b < IF_SANITIZED(2, ARRAY_LEN(budgets)); b++) {
+	for (size_t b = 0; b < IF_SLOW_BUILD(2, ARRAY_LEN(budgets)); b++) {
 		struct engine *g = poisoned_engine(1, budgets[b]);
 		struct session *s = session_of(g, true);
-		for (size_t p = 0; p < ARRAY_LEN(prompts); p += IF_SANITIZED(2, 1)) {
+		for (size_t p = 0; p < ARRAY_LEN(prompts); p += IF_SLOW_BUILD(2, 1)) {
 			uint32_t at = prompts[p];
 			for (uint32_t n = 0; n <= SESSION_ROWS_MAX; n++) { /* 0: one by one */
 				session_rewind(s, 0);
@@ -167,7 +167,7 @@ static void test_kept_rows(void **state)
 	struct session *s = session_of(g, true), *fresh = session_of(g, true);
 	struct err e = {0};
 	for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
-		for (uint32_t keep = 1; keep <= 6; keep += IF_SANITIZED(2, 1)) {
+		for (uint32_t keep = 1; keep <= 6; keep += IF_SLOW_BUILD(2, 1)) {
 			uint32_t at = prompts[p], length = at + keep;
 			session_rewind(s, 0);
 			ok(session_sync(s, text, at, NULL, NULL, &e), &e);

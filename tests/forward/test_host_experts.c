@@ -21,6 +21,7 @@
 #include "tests/support/copier_null.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/lazy_device.h"
+#include "tests/support/slow_build.h"
 #include "tests/support/temp_dir.h"
 #include "tools/commands/commands.h"
 
@@ -32,13 +33,8 @@
 #include <cmocka.h>
 
 #define N_PROMPT 16
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define N_NEW   8
-#define N_SEEDS 2
-#else
-#define N_NEW   12
-#define N_SEEDS 2
-#endif
+#define N_NEW    IF_SLOW_BUILD(8, 12)
+#define N_SEEDS  2
 
 static bool on_cuda;
 
@@ -349,7 +345,7 @@ static void test_limb_types(void **state)
 	static const enum dtype types[] = {
 		DTYPE_IQ2_XXS, DTYPE_IQ2_XS, DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_Q8_0};
 	uint64_t layers = 0;
-	for (size_t t = 0; t < ARRAY_LEN(types); t++) {
+	for (size_t t = 0; t < ARRAY_LEN(types); t += IF_SLOW_BUILD(3, 1)) {
 		assert_true(expert_arithmetic_covers(types[t]));
 		struct split_run r = {.model = model_of(types[t]), .share = 0.25, .chunk = 1};
 		r.everything = everything_of(r.model);

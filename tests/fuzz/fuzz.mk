@@ -36,7 +36,9 @@ build/fuzz/libfuzzed.a: $(FUZZ_OBJ)
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
-build/fuzz/%.o: %.c $(BUILD)/.flags
+# a stamp of its own: that of $(BUILD) may have other choices, and would compile all of it again
+build/fuzz/.flags: new = $(FUZZ_CC) $(FUZZ_ALL) $(FUZZ_CPP)
+build/fuzz/%.o: %.c build/fuzz/.flags
 	$(call say,CLANG,$<)
 	$(Q)mkdir -p $(@D) && $(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer-no-link $(call isa,$<) \
 	  $(FUZZ_CPP) -MMD -MP -c $< -o $@

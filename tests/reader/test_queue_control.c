@@ -17,16 +17,13 @@
 
 #include "tests/reader/reader_help.h"
 #include "tests/support/reader_sim.h"
+#include "tests/support/slow_build.h"
 
-#define REQUEST     3407872u /* one matrix of an expert: 3.25 MiB */
-#define OUTSTANDING 128u     /* requests: more than the deepest queue takes */
-#define US          1000u
-#define DRIVES_MAX  4
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define RANDOM_DRIVES 3
-#else
-#define RANDOM_DRIVES 24
-#endif
+#define REQUEST       3407872u /* one matrix of an expert: 3.25 MiB */
+#define OUTSTANDING   128u     /* requests: more than the deepest queue takes */
+#define US            1000u
+#define DRIVES_MAX    4
+#define RANDOM_DRIVES IF_SLOW_BUILD(3, 24)
 
 static struct reader *open_model(struct reader_sim model, unsigned n, struct reader_options o)
 {

@@ -14,7 +14,7 @@
 #include "src/engine/stages/pipeline.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/engine_help.h"
-#include "tests/support/sanitized.h"
+#include "tests/support/slow_build.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -24,9 +24,9 @@
 #include <time.h>
 #include <cmocka.h>
 
-#define ANSWERS  IF_SANITIZED(22, 64)
+#define ANSWERS  IF_SLOW_BUILD(22, 64)
 #define N_PROMPT 3 /* tokens, different ones for each answer */
-#define STEPS    IF_SANITIZED(2, 3)
+#define STEPS    IF_SLOW_BUILD(2, 3)
 
 static int32_t ids[ANSWERS + N_PROMPT + STEPS]; /* answer i has those from i on */
 static uint64_t want[ANSWERS][STEPS];           /* hashes behind each step */
@@ -236,16 +236,16 @@ static void test_bits_in_flight(void **state)
 {
 	(void)state;
 	struct engine_options o = stage_options(2, two);
-	struct answers *a = answers_open(&o, IF_SANITIZED(7, ANSWERS));
+	struct answers *a = answers_open(&o, IF_SLOW_BUILD(7, ANSWERS));
 	struct engine_overlap overlap;
 	static const uint32_t sizes[] = {1, 2, 3, 7, 16, 17, ANSWERS};
-	for (size_t i = 0; i < IF_SANITIZED(4, ARRAY_LEN(sizes)); i++) {
+	for (size_t i = 0; i < IF_SLOW_BUILD(4, ARRAY_LEN(sizes)); i++) {
 		check_steps(a, sizes[i]);
 		assert_true(check_in_flight(a, sizes[i]) >= MIN(sizes[i], 2));
 	}
 	engine_overlap(a->g, &overlap);
 	assert_int_equal(overlap.n_stages, 2);
-	assert_true(overlap.micro_batches > 2 * IF_SANITIZED(4, ARRAY_LEN(sizes)));
+	assert_true(overlap.micro_batches > 2 * IF_SLOW_BUILD(4, ARRAY_LEN(sizes)));
 	assert_int_equal(
 		overlap.at_once_ns[0] + overlap.at_once_ns[1] + overlap.at_once_ns[2], overlap.flight_ns);
 	assert_int_equal(overlap.at_once_ns[1] + 2 * overlap.at_once_ns[2], overlap.computing_ns);

@@ -10,7 +10,7 @@
 #include "src/engine/stages/pipeline.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/engine_help.h"
-#include "tests/support/sanitized.h"
+#include "tests/support/slow_build.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -86,7 +86,7 @@ static void test_bits_of_chunks(void **state)
 {
 	(void)state;
 	static const uint32_t chunks[] = {CHUNK, 16}; /* 16: computed as steps of decoding are */
-	for (size_t i = 0; i < IF_SANITIZED(1, ARRAY_LEN(chunks)); i++) {
+	for (size_t i = 0; i < IF_SLOW_BUILD(1, ARRAY_LEN(chunks)); i++) {
 		struct engine_options o = chunk_options(1, chunks[i]);
 		const uint64_t one = engine_hash(&o);
 		for (uint32_t n = 2; n <= 3; n++) {

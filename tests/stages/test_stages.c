@@ -17,7 +17,7 @@
 #include "cache/trace/trace.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/engine_help.h"
-#include "tests/support/sanitized.h"
+#include "tests/support/slow_build.h"
 #include "tools/bench/replayed_routing.h"
 
 #include <setjmp.h>
@@ -31,7 +31,7 @@
 #define N_PROMPT 150 /* two chunks, and more than index_topk */
 #define N_FIRST  96  /* computed in the way of prompts, on a card too */
 #define CHUNK    96
-#define N_NEW    IF_SANITIZED(3, 10)
+#define N_NEW    IF_SLOW_BUILD(3, 10)
 
 static int32_t prompt[N_PROMPT];
 

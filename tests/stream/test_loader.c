@@ -12,6 +12,7 @@
 #include "src/base/num.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/reader_null.h"
+#include "tests/support/slow_build.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -23,11 +24,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { N_SEEDS = 200, N_CARD_SEEDS = 60 };
-#else
-enum { N_SEEDS = 1000, N_CARD_SEEDS = 200 };
-#endif
+enum { N_SEEDS = IF_SLOW_BUILD(200, 1000), N_CARD_SEEDS = IF_SLOW_BUILD(60, 200) };
 
 /* Runs with this engine under every budget, through the page cache and past it. */
 static void check_engine(const struct reader_options *engine)

@@ -17,6 +17,7 @@
 #include "stream/loader/host_transfer.h"
 #include "stream/loader/load_check.h"
 #include "stream/source_mmap.h"
+#include "tests/support/slow_build.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,11 +28,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { N_SEEDS = 15 };
-#else
-enum { N_SEEDS = 60 };
-#endif
+enum { N_SEEDS = IF_SLOW_BUILD(15, 60) };
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 
