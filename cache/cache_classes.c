@@ -8,14 +8,14 @@
 
 #include <stdlib.h>
 
-/* Sizes that differ by less than this part share a class: less is lost by rounding up than by one
- * more class.
- */
+/* A size that is less than the largest of a class by at most 1 / CLASS_MERGE_PART of it joins the
+ * class: less is lost by rounding up than by one more class. */
 #define CLASS_MERGE_PART 64
 
-/* Prefill slots: the larger of two numbers, a 16th of tier 0, at most 32, and a 64th of tier 0, at
- * most half a layer's experts. With so many, what a long prompt computes between two layers'
- * experts hides their arrival. */
+/* Prefill slots, with `fits` the experts that fit in tier 0:
+ *     max(min(fits / PREFILL_FEW_PART, PREFILL_FEW), min(fits / PREFILL_MANY_PART, n_experts / 2))
+ * With so many, the loads of a layer's experts are hidden by what a long prompt computes in the
+ * layers before. */
 #define PREFILL_FEW       32
 #define PREFILL_FEW_PART  16
 #define PREFILL_MANY_PART 64
@@ -93,8 +93,8 @@ uint64_t cache_prefill_bytes(const struct cache_config *cfg, const struct slab_c
 	return (uint64_t)cfg->n_prefill_slots * k->bytes[0];
 }
 
-/* Slabs that `n_each` experts of every layer and the prefill slots need in an arena of `bytes`,
- * against those it has. */
+/* Whether an arena of `bytes` has the slabs that `n_each` experts of every layer and the prefill
+ * slots need. */
 static bool arena_holds(
 	const struct cache_config *cfg, const struct slab_classes *k, uint64_t bytes, uint64_t n_each)
 {
