@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* acquire is an address computation; nothing is ever missing, pinned or released. On a card the
- * tensors are copies in one block of its memory, and the views of them differ from the file's in
- * nothing but the address. */
+/* acquire computes addresses; nothing is ever missing, pinned or released. On a card the tensors
+ * are copies in one block of its memory; only the addresses in their views differ from the file's.
+ */
 #include "stream/source_mmap.h"
 
 #include "src/base/clock.h"
@@ -36,8 +36,8 @@ static struct weight slice(const struct gguf_tensor *t, int32_t expert)
 	return w;
 }
 
-/* Compares what is used for the first time, or each time. It is the compute thread that waits for
- * these bytes: when the page cache has them not, hashing brings them. */
+/* Compares one expert that is due for a check. It runs in the compute thread, which would wait for
+ * these bytes anyway: hashing reads them into the page cache. */
 static int check_mapped_expert(struct source_mmap *m, int layer, int expert, struct err *e)
 {
 	struct expert_stats *stats = &m->base.stats;
@@ -83,6 +83,8 @@ static int mmap_acquire(struct expert_source *s, int layer, enum expert_use use,
 		refs[i].gate = slice(t->gate, refs[i].id);
 		refs[i].up = slice(t->up, refs[i].id);
 		refs[i].down = slice(t->down, refs[i].id);
+		refs[i].tier = EXPERT_VRAM;
+		refs[i].on_host = false;
 		refs[i].ready = true;
 	}
 	s->stats.hit_vram += (uint64_t)n;
@@ -175,8 +177,8 @@ static void add_span(struct source_mmap *m, struct device_spans *d, const struct
 		m->backend->ops->upload(m->backend, dst, r->data, r->bytes);
 }
 
-/* The next tensor's place in the arena, where its matrices lie one after another; with a NULL arena
- * it only adds up. */
+/* Gives tensor i the next place in the arena, where its matrices lie one after another, and adds
+ * its runs to *d. Without an arena it only adds the bytes to *used. */
 static const struct gguf_tensor *place(struct source_mmap *m, size_t i,
 	const struct gguf_tensor *from, struct device_spans *d, size_t *used)
 {

@@ -2,8 +2,8 @@
 /*
  * One slot_transfer per slot counts the parts that are left: chunks being read, copies in flight,
  * chunks to be compared with check values, and the queue entry itself as long as not all chunks
- * were started. The last part that ends reports the slot. Until then somebody may write to it, also
- * after a failure.
+ * were started. When the last part ends, `done` is called. Until then a read or copy may write to
+ * the slot, also after a failure.
  *
  * Check values are compared by the check pool while the chunks are copied to the card: a chunk
  * stays in its staging buffer until it is copied and hashed. One thread of the pool hashes all
@@ -28,25 +28,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A load from tier 1 that is no demand moves in equal chunks, a few in flight: a demand that comes
- * then waits no longer than these take. Smaller chunks cost the link more than they save: an expert
- * of GLM-5.2 in 2-bit types (9.7 MB) is one. */
+/* A load from tier 1 that is no demand moves in equal chunks of at most TIER1_CHUNK_BYTES, of which
+ * TIER1_CHUNKS_MAX are in flight: a demand waits for these at most. Smaller chunks cost the link
+ * more than they save. An expert of GLM-5.2 in 2-bit types (9.7 MB) is one chunk. */
 #define TIER1_CHUNK_BYTES ((uint64_t)16 << 20)
 #define TIER1_CHUNKS_MAX  2
-/* So many staged demotions wait for gaps, in chunks of 50 us. Those that do not wait go whole, so
- * many at a time that the link does not rest between them. */
+/* At most STAGED_WAITING_MAX staged demotions wait for gaps. In a gap one chunk of
+ * DEMOTION_CHUNK_BYTES is copied, which takes 50 us. A demotion that does not wait is copied whole,
+ * with DEMOTIONS_IN_FLIGHT copies in flight so that the link is never idle between them. */
 #define STAGED_WAITING_MAX   7
 #define DEMOTION_CHUNK_BYTES ((size_t)5 << 19)
 #define DEMOTIONS_IN_FLIGHT  2
-/* Reads of predicted experts in flight: nearly enough to keep a drive busy, few enough not to stand
- * long before a demand. */
+/* Reads of predicted experts in flight: nearly enough to keep a drive busy, and few enough that a
+ * demand does not wait long behind them. */
 #define PREDICTED_READS_MAX 6
 /* Steps of tier 1 that are pinned ahead of demotions. */
 #define PIN_AHEAD_STEPS 8
 
 #define NONE (-1)
 
-/* Loads from files and loads from tier 1 do not hold each other up. */
+/* Loads from files and from tier 1 have queues of their own, so that neither waits for the other.
+ */
 enum load_source { FROM_FILE, FROM_TIER1, LOAD_SOURCES };
 
 /* The load or demotion into one slot. */
@@ -58,10 +60,10 @@ struct slot_transfer {
 	struct transfer_request q; /* the priority is the present one */
 	enum copy_stream stream;   /* of all its copies */
 	int32_t next;              /* slot, in its queue */
-	unsigned next_read;        /* from a file: the next chunk is of this read */
-	uint64_t next_at;          /* and begins here; from tier 1: the next chunk does */
+	unsigned next_read;        /* from a file: read of the plan that the next chunk is of */
+	uint64_t next_at;          /* offset of the next chunk in that read; from tier 1: in the slot */
 	struct load_check *check;  /* NULL: its bytes are not compared */
-	bool reread;               /* it was read wrong, and has begun again */
+	bool reread;               /* its bytes were wrong, and it has begun again */
 };
 
 /* Slots whose loads have chunks left to start, in the order in which they were given. */
@@ -84,7 +86,7 @@ struct buffer {
 	bool waits;             /* the chunk was read and is not posted to the check pool yet */
 };
 
-/* A demotion in a device staging slot, of which something is left to start. */
+/* A demotion in a device staging slot with chunks left to start. */
 struct staged {
 	int32_t slot, staging_slot;
 	bool demand;
@@ -413,7 +415,7 @@ static void card_read_done(struct transfer *base, const struct reader_completion
 			t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, RELEASE_BUFFER, buffer);
 	if (x->check)
 		post_chunks_to_check(t, b.slot, b.read);
-	if (x->q.to_tier1) { /* it is where it belongs */
+	if (x->q.to_tier1) { /* the read has put it into its slot */
 		buffer_unref(t, buffer);
 		part_done(t, b.slot);
 	}
@@ -560,7 +562,7 @@ static bool start_loads(struct card_transfer *t, struct slot_queue *q)
 	return any;
 }
 
-/* Starts what may leave the device staging slots now. */
+/* Starts copies of staged demotions to the host, as far as they may start now. */
 static bool start_demotions(struct card_transfer *t)
 {
 	struct copier *x = t->memory->copier;
@@ -631,7 +633,7 @@ static uint64_t tier1_end(const struct card_transfer *t, const struct transfer_r
 	return (uint64_t)(q->dst - t->memory->tier1.base) + q->bytes;
 }
 
-/* Pins tier 1 ahead of the demotions. */
+/* Also requests that tier 1 is pinned PIN_AHEAD_STEPS steps beyond this demotion. */
 static bool card_can_demote(struct transfer *base, const struct transfer_request *q)
 {
 	struct card_transfer *t = card_of(base);
@@ -642,7 +644,8 @@ static bool card_can_demote(struct transfer *base, const struct transfer_request
 		   (end <= atomic_load(&tier1->ready) || atomic_load(&tier1->state) == PINNED_REFUSED);
 }
 
-/* A staged demotion that is wanted leaves first, and now. */
+/* Moves a staged demotion to the front and makes it a demand. False: none is staged for this slot.
+ */
 static bool boost_staged(struct card_transfer *t, int32_t slot)
 {
 	unsigned i = 0;
@@ -672,7 +675,7 @@ static void card_demote(struct transfer *base, const struct transfer_request *q)
 		t->memory->device_staging + (uint64_t)staging_slot * t->memory->plan.slot_bytes;
 	x->ops->copy(x, COPY_WITHIN, staging, q->src, q->bytes);
 	uint64_t fence = x->ops->fence(x, COPY_WITHIN);
-	x->ops->stream_wait(x, COPY_IN, fence); /* the slot is filled again as soon as it is empty */
+	x->ops->stream_wait(x, COPY_IN, fence); /* later loads into q->src come behind the copy */
 	x->ops->stream_wait(x, COPY_AHEAD, fence);
 	x->ops->stream_wait(x, COPY_OUT, fence);
 	t->staged[t->n_staged++] = (struct staged){.slot = q->slot,
@@ -690,7 +693,7 @@ static void card_boost(struct transfer *base, int32_t slot)
 	struct slot_transfer *x = &t->slots[slot];
 	if (boost_staged(t, slot) || x->q.priority == TRANSFER_DEMAND ||
 		!queue_remove(t, queue_of(t, x), slot))
-		return; /* all its chunks are on their way */
+		return; /* a demand already, or all its chunks have started */
 	x->q.priority = TRANSFER_DEMAND;
 	queue_push(t, queue_of(t, x), slot);
 }

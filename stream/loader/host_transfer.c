@@ -3,8 +3,8 @@
  * Loads and demotions where the host reaches both tiers: reads go straight into the slot, and a
  * copy between the tiers is a memcpy within the call.
  *
- * A load from a file consists of parts: chunks being read, and hashes of chunks. The load is over
- * when its last part is, also when one has failed: until then the reader may write to the slot.
+ * A load from a file consists of parts: chunks being read, and hashes of chunks. The load ends when
+ * its last part ends, also when one has failed: until then the reader may write to the slot.
  *
  * A load that is not checked has one chunk for each read of its plan. The reads of a load that is
  * checked are cut into chunks of about a slice of the reader. One thread of the check pool hashes
@@ -99,7 +99,7 @@ static void host_hash_chunks(struct check_task *task)
 	span_check_add(k->run, k->at, k->memory, k->bytes);
 }
 
-/* Posts the chunks of a read that have come and are next, as one task. */
+/* Posts the completed chunks of a read that are next in order, as one task. */
 static void host_post_chunks(struct host_transfer *h, struct host_read *k)
 {
 	struct host_load *x = &h->loads[k->slot];
@@ -153,7 +153,7 @@ static bool host_judge_load(struct transfer *t, struct host_load *x)
 	return true;
 }
 
-/* A part is over. The last one reports the slot. */
+/* A part has ended. After the last one `done` is called. */
 static void host_part_done(struct transfer *t, int32_t slot)
 {
 	struct host_transfer *h = host_of(t);
