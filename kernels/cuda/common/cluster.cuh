@@ -8,7 +8,8 @@
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* Relaxed: orders no memory. A release would wait for all outstanding copies of the thread. */
+/* Arrives at the cluster barrier. Relaxed, so it orders no memory: a release would wait for all
+ * outstanding copies of the thread. */
 static __device__ __forceinline__ void pair_arrive()
 {
 	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
