@@ -23,7 +23,6 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "stream/loader/copy_ring.h"
-#include "stream/loader/load_check.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -123,14 +122,6 @@ static struct card_transfer *card_of(struct transfer *t)
 	return (struct card_transfer *)t;
 }
 
-static struct extent_plan plan_of(const struct card_transfer *t, const struct slot_transfer *x)
-{
-	struct extent_plan p;
-	if (extent_plan(t->base.config.table, (uint32_t)x->q.layer, (uint32_t)x->q.expert, &p))
-		bug("no extents for expert %d of layer %d", x->q.expert, x->q.layer);
-	return p;
-}
-
 /* ---- parts of a load or demotion ---- */
 
 static void copy_in(struct card_transfer *t, int32_t slot, uint64_t dst_offset, const uint8_t *src,
@@ -153,22 +144,6 @@ static void read_failed(
 	transfer_keep_failure(&x->failure, &why);
 }
 
-/* For a load that is due for a check. Without memory for it the load fails. */
-static void acquire_check(struct card_transfer *t, struct slot_transfer *x)
-{
-	const struct expert_check *c = t->base.config.check;
-	if (x->q.src || !expert_check_due(c, x->q.layer, x->q.expert))
-		return;
-	const struct extent_plan p = plan_of(t, x);
-	x->check =
-		load_check_acquire(&t->checks, t->base.config.check_pool, c, &p, x->q.layer, x->q.expert);
-	if (x->check)
-		return;
-	struct err why = {0};
-	err_set(&why, ERR_MEMORY, "no memory to compare its bytes");
-	transfer_keep_failure(&x->failure, &why);
-}
-
 /* Puts a load into its queue, from its first byte on. */
 static void begin_load(
 	struct card_transfer *t, const struct transfer_request *q, bool reread, uint64_t bytes_read)
@@ -181,7 +156,8 @@ static void begin_load(
 		.reread = reread,
 		.bytes_read = bytes_read,
 	};
-	acquire_check(t, x);
+	if (!q->src && expert_check_due(t->base.config.check, q->layer, q->expert))
+		x->check = transfer_acquire_check(&t->base, &t->checks, q, &x->failure);
 #ifdef LOADER_POISON
 	x->parts_left++;
 	if (q->to_tier1) {
@@ -198,27 +174,12 @@ static void begin_load(
  * time and the load was queued again. */
 static bool judge_load(struct card_transfer *t, struct slot_transfer *x)
 {
-	struct expert_check *c = t->base.config.check;
 	const struct transfer_request q = x->q;
-	const struct checked_span *wrong = load_check_wrong(x->check);
-	c->figures.checked += !x->reread;
-	if (!wrong) {
-		expert_check_passed(c, q.layer, q.expert);
+	if (transfer_judge_load(&t->base, &q, x->check, x->reread, &x->failure))
 		return true;
-	}
-	const struct extent_plan p = plan_of(t, x);
-	if (!x->reread) {
-		transfer_prepare_reread(&t->base, &p);
-		load_check_release(&t->checks, x->check);
-		begin_load(t, &q, true, x->bytes_read);
-		return false;
-	}
-	c->figures.wrong++;
-	struct err why = {0};
-	const unsigned span = (unsigned)(wrong - x->check->spans);
-	expert_check_err(c, &p, q.layer, q.expert, span, wrong->found, &why);
-	transfer_keep_failure(&x->failure, &why);
-	return true;
+	load_check_release(&t->checks, x->check);
+	begin_load(t, &q, true, x->bytes_read);
+	return false;
 }
 
 /* The last part reports the slot. */
@@ -500,7 +461,7 @@ static enum start_result start_read(struct card_transfer *t, int32_t slot)
 	struct reader *reader = t->base.config.reader;
 	if (!may_read(t, x->q.priority))
 		return START_BLOCKED;
-	const struct extent_plan p = plan_of(t, x);
+	const struct extent_plan p = transfer_plan(&t->base, &x->q);
 	const struct extent_read *r = &p.reads[x->next_read];
 	uint64_t step = reader_slice_step(r->bytes, reader_slice(reader)),
 			 n = MIN(step, r->bytes - x->next_at);

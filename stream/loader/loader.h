@@ -12,8 +12,8 @@
  *   - A slot becomes READY under the lock, after its last byte has arrived. acquire and wait_ready
  *     look at it under the lock: an expert that they call ready is complete.
  *   - A slot is reused only when it has no pins: bytes in use never change.
- *   - The compute thread decides what a demand evicts, in the order of the model's requests. The
- * I/O thread evicts for read-ahead, and cold experts for prefetches and the low watermark.
+ *   - The compute thread decides what a demand evicts, in the order of the model's requests.
+ *   - The I/O thread evicts for read-ahead, and cold experts for prefetches and the low watermark.
  *   - Without prefetch and warm-up, and without experts that the processor computes
  *     (expert_ref.host_ns; that choice depends on measured times), a simulated cache
  *     (cache/trace/sim.h) sees the same sequence of accesses and counts the same hits (cache.h:

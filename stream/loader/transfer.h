@@ -24,8 +24,8 @@
  *   - A demotion moves the bytes that its source slot holds when ops->demote is called. A load into
  *     that slot may be given next: it is ordered behind the copy of the old bytes.
  *   - A load from a file whose expert is due for a check (expert_check.h) succeeds only if its
- * bytes match the check values. If they do not, it is read again once, past the page cache; if they
- *     are wrong again, it fails.
+ *     bytes match the check values. If they do not, the expert is read again once, past the page
+ *     cache; if they are wrong again, the load fails.
  *   - `done` is called once for each load and demotion that ends before step 4, by the thread of
  *     step 2, from within these calls. From then on nothing writes to the slot. failure NULL: the
  *     slot holds its bytes; else the error, lent for the call. bytes_read: from files.
@@ -36,6 +36,7 @@
 #include "stream/check/check_pool.h"
 #include "stream/check/expert_check.h"
 #include "stream/extent.h"
+#include "stream/loader/load_check.h"
 #include "stream/reader/reader.h"
 
 #include "src/base/clock.h"
@@ -44,14 +45,15 @@
 
 /*
  * Priorities, highest first. Two functions apply them:
- *   - loader_next_work (loader_queue.c), under the loader's lock, chooses the expert that is given
- * to the transfer next. Boosts go first, then the loads and demotions that the cache has decided,
- *     in their order, since a slot is emptied before it is filled. Read-ahead, prefetch and warm-up
- *     get a slot only when nothing decided is left, in the order of this list.
+ *   - loader_next_work (loader_queue.c), under the loader's lock, chooses the expert that the
+ *     transfer gets next. Boosts go first, then the loads and demotions that the cache has
+ *     decided, in their order, since a slot is emptied before it is filled. Read-ahead, prefetch
+ *     and warm-up get a slot only when nothing decided is left, in the order of this list.
  *   - start_next (card_transfer.c), without the lock, chooses the chunk that starts next. It goes
  *     through the list once for loads from tier 1, which need the link only, and once for loads
- * from files; demotions come last. So a prefetch from tier 1 may start before a demand's read. The
- * reader below knows urgent requests (of demands) and others.
+ *     from files; demotions come last. So a prefetch from tier 1 may start before a demand's read.
+ *
+ * The reader below knows urgent requests (of demands) and others.
  */
 enum transfer_priority {
 	TRANSFER_DEMAND,     /* the compute thread waits for the expert, or is about to */
@@ -133,9 +135,18 @@ struct transfer {
 int transfer_reap(struct transfer *t, unsigned min, int timeout_ms);
 /* Starts queued reads, without waiting. */
 void transfer_flush_reads(struct transfer *t);
-/* For an expert whose bytes were wrong: drops them from the page cache, so that the second read
- * comes from the drive, and counts the reread. */
-void transfer_prepare_reread(struct transfer *t, const struct extent_plan *plan);
+/* The reads of a load from a file; the expert exists (else bug()). */
+struct extent_plan transfer_plan(const struct transfer *t, const struct transfer_request *q);
+/* A load_check for a load from a file that is due for a check. NULL: no memory, and *failure says
+ * so (transfer_keep_failure). */
+struct load_check *transfer_acquire_check(struct transfer *t, struct load_check_pool *p,
+	const struct transfer_request *q, struct err **failure);
+/* The verdict on a load, all chunks of which were hashed; reread: it has been read twice. Counts it
+ * in the figures. True: the load has ended; if its bytes were wrong twice, *failure is set. False:
+ * they were wrong for the first time and have been dropped from the page cache, so that the second
+ * read, which the caller starts, comes from the drive. */
+bool transfer_judge_load(struct transfer *t, const struct transfer_request *q,
+	const struct load_check *check, bool reread, struct err **failure);
 /* Keeps a copy of *e as the error of a load or demotion, unless *failure is set: the first one
  * counts. Without memory for it, a constant error is kept that says so. */
 void transfer_keep_failure(struct err **failure, const struct err *e);
