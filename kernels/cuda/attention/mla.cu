@@ -284,7 +284,7 @@ static __device__ __forceinline__ void mla_heads(
 			barrier_of(HAS_OTHER), ROWS * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float)));
 	}
 	__syncthreads(); /* mbarriers are initialised */
-	pair_arrive();
+	cluster_arrive();
 	struct q8_tile<NOPE / 64, false> k_rows;
 	if (warp < WARPS) {
 		mbarrier_wait(barrier_of(HAS_K), 0);
@@ -304,7 +304,7 @@ static __device__ __forceinline__ void mla_heads(
 #pragma unroll
 		for (int row = 0; row < ROWS; row++)
 			write_limbs(x[row], q_limbs + row * SUPER_BLOCK_LIMBS, m.limb_scale + 2 * ROWS + row);
-		pair_wait();
+		cluster_wait();
 		__syncthreads();
 		return;
 	}
@@ -350,7 +350,7 @@ static __device__ __forceinline__ void mla_heads(
 				barrier_of(HAS_CACHE + row), (s.here > TILE ? 2 : s.here > 0) * TILE * WIDTH * 2);
 	};
 	fetch_cache(0, now); /* after the queries, which waiting for the row numbers would delay */
-	pair_wait();         /* the other block's mbarriers are initialised */
+	cluster_wait();      /* the other block's mbarriers are initialised */
 	heads_sync();        /* k_b has been used */
 
 	/* ---- 2 ---- */
@@ -525,10 +525,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		}
 	}
 	if (warp == WARPS) {
-		pair_arrive();
+		cluster_arrive();
 		out_produce(a.out, ring, &ring_barriers, lane, blockIdx.x < BLOCKS);
 		__syncwarp();
-		pair_wait();
+		cluster_wait();
 		return;
 	}
 
@@ -538,8 +538,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int half = blockIdx.x % 2;
 	uint32_t values = shared_address(has_values + part);
 	heads_sync(); /* all values of this block are posted */
-	pair_arrive();
-	pair_wait(); /* and those of the other block */
+	cluster_arrive();
+	cluster_wait(); /* and those of the other block */
 	receive_values<ROWS>(a.report, a.flags->out[parity],
 		(side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half, limbs, scales, values);
 	mbarrier_wait(values, 0);

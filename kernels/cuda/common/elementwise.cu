@@ -16,6 +16,7 @@
  * double.
  */
 #include "kernels/cuda/common/block_decode.cuh"
+#include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/norm.cuh"
@@ -178,7 +179,7 @@ static __global__ void __launch_bounds__(128)
 		mbarrier_expect(shared_address(&barrier), threads / 32 * sizeof(double));
 	}
 	__syncthreads();
-	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+	cluster_arrive();
 	int i[NORM_HELD]; /* the first of four values; 0 where the thread has none, so that loads need
 						 no condition */
 	bool mine[NORM_HELD];
@@ -213,7 +214,7 @@ static __global__ void __launch_bounds__(128)
 				o[k][j] = *(const float4 *)(out + (int64_t)rank * n + i[j]);
 		}
 		if (!first) /* all blocks have set up their barriers; and no load moves behind */
-			asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+			cluster_wait();
 #pragma unroll
 		for (int k = 0; k < 8; k++)
 #pragma unroll
