@@ -69,13 +69,6 @@ static __device__ __forceinline__ struct contender warp_best(struct contender c)
 	return c;
 }
 
-static __device__ __forceinline__ uint64_t warp_sum(uint64_t v)
-{
-	for (int step = 16; step; step /= 2)
-		v += __shfl_xor_sync(~0u, v, step);
-	return v;
-}
-
 /* The result of all threads of the block, in every thread. scratch: shared [WARPS]. */
 static __device__ __forceinline__ struct contender block_best(
 	struct contender c, struct contender *scratch)
