@@ -40,8 +40,8 @@ static double experts_that_fit(const struct cache *c)
 	double wanted = 0, bytes = 0;
 	const struct slab_arena *a = &c->arena[0];
 	for (int k = 0; k < a->classes.n; k++) {
-		wanted += (double)a->classes.n_wanted[k];
-		bytes += (double)a->classes.n_wanted[k] * (double)a->classes.bytes[k];
+		wanted += (double)a->classes.n_objects[k];
+		bytes += (double)a->classes.n_objects[k] * (double)a->classes.bytes[k];
 	}
 	return floor((double)a->bytes * wanted / bytes);
 }
@@ -75,7 +75,7 @@ static int policy_start(struct cache *c, const struct cache_config *cfg, struct 
 {
 	int n_classes = c->arena[0].classes.n, list_keys[CACHE_TIERS * SLAB_MAX_CLASSES];
 	for (int i = 0; i < CACHE_TIERS * n_classes; i++)
-		list_keys[i] = (int)c->arena[0].classes.n_wanted[i % n_classes];
+		list_keys[i] = (int)c->arena[0].classes.n_objects[i % n_classes];
 	c->policy.env = (struct policy_env){.n_keys = c->n_keys,
 		.n_lists = CACHE_TIERS * n_classes,
 		.list_keys = list_keys,

@@ -11,8 +11,8 @@
  *
  * A slot is FREE, FILLING (its bytes are in flight) or READY. Only a READY slot without pins can
  * become a victim. An expert is in one tier. After a promotion tier 1 keeps an inclusive copy until
- * somebody needs the slot; a demotion to an inclusive copy moves no bytes. A prompt borrows a few
- * prefill slots of tier 0, which no policy sees.
+ * the slot is needed for another expert; a demotion to an inclusive copy moves no bytes. A prompt
+ * borrows a few prefill slots of tier 0, which no policy sees.
  *
  * What a caller does, in order of use
  *
@@ -44,13 +44,13 @@
  *      cache_release(c, refs, 8, &plan);
  *      start(plan.transfers, plan.n);
  *
- * Deferred accounting. The answer of a hit does not depend on what the policy knows of it. So
- * cache_acquire only queues the accesses when every expert is READY in tier 0. cache_flush counts
- * them, informs the policy, and demotes cold experts until the low watermark of free slots is
- * reached. Every call of the compute side that takes a plan flushes first: the policy sees all
- * accesses in the order of the calls, whoever flushes. A simulated cache therefore counts exactly
- * what a live one does, as long as tier 1 does not evict: when it is full, its victims also depend
- * on which transfers have ended.
+ * Deferred accounting. When every expert of a request is READY in tier 0, the answer does not
+ * depend on the policy, so cache_acquire only queues the accesses. cache_flush counts them, informs
+ * the policy, and demotes cold experts until the low watermark of free slots is reached. Every call
+ * of the compute side that takes a plan flushes first: the policy sees all accesses in the order of
+ * the calls, whichever call flushes. A simulated cache therefore counts exactly what a live one
+ * does, as long as tier 1 does not evict: when it is full, its victims also depend on which
+ * transfers have ended.
  *
  * Sizes. Each tier is a slab arena (slab.h) of a few size classes. An expert that needs a slot
  * gets, in this order:
@@ -199,7 +199,8 @@ enum cache_ref_state {
 	CACHE_REF_LOAD, /* the last plan loads it */
 	CACHE_REF_IN_FLIGHT, /* an earlier plan loads it */
 	CACHE_REF_READY,
-	CACHE_REF_FAILED, /* its load was aborted: the slot is somebody else's, the pin is void */
+	CACHE_REF_FAILED, /* its load was aborted: the pin is void, and the slot may hold another expert
+					   */
 };
 
 /* One expert of a request. */

@@ -44,7 +44,7 @@ void cache_classes_make(const struct cache_config *cfg, struct slab_classes *k)
 					break;
 				k->bytes[k->n++] = sizes[l];
 			}
-			k->n_wanted[k->n - 1] += (uint64_t)cfg->n_experts;
+			k->n_objects[k->n - 1] += (uint64_t)cfg->n_experts;
 		}
 		if (l == cfg->n_layers || !sizes[l])
 			break;
@@ -100,7 +100,7 @@ static bool arena_holds(
 {
 	uint64_t slab = slab_choose_bytes(bytes, k), need = 0;
 	for (int i = 0; i < k->n; i++) {
-		uint64_t n = k->n_wanted[i] / (uint64_t)cfg->n_experts * n_each, per = slab / k->bytes[i];
+		uint64_t n = k->n_objects[i] / (uint64_t)cfg->n_experts * n_each, per = slab / k->bytes[i];
 		n += i ? 0 : (uint64_t)cfg->n_prefill_slots;
 		need += (n + per - 1) / per;
 	}
@@ -116,7 +116,7 @@ static uint64_t bytes_for(const struct cache_config *cfg, uint64_t n_each)
 	cache_classes_make(cfg, &k);
 	uint64_t need = cache_prefill_bytes(cfg, &k);
 	for (int i = 0; i < k.n; i++)
-		need += k.n_wanted[i] / (uint64_t)cfg->n_experts * n_each * k.bytes[i];
+		need += k.n_objects[i] / (uint64_t)cfg->n_experts * n_each * k.bytes[i];
 	/* A larger arena may choose a larger slab, so this is a search, not a formula; it ends because
 	 * the part that slabs can lose falls with the size of the arena. */
 	uint64_t step = MAX(k.bytes[k.n - 1], need / 512);

@@ -29,7 +29,7 @@ static double expected_loss(uint64_t bytes, const struct slab_classes *k, uint64
 {
 	double wanted = 0, lost = 0;
 	for (int i = 0; i < k->n; i++) {
-		double w = (double)k->bytes[i] * (double)k->n_wanted[i];
+		double w = (double)k->bytes[i] * (double)k->n_objects[i];
 		wanted += w;
 		lost += w * (double)(slab % k->bytes[i]) / (double)slab;
 	}

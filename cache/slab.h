@@ -28,10 +28,10 @@
 #define SLAB_MAX_CLASSES 16
 
 struct slab_classes {
-	int n;                               /* 1..SLAB_MAX_CLASSES */
-	uint64_t bytes[SLAB_MAX_CLASSES];    /* size of a slot, > 0 */
-	uint64_t n_wanted[SLAB_MAX_CLASSES]; /* how many objects of the class exist: its share of the
-											demand */
+	int n;                            /* 1..SLAB_MAX_CLASSES */
+	uint64_t bytes[SLAB_MAX_CLASSES]; /* size of a slot, > 0 */
+	uint64_t
+		n_objects[SLAB_MAX_CLASSES]; /* that exist of the class: its weight in slab_choose_bytes */
 };
 
 /* Fields are constant after slab_init unless marked. */

@@ -56,8 +56,7 @@ struct extent_tensor {
 	uint32_t file;
 	uint64_t offset; /* of expert 0 in that file */
 	uint64_t bytes;  /* of all experts */
-	enum dtype type; /* type and shape are carried along for whoever builds views; the table does
-						not use them */
+	enum dtype type; /* type and shape: for callers that build views; the table does not use them */
 	uint64_t n_in, n_out;
 	/* [n_experts] of equal size, lent: where each expert's lie. NULL: one after another. */
 	const struct gguf_run *runs;

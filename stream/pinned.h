@@ -46,7 +46,7 @@ struct pinned {
 	/* guarded by lock */
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* stop, requested or in_background */
-	size_t requested;       /* bytes from base that somebody waits for */
+	size_t requested;       /* bytes from base that pinned_request asks to be pinned */
 	bool in_background;     /* the rest is pinned without being requested */
 };
 

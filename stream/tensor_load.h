@@ -30,8 +30,8 @@ struct tensor_span {
 struct tensor_load_options {
 	const struct gguf *file;
 	struct backend *backend;
-	struct copier *copier; /* lent, used by nobody else meanwhile; NULL: the backend's, opened for
-							* the time of the call */
+	struct copier *copier; /* lent; no other thread uses it meanwhile; NULL: the backend's, opened
+							* for the time of the call */
 	struct reader_options reader;
 	/* With these the spans of tensors are compared; a range that is wrong is read again once, past
 	 * the page cache. NULL: nothing is compared. */

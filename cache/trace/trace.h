@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Traces: which experts every layer of every step asked for, what the lookahead had predicted,
- * where each expert was found, how long the layer waited. Recorded by a run, replayed by the
+ * Traces: which experts every layer of every step used, which the lookahead had predicted, where
+ * each expert was found, how long the layer waited. Recorded by a run, replayed by the
  * simulator.
  *
  * A file, little-endian:
