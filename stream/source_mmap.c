@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* acquire computes addresses; nothing is ever missing, pinned or released. On a card the tensors
- * are copies in one block of its memory; only the addresses in their views differ from the file's.
- */
+/* acquire is an address computation; nothing is ever missing, pinned or released. On a card the
+ * tensors are copies in one block of its memory, and the views of them differ from the file's in
+ * nothing but the address. */
 #include "stream/source_mmap.h"
 
 #include "src/base/clock.h"
@@ -177,8 +177,8 @@ static void add_span(struct source_mmap *m, struct device_spans *d, const struct
 		m->backend->ops->upload(m->backend, dst, r->data, r->bytes);
 }
 
-/* Gives tensor i the next place in the arena, where its matrices lie one after another, and adds
- * its runs to *d. Without an arena it only adds the bytes to *used. */
+/* The next tensor's place in the arena, where its matrices lie one after another; with a NULL arena
+ * it only adds up. */
 static const struct gguf_tensor *place(struct source_mmap *m, size_t i,
 	const struct gguf_tensor *from, struct device_spans *d, size_t *used)
 {

@@ -25,13 +25,12 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 void source_mmap_check(
 	struct expert_source *s, const struct check_values *values, enum check_mode mode);
 
-/* Sets checked, reread and wrong of *out for either source. Any thread. */
+/* checked, reread and wrong of either source here, up to now. Any thread. */
 void source_mmap_figures(const struct expert_source *s, struct expert_stats *out);
 
-/* Copies all tensors to the device memory of lo->backend, which outlives the source. layers as
- * above; the tensors have no block scales (gguf_tensor.scales). If tensor_load_serves the backend,
- * tensor_load reads the experts and compares them as *lo says; else they are uploaded from the
- * mapped file. ERR_MEMORY: they do not fit; the errors of tensor_load. */
+/* The same with all tensors, which have no scales, copied to the device memory of lo->backend,
+ * which must outlive the source. ERR_MEMORY when they do not fit. Reads every expert once, and
+ * compares it if lo says so, as tensor_load does if it serves that backend. */
 int source_device_open(const struct expert_tensors *layers, int n_layers,
 	const struct tensor_load_options *lo, struct expert_source **out, struct err *e);
 
