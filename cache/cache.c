@@ -41,8 +41,8 @@ static double experts_that_fit(const struct cache *c)
 	double wanted = 0, bytes = 0;
 	const struct slab_arena *a = &c->arena[0];
 	for (int k = 0; k < a->classes.n; k++) {
-		wanted += (double)a->classes.n_wanted[k];
-		bytes += (double)a->classes.n_wanted[k] * (double)a->classes.bytes[k];
+		wanted += (double)a->classes.n_objects[k];
+		bytes += (double)a->classes.n_objects[k] * (double)a->classes.bytes[k];
 	}
 	return floor((double)a->bytes * wanted / bytes);
 }
@@ -76,7 +76,7 @@ static int policy_start(struct cache *c, const struct cache_config *cfg, struct 
 {
 	int n_classes = c->arena[0].classes.n, list_keys[CACHE_TIERS * SLAB_MAX_CLASSES];
 	for (int i = 0; i < CACHE_TIERS * n_classes; i++)
-		list_keys[i] = (int)c->arena[0].classes.n_wanted[i % n_classes];
+		list_keys[i] = (int)c->arena[0].classes.n_objects[i % n_classes];
 	c->policy.env = (struct policy_env){.n_keys = c->n_keys,
 		.n_lists = CACHE_TIERS * n_classes,
 		.list_keys = list_keys,
@@ -96,7 +96,8 @@ static int policy_start(struct cache *c, const struct cache_config *cfg, struct 
 	return 0;
 }
 
-static int cache_init(struct cache *c, const struct cache_config *cfg, struct err *e)
+/* The arenas of both tiers, and the slot numbers that they have. */
+static int arenas_init(struct cache *c, const struct cache_config *cfg, struct err *e)
 {
 	struct slab_classes k;
 	cache_classes_make(cfg, &k);
@@ -107,11 +108,6 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 			"for prefill",
 			(unsigned long long)cfg->tier_bytes[0], (unsigned long long)k.bytes[0],
 			(unsigned long long)prefill);
-	c->n_layers = cfg->n_layers;
-	c->n_experts = cfg->n_experts;
-	c->n_keys = cfg->n_layers * cfg->n_experts;
-	c->prefetch_cold = cfg->prefetch_cold ? cfg->prefetch_cold : 2 * cfg->token_accesses;
-	c->n_prefill_slots = cfg->n_prefill_slots;
 	/* No tier needs more than everything, and slot numbers must not run away with a huge budget. */
 	uint64_t align = cfg->align ? cfg->align : 1;
 	struct cache_config without = *cfg; /* tier 1 has no prefill slots */
@@ -127,13 +123,17 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 		c->first[t + 1] = c->first[t] + c->arena[t].n_slots;
 	}
 	c->n_slots = c->first[CACHE_TIERS];
-	c->keep_free = cfg->as_published ? 0 : CACHE_KEEP_FREE;
+	return 0;
+}
+
+static int tables_alloc(struct cache *c, struct err *e)
+{
 	/* Every slot that is given out may empty a whole slab; no slot is filled twice in a plan. */
 	uint64_t most =
 		(uint64_t)(c->n_experts + c->n_prefill_slots) * (uint64_t)(c->arena[0].per_slab + 1);
 	c->cap_transfers = (int)MIN((uint64_t)c->n_slots, most + CACHE_KEEP_FREE);
 	c->cap_pending = 2 * c->n_experts + CACHE_PENDING_PREDICTED;
-	size_t n_layers = (size_t)cfg->n_layers, n_keys = (size_t)c->n_keys;
+	size_t n_layers = (size_t)c->n_layers, n_keys = (size_t)c->n_keys;
 	c->layer_bytes = mem_try_new(n_layers, sizeof *c->layer_bytes);
 	c->layer_class = mem_try_new(n_layers, sizeof *c->layer_class);
 	c->slots = mem_try_new((size_t)c->n_slots, sizeof *c->slots);
@@ -149,10 +149,25 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 		!c->hot || !c->last_use || !c->borrowed || !c->inclusive_copy || !c->transfers ||
 		!c->pending || !key_lists_init(&c->inclusive_copies, c->n_keys, 1))
 		return err_set(e, ERR_MEMORY, "no memory for the bookkeeping of %d experts", c->n_keys);
+	return 0;
+}
+
+static int cache_init(struct cache *c, const struct cache_config *cfg, struct err *e)
+{
+	c->n_layers = cfg->n_layers;
+	c->n_experts = cfg->n_experts;
+	c->n_keys = cfg->n_layers * cfg->n_experts;
+	c->prefetch_cold = cfg->prefetch_cold ? cfg->prefetch_cold : 2 * cfg->token_accesses;
+	c->n_prefill_slots = cfg->n_prefill_slots;
+	c->keep_free = cfg->as_published ? 0 : CACHE_KEEP_FREE;
+	int rc = arenas_init(c, cfg, e);
+	if (rc || (rc = tables_alloc(c, e)))
+		return rc;
+	const struct slab_classes *k = &c->arena[0].classes;
 	for (int l = 0; l < cfg->n_layers; l++) {
 		c->layer_bytes[l] = cfg->expert_bytes[l];
 		c->layer_class[l] =
-			cfg->expert_bytes[l] ? (int8_t)cache_classes_find(&k, cfg->expert_bytes[l]) : -1;
+			cfg->expert_bytes[l] ? (int8_t)cache_classes_find(k, cfg->expert_bytes[l]) : -1;
 		c->largest_key = c->layer_class[l] == 0 ? l * c->n_experts : c->largest_key;
 	}
 	for (int i = 0; i < c->n_slots; i++)

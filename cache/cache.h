@@ -11,12 +11,13 @@
  *
  * A slot is FREE, FILLING (its bytes are in flight) or READY. Only a READY slot without pins can
  * become a victim. An expert is in one tier. After a promotion tier 1 keeps an inclusive copy until
- * somebody needs the slot; a demotion to an inclusive copy moves no bytes. A prompt borrows a few
- * prefill slots of tier 0, which no policy sees.
+ * the slot is needed for another expert; a demotion to an inclusive copy moves no bytes. A prompt
+ * borrows a few prefill slots of tier 0, which no policy sees.
  *
  * What a caller does, in order of use
  *
- *   1. cache_begin_step     before the first layer of every forward pass.
+ *   1. cache_begin_step     before the first layer of every forward pass. Its plan, like that of
+ *                           every call below that has one, is carried out as in 3.
  *   2. cache_acquire        with the expert ids of a layer, best first. Every ref then has a pinned
  *                           slot that is READY, in flight, or to be loaded by the plan.
  *   3. plan.transfers       are started in their order: a transfer may overwrite what one before it
@@ -43,22 +44,23 @@
  *      cache_release(c, refs, 8, &plan);
  *      start(plan.transfers, plan.n);
  *
- * Deferred accounting. The answer of a hit does not depend on what the policy knows of it. So
- * cache_acquire only queues the accesses when every expert is READY in tier 0. cache_flush counts
- * them, informs the policy, and demotes cold experts until the low watermark of free slots is
- * reached. Every call of the compute side that takes a plan flushes first: the policy sees all
- * accesses in the order of the calls, whoever flushes. A simulated cache therefore counts exactly
- * what a live one does, as long as tier 1 does not evict: when it is full, its victims also depend
- * on which transfers have ended.
+ * Deferred accounting. When every expert of a request is READY in tier 0, the answer does not
+ * depend on the policy, so cache_acquire only queues the accesses. cache_flush counts them, informs
+ * the policy, and demotes cold experts until the low watermark of free slots is reached. Every call
+ * of the compute side that takes a plan flushes first: the policy sees all accesses in the order of
+ * the calls, whichever call flushes. A simulated cache therefore counts exactly what a live one
+ * does, as long as tier 1 does not evict: when it is full, its victims also depend on which
+ * transfers have ended.
  *
- * Sizes. Each tier is a slab arena (slab.h). A class of sizes that needs room takes, in this order:
- *   - a free slot, or one of a free slab;
- *   - in tier 1, an inclusive copy's;
- *   - an idle slab's;
- *   - a demand, from time to time: a slab of the class whose oldest expert has been unused for much
- *     longer than its own oldest;
- *   - a victim of its own;
- *   - but for a prefetch: a slab of any other class.
+ * Sizes. Each tier is a slab arena (slab.h) of a few size classes. An expert that needs a slot
+ * gets, in this order:
+ *   1. a free slot of its class, or one of a free slab;
+ *   2. in tier 1: the slot of an inclusive copy;
+ *   3. a slot of a slab of another class that has no slot in use;
+ *   4. a demand only, now and then: a slot of a slab taken from the class whose oldest expert has
+ *      been unused for much longer than the oldest one of this class;
+ *   5. the slot of a victim of its class;
+ *   6. not for a prefetch or promotion: a slot of a slab of any other class.
  * So experts of another size neither bypass the cache nor flush it, and a class that is no longer
  * used gives its memory back.
  *
@@ -92,7 +94,8 @@
 #define CACHE_PREFILL_SLOTS_MIN 2
 #define CACHE_PREFILL_SLOTS_MAX 4096
 
-/* The smallest tier 0 holds one in so many of the experts that a token uses. */
+/* The smallest tier 0 that a run accepts holds 1 / CACHE_FLOOR_PART of the experts that a token
+ * uses. */
 #define CACHE_FLOOR_PART 4
 
 /* ---- types ---- */
@@ -100,31 +103,37 @@
 /* Recorded in traces: the numbers stay. */
 enum cache_use {
 	CACHE_DECODE = 0,   /* a demand: may evict whatever is not pinned */
-	CACHE_PREFETCH = 1, /* a prediction: only takes free slots and cold victims */
-	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is there, otherwise a prefill slot,
-						 * or a free one (cache_set_hot); evicts nobody but for prefill slots, and
-						 * the  policy does not see it */
-	CACHE_WARM = 3,     /* an earlier run's profile: only takes free slots. In no trace */
-	CACHE_PROMOTE = 4,  /* from tier 1, after it was used there: as a prediction. In no trace */
+	CACHE_PREFETCH = 1, /* a prediction: takes free slots and cold victims only */
+	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is in tier 0, else a prefill slot, of
+						 * hot experts a free slot (cache_set_hot). Evicts only to borrow prefill
+						 * slots. The policy does not see it */
+	CACHE_WARM = 3, /* an expert of an earlier run's profile: takes free slots only. Not traced */
+	CACHE_PROMOTE = 4, /* from tier 1, after a use there: takes the same slots as a prediction. Not
+						* traced */
 };
 
 enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
 
 enum cache_result {
 	CACHE_OK,
-	CACHE_PRESENT, /* prefetch, read-ahead: in a slot of tier 0 already, or on its way there;
-					* warm-up of tier 1: in a slot of any tier */
-	CACHE_BUSY,    /* on its way into tier 1, or from there into a prefill slot: wait for that. Or
-					* used in tier 1 (cache_ref.stay): until it is released.
-					* Prefetch, warm-up: or a request that has to be resumed will promote it */
+	/* Prefetch, read-ahead, promotion: the expert is in tier 0 already, or on its way there.
+	 * Warm-up of tier 1: it is in some tier. */
+	CACHE_PRESENT,
+	/* The expert cannot be moved now:
+	 * - its bytes are on their way into tier 1, or from there into a prefill slot (until the
+	 *   transfer ends);
+	 * - it is used in tier 1 (cache_ref.stay; until it is released);
+	 * - prefetch, promotion, warm-up: it is pinned in tier 1. A cache_acquire that has not been
+	 *   resumed yet will promote it. */
+	CACHE_BUSY,
 	CACHE_FULL,    /* every slot that could serve is pinned or FILLING */
-	CACHE_NO_COLD, /* prefetch: no victim is cold enough; warm-up: no slot is free */
-	CACHE_BYPASS,  /* simulation only: the policy knows better than to cache it */
+	CACHE_NO_COLD, /* prefetch, promotion: no victim is cold enough; warm-up: no slot is free */
+	CACHE_BYPASS,  /* simulation only: the policy prefers not to cache it */
 };
 
 struct cache_config {
-	int n_layers,
-		n_experts; /* the key space; layers are those of the model, also those without experts */
+	int n_layers, n_experts; /* layers of the model, those without experts included; experts of a
+							  * layer */
 	const uint64_t *expert_bytes; /* [n_layers] slot bytes of an expert of the layer, 0: the layer
 								   * has none. Includes whatever slack the reader needs. Copied. */
 	uint64_t tier_bytes[CACHE_TIERS];
@@ -147,9 +156,9 @@ struct cache_config {
 struct cache_stats {
 	uint64_t accesses;          /* decode; = hits[0] + hits[1] + misses */
 	uint64_t hits[CACHE_TIERS]; /* found in that tier, or on its way there */
-	uint64_t misses;
-	uint64_t late;         /* of hits[0]: the bytes were still in flight */
-	uint64_t bytes_missed; /* to be read from disk for demands */
+	uint64_t misses;            /* in neither tier; prefill slots do not count */
+	uint64_t late;              /* of hits[0]: the bytes were still in flight */
+	uint64_t bytes_missed;      /* of misses */
 	uint64_t prefill_hits[CACHE_TIERS], prefill_misses;
 	uint64_t evictions; /* left both tiers */
 	uint64_t demotions, promotions;
@@ -173,8 +182,9 @@ struct cache_transfer {
 	int32_t layer, expert;
 	int32_t slot;   /* target. DEMOTION: of tier 1. LOAD: of tier 0, maybe a prefill slot; of a
 					 * warm-up also of tier 1 */
-	int32_t source; /* DEMOTION: slot of tier 0, which is given out again: its old bytes are what
-					 * must be copied. LOAD: slot of tier 1, pinned; -1: read from disk */
+	int32_t source; /* DEMOTION: slot of tier 0. It is FREE or reserved again already; the bytes
+					 * to copy are those it held before. LOAD: slot of tier 1, pinned; -1: the
+					 * expert is read from disk */
 	uint64_t from_offset; /* of source in its tier's memory; 0 when it is -1 */
 	uint64_t to_offset;   /* of slot in its tier's memory */
 	uint64_t bytes;       /* of the expert, as in expert_bytes */
@@ -190,17 +200,18 @@ enum cache_ref_state {
 	CACHE_REF_LOAD, /* the last plan loads it */
 	CACHE_REF_IN_FLIGHT, /* an earlier plan loads it */
 	CACHE_REF_READY,
-	CACHE_REF_FAILED, /* its load was aborted: the slot is somebody else's, the pin is void */
+	CACHE_REF_FAILED, /* its load was aborted: the pin is void, and the slot may hold another expert
+					   */
 };
 
 /* One expert of a request. */
 struct cache_ref {
 	int32_t expert; /* in */
-	/* in, CACHE_DECODE: it may turn out that nobody uses it. The stats count the access; to the
-	 * policy it is a prediction, until cache_note_used. */
+	/* in, CACHE_DECODE: the result may be dropped. The stats count the access; the policy takes it
+	 * for a prediction, until cache_note_used. */
 	bool provisional;
-	/* in, CACHE_DECODE: if the expert is READY in tier 1, it is used there: the ref gets that slot,
-	 * pinned and READY, and nothing is promoted. */
+	/* in, CACHE_DECODE: use the expert in tier 1 if it is READY there. The ref then gets that slot,
+	 * pinned, and nothing is promoted. */
 	bool stay;
 	uint8_t state; /* enum cache_ref_state */
 	uint8_t tier;  /* where it was found: 0 (also in a prefill slot), 1; CACHE_TIERS: nowhere */
@@ -215,7 +226,9 @@ struct cache_request {
 	enum cache_use use; /* CACHE_DECODE or CACHE_PREFILL */
 	struct cache_ref *refs;
 	int n;
-	int next; /* the first ref that is not served; the cache's own. ++ gives that one up. */
+	/* Index of the first ref that has no slot yet; set by the cache. Incrementing it before a
+	 * resume gives that ref up. */
+	int next;
 };
 
 struct cache_slot {
@@ -234,35 +247,36 @@ struct cache;
 
 /* ---- life ---- */
 
-/* NULL with a sentence in *e: ERR_USAGE for impossible numbers, ERR_MEMORY when tier 0 cannot hold
- * one expert of the largest size beside the prefill slots. */
+/* NULL with a sentence in *e:
+ * - ERR_USAGE: impossible numbers, or a policy that needs next_use without it;
+ * - ERR_MEMORY: tier 0 cannot hold one expert of the largest size beside the prefill slots, or
+ *   there is no memory for the tables. */
 struct cache *cache_new(const struct cache_config *config, struct err *e);
 void cache_free(struct cache *c);
 
-/* The smallest tier 0 in which the `top_k` experts of every layer fit together, prefill slots
- * included; 0 when the numbers in *config overflow. tier_bytes is not looked at. */
+/* Sizes of tier 0 in bytes, with n_prefill_slots prefill slots included. tier_bytes is not read. 0:
+ * *config is one that cache_new refuses with ERR_USAGE.
+ * - working set: the smallest in which the `top_k` experts of every layer fit together.
+ * - floor: the smallest that a run accepts. Room for 1 / CACHE_FLOOR_PART of the working set, and
+ *   at least for top_k experts of two layers. In such a cache a token finds few of the experts of
+ *   the token before it; only lfu keeps those that are used most.
+ * - everything: every expert of the model fits. */
 uint64_t cache_working_set_bytes(const struct cache_config *config, int top_k);
-/* The smallest tier 0 that a run accepts, prefill slots included, 0 as above: room for one in
- * CACHE_FLOOR_PART of the working set, and at least for top_k experts of two layers. In such a
- * cache a token finds few of the experts of the token before it; lfu alone keeps those that are
- * used most.
- */
 uint64_t cache_floor_bytes(const struct cache_config *config, int top_k);
-/* Bytes in which every expert of the model fits, prefill slots included; 0 as above. */
 uint64_t cache_everything_bytes(const struct cache_config *config);
 
-/* How many prefill slots a run takes for the budget in *config: PREFILL_* of cache_classes.c, fewer
- * when the working set would not fit beside them (the floor, if the budget holds no working set),
- * but at least CACHE_PREFILL_SLOTS_MIN. The simulator calls it too, so a budget means the same to
- * both. */
+/* How many prefill slots a run takes when tier 0 has config->tier_bytes[0] bytes: as PREFILL_* in
+ * cache_classes.c say, fewer when the working set would not fit beside them (the floor, if even
+ * that does not fit), but at least CACHE_PREFILL_SLOTS_MIN. The simulator calls it too, so that a
+ * budget means the same to both. */
 int cache_choose_prefill_slots(const struct cache_config *config, int top_k);
 
 /* ---- compute side: every call that takes a plan flushes first ---- */
 
-/* A forward pass begins.
- * CACHE_PREFILL: borrows the prefill slots, free slots first, then those of whoever would leave
- * next. What cannot be borrowed now is borrowed when it is needed.
- * CACHE_DECODE: returns the prefill slots that are FREE, the others when they are released.
+/* A forward pass begins. Drops all pins of cache_read_ahead.
+ * - CACHE_PREFILL: borrows all n_prefill_slots, free slots first, then those of victims. Slots that
+ *   cannot be borrowed now are borrowed when they are needed.
+ * - CACHE_DECODE: returns the prefill slots that are FREE, the others when they are released.
  * Without this call each prefill slot is borrowed when needed and returned when released. */
 void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan);
 
@@ -284,40 +298,40 @@ enum cache_result cache_acquire(struct cache *c, struct cache_request *q, struct
 enum cache_result cache_acquire_resume(
 	struct cache *c, struct cache_request *q, struct cache_plan *plan);
 
-/* What has become of an acquired ref by now: updates and returns its state. */
+/* Updates and returns the state of an acquired ref. */
 enum cache_ref_state cache_ref_poll(const struct cache *c, struct cache_ref *ref);
 
-/* Unpins the refs of a request, served or not. A ref in flight loses its pin when its bytes arrive:
- * the load goes on. */
+/* Unpins the refs of a request, those without a slot included. A ref in flight loses its pin when
+ * its bytes arrive: the load goes on. */
 void cache_release(struct cache *c, const struct cache_ref *refs, int n, struct cache_plan *plan);
 
 /* ---- deferred accounting ---- */
 
-/* A lookahead predicts these experts for a layer to come. Queued; the policy sees them, resident
- * or not: they are likely to be used soon even if this prediction turns out wrong (traces
- * of GLM-5.2's shape and of the pocket model: lru copies 1 to 9 % less, lfu 1 to 8). Counts
- * nothing. When the queue is full (1024 more than two layers' experts) the rest is dropped. */
+/* Queues the prediction that these experts of a later layer will be used. The policy sees it,
+ * whether they are resident or not: they are likely to be used soon even if this prediction is
+ * wrong (fewer bytes are copied into tier 0: 1 to 9 % with lru, 1 to 8 % with lfu, on traces of
+ * GLM-5.2's shape and of the pocket model). No counter changes. When the queue is full (two layers'
+ * experts and 1024) the rest is dropped. */
 void cache_note_predicted(struct cache *c, int layer, const int32_t *experts, int n);
 
-/* An expert of a provisional ref was used after all, resident or not: the policy sees the access,
- * behind all that is queued. (Drafts of assumed acceptance, routing of GLM-5.2's shape on the
- * pocket model, caches of 20 to 60 %: where rows that are dropped have nothing to do with the text,
- * 2 % less is read than when they count as uses, and 4 to 12 % less than when they count as
- * nothing.) */
+/* The result of a provisional ref was kept: the policy sees the access, behind all that is queued,
+ * whether the expert is resident or not. (Simulated drafts, routing of GLM-5.2's shape on the
+ * pocket model, caches of 20 to 60 % of the experts: 2 % fewer bytes are read than if dropped rows
+ * counted as uses, 4 to 12 % fewer than if they did not reach the policy at all.) */
 void cache_note_used(struct cache *c, int layer, int expert, struct cache_plan *plan);
 
-/* Carries out what is queued; the plan has demotions only. */
+/* Carries out the queued accounting; the plan has demotions only. */
 void cache_flush(struct cache *c, struct cache_plan *plan);
-/* Is anything queued? */
+/* Whether accounting is queued. */
 bool cache_has_pending(const struct cache *c);
 
 /* ---- I/O side: nothing is flushed ---- */
 
-/* Room in tier 0 for an expert that is predicted: CACHE_OK with its load planned and no pin, or
+/* Reserves a slot of tier 0 for a predicted expert: CACHE_OK with its load planned and no pin, or
  * CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD. */
 enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct cache_plan *plan);
-/* A slot of `tier` for an expert of an earlier run's profile: CACHE_OK with its load planned and no
- * pin. Nothing is evicted for it. The prefetch counters do not see it.
+/* Reserves a free slot of `tier` for an expert of an earlier run's profile: CACHE_OK with its load
+ * planned and no pin. Nothing is evicted. The prefetch counters do not count it.
  *   tier 0: CACHE_PRESENT, CACHE_BUSY; CACHE_NO_COLD when no slot is free beside those of the low
  *           watermark.
  *   tier 1: CACHE_PRESENT when the expert is in any tier, CACHE_NO_COLD when no slot is free. Until
@@ -331,42 +345,44 @@ enum cache_result cache_warm(
  * called in the order of the warm-up. False, and nothing changes: those before fill tier 0. */
 bool cache_set_hot(struct cache *c, int layer, int expert);
 
-/* A slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay): CACHE_OK with
- * its promotion planned and no pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD. CACHE_NO_COLD also
- * when the expert has left tier 1, or when the policy values it no higher without that use than the
- * victim: one use alone does not pay for the copy. The prefetch counters do not see it. */
+/* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):
+ * CACHE_OK with its promotion planned and no pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD.
+ * CACHE_NO_COLD: no victim is cold; the expert has left tier 1; or the policy, leaving that last
+ * use out, values it no higher than the victim (one use alone does not pay for the copy). The
+ * prefetch counters do not count it. */
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan);
 
-/* A prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned and one
- * pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_FULL. The pin is cache_acquire's to take over, or
- * cache_read_ahead_drop's to drop. */
+/* Reserves a prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned
+ * and one pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_FULL. cache_acquire takes the pin over, or
+ * cache_read_ahead_drop or cache_begin_step drops it. */
 enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struct cache_plan *plan);
-/* Drops the pins of cache_read_ahead for which `keep` says no (NULL: all). */
+/* Drops the pins of cache_read_ahead on experts for which keep(ctx, ...) is false; NULL: all. */
 void cache_read_ahead_drop(
 	struct cache *c, bool (*keep)(const void *ctx, int layer, int expert), const void *ctx);
 
-/* The bytes are there: FILLING -> READY. Ends a promotion: tier 1 keeps an inclusive copy. */
+/* The transfer into this slot is complete: FILLING -> READY. After a promotion tier 1 keeps an
+ * inclusive copy. */
 void cache_commit(struct cache *c, int32_t slot);
-/* The bytes will never be there: the slot becomes FREE, all pins on it are void. Aborting a
- * promotion leaves the expert in tier 1; aborting a demotion forgets the expert. */
+/* The transfer into this slot has failed: the slot becomes FREE and all pins on it are void. After
+ * a promotion the expert is still in tier 1; after a demotion it is in no tier. */
 void cache_abort(struct cache *c, int32_t slot);
 
 /* ---- questions ---- */
 
-/* The slot where the expert is or is on its way to, -1: nowhere. Tier 0 or 1; a prefill slot only
- * when it is nowhere else. */
+/* The slot where the expert is or is on its way to, -1: none. A prefill slot only if the expert is
+ * in no tier. */
 int32_t cache_find(const struct cache *c, int layer, int expert);
 struct cache_slot cache_slot_get(const struct cache *c, int32_t slot);
 int cache_n_slots(const struct cache *c); /* slots are numbered from 0 to below this */
 
-/* Without what is still queued. */
+/* Counters without the accounting that is still queued; valid as long as the cache. */
 const struct cache_stats *cache_stats(const struct cache *c);
 void cache_reset_stats(struct cache *c);
 
 /* Simulation: counts accesses of prefill without reserving anything. */
 void cache_count_prefill(struct cache *c, int layer, const int32_t *experts, int n);
 
-/* Bytes of memory that the slots of a tier span: at most tier_bytes, less when everything fits in
+/* Bytes of memory that the slots of a tier span: tier_bytes, or less when every expert fits in
  * less. */
 uint64_t cache_memory_bytes(const struct cache *c, int tier);
 /* How many experts of the layer are READY in each tier. */

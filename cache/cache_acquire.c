@@ -42,9 +42,9 @@ static void note_predicted(struct cache *c, int32_t key)
 	c->policy.ops->predicted(&c->policy, key);
 }
 
-/* Counts an access and tells the policy. Returns the slot where the expert is, -1: nowhere.
- * Provisional: it sees a prediction. The clock stands still then, so that a step of many rows takes
- * no longer by it than what is used of them. */
+/* Counts an access and tells the policy. Returns the slot where the expert is, -1: nowhere. A
+ * provisional access is a prediction to the policy and does not advance the clock: rows that are
+ * dropped later do not make other experts older. */
 static int32_t access_decode(struct cache *c, int32_t key, bool provisional)
 {
 	int32_t slot = c->index[key];
@@ -65,7 +65,7 @@ static int32_t access_decode(struct cache *c, int32_t key, bool provisional)
 	if (s->prefetched) {
 		s->prefetched = false;
 		c->stats.prefetch_used++;
-	} else if (c->inclusive_copy[key] >= 0) { /* used again, it stays above for long */
+	} else if (c->inclusive_copy[key] >= 0) { /* it will stay in tier 0: drop its copy first */
 		key_list_drop(&c->inclusive_copies, key);
 		key_list_push_tail(&c->inclusive_copies, 0, key);
 	}
@@ -144,8 +144,8 @@ bool cache_has_pending(const struct cache *c)
 
 /* ---- prefill slots ---- */
 
-/* One prefill slot more: a free slot, or a victim's. -1: there are as many as may be, or nobody can
- * leave. */
+/* Borrows one more prefill slot: a free slot, or a victim's. -1: n_prefill_slots are borrowed, or
+ * no slot can be evicted. */
 static int32_t prefill_slot_borrow(struct cache *c)
 {
 	int32_t slot;
@@ -176,7 +176,8 @@ void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *pl
 
 /* ---- reservations ---- */
 
-/* A prefill slot, pinned; what is in tier 1 stays there, pinned until the copy ends. */
+/* Reserves a prefill slot with one pin. An expert in tier 1 stays there, pinned until its copy into
+ * the prefill slot ends. */
 static enum cache_result reserve_prefill(struct cache *c, int32_t key, int32_t *got)
 {
 	int32_t in = c->index[key], slot = -1;
@@ -199,8 +200,8 @@ static enum cache_result reserve_prefill(struct cache *c, int32_t key, int32_t *
 	return CACHE_OK;
 }
 
-/* A slot of tier 0 in the policy's order. With CACHE_DECODE it has one pin: that of the slot of
- * tier 1 if there is one. */
+/* Reserves a slot of tier 0 and enters it in the policy's list. With CACHE_DECODE it has a pin: a
+ * new one, or those that callers hold on the slot of tier 1. */
 static enum cache_result reserve_cached(
 	struct cache *c, int32_t key, enum cache_use use, int32_t *got)
 {
@@ -242,8 +243,7 @@ static enum cache_result reserve_cached(
 	return CACHE_OK;
 }
 
-/* Prefill: a free slot of tier 0 for an expert in neither tier that the warm-up would load. Pinned.
- */
+/* Prefill: reserves a free slot of tier 0, pinned, for a hot expert that is in neither tier. */
 static bool reserve_hot(struct cache *c, int32_t key, int32_t *slot)
 {
 	if (!c->hot[key] || c->index[key] >= 0 || reserve_cached(c, key, CACHE_WARM, slot) != CACHE_OK)
@@ -252,8 +252,8 @@ static bool reserve_hot(struct cache *c, int32_t key, int32_t *slot)
 	return true;
 }
 
-/* Room in tier 0 for an expert; its load is added to the plan. *slot: with CACHE_OK the new slot,
- * with CACHE_PRESENT the one it is in. */
+/* Reserves a slot of tier 0 for an expert and adds its load to the plan. *slot: with CACHE_OK the
+ * new slot, with CACHE_PRESENT the one it is in. */
 static enum cache_result reserve(struct cache *c, int32_t key, enum cache_use use, int32_t *slot)
 {
 	int32_t in = c->index[key];
@@ -267,7 +267,7 @@ static enum cache_result reserve(struct cache *c, int32_t key, enum cache_use us
 		return CACHE_BUSY;
 	if (in >= 0 && c->slots[in].stays && !prefill)
 		return CACHE_BUSY;
-	/* A request that has to be resumed pins it and promotes it itself: it would pin twice. */
+	/* A request that has not been resumed yet has pinned the expert and will promote it. */
 	if (in >= 0 && use != CACHE_DECODE && use != CACHE_PREFILL && c->slots[in].pins)
 		return CACHE_BUSY;
 	enum cache_result result = !prefill                    ? reserve_cached(c, key, use, slot)
@@ -301,7 +301,8 @@ static void ref_pin(struct cache *c, struct cache_ref *r, int32_t slot)
 	ref_set(c, r, slot, state);
 }
 
-/* All refs READY in tier 0: nothing has to be decided, so the accesses are only queued. */
+/* True: all refs are READY in tier 0 and were pinned. Nothing has to be decided, so the accesses
+ * are only queued. */
 static bool acquire_resident(struct cache *c, struct cache_request *q)
 {
 	for (int i = 0; i < q->n; i++) {
@@ -358,7 +359,7 @@ static enum cache_result acquire_missing(struct cache *c, struct cache_request *
 		case CACHE_OK:
 			ref_set(c, r, slot, CACHE_REF_LOAD);
 			break;
-		case CACHE_PRESENT: /* arrived or was read ahead meanwhile */
+		case CACHE_PRESENT: /* it got a slot since the request began */
 			ref_pin(c, r, slot);
 			break;
 		case CACHE_BYPASS:
@@ -401,7 +402,7 @@ enum cache_result cache_acquire_resume(
 	return acquire_rest(c, q, plan);
 }
 
-/* Has the ref a pin on its slot? An abort voids it. */
+/* Whether the ref has a pin on its slot; an abort voids it. */
 static bool ref_holds(const struct cache *c, const struct cache_ref *r)
 {
 	return r->slot >= 0 && c->slots[r->slot].load_id == r->load_id;
@@ -448,8 +449,8 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
 	return reserve_planned(c, layer, expert, CACHE_PREFETCH, &slot, plan);
 }
 
-/* A free slot of tier 1 for an expert that is in neither tier. */
-static enum cache_result reserve_below(struct cache *c, int32_t key)
+/* Reserves a free slot of tier 1 for an expert that is in neither tier. */
+static enum cache_result reserve_tier1(struct cache *c, int32_t key)
 {
 	int32_t slot;
 	if (c->index[key] >= 0)
@@ -474,7 +475,7 @@ enum cache_result cache_warm(
 	if (tier == 0)
 		return reserve_planned(c, layer, expert, CACHE_WARM, &slot, plan);
 	plan_begin(c);
-	enum cache_result result = reserve_below(c, cache_key(c, layer, expert));
+	enum cache_result result = reserve_tier1(c, cache_key(c, layer, expert));
 	plan_end(c, plan);
 	return result;
 }

@@ -8,14 +8,14 @@
 
 #include <stdlib.h>
 
-/* Sizes that differ by less than this part share a class: less is lost by rounding up than by one
- * more class.
- */
+/* A size that is less than the largest of a class by at most 1 / CLASS_MERGE_PART of it joins the
+ * class: less is lost by rounding up than by one more class. */
 #define CLASS_MERGE_PART 64
 
-/* Prefill slots: the larger of two numbers, a 16th of tier 0, at most 32, and a 64th of tier 0, at
- * most half a layer's experts. With so many, what a long prompt computes between two layers'
- * experts hides their arrival. */
+/* Prefill slots, with `fits` the experts that fit in tier 0:
+ *     max(min(fits / PREFILL_FEW_PART, PREFILL_FEW), min(fits / PREFILL_MANY_PART, n_experts / 2))
+ * With so many, the loads of a layer's experts are hidden by what a long prompt computes in the
+ * layers before. */
 #define PREFILL_FEW       32
 #define PREFILL_FEW_PART  16
 #define PREFILL_MANY_PART 64
@@ -44,7 +44,7 @@ void cache_classes_make(const struct cache_config *cfg, struct slab_classes *k)
 					break;
 				k->bytes[k->n++] = sizes[l];
 			}
-			k->n_wanted[k->n - 1] += (uint64_t)cfg->n_experts;
+			k->n_objects[k->n - 1] += (uint64_t)cfg->n_experts;
 		}
 		if (l == cfg->n_layers || !sizes[l])
 			break;
@@ -93,14 +93,14 @@ uint64_t cache_prefill_bytes(const struct cache_config *cfg, const struct slab_c
 	return (uint64_t)cfg->n_prefill_slots * k->bytes[0];
 }
 
-/* Slabs that `n_each` experts of every layer and the prefill slots need in an arena of `bytes`,
- * against those it has. */
+/* Whether an arena of `bytes` has the slabs that `n_each` experts of every layer and the prefill
+ * slots need. */
 static bool arena_holds(
 	const struct cache_config *cfg, const struct slab_classes *k, uint64_t bytes, uint64_t n_each)
 {
 	uint64_t slab = slab_choose_bytes(bytes, k), need = 0;
 	for (int i = 0; i < k->n; i++) {
-		uint64_t n = k->n_wanted[i] / (uint64_t)cfg->n_experts * n_each, per = slab / k->bytes[i];
+		uint64_t n = k->n_objects[i] / (uint64_t)cfg->n_experts * n_each, per = slab / k->bytes[i];
 		n += i ? 0 : (uint64_t)cfg->n_prefill_slots;
 		need += (n + per - 1) / per;
 	}
@@ -116,7 +116,7 @@ static uint64_t bytes_for(const struct cache_config *cfg, uint64_t n_each)
 	cache_classes_make(cfg, &k);
 	uint64_t need = cache_prefill_bytes(cfg, &k);
 	for (int i = 0; i < k.n; i++)
-		need += k.n_wanted[i] / (uint64_t)cfg->n_experts * n_each * k.bytes[i];
+		need += k.n_objects[i] / (uint64_t)cfg->n_experts * n_each * k.bytes[i];
 	/* A larger arena may choose a larger slab, so this is a search, not a formula; it ends because
 	 * the part that slabs can lose falls with the size of the arena. */
 	uint64_t step = MAX(k.bytes[k.n - 1], need / 512);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Size classes of an expert cache; inside of cache/. What cache.h says of budgets
- * (cache_working_set_bytes, cache_everything_bytes, cache_choose_prefill_slots) is in
- * cache_classes.c too. */
+/* Size classes of an expert cache; private to cache/. cache_classes.c also has the functions of
+ * cache.h that compute budgets (cache_working_set_bytes and others). */
 #ifndef GLM_CACHE_CACHE_CLASSES_H
 #define GLM_CACHE_CACHE_CLASSES_H
 
@@ -11,11 +10,12 @@
 /* 0, or ERR_USAGE with a sentence; afterwards every product of the numbers fits in 64 bits. */
 int cache_config_check(const struct cache_config *cfg, struct err *e);
 
-/* Rounded sizes of all layers -> at most SLAB_MAX_CLASSES classes, largest first. Sizes close to
- * the one above join it; when too many are left, "close" is widened. */
+/* Sets *k to at most SLAB_MAX_CLASSES classes, largest first, that hold the aligned expert sizes of
+ * all layers. A size joins the next larger class if it is close to it (CLASS_MERGE_PART); when too
+ * many classes are left, the distance is doubled. */
 void cache_classes_make(const struct cache_config *cfg, struct slab_classes *k);
 
-/* The class of an expert of that size. */
+/* The smallest class whose slots hold an expert of that size. */
 int cache_classes_find(const struct slab_classes *k, uint64_t bytes);
 
 /* Bytes of all prefill slots. */

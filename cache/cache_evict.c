@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Room for an expert: who leaves a tier, where the bytes go, and slabs that change their size
- * class.
+ * Finds a slot for an expert: victims, their demotions, and slabs that change their size class.
  *
  *      evict from tier 0 --> its inclusive copy (no bytes move)
  *                        --> a slot of tier 1: a demotion, for which tier 1 may evict
@@ -11,9 +10,9 @@
 
 #include "src/base/num.h"
 
-/* After that many slabfuls of evictions of a class the ages of the classes are compared; a slab
- * changes hands when the other class's oldest key is older by half. At worst one eviction in
- * sixteen is due to such a reassignment. */
+/* After so many slabfuls of evictions of a class the ages of the classes are compared. A slab is
+ * reassigned when the other class's oldest key is at least half as old again. So at most one slab
+ * of evictions in sixteen is due to a reassignment. */
 #define REBALANCE_SLABFULS 16
 
 static int32_t arena_slot_take(struct cache *c, int tier, int class_id)
@@ -30,7 +29,7 @@ void cache_inclusive_copy_add(struct cache *c, int32_t slot)
 	key_list_push(&c->inclusive_copies, 0, key);
 }
 
-/* The slot of the key's inclusive copy, which is none any more. */
+/* Forgets the key's inclusive copy and returns its slot, which is still in use in the arena. */
 static int32_t inclusive_copy_take(struct cache *c, int32_t key)
 {
 	int32_t slot = c->inclusive_copy[key];
@@ -73,8 +72,8 @@ static void evict(struct cache *c, int32_t key)
 	cache_slot_free(c, slot);
 }
 
-/* A slab of another class that could be emptied now, the one whose keys were on average used
- * longest ago; -1: none. only_class < 0: of any class but `class_id`. */
+/* The slab of class only_class (< 0: of any class but class_id) whose keys were on average used
+ * longest ago, of those in which every key can be evicted; -1: none. */
 static int coldest_slab(const struct cache *c, int tier, int class_id, int only_class)
 {
 	const struct slab_arena *a = &c->arena[tier];
@@ -102,6 +101,7 @@ static int coldest_slab(const struct cache *c, int tier, int class_id, int only_
 	return best;
 }
 
+/* Evicts what is in the slab and gives it to class_id. */
 static void take_over_slab(struct cache *c, int tier, int slab, int class_id)
 {
 	struct slab_arena *a = &c->arena[tier];
@@ -115,8 +115,9 @@ static void take_over_slab(struct cache *c, int tier, int slab, int class_id)
 	c->stats.slabs_reassigned++;
 }
 
-/* When another class keeps its keys much longer than this one can, takes its coldest slab. Under
- * LRU in one pool all sizes would have the same greatest age; this steers towards that. */
+/* When another class keeps its keys much longer than this one, takes the coldest slab of that
+ * class. True: it did. Under LRU in one pool all sizes would have the same greatest age; this
+ * steers towards that. */
 static bool rebalance(struct cache *c, int tier, int class_id)
 {
 	struct slab_arena *a = &c->arena[tier];
@@ -144,21 +145,20 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
-/* Whether a slot is free; in tier 0: that no demotion has been made for, see cache_keep_free. */
+/* Whether a slot is free; in tier 0 with a tier 1: above the low watermark. */
 static bool free_for_warm(const struct cache *c, int tier, int class_id)
 {
 	int kept = tier == 0 && c->arena[1].n_slabs ? c->keep_free : 0;
 	return slab_n_free(&c->arena[tier], class_id, kept + 1) > kept;
 }
 
-/* Experts of tier 0 that were used earlier are cold. */
+/* Experts of tier 0 whose last_use is below this clock value are cold. */
 static uint64_t cold_before(const struct cache *c)
 {
 	return c->clock > c->prefetch_cold ? c->clock - c->prefetch_cold : 0;
 }
 
-/* In this order: a free slot, an inclusive copy's (tier 1), an idle slab, now and then a slab of a
- * class that keeps its keys much longer, the policy's victim, a slab of another class. */
+/* The order is that of cache.h, Sizes. */
 enum cache_result cache_slot_alloc(
 	struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot)
 {

@@ -13,9 +13,10 @@
  * in prefill_index[], not in index[].
  *
  * An inclusive copy is the tier 1 slot of an expert that was promoted: READY and without pins, in
- * no policy's list and not in index[]. It stays until somebody needs the room, the oldest first,
- * before anybody who is nowhere else. If the expert leaves tier 0 before that, the copy becomes its
- * slot, and no bytes move.
+ * no policy's list and not in index[]. When tier 1 needs a slot, inclusive copies are dropped
+ * before any expert that exists nowhere else: first those of experts that were used in tier 0
+ * since, then the oldest. If the expert leaves tier 0 before that, the copy becomes its slot, and
+ * no bytes move.
  *
  *      cache.c          life, commit and abort, questions
  *      cache_acquire.c  access, acquire and release, prefetch, prefill slots, deferred accounting
@@ -36,10 +37,10 @@ struct slot {
 	uint64_t load_id; /* 0: FREE */
 	uint32_t pins;
 	uint16_t unpins; /* of pins: released while FILLING, dropped by cache_commit */
-	uint16_t stays;  /* of pins: of refs that use the expert in tier 1; it cannot be promoted */
+	uint16_t stays;  /* of pins: of refs with `stay`, READY in tier 1; blocks a promotion */
 	uint8_t state;
 	bool prefetched; /* reserved by a prefetch and not demanded since */
-	bool from_disk;  /* ... whose bytes come from disk, not from tier 1 */
+	bool from_disk;  /* of a prefetched one: it was read from disk, not copied from tier 1 */
 	bool prefill;    /* borrowed by prefill, FREE or not */
 	bool read_ahead; /* one of pins is cache_read_ahead's */
 };
@@ -56,9 +57,9 @@ struct pending {
 struct cache {
 	/* constant after cache_new */
 	int n_layers, n_experts, n_keys, n_slots;
-	uint64_t *layer_bytes; /* [n_layers] */
-	int8_t *layer_class;   /* [n_layers], -1: no experts */
-	int32_t first[CACHE_TIERS + 1];
+	uint64_t *layer_bytes;          /* [n_layers] bytes of an expert */
+	int8_t *layer_class;            /* [n_layers], -1: no experts */
+	int32_t first[CACHE_TIERS + 1]; /* tier t has the slots [first[t], first[t + 1]) */
 	int n_prefill_slots;
 	int32_t largest_key; /* some key of the largest class: prefill slots are as large as its */
 	uint64_t prefetch_cold;
@@ -73,15 +74,18 @@ struct cache {
 	uint64_t hot_bytes;
 	int32_t *borrowed; /* [n_borrowed, at most n_prefill_slots] the prefill slots */
 	int n_borrowed;
-	int32_t *inclusive_copy;           /* [n_keys] its copy in tier 1, -1: none */
-	struct key_lists inclusive_copies; /* one list of those that have one, the latest at its head */
-	bool hold_prefill;  /* a step of prefill: prefill slots that come free stay such */
+	int32_t *inclusive_copy; /* [n_keys] slot of its inclusive copy, -1: none */
+	/* One list of the keys that have an inclusive copy; the tail is dropped first. A new one enters
+	 * at the head; one that is used again in tier 0 goes to the tail. */
+	struct key_lists inclusive_copies;
+	bool hold_prefill;  /* a step of prefill: prefill slots that come free stay borrowed */
 	uint64_t *last_use; /* [n_keys] clock of the last demand access, prediction
 						   (cache_note_predicted) or insertion into tier 0 without a demand */
 	uint64_t clock;     /* demand accesses so far */
 	uint64_t n_loads;   /* slots filled so far: the last load_id */
-	uint32_t evicted_since[CACHE_TIERS][SLAB_MAX_CLASSES]; /* since ages were last compared */
-	struct cache_transfer *transfers;                      /* [cap_transfers] of the last plan */
+	/* evictions since the ages of the classes were last compared (rebalance) */
+	uint32_t evicted_since[CACHE_TIERS][SLAB_MAX_CLASSES];
+	struct cache_transfer *transfers; /* [cap_transfers] of the last plan */
 	int n_transfers, cap_transfers;
 	struct pending *pending; /* [cap_pending] in order of the calls */
 	int n_pending, cap_pending;
@@ -130,28 +134,27 @@ void cache_slot_fill(struct cache *c, int32_t slot, int32_t key);
 /* Back to the free list of its arena. */
 void cache_slot_free(struct cache *c, int32_t slot);
 
-/* Appends to the plan under way. */
+/* Appends a transfer into `slot` to the plan under way; kind and the rest as in cache_transfer. */
 void cache_plan_add(struct cache *c, int kind, int32_t slot, int32_t source, uint64_t from_offset);
 
-/* Drops one pin, now or when the bytes have arrived. */
+/* Drops one pin, now or, of a FILLING slot, at its commit. */
 void cache_unpin(struct cache *c, int32_t slot);
 
 /* ---- cache_evict.c ---- */
 
-/* CACHE_OK and a slot number taken from the arena for `key`, or CACHE_FULL, CACHE_NO_COLD or
- * CACHE_BYPASS. Its demotions are added to the plan. */
+/* CACHE_OK and in *slot a FREE slot, taken from the arena for `key`; or CACHE_FULL, CACHE_NO_COLD
+ * or CACHE_BYPASS. Demotions of what it evicts are added to the plan. */
 enum cache_result cache_slot_alloc(
 	struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot);
 
-/* Whether to promote this expert of tier 1: a slot of tier 0 is free beside those of the low
- * watermark, or the policy values the cold expert that leaves for it, now or at the next flush,
- * less (policy_ops.worth_more). */
+/* Whether to promote this expert of tier 1: a slot of tier 0 is free above the low watermark, or
+ * the policy values the expert that a promotion evicts less (policy_ops.worth_more). */
 bool cache_worth_promoting(struct cache *c, int32_t key);
 
-/* The low watermark: demotes cold experts of the key's class until keep_free slots are free. */
+/* Demotes cold experts of the key's class until keep_free slots (the low watermark) are free. */
 void cache_keep_free(struct cache *c, int32_t key);
 
-/* The bytes in `slot` of tier 1 have been promoted. */
+/* The promotion from `slot` of tier 1 is complete: the slot becomes an inclusive copy. */
 void cache_inclusive_copy_add(struct cache *c, int32_t slot);
 
 #endif

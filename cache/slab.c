@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Slabs: each class has a doubly linked list of its free slots, so that all slots of a slab can
- * leave the list when the slab changes hands. */
+/* Each class has a doubly linked list of its free slots, so that all slots of a slab can leave the
+ * list when the slab is given to another class. */
 #include "cache/slab.h"
 
 #include "src/base/log.h"
@@ -18,7 +18,8 @@
  * less than that part of a slab. It bounds the search for any sizes that a damaged trace names. */
 #define SLAB_FINEST_STEP 256
 
-/* The part of an arena that is free slots of one class while another class needs memory. */
+/* The part of an arena that is lost, on average, to free slots of one class while another class
+ * needs memory: half a slab for each class. */
 static double free_slots_loss(uint64_t bytes, const struct slab_classes *k, uint64_t slab)
 {
 	return 0.5 * k->n * (double)slab / (double)bytes;
@@ -28,7 +29,7 @@ static double expected_loss(uint64_t bytes, const struct slab_classes *k, uint64
 {
 	double wanted = 0, lost = 0;
 	for (int i = 0; i < k->n; i++) {
-		double w = (double)k->bytes[i] * (double)k->n_wanted[i];
+		double w = (double)k->bytes[i] * (double)k->n_objects[i];
 		wanted += w;
 		lost += w * (double)(slab % k->bytes[i]) / (double)slab;
 	}
@@ -47,8 +48,9 @@ uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *k)
 	const double per_byte = free_slots_loss(bytes, k, 1);
 	uint64_t best = largest;
 	double best_loss = expected_loss(bytes, k, largest);
-	/* The loss only falls at multiples of some slot size: between them a slab only grows its
-	 * remainders. It is never below the part that grows with the slab: the search ends there. */
+	/* The loss only falls at multiples of some slot size: between them a larger slab only has
+	 * larger remainders. The loss is at least free_slots_loss, which grows with the slab: the
+	 * search of a class ends where that alone exceeds the best loss. */
 	for (int i = 0; i < k->n; i++) {
 		const uint64_t step =
 			MAX(k->bytes[i], largest / SLAB_FINEST_STEP / k->bytes[i] * k->bytes[i]);

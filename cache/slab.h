@@ -8,9 +8,9 @@
  *
  * The arena is cut into equal slabs; a slab belongs to one size class at a time (or to none) and is
  * cut into as many slots of that class as fit. So any class can grow into any free slab, and a slab
- * that a class no longer needs can be given to another one: mixed sizes share one budget, at the
- * price of the remainder at the end of a slab. With one class a slab is exactly a slot and nothing
- * is lost. With several the slab size is searched for the least expected loss (slab_choose_bytes).
+ * that a class no longer needs can be given to another one: mixed sizes share one budget. The cost
+ * is the remainder at the end of a slab. With one class a slab is exactly a slot and nothing is
+ * lost. With several the slab size is that of the least expected loss (slab_choose_bytes).
  *
  * Slot numbers are stable: slot = slab * per_slab + index, where per_slab is that of the smallest
  * class. Numbers whose index does not exist in the slab's present class are simply never handed
@@ -28,10 +28,10 @@
 #define SLAB_MAX_CLASSES 16
 
 struct slab_classes {
-	int n;                               /* 1..SLAB_MAX_CLASSES */
-	uint64_t bytes[SLAB_MAX_CLASSES];    /* size of a slot, > 0 */
-	uint64_t n_wanted[SLAB_MAX_CLASSES]; /* how many objects of the class exist: its share of the
-											demand */
+	int n;                            /* 1..SLAB_MAX_CLASSES */
+	uint64_t bytes[SLAB_MAX_CLASSES]; /* size of a slot, > 0 */
+	uint64_t
+		n_objects[SLAB_MAX_CLASSES]; /* that exist of the class: its weight in slab_choose_bytes */
 };
 
 /* Fields are constant after slab_init unless marked. */
@@ -53,20 +53,23 @@ struct slab_arena {
  * that stands partly empty. At least the largest slot. */
 uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *classes);
 
-/* 0, or ERR_MEMORY with a sentence when not even one slot of the largest class fits (0 bytes are
- * allowed: an arena without slots). slab_fini accepts a zeroed struct. */
+/* 0, or ERR_MEMORY with a sentence: not one slot of the largest class fits, there would be more
+ * than 2^28 slots, or there is no memory for the tables. 0 bytes are allowed: an arena without
+ * slots. slab_fini accepts a zeroed struct. */
 int slab_init(
 	struct slab_arena *a, uint64_t bytes, const struct slab_classes *classes, struct err *e);
 void slab_fini(struct slab_arena *a);
 
-/* A free slot of the class; takes a free slab when the class has no free slot. -1: neither. */
+/* Takes a free slot of the class; first assigns a free slab to it when it has none. -1: there is
+ * neither. */
 int32_t slab_slot_alloc(struct slab_arena *a, int class_id);
+/* Gives a slot back. Its slab stays with its class. */
 void slab_slot_free(struct slab_arena *a, int32_t slot);
 
-/* How many slots slab_slot_alloc could give for the class, at most `most`. */
+/* How many slots slab_slot_alloc could give to the class now, at most `most`. */
 int slab_n_free(const struct slab_arena *a, int class_id, int most);
 
-/* Hands a slab without slots in use to another class. */
+/* Gives a slab without slots in use to another class. */
 void slab_reassign(struct slab_arena *a, int slab, int class_id);
 /* Reassigns some idle slab of another class; false when there is none. */
 bool slab_reclaim_idle(struct slab_arena *a, int class_id);

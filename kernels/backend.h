@@ -26,12 +26,12 @@
  *   failed for want of memory can be tried again after `recover`.
  * - Numbers: every row is computed independently, in an order that does not depend on the number of
  *   rows: a row is bit-identical in a batch of 1 and in a batch of 512. A backend may have one way
- *   for few rows (decode) and one for many (prefill), which rounds activations, queries and weights
- *   to 11 bits; backend_options.exact_prompts: the first two to 22. The rule holds within each, and
- *   with or without library.h. The decode way has steps of at most ops->decode_rows rows; the CPU
- *   has one way. So where a prompt is cut into chunks, its numbers are the same for every chunk of
- *   at least 2 * decode_rows + 1 rows (session_chunk_rows cuts so), and for those of at most
- *   decode_rows.
+ *   for steps of at most ops->decode_rows rows (decode) and one for more (prefill); the rule then
+ *   holds within each, and with or without library.h. The prefill way rounds activations, queries,
+ *   attention weights and the weights of some types to 11 bits, with backend_options.exact_prompts
+ *   to 22. The CPU has one way. So where a prompt is cut into chunks, its numbers are the same for
+ *   every chunk of at least 2 * decode_rows + 1 rows (session_chunk_rows cuts so), and for those of
+ *   at most decode_rows.
  * - Threads: one thread at a time makes calls of the table. It may be another one from call to
  *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each
  *   call.
@@ -350,8 +350,8 @@ struct backend_ops {
 	int decode_rows; /* most rows of a step that is computed in the decode way; see Numbers */
 
 	/* Memory
-	 * - alloc: page-aligned, contents undefined. Fails with ERR_MEMORY and says how much was
-	 *   requested and is free; the caller adds what for.
+	 * - alloc: contents undefined. Aligned to 256 bytes; on the CPU, and of MEM_HOST, to pages.
+	 * Fails with ERR_MEMORY and says how much was requested and is free; the caller adds what for.
 	 * - free: waits for all ops first. p may be NULL.
 	 * - free_bytes: device memory that can still be allocated; 0: unknown.
 	 * - populate: takes what alloc gave from the system now; contents stay. NULL: alloc does. */
@@ -561,14 +561,15 @@ struct backend_options {
 	const char *name; /* "auto", "cpu", "cuda" */
 	int threads;      /* CPU threads; 0: all of this process's affinity mask */
 	bool no_graphs;   /* SEGMENT_EAGER always; numbers are the same */
-	/* On a card, products and attention of steps above DECODE_MAX_ROWS rows use activations,
-	 * queries and attention weights of 22 bits instead of 11, in twice the time. No effect on the
+	/* On a card, steps above ops->decode_rows rows use activations, queries and weights of 22 bits
+	 * instead of 11 (see Numbers), in twice the time, and no library (library.h). No effect on the
 	 * CPU, which has float32. */
 	bool exact_prompts;
 	uint32_t card; /* number of the card; the CPU has 0 only */
 	/* The CPU only: computes experts for a card. expert_ffn has the bits of the card's decode way
-	 * (expert_arithmetic.h; types of expert_arithmetic_covers, at most DECODE_MAX_ROWS rows), and
-	 * threads wait for the next op a few milliseconds before they sleep, each pinned to a core. */
+	 * (expert_arithmetic.h), for types of expert_arithmetic_covers and at most the card's
+	 * decode_rows rows. Each thread is pinned to a core and polls for the next op a few
+	 * milliseconds before it sleeps. */
 	bool for_card;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Copies between the host and a card, beside whatever the card computes. A backend whose memory the
- * host reaches has none (backend_ops.copier_open is NULL); there a copy is a memcpy.
+ * Copies between the host and a card, at the same time as the ops of the backend. A backend whose
+ * memory the host reaches has none (backend_ops.copier_open is NULL); there a copy is a memcpy.
  *
  *      c->ops->attach(c);                                  by the thread that makes the calls below
  *      c->ops->copy(c, COPY_IN, slot, staging, n);
@@ -38,7 +38,7 @@ struct copier;
 
 struct copier_ops {
 	const char *name;
-	/* Waits for copies that run. All memory has been freed and unpinned before. */
+	/* Waits for copies that run. Precondition: all memory has been freed and unpinned. */
 	void (*close)(struct copier *c);
 
 	/* Memory of the card, 256-byte aligned, contents undefined; reads of up to 256 bytes beyond its
@@ -50,12 +50,12 @@ struct copier_ops {
 	int (*pin)(struct copier *c, void *base, size_t bytes, struct err *e);
 	void (*unpin)(struct copier *c, void *base, size_t bytes);
 
-	void (*attach)(struct copier *c);
+	void (*attach)(struct copier *c); /* the calling thread makes the calls below from now on */
 	/* Enqueues; never waits for the copy. A failure shows in the fence behind it. */
 	void (*copy)(
 		struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes);
 	uint64_t (*fence)(struct copier *c, enum copy_stream stream); /* never 0 */
-	/* What is given to `stream` from now on runs when the fence is complete. */
+	/* Copies given to `stream` from now on start after the fence, of any stream, is complete. */
 	void (*stream_wait)(struct copier *c, enum copy_stream stream, uint64_t fence);
 	/* 1: complete; 0: not yet; negative: it failed, the sentence is in *e (may be NULL). */
 	int (*fence_status)(struct copier *c, uint64_t fence, struct err *e);

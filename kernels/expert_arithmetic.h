@@ -37,7 +37,8 @@
  *    - The names are block_bytes.cuh's: weight = unit * scale * byte - minimum * least.
  *    - super_block_mma (gemv_mma.cuh) sums 32 weights at a time (SCALE_STEP, SCALE_FLOAT), 16
  *      (SCALE_HALF: IQ2_XS, Q3_K, Q6_K) or 256 (SCALE_NONE: Q2_K). In experts_fused_types.cuh
- *      super_block_pair sums groups of 32; one_super_block takes 4^j times the weights.
+ *      super_block_pair sums groups of 32; one_super_block (Q2_K) sums 4^j times the 2-bit weights
+ *      that lie at bit 2 j of their bytes, and divides the total of 64 times `whole` exactly.
  *    - Scales are whole numbers: IQ2_XXS and IQ2_XS 2 n + 1, Q3_K -32 .. 31, Q6_K -128 .. 127,
  *      Q2_K 0 .. 15, Q4_K 0 .. 63.
  *

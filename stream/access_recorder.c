@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 struct access_recorder {
-	struct expert_source base; /* first: the two pointers are cast */
+	struct expert_source base; /* first: the pointers are exchanged */
 	struct expert_source *inner;
 	struct profile *profile;
 	struct trace_writer *trace;

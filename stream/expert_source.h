@@ -9,7 +9,7 @@
  *   3. acquire        pins a group of experts of a layer; some of them are ready
  *   4. wait_ready     until all are; an expert's views may be used as soon as it is ready
  *   5. prefetch       decode: which experts of later layers are predicted
- *   6. release        once for each acquired expert, when the device has passed what used it
+ *   6. release        once for each acquired expert, when the ops that used it have run
  *   7. keep_rows      after a step with rows that may be dropped: which are kept
  */
 #ifndef GLM_STREAM_EXPERT_SOURCE_H
@@ -28,14 +28,15 @@ enum expert_tier { EXPERT_VRAM, EXPERT_RAM, EXPERT_DISK };
 /* One expert of one layer, as the model requests it and gets it. */
 struct expert_ref {
 	int32_t id; /* in: expert id */
-	/* in, EXPERT_DECODE: bit r: row r of the step wants it; only rows that may be dropped do. It
-	 * counts as used when keep_rows keeps one of them. 0: it is used */
+	/* in, EXPERT_DECODE: bit r is set if row r of the step uses the expert. Not 0 only if all rows
+	 * that use it may be dropped: it then counts as used when keep_rows keeps one of them. 0: it
+	 * counts as used now */
 	uint64_t draft_rows;
-	/* in, EXPERT_DECODE: time in which the processor would compute it; 0: it does not */
+	/* in, EXPERT_DECODE: time in which the processor would compute it; 0: it must not */
 	uint32_t host_ns;
-	bool ready; /* out: the views below hold published bytes */
-	/* out: the processor is to compute it, since that is faster than copying it to the card: it is
-	 * ready, and the views are host memory. Only where host_ns said so */
+	bool ready; /* out: all bytes of the views below have arrived */
+	/* out: the processor is to compute it, since that is faster than copying it to the card. It is
+	 * ready, and the views are host memory. Only if host_ns is not 0 */
 	bool on_host;
 	uint8_t tier;                 /* out: enum expert_tier */
 	int32_t handle;               /* the source's own */
@@ -57,11 +58,11 @@ static inline struct weight expert_shape(
 	};
 }
 
-/* How a set of experts is used; decides what a cache may do with it. */
+/* How the experts of a step are used. */
 enum expert_use {
-	EXPERT_DECODE,  /* a few rows: what is read stays for later tokens */
-	EXPERT_PREFILL, /* many rows, layer after layer: read in file order, nothing of the decode set
-					   is evicted */
+	EXPERT_DECODE,  /* a few rows: experts that are read stay in the cache for later tokens */
+	EXPERT_PREFILL, /* many rows, layer after layer: experts that are read pass through prefill
+					   slots and evict no others */
 };
 
 struct expert_source;
@@ -81,21 +82,21 @@ struct expert_source_ops {
 	 * when *cancel was set); the caller then releases all of them. */
 	int (*wait_ready)(
 		struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
-	/* The same without waiting: what has come until now. */
+	/* As wait_ready, but never waits: takes the refs that have become ready until now. */
 	int (*poll_ready)(
 		struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
-	/* Unpins. The caller has waited for the ops that used them. */
+	/* Unpins the refs. The caller has waited for the ops that used them. */
 	void (*release)(struct expert_source *s, int layer, const struct expert_ref *refs, int n);
 	/* These experts of a layer `distance` layers ahead are predicted, best first. Never waits. May
 	 * be NULL. */
 	void (*prefetch)(struct expert_source *s, int layer, const int32_t *ids, int n, int distance);
-	/* Rows [first, first + n) of the last step, which might have been dropped, are kept: the
-	 * experts that they alone wanted count as used. Those of rows that nobody keeps never do, so
-	 * that they leave a cache first. May be NULL. */
+	/* Rows [first, first + n) of the last step are kept, of those that could be dropped: experts
+	 * with one of these in draft_rows count as used. Experts of dropped rows only never count, so
+	 * that they are evicted earlier. May be NULL. */
 	void (*keep_rows)(struct expert_source *s, int first, int n);
-	/* Prefill: these experts of a layer will be acquired in this order (of a layer that is not
-	 * routed yet: probably). Replaces the list given for that layer before. Never waits. May be
-	 * NULL. */
+	/* Prefill: these experts of a layer will be acquired in this order; if the layer is not routed
+	 * yet, they are a prediction. Replaces an earlier list of that layer. Never waits. May be NULL.
+	 */
 	void (*read_ahead)(struct expert_source *s, int layer, const int32_t *ids, int n);
 };
 
@@ -122,9 +123,9 @@ struct expert_stats {
 	uint64_t checked;  /* experts compared with their check values when they were read */
 	uint64_t reread;   /* ... wrong, and read again */
 	uint64_t wrong;    /* ... and wrong again */
-	uint64_t check_ns; /* time spent hashing, by whoever reads */
-	/* how the drives are read, as found so far; 0: nothing is read from drives */
-	uint32_t io_depth, io_slice_bytes; /* reads in flight, all drives together; about so long */
+	uint64_t check_ns; /* time spent hashing, summed over all threads */
+	/* how the drives are read now (reader_setting); 0: nothing is read from drives */
+	uint32_t io_depth, io_slice_bytes; /* reads in flight, all drives together; bytes of a read */
 };
 
 struct expert_source {
@@ -134,8 +135,9 @@ struct expert_source {
 	int max_pinned[2];
 	int lookahead; /* for how many layers ahead prefetch is called; constant */
 	struct expert_stats stats;
-	atomic_bool *cancel; /* set by model_forward while it runs; acquire and wait_ready look at it
-						  * and fail with ERR_INTERRUPTED. NULL: never */
+	/* Set by model_forward while it runs. When *cancel is true, acquire and wait_ready fail with
+	 * ERR_INTERRUPTED instead of waiting. NULL: never */
+	atomic_bool *cancel;
 };
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See extent.h. Nothing is stored per expert: a plan is computed from the layer's three tensors
- * when it is asked for. extent_table_set has checked that offset + bytes lies inside a file of at
+ * See extent.h. Nothing is stored per expert: extent_plan computes a plan from the layer's tensors.
+ * extent_table_set has checked that offset + bytes lies inside a file of at
  * most 2^62 bytes, so the sums of a plan, which add at most two alignments to such numbers, cannot
  * overflow.
  */
@@ -18,8 +18,8 @@
 
 struct extent_table {
 	uint32_t n_layers, n_experts, n_files;
-	bool unaligned; /* some tensor needs rounding: all slots get room for it, so equal shapes stay
-					   equal */
+	bool unaligned; /* some tensor needs rounding. All slots then have space for it, so that layers
+					   of equal shapes have slots of equal size */
 	struct extent_file *files;
 	struct extent_tensor (*tensors)[EXTENT_PARTS]; /* [n_layers]; bytes 0: absent */
 };
@@ -313,9 +313,9 @@ int extent_plan(
 	return n ? 0 : -EINVAL;
 }
 
-/* n bytes rounded outward at the worst offset take align_up(n + align - 1, align). Reads that were
- * merged take no more than apart, and every read starts at a multiple of what its file needs, which
- * is at most the table's slot alignment. */
+/* n bytes rounded outward take at most align_up(n + align - 1, align). Merged reads take no more
+ * than separate ones. A read starts at a multiple of its file's alignments, which are at most the
+ * table's slot alignment. */
 uint64_t extent_slot_bytes(const struct extent_table *t, uint32_t layer)
 {
 	uint64_t sum = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where experts lie on disk and how they are read: (layer, expert) -> up to six runs of bytes:
- * gate, up, down, and the block scales of each where its type has such. The matrices of all experts
- * of a layer lie one after another in a GGUF, and anywhere in a checkpoint's folder.
+ * Where experts lie on disk and how they are read. An expert of a layer is up to six runs of bytes:
+ * gate, up, down, and the block scales of each if its type has them. In a GGUF the matrices of all
+ * experts of a layer lie one after another; in a checkpoint's folder each may lie anywhere.
  *
  * O_DIRECT needs offsets and lengths in units of the file's alignment a. A run that is not aligned
  * is rounded outward, and runs that then touch or overlap are read as one:
@@ -13,7 +13,7 @@
  *     in the slot     |<-- head ---->|<-- payload -->|<- tail ->|
  *     part.dst_offset = read.dst_offset + head
  *
- * A table is filled once and constant then: any number of threads may ask.
+ * A table is filled by one thread and constant afterwards: any number of threads may read it.
  */
 #ifndef GLM_STREAM_EXTENT_H
 #define GLM_STREAM_EXTENT_H
@@ -56,8 +56,7 @@ struct extent_tensor {
 	uint32_t file;
 	uint64_t offset; /* of expert 0 in that file */
 	uint64_t bytes;  /* of all experts */
-	enum dtype type; /* type and shape are carried along for whoever builds views; the table does
-						not use them */
+	enum dtype type; /* type and shape: for callers that build views; the table does not use them */
 	uint64_t n_in, n_out;
 	/* [n_experts] of equal size, lent: where each expert's lie. NULL: one after another. */
 	const struct gguf_run *runs;
@@ -67,7 +66,8 @@ struct extent_tensor {
 struct extent_read {
 	uint32_t file;
 	uint64_t offset, bytes;
-	uint64_t need; /* the last payload ends here: the file may end behind it */
+	uint64_t
+		need; /* the last payload ends after so many bytes of the read; the file may end there */
 	uint64_t dst_offset;
 };
 
@@ -91,12 +91,12 @@ int extent_table_new(struct extent_table **out, uint32_t n_layers, uint32_t n_ex
 void extent_table_free(struct extent_table *t); /* accepts NULL */
 
 /* Enters a tensor. ERR_INPUT: no such layer, file or part; bytes zero or no multiple of n_experts;
- * the tensor does not lie inside its file. */
+ * runs of unequal size; the tensor does not lie inside its file. */
 int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part part,
 	const struct extent_tensor *x, struct err *e);
 
-/* The blk.N.ffn_{gate,up,down}_exps.weight of a GGUF. Files 0 .. g->n_files of the reader must be
- * the files of g in order (copies may follow); sizes are compared. r may be NULL: no alignment.
+/* The blk.N.ffn_{gate,up,down}_exps.weight of a GGUF. The first g->n_files files of the reader
+ * are those of g in order (copies may follow); sizes are compared. r NULL: no alignment.
  * ERR_INPUT: no expert tensors, one of three missing, unequal numbers of experts. */
 int extent_table_from_gguf(
 	struct extent_table **out, const struct gguf *g, const struct reader *r, struct err *e);
@@ -115,10 +115,9 @@ const struct extent_tensor *extent_tensor(
 int extent_plan(
 	const struct extent_table *t, uint32_t layer, uint32_t expert, struct extent_plan *out);
 
-/* Room that any expert of this layer needs in a slot, whatever its offset; a multiple of
- * EXTENT_DST_ALIGN, 0 for a layer without experts. Layers of equal types and shapes get equal
- * numbers. Slots must start at multiples of extent_slot_align. Call when all tensors are entered.
- */
+/* Bytes of a slot that holds any expert of this layer, whatever its offset in the file; a multiple
+ * of EXTENT_DST_ALIGN, 0 for a layer without experts. Equal for layers of equal types and shapes.
+ * Slots start at multiples of extent_slot_align. Precondition: all tensors have been entered. */
 uint64_t extent_slot_bytes(const struct extent_table *t, uint32_t layer);
 uint32_t extent_slot_align(const struct extent_table *t);
 

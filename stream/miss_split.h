@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Who computes the misses of a layer that lie in host memory: the card, after a copy over the link,
- * or the processor where they lie. Both work at the same time, so the misses are split such that
- * the later of the two ends as early as possible. A pure function.
+ * Splits the misses of a layer that lie in host memory between the card, which computes them after
+ * a copy over the link, and the processor, which computes them where they lie. Both work at the
+ * same time; the later of the two is to end as early as possible. A pure function.
  */
 #ifndef GLM_STREAM_MISS_SPLIT_H
 #define GLM_STREAM_MISS_SPLIT_H
@@ -16,10 +16,10 @@ struct miss {
 	bool on_host;   /* out: the processor computes it */
 };
 
-/* Splits misses [n]; busy_ns: time until the link is free. Sorts them: first the processor's, those
- * that it computes fastest compared to a copy. Times are equal for equal experts: then the result
- * is the best split; else it is the best one in that order. Of two splits that end at the same
- * time, the one with fewer copies. */
+/* Sets on_host of misses [n]; busy_ns: time until the link is free.
+ * - Sorts the misses by host_ns / link_ns, ascending; the processor gets the first ones.
+ * - The number of these is the best one; of two splits that end at the same time, the one with
+ * fewer copies. If all misses take equal times, no other split is better. */
 void miss_split(struct miss *misses, int n, double busy_ns);
 
 #endif

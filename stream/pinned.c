@@ -12,8 +12,8 @@
 #define TOUCHERS_MAX 4                  /* more are no faster */
 #define TOUCH_STEP   ((size_t)16 << 20) /* taken by a thread at a time */
 #define PAGE         4096
-/* After a step that was not requested, a pause of so many times what it took: pinning takes an
- * eighth of the time, and a second tier of 120 GB is pinned after a minute or two. */
+/* The pause before a step that was not requested, in times of the step before. Pinning then takes
+ * an eighth of the time, and a second tier of 120 GB is pinned after a minute or two. */
 #define PAUSE_FACTOR 7
 
 struct touch {

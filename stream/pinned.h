@@ -6,10 +6,13 @@
  *     base |--- step ---|--- step ---|--- step ---|- rest -|
  *          .       pinned so far      ^ ready
  *
- * Touching and pinning tens of gigabytes takes seconds, and whatever reads or computes meanwhile is
- * slower for it. So it goes on beside the caller, step by step from the front: at once as far as
- * was requested (pinned_request), the rest in the background, with pauses. A copy must not cross
- * the border of a step: the card's driver knows each step as memory of its own.
+ * Touching and pinning tens of gigabytes takes seconds, and slows down whatever reads or computes
+ * meanwhile. So a thread does it step by step from the front: without a pause as far as was
+ * requested (pinned_request), the rest in the background, with pauses (pinned_continue). A copy
+ * must not cross the border of a step: each step is registered with the card's driver on its own.
+ *
+ * In order of use: pinned_start; pinned_request, pinned_continue, pinned_wait as needed;
+ * pinned_stop; pinned_free. One thread calls these, except pinned_request, which any thread may.
  */
 #ifndef GLM_STREAM_PINNED_H
 #define GLM_STREAM_PINNED_H
@@ -26,8 +29,8 @@ enum pinned_state { PINNED_IN_PROGRESS, PINNED_READY, PINNED_REFUSED, PINNED_STO
 
 /* Zero-initialise. Fields are constant between start and free unless marked. */
 struct pinned {
-	uint8_t *base; /* page-aligned; may be written by the caller at once, copied from and to below
-					* `ready` */
+	uint8_t *base; /* page-aligned. The caller may use the memory at once; the card may copy from
+					* and to [base, base + ready) */
 	size_t bytes, step;
 	struct copier *copier;
 	void (*notify)(void *arg);
@@ -43,30 +46,33 @@ struct pinned {
 	/* guarded by lock */
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* stop, requested or in_background */
-	size_t requested;       /* bytes from base that somebody waits for */
+	size_t requested;       /* bytes from base that pinned_request asks to be pinned */
 	bool in_background;     /* the rest is pinned without being requested */
 };
 
-/* Maps the memory and pins the first step of it in a thread of its own; the rest when
- * pinned_request or pinned_continue says so. step: a multiple of the page size, 0: all at once.
- * ERR_MEMORY when it cannot be mapped. `notify`, if given, is called by that thread whenever a step
- * is ready, and when it ends. */
+/* Maps the memory and starts the thread, which pins the first step, and the rest when
+ * pinned_request or pinned_continue is called.
+ * - c: lent; its pin and unpin are used until pinned_free.
+ * - step: a multiple of the page size; 0: all of it.
+ * - notify: called by the thread when a step is ready and when it ends; NULL: not called.
+ * - Errors: ERR_MEMORY (it cannot be mapped); the thread does not start. pinned_free is due then.
+ */
 int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
 	void (*notify)(void *arg), void *arg, struct err *e);
 /* From now on the rest is pinned too, with pauses. */
 void pinned_continue(struct pinned *p);
-/* The first `bytes` are needed at once; returns without waiting. Any thread. */
+/* Requests that the first `bytes` are pinned without pauses; returns at once. Any thread. */
 void pinned_request(struct pinned *p, size_t bytes);
 /* Requests all of it and waits. 0; ERR_MEMORY with the sentence when the system refused;
  * ERR_INTERRUPTED when it was stopped. */
 int pinned_wait(struct pinned *p, struct err *e);
-/* Gives up what is not pinned yet, and waits until the thread has ended: no notify afterwards. What
- * is pinned stays so. Accepts a zeroed struct. */
+/* Ends the thread and waits for that: no notify afterwards. Steps that are pinned stay so, the
+ * others never will be. Accepts a zeroed struct. */
 void pinned_stop(struct pinned *p);
-/* How many of `bytes` from `at` on a single copy may take: up to the next border of a step. All,
- * when `at` lies elsewhere. */
+/* How many of the `bytes` from `at` on one copy may take: those up to the next border of a step.
+ * All of them if `at` is not in this memory. */
 size_t pinned_contiguous_bytes(const struct pinned *p, const void *at, size_t bytes);
-/* Stops, unpins and unmaps. Nothing copies any more. Accepts a zeroed struct. */
+/* Stops, unpins and unmaps. Precondition: no copy uses the memory. Accepts a zeroed struct. */
 void pinned_free(struct pinned *p);
 
 #endif

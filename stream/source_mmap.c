@@ -36,8 +36,8 @@ static struct weight slice(const struct gguf_tensor *t, int32_t expert)
 	return w;
 }
 
-/* Compares what is used for the first time, or each time. It is the compute thread that waits for
- * these bytes: when the page cache has them not, hashing brings them. */
+/* Compares one expert that is due for a check. It runs in the compute thread, which would wait for
+ * these bytes anyway: hashing reads them into the page cache. */
 static int check_mapped_expert(struct source_mmap *m, int layer, int expert, struct err *e)
 {
 	struct expert_stats *stats = &m->base.stats;
@@ -83,6 +83,8 @@ static int mmap_acquire(struct expert_source *s, int layer, enum expert_use use,
 		refs[i].gate = slice(t->gate, refs[i].id);
 		refs[i].up = slice(t->up, refs[i].id);
 		refs[i].down = slice(t->down, refs[i].id);
+		refs[i].tier = EXPERT_VRAM;
+		refs[i].on_host = false;
 		refs[i].ready = true;
 	}
 	s->stats.hit_vram += (uint64_t)n;

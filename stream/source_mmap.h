@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The expert sources without streaming: every expert is addressable, in the mapped file (CPU
- * backend) or in a copy on the card. acquire gives views that are ready at once; close frees the
- * copy. */
+/* Two expert sources without streaming: all experts are in the mapped file (source_mmap_open, CPU
+ * backend) or in a copy on the card (source_device_open). acquire gives views that are ready at
+ * once; close frees the copy. */
 #ifndef GLM_STREAM_SOURCE_MMAP_H
 #define GLM_STREAM_SOURCE_MMAP_H
 
@@ -19,8 +19,9 @@ struct expert_tensors {
 /* layers: [n_layers], copied; the tensors must outlive the source. Close with ops->close. */
 struct expert_source *source_mmap_open(const struct expert_tensors *layers, int n_layers);
 
-/* Experts of a source_mmap_open are compared with check values when they are used, by the compute
- * thread: with CHECK_FIRST each the first time. values outlive the source; NULL: nothing. */
+/* Of a source of source_mmap_open, before its first use: acquire compares experts with their check
+ * values, as `mode` says. An expert that is wrong twice fails acquire with ERR_RUN. values outlive
+ * the source; NULL: nothing is compared. */
 void source_mmap_check(
 	struct expert_source *s, const struct check_values *values, enum check_mode mode);
 

@@ -2,7 +2,7 @@
 /*
  * Binary heaps of dense keys, one per list; a key is in at most one. The order comes from a
  * callback and must be total (ties broken by the key), so that the key found does not depend on the
- * history of the heap. After the rank of a resident key changed, key_heap_moved restores the order.
+ * history of the heap. A caller that changes the rank of a key calls key_heap_moved next.
  */
 #ifndef GLM_CACHE_KEY_HEAP_H
 #define GLM_CACHE_KEY_HEAP_H
@@ -24,14 +24,15 @@ struct key_heaps {
 int key_heap_init(struct key_heaps *h, int n_keys, int n_lists, const int32_t *list_keys,
 	bool (*before)(const void *ctx, int32_t a, int32_t b), const void *ctx);
 void key_heap_fini(struct key_heaps *h);
-void key_heap_insert(struct key_heaps *h, int list, int32_t key);
-void key_heap_moved(struct key_heaps *h, int32_t key); /* nothing when not in a heap */
-void key_heap_remove(struct key_heaps *h, int list, int32_t key);
+void key_heap_insert(struct key_heaps *h, int list, int32_t key); /* the key is in no heap */
+/* The rank of this key has changed. No effect on a key that is in no heap. */
+void key_heap_moved(struct key_heaps *h, int32_t key);
+void key_heap_remove(struct key_heaps *h, int list, int32_t key); /* the key is in this heap */
 static inline bool key_heap_has(const struct key_heaps *h, int32_t key)
 {
 	return h->at[key] >= 0;
 }
-void key_heap_rebuild(struct key_heaps *h); /* after many ranks changed */
+void key_heap_rebuild(struct key_heaps *h); /* the ranks of many keys have changed */
 
 /* The first key in the order that `accept` takes, -1: none. Looks at no more than `budget` keys
  * (<= 0: all). */

@@ -5,6 +5,7 @@
 
 #include "src/base/mem.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -24,8 +25,8 @@ static inline void key_lists_fini(struct key_lists *l)
 	*l = (struct key_lists){0};
 }
 
-/* False when memory is exhausted. */
-static inline int key_lists_init(struct key_lists *l, int n_keys, int n_lists)
+/* False: no memory. */
+static inline bool key_lists_init(struct key_lists *l, int n_keys, int n_lists)
 {
 	l->next = mem_try_new((size_t)n_keys, sizeof *l->next);
 	l->prev = mem_try_new((size_t)n_keys, sizeof *l->prev);
@@ -34,16 +35,16 @@ static inline int key_lists_init(struct key_lists *l, int n_keys, int n_lists)
 	l->tail = mem_try_new((size_t)n_lists, sizeof *l->tail);
 	if (!l->next || !l->prev || !l->list_of || !l->head || !l->tail) {
 		key_lists_fini(l);
-		return 0;
+		return false;
 	}
 	for (int i = 0; i < n_keys; i++)
 		l->list_of[i] = -1;
 	for (int i = 0; i < n_lists; i++)
 		l->head[i] = l->tail[i] = -1;
-	return 1;
+	return true;
 }
 
-/* Puts a key that is in no list between two neighbours, of which -1 is an end. */
+/* Puts a key that is in no list between two neighbours; -1: there is none on that side. */
 static inline void key_list_link(
 	struct key_lists *l, int list, int32_t key, int32_t before, int32_t after)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Farthest next use leaves (Belady 1966): no policy that caches every miss has fewer
- * misses for keys of equal size in one pool; the variant that may bypass has fewer still. It
- * needs to know the future, so only the simulator can run it. With several size classes or two
- * tiers it is a good guide, not a bound. */
+/* Belady's policy (1966): the victim is the key whose next use is farthest. No policy that caches
+ * every miss has fewer misses for keys of equal size in one pool; the variant that may bypass the
+ * cache has fewer still. It needs the future, so only the simulator can run it. With several size
+ * classes or two tiers it is a good guide, not a bound. */
 #include "cache/policy/policy.h"
 
 #include "cache/policy/key_heap.h"

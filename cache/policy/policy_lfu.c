@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Decayed frequency: the score of a key is the sum over its uses of 2^(-age / half_life), kept for
- * keys that are not resident too. The least score leaves; among equal ones the one unused for
- * longest.
+ * keys that are not resident too. The key of least score is evicted; among equal ones the one
+ * unused for longest.
  *
  * Layers are visited in a cycle, so a key cannot be used again before a whole token has passed, and
- * a new key always has a small score: alone, the rule above throws out what came last. So keys used
- * within the last token (env.recency_window accesses) are not compared at all; they stand in a list
- * by age, and enter the heap of scores when they are older. If nothing in the heap can leave, the
- * oldest of the list does. (On synthetic GLM-5.2 routing with room for 10 % of the experts: 52 %
+ * a new key always has a small score: alone, the rule above evicts what was inserted last. So keys
+ * used within the last token (env.recency_window accesses) are not compared. They are in a list by
+ * age, and enter the heap of scores when they are older. If nothing in the heap can be evicted, the
+ * oldest of the list is. (On synthetic GLM-5.2 routing with room for 10 % of the experts: 52 %
  * hits, 48 % without this rule, 50 % for LRU.)
  *
  * Instead of decaying 20,000 scores at every access, the weight of a new use grows by a constant
@@ -75,7 +75,7 @@ static int lfu_init(struct policy *p)
 	return 0;
 }
 
-/* A resident key that is used or predicted again is among the recent ones again. */
+/* Adds to the score. A resident key moves to the head of the recent ones. */
 static void score_use(struct policy *p, int32_t key, double worth)
 {
 	struct lfu *s = p->state;
@@ -151,7 +151,7 @@ static int32_t lfu_victim(struct policy *p, int list, uint64_t used_before)
 	return key;
 }
 
-/* Takes the latest access off the key's score, and the prediction before it. */
+/* The latest access, and the prediction before it, are taken off the key's score. */
 static bool lfu_worth_more(struct policy *p, int32_t key, int32_t victim)
 {
 	const struct lfu *s = p->state;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A folder that keeps one profile (expert_profile.h) per model from run to run, so that the next
- * start can fill its cache without an option. What is in it is a cache: it may be deleted at any
- * time.
+ * start can fill its cache without an option. All of it may be deleted at any time.
  *
  * In order of use: profile_store_folder once, profile_store_read at start, profile_store_add at the
  * end of a run.
@@ -23,14 +22,15 @@
 #define PROFILE_STORE_FILES 32
 #define PROFILE_STORE_BYTES (16u << 20)
 #define PROFILE_STORE_KEYS  32768u
-/* Counts halve while so many tokens are counted. A subject lasts for hundreds of tokens, and a
- * profile is to hold several. */
+/* Earlier counts halve each time this many tokens have been counted. A text keeps to one subject
+ * for hundreds of tokens, and a profile is to hold several subjects. */
 #define PROFILE_STORE_HALF_TOKENS 4096
 
 /* $XDG_CACHE_HOME/glmstream/profiles, else ~/.cache/glmstream/profiles; NULL without a home. The
  * caller frees it. */
 char *profile_store_folder(void);
-/* Makes it, and the folders above it, for the user alone. Failures show when a file is written. */
+/* Makes the folder and those above it, with access for the user alone (0700). Failures show when a
+ * file is written. */
 void profile_store_make_folder(const char *folder);
 
 /* Adds the stored counts of p's model to p. Returns 0, also when nothing is stored; ERR_INPUT:

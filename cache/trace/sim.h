@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Replays the routing of a trace against a cache of any size, through the code of the live cache.
- * Decode steps count; prefill steps use the cache and only borrow their slots, as in a run.
+ * Every load completes at once. Accesses of prefill are counted and reserve nothing, but prefill
+ * steps borrow their prefill slots, as in a run.
  *
  * Two orders of the accesses of one layer:
  *
@@ -23,14 +24,14 @@ enum sim_order { SIM_BY_RANK, SIM_BY_LAYER };
 struct sim_setup {
 	const struct policy_ops *policy;
 	enum sim_order order;
-	/* Capacity: either n_slots experts, whatever their size (tier 1: n_ram_slots), or bytes, of
-	 * which SIM_BY_LAYER keeps as many for prefill as a run would. */
+	/* Capacity: either n_slots experts of any size (tier 1: n_ram_slots), or with n_slots 0
+	 * tier_bytes. SIM_BY_LAYER then has as many prefill slots in tier 0 as a run. */
 	uint64_t n_slots, n_ram_slots;
 	uint64_t tier_bytes[CACHE_TIERS];
 	uint64_t expert_bytes; /* of every expert; 0: as the trace says */
 	bool per_layer; /* one pool per layer, each of this capacity; only with n_slots and one tier */
-	uint64_t skip_tokens;   /* warm-up: replayed but not counted */
-	uint64_t window_tokens; /* > 0: the cache is emptied after every so many tokens */
+	uint64_t skip_tokens;   /* the first tokens: replayed but not counted */
+	uint64_t window_tokens; /* > 0: the cache is emptied after every window_tokens tokens */
 	int lookahead; /* replay recorded predictions up to this distance as prefetches; 0: none */
 	uint64_t prefetch_cold; /* accesses; 0: those of two tokens */
 	double half_life;       /* lfu, in tokens; 0: the cache's default */
@@ -39,9 +40,11 @@ struct sim_setup {
 struct sim_result {
 	struct cache_stats stats; /* of the counted tokens */
 	uint64_t n_tokens;        /* counted */
-	uint64_t n_slots,
-		n_ram_slots; /* experts that were resident at the end; with n_slots: the capacity */
-	uint64_t n_bypassed, n_full; /* misses that were not cached: by the policy; no slot was free */
+	/* of tier 0 and tier 1: the capacity if the setup gives n_slots, else the experts that were
+	 * resident at the end (with window_tokens: of a window, the most) */
+	uint64_t n_slots, n_ram_slots;
+	/* misses that were not cached: the policy bypassed them; every slot was pinned */
+	uint64_t n_bypassed, n_full;
 };
 
 /* 0; ERR_USAGE or ERR_MEMORY with a sentence when the setup is impossible. */

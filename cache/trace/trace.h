@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Traces: which experts every layer of every step asked for, what the lookahead had predicted,
- * where each expert was found, how long the layer waited. Recorded by a run, replayed by the
+ * Traces: which experts every layer of every step used, which the lookahead had predicted, where
+ * each expert was found, how long the layer waited. Recorded by a run, replayed by the
  * simulator.
  *
  * A file, little-endian:
@@ -14,8 +14,8 @@
  *   lz4 frame  one END record
  *
  * Every frame has its content size and checksum and is written at once, so a killed run leaves
- * whole frames: a file without END is read up to its last whole frame, and says so
- * (trace.ends_early). A record is
+ * whole frames. A file without END is read up to its last whole frame, and trace.ends_early is set.
+ * A record is
  *
  *   STEP        u8 1, u8 use, u16 rows, u32 position
  *               a forward pass over `rows` tokens begins
@@ -64,18 +64,20 @@ struct trace_model {
 
 struct trace_writer;
 
-/* Creates PATH.partial and writes the header; trace_writer_close renames it to PATH. A killed
- * process leaves PATH.partial, which can be read up to the last whole frame. At both names only an
- * older trace or an empty file is replaced, with force any file; if another file has appeared at
- * PATH meanwhile, close fails and leaves PATH.partial. Two writers of one PATH: the second is
- * refused (ERR_RUN). A device or pipe is written directly. NULL with a sentence in *e. The model is
- * copied. */
+/* Creates PATH.partial and writes the header; trace_writer_close renames it to PATH. NULL with a
+ * sentence in *e. The model is copied.
+ * - At both names only an older trace or an empty file is replaced; with force any file.
+ * - If another file has appeared at PATH by then, trace_writer_close fails and leaves PATH.partial.
+ * - A killed process leaves PATH.partial, which can be read up to the last whole frame.
+ * - A second writer of the same PATH is refused (ERR_RUN).
+ * - A device or pipe at PATH is written directly. */
 struct trace_writer *trace_writer_open(
 	const char *path, bool force, const struct trace_model *model, struct err *e);
 
-/* Append a record; nothing is allocated, about every 64 KiB one write(2) happens. A failed write is
- * remembered and reported by trace_writer_close, later records are dropped. Ids, layers and n must
- * be valid for the model (bug). tiers [n] of enum trace_tier, NULL: unknown. Not thread-safe. */
+/* Append a record. Nothing is allocated; about every 64 KiB one write(2) happens. Not thread-safe.
+ * - Ids, layers and n are valid for the model (else bug()).
+ * - tiers: [n] of enum trace_tier; NULL: unknown.
+ * - After a failed write records are dropped; trace_writer_close returns the failure. */
 void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int position);
 void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids,
 	const uint8_t *tiers, int n);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Inside of trace files, shared by trace_write.c (recorder) and trace_read.c (reader). */
+/* Private to cache/trace: what trace_write.c and trace_read.c share. */
 #ifndef GLM_CACHE_TRACE_FILE_H
 #define GLM_CACHE_TRACE_FILE_H
 
@@ -9,8 +9,8 @@
 #define TRACE_MAX_LAYERS  4096
 #define TRACE_MAX_EXPERTS 65536
 
-/* trace_parse of what lies inside the frames: u32 bytes of the header, the header, records. Mutated
- * frames fail at their checksum, so the fuzz target comes in here. */
+/* trace_parse of unpacked frames: u32 bytes of the header, the header, records. For the fuzz
+ * target: a mutated frame would fail at its checksum. */
 int trace_parse_unpacked(
 	const uint8_t *data, size_t bytes, const char *name, struct trace *t, struct err *e);
 

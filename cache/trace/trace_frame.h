@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The lz4 frames that a trace file is made of. A frame has its content size and checksum. Without
- * lz4 trace_packer_new returns NULL and trace_unpack refuses every frame.
+ * lz4 trace_packer_new returns NULL, and trace_unpack answers TRACE_FRAME_BAD.
  */
 #ifndef GLM_CACHE_TRACE_FRAME_H
 #define GLM_CACHE_TRACE_FRAME_H
@@ -13,7 +13,9 @@
 
 struct trace_packer;
 
-/* For frames of at most `most` bytes. free accepts NULL. */
+/* For frames of at most `most` unpacked bytes. Exhausted memory ends the program. free accepts
+ * NULL.
+ */
 struct trace_packer *trace_packer_new(size_t most);
 void trace_packer_free(struct trace_packer *p);
 
@@ -30,12 +32,12 @@ enum trace_frame {
 
 struct trace_unpacker;
 
-/* NULL without lz4, which trace_unpack takes. free accepts NULL. */
+/* NULL without lz4; trace_unpack and free accept NULL. Exhausted memory ends the program. */
 struct trace_unpacker *trace_unpacker_new(void);
 void trace_unpacker_free(struct trace_unpacker *u);
 
-/* Unpacks the frame at the start of `data`: *used bytes of it, *raw [*raw_bytes] is valid until the
- * next call. */
+/* Unpacks the frame at the start of data[bytes]. With TRACE_FRAME_OK the frame has *used bytes, and
+ * *raw, with *raw_bytes bytes, is valid until the next call. */
 enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes,
 	size_t *used, const uint8_t **raw, size_t *raw_bytes, const char **why);
 

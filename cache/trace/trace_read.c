@@ -19,7 +19,7 @@
 #define MAX_IDS     ((size_t)1 << 29)
 #define GLTR1_MAGIC "GLTR1\0\0" /* with the final zero 8 bytes */
 
-struct reader {
+struct trace_reader {
 	struct trace *t;
 	const char *name;
 	uint32_t *seen; /* [n_experts] number of the record that last named the expert */
@@ -47,13 +47,13 @@ static bool array_grow(void **p, size_t *cap, size_t n, size_t limit, size_t siz
 	return true;
 }
 
-static int err_too_long(const struct reader *r)
+static int err_too_long(const struct trace_reader *r)
 {
 	return err_set(r->e, ERR_MEMORY,
 		"%.400s: the trace is too long to be loaded (%zu records so far)", r->name, r->t->n_events);
 }
 
-static int add_event(struct reader *r, const struct trace_event *ev)
+static int add_event(struct trace_reader *r, const struct trace_event *ev)
 {
 	struct trace *t = r->t;
 	if (!array_grow(
@@ -65,7 +65,7 @@ static int add_event(struct reader *r, const struct trace_event *ev)
 
 /* Ids of an ACCESS or PREDICTION; tiers NULL: unknown. */
 static int add_ids(
-	struct reader *r, struct trace_event *ev, const uint16_t *ids, const uint8_t *tiers)
+	struct trace_reader *r, struct trace_event *ev, const uint16_t *ids, const uint8_t *tiers)
 {
 	struct trace *t = r->t;
 	size_t cap = t->cap_ids, need = t->n_ids + ev->n;
@@ -96,7 +96,7 @@ static int add_ids(
 	return add_event(r, ev);
 }
 
-static int reader_start(struct reader *r)
+static int reader_start(struct trace_reader *r)
 {
 	r->seen = mem_try_new(r->t->model.n_experts, sizeof *r->seen);
 	return r->seen ? 0 : err_set(r->e, ERR_MEMORY, "%.400s: no memory to read the trace", r->name);
@@ -104,7 +104,7 @@ static int reader_start(struct reader *r)
 
 /* ---- our own files ---- */
 
-static int parse_header(struct reader *r, const uint8_t *p, size_t n)
+static int parse_header(struct trace_reader *r, const uint8_t *p, size_t n)
 {
 	struct trace *t = r->t;
 	if (n < 24)
@@ -163,13 +163,13 @@ static uint64_t record_bytes(const uint8_t *p)
 	return 0;
 }
 
-static int bad_record(const struct reader *r, const char *what)
+static int bad_record(const struct trace_reader *r, const char *what)
 {
 	return err_set(r->e, ERR_INPUT, "%.400s: record %llu of the trace: %s", r->name,
 		(unsigned long long)r->n_records, what);
 }
 
-static int parse_ids(struct reader *r, const uint8_t *p, struct trace_event *ev)
+static int parse_ids(struct trace_reader *r, const uint8_t *p, struct trace_event *ev)
 {
 	struct trace *t = r->t;
 	if (!ev->n || ev->n > t->model.n_experts)
@@ -185,7 +185,7 @@ static int parse_ids(struct reader *r, const uint8_t *p, struct trace_event *ev)
 	return code;
 }
 
-static int parse_record(struct reader *r, const uint8_t *p)
+static int parse_record(struct trace_reader *r, const uint8_t *p)
 {
 	struct trace *t = r->t;
 	struct trace_event ev = {.kind = p[0], .layer = load_u16(p + 2), .n = load_u32(p + 4)};
@@ -233,7 +233,7 @@ static int parse_record(struct reader *r, const uint8_t *p)
 	}
 }
 
-static int parse_records(struct reader *r, const uint8_t *p, size_t n)
+static int parse_records(struct trace_reader *r, const uint8_t *p, size_t n)
 {
 	while (n) {
 		uint64_t bytes = n < 8 ? 0 : record_bytes(p);
@@ -251,7 +251,7 @@ static int parse_records(struct reader *r, const uint8_t *p, size_t n)
 	return 0;
 }
 
-static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
+static int parse_own(struct trace_reader *r, const uint8_t *data, size_t bytes)
 {
 	struct trace *t = r->t;
 	if (bytes < 16)
@@ -299,7 +299,7 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 /* ---- GLTR1 ---- */
 
 static int gltr1_token(
-	struct reader *r, const uint8_t *p, uint32_t token, uint32_t layers, uint32_t first)
+	struct trace_reader *r, const uint8_t *p, uint32_t token, uint32_t layers, uint32_t first)
 {
 	struct trace *t = r->t;
 	uint32_t k = t->model.top_k;
@@ -328,7 +328,7 @@ static int gltr1_token(
 	return code;
 }
 
-static int parse_gltr1(struct reader *r, const uint8_t *data, size_t bytes)
+static int parse_gltr1(struct trace_reader *r, const uint8_t *data, size_t bytes)
 {
 	struct trace *t = r->t;
 	if (bytes < 24)
@@ -375,7 +375,7 @@ static bool looks_like_trace(const void *data, size_t bytes)
 
 int trace_parse(const void *data, size_t bytes, const char *name, struct trace *t, struct err *e)
 {
-	struct reader r = {.t = t, .name = name, .e = e};
+	struct trace_reader r = {.t = t, .name = name, .e = e};
 	const uint8_t *p = data;
 	int code;
 	if (!looks_like_trace(p, bytes))
@@ -395,7 +395,7 @@ int trace_parse(const void *data, size_t bytes, const char *name, struct trace *
 int trace_parse_unpacked(
 	const uint8_t *data, size_t bytes, const char *name, struct trace *t, struct err *e)
 {
-	struct reader r = {.t = t, .name = name, .e = e};
+	struct trace_reader r = {.t = t, .name = name, .e = e};
 	size_t header = bytes < 4 ? 0 : MIN((size_t)load_u32(data), bytes - 4);
 	int code = bytes < 4 ? err_set(e, ERR_INPUT, "%.400s: too short", name)
 						 : parse_header(&r, data + 4, header);

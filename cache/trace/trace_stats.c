@@ -10,12 +10,13 @@
 struct counter {
 	const struct trace *t;
 	uint32_t *uses; /* [n_keys] */
-	uint32_t *mark; /* [n_experts] stamp of the set last put there */
+	uint32_t *mark; /* [n_experts] stamp of the last set that had the expert, see count_common */
 	uint32_t stamp;
-	size_t *last_access; /* [n_layers] event of the layer's last access in a step of one row, + 1 */
-	size_t *last_prediction; /* [n_layers][TRACE_STATS_DISTANCES + 1] event not yet followed by an
-						  access,
-						  + 1 */
+	/* [n_layers] event of the layer's last access in a step of one row, + 1; 0: none */
+	size_t *last_access;
+	/* [n_layers][TRACE_STATS_DISTANCES + 1] event of a prediction that no access has followed yet,
+	 * + 1; 0: none */
+	size_t *last_prediction;
 	uint64_t routed_before, repeats;
 	uint64_t predicted[TRACE_STATS_DISTANCES + 1], routed[TRACE_STATS_DISTANCES + 1];
 	uint64_t found[TRACE_STATS_DISTANCES + 1];
@@ -43,16 +44,16 @@ static void single_row_access(struct counter *c, struct trace_stats *s, size_t a
 		c->routed_before += ev->n;
 	}
 	c->last_access[ev->layer] = at + 1;
-	size_t *hints = c->last_prediction + (size_t)ev->layer * (TRACE_STATS_DISTANCES + 1);
+	size_t *open_predictions = c->last_prediction + (size_t)ev->layer * (TRACE_STATS_DISTANCES + 1);
 	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++) {
-		if (!hints[d])
+		if (!open_predictions[d])
 			continue;
-		const struct trace_event *h = &c->t->events[hints[d] - 1];
-		c->found[d] += count_common(c, h, ev);
-		c->predicted[d] += h->n;
+		const struct trace_event *prediction = &c->t->events[open_predictions[d] - 1];
+		c->found[d] += count_common(c, prediction, ev);
+		c->predicted[d] += prediction->n;
 		c->routed[d] += ev->n;
 		s->predictions[d]++;
-		hints[d] = 0;
+		open_predictions[d] = 0;
 	}
 }
 

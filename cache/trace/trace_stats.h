@@ -9,9 +9,8 @@
 #define TRACE_STATS_TOPS      6
 
 struct trace_stats {
-	uint64_t n_moe_layers,
-		n_experts;          /* of the model: layers with experts; experts in all of them */
-	uint64_t n_used_layers; /* that decode used at least once: an MTP layer only drafts */
+	uint64_t n_moe_layers, n_experts; /* layers with experts; experts of all these layers */
+	uint64_t n_used_layers; /* layers that decode used at least once; an MTP layer only drafts */
 	uint64_t n_distinct;    /* experts that decode used at least once */
 	uint64_t prefill_steps, prefill_rows, prefill_accesses;
 	uint64_t tiers[TRACE_N_TIERS]; /* decode accesses by where the expert was found */

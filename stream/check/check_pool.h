@@ -5,7 +5,7 @@
  *
  * In order of use, all by one thread, the owner:
  *   1. check_pool_open
- *   2. check_pool_post for each task; check_pool_take until it returns NULL, after each `wake`
+ *   2. check_pool_post for each task; after each `wake`: check_pool_take until it returns NULL
  *   3. check_pool_close
  *
  * Each thread has a queue of its own and works through it in order: post the parts of one streaming
@@ -30,7 +30,8 @@ struct check_pool;
 
 /* A quarter of the cores that the process may use, 1 to 4; 0 if it has fewer than four. */
 unsigned check_pool_threads(void);
-/* The number for check_pool_open by an option: that many; 0: check_pool_threads(); below: none. */
+/* n_threads of check_pool_open for an option of the program: > 0: that many; 0:
+ * check_pool_threads(); < 0: none. */
 unsigned check_pool_threads_for(int option);
 
 /* n_threads: at most 4 are started; with 0 check_pool_post runs `hash` itself. wake(arg) is called

@@ -3,10 +3,15 @@
  * Decides which experts are compared with their check values (src/format/check_values.h) when they
  * are read, and records which have passed. The code that reads also has them hashed.
  *
- * In order of use, for each read of an expert: expert_check_due; if true, hash the spans that
- * expert_check_spans gives; then expert_check_passed, or a second read and expert_check_err.
+ * In order of use, for each read of an expert:
+ *   1. expert_check_due; if false, nothing is compared;
+ *   2. hash the spans that expert_check_spans gives;
+ *   3. all are right: expert_check_passed;
+ *   4. else read and hash the expert once more; expert_check_passed, or expert_check_err.
+ * The caller keeps `figures`.
  *
- * Threads: the one that reads. expert_check_range and expert_check_spans read constants only: any.
+ * Threads: the one that reads. expert_check_range and expert_check_spans read constants only; any
+ * thread may call them.
  */
 #ifndef GLM_STREAM_EXPERT_CHECK_H
 #define GLM_STREAM_EXPERT_CHECK_H

@@ -10,7 +10,8 @@
 
 #define HOST_STAGING_BYTES_MAX ((uint64_t)512 << 20)
 #define BUFFERS_MIN            6
-/* While a step is being pinned the driver lets nobody launch or copy: 20 ms a GiB (H200). */
+/* While a step is being pinned the driver blocks launches and copies of all threads: 20 ms a GiB
+ * (H200). */
 #define PIN_STEP_BYTES ((size_t)256 << 20)
 
 struct card_memory_plan card_memory_plan(const struct extent_table *t, const struct reader *r,

@@ -6,9 +6,9 @@
  *     on the host   | host staging: a buffer for each read in flight |      pinned
  *                   | tier 1 .................... |                         pinned step by step
  *
- * Life: plan, open, (wait,) stop_pinning, close. What is half open is closed by close. Threads: the
- * fields are constant after open; card_memory_refused may be called by any thread, the rest by
- * whoever opens and closes.
+ * In order of use: card_memory_plan, card_memory_open, pinned_stop(&m->tier1), card_memory_close.
+ * Threads: the fields are constant after card_memory_open. Any thread may call card_memory_refused;
+ * one thread calls the other functions.
  */
 #ifndef GLM_STREAM_CARD_MEMORY_H
 #define GLM_STREAM_CARD_MEMORY_H
@@ -34,7 +34,7 @@ struct card_memory_options {
 	struct copier *copier; /* lent; NULL: the backend's, closed with the memory */
 	uint64_t tier_bytes[2];
 	size_t pin_step_bytes;     /* of tier 1; 0: 256 MiB */
-	void (*notify)(void *arg); /* from another thread: a step of tier 1 was pinned, or refused */
+	void (*notify)(void *arg); /* as in pinned_start, for tier 1: called by another thread */
 	void *arg;
 };
 
@@ -53,12 +53,14 @@ struct card_memory {
 	void *arg;
 };
 
-/* What streaming to a card takes. `requests`: those that the reader takes at a time; `checked`:
- * bytes are compared with check values, so that a chunk may have to wait for the one before it. */
+/* Computes what streaming to a card takes, without taking it. requests: reader_options.requests.
+ * checked: bytes are compared with check values. A chunk may then wait in its buffer for the one
+ * before it, so there are more buffers. */
 struct card_memory_plan card_memory_plan(const struct extent_table *t, const struct reader *r,
 	unsigned requests, bool has_tier1, bool checked);
-/* Takes everything but tier 1, and begins to pin that. ERR_MEMORY: refused. *out is set in any
- * case. */
+/* Takes the memory of the card and the host staging buffers, and starts to pin tier 1 (pinned.h).
+ * Errors: ERR_MEMORY; those of copier_open. *out is set in any case: after an error
+ * card_memory_close releases what was taken. */
 int card_memory_open(struct card_memory **out, const struct card_memory_options *o,
 	const struct card_memory_plan *plan, struct err *e);
 /* ERR_MEMORY with the sentence when a step of tier 1 could not be pinned, else 0. Never waits. */

@@ -2,8 +2,8 @@
 /*
  * One slot_transfer per slot counts the parts that are left: chunks being read, copies in flight,
  * chunks to be compared with check values, and the queue entry itself as long as not all chunks
- * were started. The last part that ends reports the slot. Until then somebody may write to it, also
- * after a failure.
+ * were started. When the last part ends, `done` is called. Until then a read or copy may write to
+ * the slot, also after a failure.
  *
  * Check values are compared by the check pool while the chunks are copied to the card: a chunk
  * stays in its staging buffer until it is copied and hashed. One thread of the pool hashes all
@@ -23,30 +23,31 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "stream/loader/copy_ring.h"
-#include "stream/loader/load_check.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A load from tier 1 that is no demand moves in equal chunks, a few in flight: a demand that comes
- * then waits no longer than these take. Smaller chunks cost the link more than they save: an expert
- * of GLM-5.2 in 2-bit types (9.7 MB) is one. */
+/* A load from tier 1 that is no demand moves in equal chunks of at most TIER1_CHUNK_BYTES, of which
+ * TIER1_CHUNKS_MAX are in flight: a demand waits for these at most. Smaller chunks cost the link
+ * more than they save. An expert of GLM-5.2 in 2-bit types (9.7 MB) is one chunk. */
 #define TIER1_CHUNK_BYTES ((uint64_t)16 << 20)
 #define TIER1_CHUNKS_MAX  2
-/* So many staged demotions wait for gaps, in chunks of 50 us. Those that do not wait go whole, so
- * many at a time that the link does not rest between them. */
+/* At most STAGED_WAITING_MAX staged demotions wait for gaps. In a gap one chunk of
+ * DEMOTION_CHUNK_BYTES is copied, which takes 50 us. A demotion that does not wait is copied whole,
+ * with DEMOTIONS_IN_FLIGHT copies in flight so that the link is never idle between them. */
 #define STAGED_WAITING_MAX   7
 #define DEMOTION_CHUNK_BYTES ((size_t)5 << 19)
 #define DEMOTIONS_IN_FLIGHT  2
-/* Reads of predicted experts in flight: nearly enough to keep a drive busy, few enough not to stand
- * long before a demand. */
+/* Reads of predicted experts in flight: nearly enough to keep a drive busy, and few enough that a
+ * demand does not wait long behind them. */
 #define PREDICTED_READS_MAX 6
 /* Steps of tier 1 that are pinned ahead of demotions. */
 #define PIN_AHEAD_STEPS 8
 
 #define NONE (-1)
 
-/* Loads from files and loads from tier 1 do not hold each other up. */
+/* Loads from files and from tier 1 have queues of their own, so that neither waits for the other.
+ */
 enum load_source { FROM_FILE, FROM_TIER1, LOAD_SOURCES };
 
 /* The load or demotion into one slot. */
@@ -58,10 +59,10 @@ struct slot_transfer {
 	struct transfer_request q; /* the priority is the present one */
 	enum copy_stream stream;   /* of all its copies */
 	int32_t next;              /* slot, in its queue */
-	unsigned next_read;        /* from a file: the next chunk is of this read */
-	uint64_t next_at;          /* and begins here; from tier 1: the next chunk does */
+	unsigned next_read;        /* from a file: read of the plan that the next chunk is of */
+	uint64_t next_at;          /* offset of the next chunk in that read; from tier 1: in the slot */
 	struct load_check *check;  /* NULL: its bytes are not compared */
-	bool reread;               /* it was read wrong, and has begun again */
+	bool reread;               /* its bytes were wrong, and it has begun again */
 };
 
 /* Slots whose loads have chunks left to start, in the order in which they were given. */
@@ -84,7 +85,7 @@ struct buffer {
 	bool waits;             /* the chunk was read and is not posted to the check pool yet */
 };
 
-/* A demotion in a device staging slot, of which something is left to start. */
+/* A demotion in a device staging slot with chunks left to start. */
 struct staged {
 	int32_t slot, staging_slot;
 	bool demand;
@@ -121,14 +122,6 @@ static struct card_transfer *card_of(struct transfer *t)
 	return (struct card_transfer *)t;
 }
 
-static struct extent_plan plan_of(const struct card_transfer *t, const struct slot_transfer *x)
-{
-	struct extent_plan p;
-	if (extent_plan(t->base.config.table, (uint32_t)x->q.layer, (uint32_t)x->q.expert, &p))
-		bug("no extents for expert %d of layer %d", x->q.expert, x->q.layer);
-	return p;
-}
-
 /* ---- parts of a load or demotion ---- */
 
 static void copy_in(struct card_transfer *t, int32_t slot, uint64_t dst_offset, const uint8_t *src,
@@ -151,22 +144,6 @@ static void read_failed(
 	transfer_keep_failure(&x->failure, &why);
 }
 
-/* For a load that is due for a check. Without memory for it the load fails. */
-static void acquire_check(struct card_transfer *t, struct slot_transfer *x)
-{
-	const struct expert_check *c = t->base.config.check;
-	if (x->q.src || !expert_check_due(c, x->q.layer, x->q.expert))
-		return;
-	const struct extent_plan p = plan_of(t, x);
-	x->check =
-		load_check_acquire(&t->checks, t->base.config.check_pool, c, &p, x->q.layer, x->q.expert);
-	if (x->check)
-		return;
-	struct err why = {0};
-	err_set(&why, ERR_MEMORY, "no memory to compare its bytes");
-	transfer_keep_failure(&x->failure, &why);
-}
-
 /* Puts a load into its queue, from its first byte on. */
 static void begin_load(
 	struct card_transfer *t, const struct transfer_request *q, bool reread, uint64_t bytes_read)
@@ -179,7 +156,8 @@ static void begin_load(
 		.reread = reread,
 		.bytes_read = bytes_read,
 	};
-	acquire_check(t, x);
+	if (!q->src && expert_check_due(t->base.config.check, q->layer, q->expert))
+		x->check = transfer_acquire_check(&t->base, &t->checks, q, &x->failure);
 #ifdef LOADER_POISON
 	x->parts_left++;
 	if (q->to_tier1) {
@@ -196,27 +174,12 @@ static void begin_load(
  * time and the load was queued again. */
 static bool judge_load(struct card_transfer *t, struct slot_transfer *x)
 {
-	struct expert_check *c = t->base.config.check;
 	const struct transfer_request q = x->q;
-	const struct checked_span *wrong = load_check_wrong(x->check);
-	c->figures.checked += !x->reread;
-	if (!wrong) {
-		expert_check_passed(c, q.layer, q.expert);
+	if (transfer_judge_load(&t->base, &q, x->check, x->reread, &x->failure))
 		return true;
-	}
-	const struct extent_plan p = plan_of(t, x);
-	if (!x->reread) {
-		transfer_prepare_reread(&t->base, &p);
-		load_check_release(&t->checks, x->check);
-		begin_load(t, &q, true, x->bytes_read);
-		return false;
-	}
-	c->figures.wrong++;
-	struct err why = {0};
-	const unsigned span = (unsigned)(wrong - x->check->spans);
-	expert_check_err(c, &p, q.layer, q.expert, span, wrong->found, &why);
-	transfer_keep_failure(&x->failure, &why);
-	return true;
+	load_check_release(&t->checks, x->check);
+	begin_load(t, &q, true, x->bytes_read);
+	return false;
 }
 
 /* The last part reports the slot. */
@@ -413,7 +376,7 @@ static void card_read_done(struct transfer *base, const struct reader_completion
 			t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, RELEASE_BUFFER, buffer);
 	if (x->check)
 		post_chunks_to_check(t, b.slot, b.read);
-	if (x->q.to_tier1) { /* it is where it belongs */
+	if (x->q.to_tier1) { /* the read has put it into its slot */
 		buffer_unref(t, buffer);
 		part_done(t, b.slot);
 	}
@@ -498,7 +461,7 @@ static enum start_result start_read(struct card_transfer *t, int32_t slot)
 	struct reader *reader = t->base.config.reader;
 	if (!may_read(t, x->q.priority))
 		return START_BLOCKED;
-	const struct extent_plan p = plan_of(t, x);
+	const struct extent_plan p = transfer_plan(&t->base, &x->q);
 	const struct extent_read *r = &p.reads[x->next_read];
 	uint64_t step = reader_slice_step(r->bytes, reader_slice(reader)),
 			 n = MIN(step, r->bytes - x->next_at);
@@ -560,7 +523,7 @@ static bool start_loads(struct card_transfer *t, struct slot_queue *q)
 	return any;
 }
 
-/* Starts what may leave the device staging slots now. */
+/* Starts copies of staged demotions to the host, as far as they may start now. */
 static bool start_demotions(struct card_transfer *t)
 {
 	struct copier *x = t->memory->copier;
@@ -631,7 +594,7 @@ static uint64_t tier1_end(const struct card_transfer *t, const struct transfer_r
 	return (uint64_t)(q->dst - t->memory->tier1.base) + q->bytes;
 }
 
-/* Pins tier 1 ahead of the demotions. */
+/* Also requests that tier 1 is pinned PIN_AHEAD_STEPS steps beyond this demotion. */
 static bool card_can_demote(struct transfer *base, const struct transfer_request *q)
 {
 	struct card_transfer *t = card_of(base);
@@ -642,7 +605,8 @@ static bool card_can_demote(struct transfer *base, const struct transfer_request
 		   (end <= atomic_load(&tier1->ready) || atomic_load(&tier1->state) == PINNED_REFUSED);
 }
 
-/* A staged demotion that is wanted leaves first, and now. */
+/* Moves a staged demotion to the front and makes it a demand. False: none is staged for this slot.
+ */
 static bool boost_staged(struct card_transfer *t, int32_t slot)
 {
 	unsigned i = 0;
@@ -672,7 +636,7 @@ static void card_demote(struct transfer *base, const struct transfer_request *q)
 		t->memory->device_staging + (uint64_t)staging_slot * t->memory->plan.slot_bytes;
 	x->ops->copy(x, COPY_WITHIN, staging, q->src, q->bytes);
 	uint64_t fence = x->ops->fence(x, COPY_WITHIN);
-	x->ops->stream_wait(x, COPY_IN, fence); /* the slot is filled again as soon as it is empty */
+	x->ops->stream_wait(x, COPY_IN, fence); /* later loads into q->src come behind the copy */
 	x->ops->stream_wait(x, COPY_AHEAD, fence);
 	x->ops->stream_wait(x, COPY_OUT, fence);
 	t->staged[t->n_staged++] = (struct staged){.slot = q->slot,
@@ -690,7 +654,7 @@ static void card_boost(struct transfer *base, int32_t slot)
 	struct slot_transfer *x = &t->slots[slot];
 	if (boost_staged(t, slot) || x->q.priority == TRANSFER_DEMAND ||
 		!queue_remove(t, queue_of(t, x), slot))
-		return; /* all its chunks are on their way */
+		return; /* a demand already, or all its chunks have started */
 	x->q.priority = TRANSFER_DEMAND;
 	queue_push(t, queue_of(t, x), slot);
 }

@@ -8,21 +8,21 @@
  *     slot of tier 0 --copy--> device staging slot --copy--> slot of tier 1 demotion
  *
  * Loads. Demands go first and may take every staging buffer; other loads leave a third of the
- * buffers free.
- * A load is done when the fence of its last copy is, that is when its bytes stand on the card.
+ * buffers free. A load is complete when the fence of its last copy is: its bytes are on the card.
  *
- * Demotions. The slot that a demotion leaves is wanted at once, so its bytes first go to the device
- * staging buffer, which takes microseconds. Copies into the card and out of it are ordered behind
- * that by the card itself. The way to the host takes its time: a demotion delays no demand unless
+ * Demotions. The slot that a demotion leaves is needed at once, so its bytes are first copied to a
+ * device staging slot, which takes microseconds. The card orders later copies behind that copy
+ * (copier_ops.stream_wait). The copy to the host may be late: a demotion delays a demand only if
  * all staging slots are taken, or its part of tier 1 is not pinned yet.
  *
- * Both directions share the link: 55 GB/s alone, 48 to 50 each together (PCIe 5.0). Somebody waits
- * for what comes in; for what leaves hardly anybody does. So staged demotions leave in gaps, one
- * small chunk at a time while nothing comes in. They wait for no gap
+ * Both directions share the link: 55 GB/s alone, 48 to 50 each together (PCIe 5.0). The compute
+ * thread waits for copies to the card, but hardly ever for copies from it. So staged demotions are
+ * copied in gaps, one chunk at a time while nothing is copied to the card. A staged demotion does
+ * not wait for a gap
  *   - when many are staged: a cache that turns over fast must not wait for a staging slot;
- *   - under pressure (transfer.under_pressure): a prompt runs, or the compute thread waits
- *     for a slot;
- *   - when this very expert is wanted again (boost): it has to arrive before it can come back.
+ *   - under pressure (transfer.under_pressure): a prompt runs, or the compute thread waits for a
+ *     slot;
+ *   - when its expert is needed again (boost): it must arrive in tier 1 before it can be promoted.
  */
 #ifndef GLM_STREAM_CARD_TRANSFER_H
 #define GLM_STREAM_CARD_TRANSFER_H

@@ -3,8 +3,8 @@
  * Loads and demotions where the host reaches both tiers: reads go straight into the slot, and a
  * copy between the tiers is a memcpy within the call.
  *
- * A load from a file consists of parts: chunks being read, and hashes of chunks. The load is over
- * when its last part is, also when one has failed: until then the reader may write to the slot.
+ * A load from a file consists of parts: chunks being read, and hashes of chunks. The load ends when
+ * its last part ends, also when one has failed: until then the reader may write to the slot.
  *
  * A load that is not checked has one chunk for each read of its plan. The reads of a load that is
  * checked are cut into chunks of about a slice of the reader. One thread of the check pool hashes
@@ -17,7 +17,6 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "stream/loader/load_check.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -69,14 +68,6 @@ static struct host_transfer *host_of(struct transfer *t)
 	return (struct host_transfer *)t;
 }
 
-static struct extent_plan plan_of(const struct transfer *t, const struct transfer_request *q)
-{
-	struct extent_plan p;
-	if (extent_plan(t->config.table, (uint32_t)q->layer, (uint32_t)q->expert, &p))
-		bug("no extents for expert %d of layer %d", q->expert, q->layer);
-	return p;
-}
-
 /* ---- chunks ---- */
 
 /* Chunks of a read are of this length; the last one is up to twice as long. */
@@ -99,12 +90,12 @@ static void host_hash_chunks(struct check_task *task)
 	span_check_add(k->run, k->at, k->memory, k->bytes);
 }
 
-/* Posts the chunks of a read that have come and are next, as one task. */
+/* Posts the completed chunks of a read that are next in order, as one task. */
 static void host_post_chunks(struct host_transfer *h, struct host_read *k)
 {
 	struct host_load *x = &h->loads[k->slot];
 	struct read_check *c = &x->check->reads[k->read];
-	const struct extent_plan p = plan_of(&h->base, &x->q);
+	const struct extent_plan p = transfer_plan(&h->base, &x->q);
 	const struct extent_read *r = &p.reads[k->read];
 	const unsigned n = count_chunks(x, r), first = c->next_chunk;
 	if (k->hashing || x->failure)
@@ -129,31 +120,15 @@ static void host_post_chunks(struct host_transfer *h, struct host_read *k)
 static bool host_judge_load(struct transfer *t, struct host_load *x)
 {
 	struct host_transfer *h = host_of(t);
-	struct expert_check *c = t->config.check;
-	const struct transfer_request *q = &x->q;
-	const struct checked_span *wrong = load_check_wrong(x->check);
-	c->figures.checked += !x->reread;
-	if (!wrong) {
-		expert_check_passed(c, q->layer, q->expert);
+	if (transfer_judge_load(t, &x->q, x->check, x->reread, &x->failure))
 		return true;
-	}
-	const struct extent_plan p = plan_of(t, q);
-	if (!x->reread) {
-		transfer_prepare_reread(t, &p);
-		x->reread = true;
-		x->next_reread = h->rereads;
-		h->rereads = q->slot;
-		return false;
-	}
-	c->figures.wrong++;
-	struct err why = {0};
-	expert_check_err(
-		c, &p, q->layer, q->expert, (unsigned)(wrong - x->check->spans), wrong->found, &why);
-	transfer_keep_failure(&x->failure, &why);
-	return true;
+	x->reread = true;
+	x->next_reread = h->rereads;
+	h->rereads = x->q.slot;
+	return false;
 }
 
-/* A part is over. The last one reports the slot. */
+/* A part has ended. After the last one `done` is called. */
 static void host_part_done(struct transfer *t, int32_t slot)
 {
 	struct host_transfer *h = host_of(t);
@@ -203,18 +178,11 @@ static bool host_poll_checks(struct transfer *t)
 static void host_acquire_check(struct transfer *t, struct host_load *x, const struct extent_plan *p)
 {
 	struct host_transfer *h = host_of(t);
-	const struct transfer_request *q = &x->q;
-	x->check = load_check_acquire(
-		&h->checks, t->config.check_pool, t->config.check, p, q->layer, q->expert);
-	if (!x->check) {
-		struct err why = {0};
-		err_set(&why, ERR_MEMORY, "no memory to compare its bytes");
-		transfer_keep_failure(&x->failure, &why);
+	if (!(x->check = transfer_acquire_check(t, &h->checks, &x->q, &x->failure)))
 		return;
-	}
 	x->slice_bytes = num_align_up(reader_setting(t->config.reader).slice_bytes, CHUNK_ALIGN);
 	for (unsigned i = 0; i < p->n_reads; i++)
-		h->reads[q->slot][i] = (struct host_read){.slot = q->slot, .read = i};
+		h->reads[x->q.slot][i] = (struct host_read){.slot = x->q.slot, .read = i};
 }
 
 static void host_submit_chunk(struct transfer *t, const struct host_load *x,
@@ -243,7 +211,7 @@ static void host_submit_chunk(struct transfer *t, const struct host_load *x,
 static void host_submit_reads(struct transfer *t, int32_t slot, bool check)
 {
 	struct host_load *x = &host_of(t)->loads[slot];
-	const struct extent_plan p = plan_of(t, &x->q);
+	const struct extent_plan p = transfer_plan(t, &x->q);
 	unsigned n_chunks[EXTENT_PARTS];
 	x->bytes_read += p.read_bytes;
 	x->parts_left = 1; /* this call, which may take completions */

@@ -3,23 +3,24 @@
  * The streaming expert source: experts come from disk through a budgeted cache of two tiers.
  *
  *   compute thread              lock            I/O thread
- *   acquire: cache_acquire,      |    queue      demotions, loads and reads of the transfer,
- *     queues loads --------------|------------>  which calls done:
+ *   acquire: cache_acquire,      |    queue      gives loads and demotions to the transfer,
+ *     queues loads --------------|------------>  which calls loader_transfer_done:
  *   wait_ready  <----------------|------------   cache_commit or cache_abort, signal
- *   prefetch, read_ahead --------|------------>  gets slots for them when no demand waits
+ *   prefetch, read_ahead --------|------------>  reserves slots for them when no demand waits
  *
  * Contract, beside that of expert_source.h:
- *   - A slot is published (READY) under the lock after its last byte has arrived. acquire and
- *     wait_ready look under the lock: what they call ready is complete.
- *   - A slot is given out again only when nobody pins it: bytes in use never change.
- *   - What a demand evicts is decided by the compute thread, in the order in which the model asks.
- *     The I/O thread evicts for read-ahead, and cold experts for prefetches and the low watermark.
- *     Without prefetch and warm-up a simulated cache (cache/trace/sim.h) sees the same sequence and
- *     counts the same hits (cache.h: Deferred accounting). Not so with experts that the processor
- *     computes (expert_ref.host_ns): who computes what depends on measured times.
+ *   - A slot becomes READY under the lock, after its last byte has arrived. acquire and wait_ready
+ *     look at it under the lock: an expert that they call ready is complete.
+ *   - A slot is reused only when it has no pins: bytes in use never change.
+ *   - The compute thread decides what a demand evicts, in the order of the model's requests.
+ *   - The I/O thread evicts for read-ahead, and cold experts for prefetches and the low watermark.
+ *   - Without prefetch and warm-up, and without experts that the processor computes
+ *     (expert_ref.host_ns; that choice depends on measured times), a simulated cache
+ *     (cache/trace/sim.h) sees the same sequence of accesses and counts the same hits (cache.h:
+ *     Deferred accounting).
  *   - An expert that the processor computes is pinned in its slot of the second tier until release.
- *     Then it is promoted when the link has a gap, if a cold expert that is used less can leave
- *     for it.
+ *     After that it is promoted when the link has a gap, if a slot of the first tier is free or a
+ *     cold expert of lower value can be evicted.
  *   - Prefetched experts take free or cold slots only, those of the warm-up free slots only.
  *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *
@@ -71,21 +72,21 @@ struct loader_options {
 	uint64_t tier_bytes[2];       /* budgets of the two tiers; the second may be 0 */
 	const char *policy;           /* "lru", "lfu", "sieve"; NULL: POLICY_DEFAULT */
 	int lookahead;                /* layers; 0: no prefetch */
-	struct reader_options reader; /* `staged` is set where experts go to a card */
-	/* On a card: bytes of the second tier pinned at a time, a multiple of the page size (0: 256
-	 * MiB), and of a chunk of a demotion that waits for a gap (0: 2.5 MiB). */
+	struct reader_options reader; /* loader_open sets `staged` if experts go to a card */
+	/* On a card: bytes of the second tier that are pinned at a time, a multiple of the page size
+	 * (0: 256 MiB); bytes of a chunk of a demotion that waits for a gap (0: 2.5 MiB). */
 	size_t pin_step_bytes, demotion_chunk_bytes;
 	const struct check_values *check_values; /* of `file`, outlive the source; NULL: none */
-	enum check_mode check_mode; /* CHECK_OFF when there are none saves some staging buffers */
+	enum check_mode check_mode; /* CHECK_OFF takes fewer staging buffers, also without values */
 	int check_threads; /* that compare, 4 at most; 0: by the number of cores; -1: the I/O thread */
 	/* Other paths with the same content as the (single) model file. */
 	const char *const *replicas;
 	unsigned n_replicas;
 };
 
-/* What the budgets come to; for the printed plan. */
+/* What a source with these options takes, and what other budgets would be. */
 struct loader_plan {
-	uint64_t tier_bytes[2];     /* memory that will really be taken: at most the budget */
+	uint64_t tier_bytes[2];     /* memory that loader_open takes: at most the budget */
 	uint64_t floor_bytes;       /* the smallest first tier that works (cache_floor_bytes) */
 	uint64_t working_set_bytes; /* one that holds all experts of a token */
 	uint64_t everything_bytes;  /* a first tier in which every expert fits */
@@ -93,23 +94,25 @@ struct loader_plan {
 	int n_slots;                   /* of both tiers */
 	int n_fit[2];                  /* experts of an average size that fit a tier */
 	int n_experts;                 /* of all layers */
-	bool on_card;                  /* tier 1 is pinned, and in addition are taken: */
+	bool on_card;                  /* experts go to a card; tier 1 is pinned. Taken in addition: */
 	uint64_t device_staging_bytes; /* on the card */
 	uint64_t host_staging_bytes;   /* pinned, on the host */
 };
 
-/* Computes the plan without taking memory. ERR_MEMORY, with the smallest budget that works in the
- * sentence, when the first tier is below the floor. The files are opened and closed again. */
+/* Computes the plan without taking memory. The files are opened and closed again. Errors: as
+ * loader_open; ERR_MEMORY when the first tier is below the floor (loader_refuse_budget). */
 int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e);
-/* Sets and returns that error. The sentence rounds the floor up, so that its number works. */
+/* Sets and returns ERR_MEMORY for a first tier of `bytes`. The sentence names the floor, rounded up
+ * so that a budget of that number works. */
 int loader_refuse_budget(uint64_t bytes, uint64_t floor_bytes, struct err *e);
 
-/* The reader that loader_open opens: the files of the model in order, replicas behind them. For
- * measuring. */
+/* Opens the reader that loader_open would open, to measure it: the files of the model in order,
+ * replicas behind them. */
 int loader_open_reader(const struct loader_options *o, struct reader **out, struct err *e);
 
-/* Opens files, takes memory, starts the I/O thread. Close with ops->close: it cancels what is in
- * flight, waits for the rest, and frees. */
+/* Opens files, takes memory, starts the I/O thread. Close with ops->close: it cancels reads that
+ * can be cancelled, waits for the others and for copies, and frees. Errors: ERR_USAGE, ERR_INPUT,
+ * ERR_MEMORY, or -errno; *out is NULL then. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
 /* On a card the second tier is pinned step by step in a thread of its own: the first step after
@@ -122,7 +125,7 @@ void loader_pin_in_background(struct expert_source *s);
 /* Of a source made by loader_open. */
 const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads" */
 
-/* Where an expert is. One that is in two places counts where the greater number says. */
+/* Where an expert is. For one that is in two places the greater value holds. */
 enum loader_residency {
 	LOADER_NO_EXPERT, /* the layer has none */
 	LOADER_ON_DISK,
@@ -130,9 +133,9 @@ enum loader_residency {
 	LOADER_LOADING, /* its bytes are coming into the first tier */
 	LOADER_IN_VRAM,
 };
-/* Sets the rows of the streamed layers in map[n_layers][n_experts] with enum loader_residency, and
- * *stats with the figures of the same moment. Either may be NULL. Any thread may call it. It holds
- * the lock while it looks at every slot once. */
+/* Sets the rows of the streamed layers in map[n_layers][n_experts] to enum loader_residency, and
+ * *stats to the figures of the same moment. Either may be NULL. Any thread. It holds the loader's
+ * lock while it looks at every slot once. */
 void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
 
 /* Warm-up: loads the given experts, best first, with the lowest priority of all loads: into free

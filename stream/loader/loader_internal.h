@@ -4,8 +4,8 @@
  *
  *   loader.c          plan, open, close, questions
  *   loader_acquire.c  the compute thread: the operations of an expert_source
- *   loader_queue.c    what is to be done, and what is next
- *   loader_io.c       the I/O thread: gives work to the transfer, publishes what is done
+ *   loader_queue.c    the work of the I/O thread, and which is next
+ *   loader_io.c       the I/O thread: gives work to the transfer, publishes completed slots
  *
  * The fields of struct loader are grouped by who may touch them. The bytes themselves are moved by
  * a transfer (transfer.h), which belongs to the I/O thread.
@@ -23,13 +23,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A card computes a layer in a fraction of a millisecond, and a drive reads an expert in several.
- * While demands come from the drive every few layers it is the limit: a prefetch can hide next to
- * nothing, and a wrong one delays a demand. So prefetches are read from it when no demand was for
- * so many layers. (On the CPU a layer takes as long as its reads: no such rule.) */
-#define LOADER_DRIVE_REST_LAYERS 8
-/* Prefetches in flight to a card from tier 1. The others stay requests: these cost nothing when
- * their layer comes before their turn, and are demands then, which go first. */
+/* With a card, prefetches are read from the drive only when it has read no demand for this many
+ * layers. A card computes a layer in a fraction of a millisecond, and a drive reads an expert in
+ * several. While the drive reads demands every few layers, it is the limit: a prefetch hides next
+ * to nothing, and a useless one delays a demand. (On the CPU a layer takes as long as its reads: no
+ * such rule.) */
+#define LOADER_DRIVE_IDLE_LAYERS 8
+/* Prefetches in flight to a card from tier 1. The others stay requests. If their layer runs first,
+ * a request has cost nothing, and the expert becomes a demand, which goes first. */
 #define LOADER_TIER1_PREFETCH_MAX 1
 #define LOADER_PREFETCH_REQUESTS  1024
 /* Experts that the processor has computed and that wait to be promoted: the latest. */
@@ -47,8 +48,8 @@ struct layer_views {
 /* The load or demotion that was decided for a slot and has not completed. */
 struct slot_work {
 	enum transfer_priority priority; /* the present one; DEMAND: counted in n_demands */
-	bool prefetched;                 /* counted in n_prefetches, */
-	bool from_tier1;                 /* ... and in n_tier1_prefetches */
+	bool prefetched;                 /* counted in n_prefetches */
+	bool from_tier1;                 /* a load from tier 1; if prefetched, in n_tier1_prefetches */
 	bool boost_queued;               /* the slot is in work_queue.boosted */
 	uint64_t link_bytes;             /* counted in loader_shared.link_bytes */
 };
@@ -59,8 +60,8 @@ struct load_failure {
 	struct err err;
 };
 
-/* What the I/O thread is to do. Boosts go first; demotions and loads keep the order in which the
- * cache decided them. */
+/* Work of the I/O thread. Boosts go first; demotions and loads keep the order in which the cache
+ * decided them. */
 enum work_kind {
 	WORK_BOOST, /* a load or demotion that is in flight becomes a demand */
 	WORK_DEMOTE,
@@ -74,7 +75,7 @@ struct work {
 
 /* A predicted expert that has no slot yet. */
 struct prefetch_request {
-	uint64_t due; /* the layer clock when its layer runs */
+	uint64_t due; /* layer_clock at which its layer runs */
 	int16_t layer, expert;
 };
 
@@ -86,19 +87,19 @@ struct read_ahead_list {
 };
 
 struct work_queue {
-	/* Decided by the cache, to be carried out in this order: a slot is emptied before it is filled.
-	 * A ring; a slot is in it once at most. */
+	/* Loads and demotions that the cache has decided, to be carried out in this order: a slot is
+	 * emptied before it is filled. A ring; a slot is in it at most once. */
 	struct work *decided; /* [cap] */
 	size_t cap, first, n;
 	int32_t *boosted; /* [cap] slots */
 	size_t n_boosted;
-	/* Have no slots yet. */
+	/* Requests without slots. */
 	struct read_ahead_list read_ahead[2]; /* this layer and the next */
 	struct prefetch_request prefetch[LOADER_PREFETCH_REQUESTS];
 	int n_prefetch;
 	struct profile_key promote[LOADER_PROMOTIONS]; /* oldest first */
 	int n_promote;
-	struct profile_key *warm; /* [n_warm], from next_warm on */
+	struct profile_key *warm; /* [n_warm]; those from next_warm on are left */
 	size_t n_warm, next_warm;
 };
 
@@ -122,15 +123,17 @@ struct loader_shared {
 	uint64_t link_bytes[2];
 	uint64_t n_on_host;      /* experts that the processor was given to compute */
 	uint64_t bytes_promoted; /* of promotions decided after the processor computed the expert */
-	bool flush_due;       /* the compute thread has what it asked for: the I/O thread may carry out
-						   * the deferred access accounting */
+	bool flush_due;          /* the I/O thread may carry out the deferred access accounting: the
+							  * compute thread's request has been answered */
 	uint64_t layer_clock; /* calls of acquire so far: a layer makes several if it has many groups */
-	uint64_t drive_rests; /* the layer_clock from which on prefetches are read from the drive */
+	uint64_t drive_idle_from; /* layer_clock from which on prefetches may be read from the drive */
 	uint64_t bytes_read;
 	struct transfer_traffic traffic; /* when something was last committed or aborted */
 	struct load_failure failures[LOADER_FAILURES]; /* the latest */
 	uint64_t n_failures;                           /* ever; failure i is at i % LOADER_FAILURES */
-	double prefetch_share; /* part of each prefetch that is taken: the self-throttle */
+	/* Throttle: the part of each list of predicted experts that is requested, and the counters of
+	 * the cache when it was last set (loader_judge_prefetch) */
+	double prefetch_share;
 	uint64_t judged_used, judged_wasted;
 	bool quit;
 };
@@ -146,12 +149,12 @@ struct loader {
 	struct expert_source base; /* first: the pointers are exchanged. stats: see copy_stats */
 	/* constant after open */
 	struct backend *backend;
-	struct reader *reader; /* the I/O thread's, once it runs; reader_wake: any thread */
+	struct reader *reader; /* owned by the I/O thread once it runs; reader_wake: any thread */
 	struct extent_table *table;
-	struct expert_check check;     /* the transfer's, once it is open, */
-	struct check_pool *check_pool; /* ... and its threads */
+	struct expert_check check;     /* owned by the transfer once it is open */
+	struct check_pool *check_pool; /* as `check` */
 	struct card_memory *card;      /* NULL: the host reaches the first tier */
-	struct transfer *transfer;     /* the I/O thread's, once it runs; under_pressure: any thread */
+	struct transfer *transfer;     /* owned by the I/O thread once it runs; under_pressure: any */
 	int n_layers, n_experts, n_slots;
 	int first_layer, end_layer; /* that are streamed, those without experts included */
 	uint8_t *tier_memory[2];
@@ -188,22 +191,27 @@ static inline uint64_t *loader_link_bytes(struct loader_shared *s, const struct 
 {
 	return &s->link_bytes[x->priority != TRANSFER_DEMAND];
 }
-/* The load or demotion in flight into this slot is a demand from now on. */
+/* Makes the load or demotion in flight into this slot a demand. */
 void loader_queue_boost(struct loader *l, int32_t slot);
+/* Requests prefetches of a layer that runs at layer_clock `due`. Drops what exceeds
+ * LOADER_PREFETCH_REQUESTS. */
 void loader_queue_prefetch(struct loader *l, int layer, const int32_t *ids, int n, uint64_t due);
-/* The processor has computed this expert of tier 1: it is promoted when the link has a gap. */
+/* Requests the promotion of an expert that the processor has computed in tier 1. Of more than
+ * LOADER_PROMOTIONS the oldest is dropped. */
 void loader_queue_promotion(struct loader *l, int layer, int expert);
-/* Requests for layers that have begun are either demands by now or were wrong. */
+/* Drops prefetch requests of layers that have begun: the expert is a demand by now, or the
+ * prediction was wrong. */
 void loader_queue_drop_stale(struct loader *l);
-/* Replaces what was to be read ahead for this layer, and what was for an earlier one. */
+/* Replaces the read-ahead list of this layer, or if it has none that of the lower layer of the two.
+ */
 void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, int n);
-/* False: there was nothing. */
+/* Drops both read-ahead lists and their pins. False: both were empty. */
 bool loader_queue_clear_read_ahead(struct loader *l);
 /* Carries out the deferred access accounting and queues its demotions. True: there were some. */
 bool loader_flush_accesses(struct loader *l);
-/* Takes less of each prefetch while they do not pay, and more again when they do. */
+/* Sets prefetch_share by the useful share of the latest prefetched experts. */
 void loader_judge_prefetch(struct loader *l);
-/* What the I/O thread does next, taken from the queue. False: nothing that can be done now. */
+/* Takes the next work of the I/O thread from the queue. False: none can be done now. */
 bool loader_next_work(struct loader *l, struct work *w);
 
 /* ---- loader_io.c ---- */

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The I/O thread of the loader: gives the transfer what loader_next_work names, and publishes what
- * the transfer has done. Bytes move and disks are waited for without the lock.
+ * The I/O thread of the loader: gives the transfer the work that loader_next_work returns, and
+ * publishes the slots that the transfer has filled. It holds the lock only to look at shared state,
+ * never while it copies or waits.
  */
 #include "stream/loader/loader_internal.h"
 
 #include <sched.h>
 #include <time.h>
 
-/* Copies to a card take 20 to 300 us and end without a wake-up. So the thread polls for POLL_NS;
- * then it naps between polls while a copy is in flight, else it sleeps. The next layer's demand
- * comes after a fraction of a millisecond and must not wait for a wake-up. While reads are pending
- * the thread polls for READER_POLL_NS. */
+/* How the thread waits with a card. Copies take 20 to 300 us, and their end wakes nobody; the next
+ * layer's demand comes after a fraction of a millisecond and must not wait for a wake-up. So the
+ * thread polls for POLL_NS, or for READER_POLL_NS while reads are pending. Then it sleeps NAP_NS
+ * between polls while a copy is in flight, else until it is woken. */
 #define POLL_NS 2000000
 #define NAP_NS  20000
 
@@ -72,7 +73,7 @@ static void give_to_transfer(struct transfer *t, const struct work *w)
 		t->ops->load(t, &w->request);
 		break;
 	}
-	t->ops->run(t); /* on its way before the next victim is staged */
+	t->ops->run(t); /* starts this load before the next demotion is staged */
 }
 
 /* Waits for something to do. */
@@ -98,7 +99,7 @@ void *loader_io_main(void *arg)
 {
 	struct loader *l = arg;
 	struct transfer *t = l->transfer;
-	bool look = true; /* the queue may hold something that can be done now */
+	bool look = true; /* the queue may hold work that can be done now */
 	uint64_t idle_since_ns = 0;
 	t->ops->attach(t);
 	for (;;) {

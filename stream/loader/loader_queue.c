@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the I/O thread is to do, and what is next. Everything here needs the loader's lock.
+ * The work of the I/O thread, and which is next. The caller of every function here holds the
+ * loader's lock.
  *
- * The compute thread decides what a demand evicts, in the order in which the model asks, so demands
- * have their slots when they are queued. The I/O thread reserves slots for read-ahead, prefetch and
- * warm-up itself, when nothing decided is left to do: they must not take a slot before a demand.
+ * The compute thread reserves the slots of demands, in the order in which the model requests them,
+ * so demands have slots when they are queued. The I/O thread reserves slots for read-ahead,
+ * prefetch and warm-up, when no decided work is left: they must not take a slot before a demand.
  */
 #include "stream/loader/loader_internal.h"
 
@@ -15,8 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The self-throttle: after so many prefetched experts were used or evicted, look at the useful
- * share of them. */
+/* Throttle of prefetches. Each time JUDGE_EVERY prefetched experts were used or evicted,
+ * prefetch_share is halved if less than USEFUL_POOR of them were used, down to SHARE_MIN, and
+ * doubled if more than USEFUL_GOOD were, up to 1. */
 #define JUDGE_EVERY 64
 #define SHARE_MIN   0.125
 #define USEFUL_POOR 0.25
@@ -84,7 +86,7 @@ static void queue_transfer(
 	s->n_prefetches += x->prefetched;
 	s->n_tier1_prefetches += x->prefetched && x->from_tier1;
 	if (x->priority == TRANSFER_DEMAND && !x->from_tier1)
-		s->drive_rests = s->layer_clock + LOADER_DRIVE_REST_LAYERS;
+		s->drive_idle_from = s->layer_clock + LOADER_DRIVE_IDLE_LAYERS;
 }
 
 void loader_queue_plan(
@@ -104,7 +106,8 @@ void loader_queue_boost(struct loader *l, int32_t slot)
 	x->priority = TRANSFER_DEMAND;
 	*loader_link_bytes(s, x) += x->link_bytes;
 	s->n_demands++;
-	/* Without a card the reads are submitted, or will be with this priority; rereads are urgent. */
+	/* Without a card the reads are submitted already, or will be with the new priority; rereads are
+	 * always urgent. */
 	if (!l->card || x->boost_queued)
 		return;
 	x->boost_queued = true;
@@ -194,7 +197,7 @@ static bool in_first_tier(const struct loader_shared *s, int layer, int expert)
 	return slot >= 0 && cache_slot_get(s->cache, slot).tier == 0;
 }
 
-/* The next expert to be read ahead gets a prefill slot. False: nothing to do, or no room. */
+/* Reserves a prefill slot for the next expert to be read ahead. False: none is left, or no slot. */
 static bool reserve_read_ahead(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
@@ -255,10 +258,10 @@ static bool may_prefetch(const struct loader *l, const struct prefetch_request *
 	if (l->card && cache_find(s->cache, r->layer, r->expert) >= 0)
 		return s->n_tier1_prefetches < LOADER_TIER1_PREFETCH_MAX;
 	return s->n_prefetches - s->n_tier1_prefetches < l->prefetches_max &&
-		   (!l->card || s->layer_clock >= s->drive_rests);
+		   (!l->card || s->layer_clock >= s->drive_idle_from);
 }
 
-/* The prefetch that is due first gets a free or cold slot. */
+/* Reserves a free or cold slot for the prefetch that is due first. False: none may start now. */
 static bool reserve_prefetch(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
@@ -277,7 +280,7 @@ static bool reserve_prefetch(struct loader *l)
 		struct cache_plan plan;
 		if (r.due <= s->layer_clock || in_first_tier(s, r.layer, r.expert) ||
 			cache_prefetch(s->cache, r.layer, r.expert, &plan) != CACHE_OK)
-			continue; /* dropped: late, there already, being demoted, or no victim is cold */
+			continue; /* dropped: late, in tier 0 already, being demoted, or no victim is cold */
 		loader_queue_plan(l, &plan, TRANSFER_PREFETCH);
 		return true;
 	}
@@ -291,7 +294,8 @@ void loader_queue_promotion(struct loader *l, int layer, int expert)
 	q->promote[q->n_promote++] = (struct profile_key){.layer = layer, .expert = expert};
 }
 
-/* The oldest promotion that is still possible, one at a time on the link. */
+/* Reserves a slot for the oldest promotion that is still possible. False: none is, or a load from
+ * tier 1 is in flight. */
 static bool reserve_promotion(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
@@ -311,8 +315,8 @@ static bool reserve_promotion(struct loader *l)
 }
 
 /* Whether a warm-up may read into tier 1: there is one, and all of it is pinned, so that its
- * experts can be promoted. *later: not yet, it is being pinned; the end of that wakes the I/O
- * thread. */
+ * experts can be promoted. *later: it is still being pinned; the I/O thread is woken when that
+ * ends. */
 static bool may_warm_tier1(const struct loader *l, bool *later)
 {
 	const int state = l->card ? atomic_load(&l->card->tier1.state) : PINNED_READY;
@@ -320,7 +324,8 @@ static bool may_warm_tier1(const struct loader *l, bool *later)
 	return l->tier_memory_bytes[1] && state == PINNED_READY;
 }
 
-/* The next expert of the warm-up, while a slot of the first tier is free, then of the second. */
+/* Reserves a free slot for the next expert of the warm-up: of the first tier, else of the second.
+ * False: none is left, or no slot is free. */
 static bool reserve_warm(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
@@ -358,7 +363,7 @@ static bool next_boost(struct loader *l, struct work *w)
 		memmove(&q->boosted[0], &q->boosted[1], --q->n_boosted * sizeof slot);
 		s->slot_work[slot].boost_queued = false;
 		if (s->slot_work[slot].priority != TRANSFER_DEMAND)
-			continue; /* what was boosted is over: the slot is another expert's */
+			continue; /* the boosted load has ended; the slot holds another expert */
 		*w = (struct work){.kind = WORK_BOOST, .request = {.slot = slot}};
 		return true;
 	}
@@ -388,8 +393,8 @@ bool loader_next_work(struct loader *l, struct work *w)
 			return true;
 		if (s->queue.n)
 			return false;
-		/* Without a card what is read beside a demand would delay it. With one, the transfer sees
-		 * to that. */
+		/* Without a card other reads would delay a demand. With one, start_next (card_transfer.c)
+		 * gives demands their priority. */
 		const bool beside_demands = l->card || !s->n_demands;
 		if (beside_demands && (reserve_read_ahead(l) || reserve_prefetch(l) ||
 								  reserve_promotion(l) || reserve_warm(l)))

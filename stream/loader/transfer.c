@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* What both transfers share: reaping reads and the traffic of drives and link. */
+/* What both transfers share: reaping reads, check values, and the traffic of drives and link. */
 #include "stream/loader/transfer.h"
 
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -30,12 +31,12 @@ void transfer_flush_reads(struct transfer *t)
 	set_disk_busy(t);
 }
 
-void transfer_prepare_reread(struct transfer *t, const struct extent_plan *plan)
+struct extent_plan transfer_plan(const struct transfer *t, const struct transfer_request *q)
 {
-	for (unsigned i = 0; i < plan->n_reads; i++)
-		reader_drop_cached(
-			t->config.reader, plan->reads[i].file, plan->reads[i].offset, plan->reads[i].bytes);
-	t->config.check->figures.reread++;
+	struct extent_plan p;
+	if (extent_plan(t->config.table, (uint32_t)q->layer, (uint32_t)q->expert, &p))
+		bug("no extents for expert %d of layer %d", q->expert, q->layer);
+	return p;
 }
 
 static struct err no_memory = {
@@ -50,6 +51,46 @@ void transfer_keep_failure(struct err **failure, const struct err *e)
 		**failure = *e;
 	else
 		*failure = &no_memory;
+}
+
+struct load_check *transfer_acquire_check(struct transfer *t, struct load_check_pool *p,
+	const struct transfer_request *q, struct err **failure)
+{
+	const struct extent_plan plan = transfer_plan(t, q);
+	struct load_check *check =
+		load_check_acquire(p, t->config.check_pool, t->config.check, &plan, q->layer, q->expert);
+	if (!check) {
+		struct err why = {0};
+		err_set(&why, ERR_MEMORY, "no memory to compare its bytes");
+		transfer_keep_failure(failure, &why);
+	}
+	return check;
+}
+
+bool transfer_judge_load(struct transfer *t, const struct transfer_request *q,
+	const struct load_check *check, bool reread, struct err **failure)
+{
+	struct expert_check *c = t->config.check;
+	const struct checked_span *wrong = load_check_wrong(check);
+	c->figures.checked += !reread;
+	if (!wrong) {
+		expert_check_passed(c, q->layer, q->expert);
+		return true;
+	}
+	const struct extent_plan p = transfer_plan(t, q);
+	if (!reread) {
+		for (unsigned i = 0; i < p.n_reads; i++)
+			reader_drop_cached(
+				t->config.reader, p.reads[i].file, p.reads[i].offset, p.reads[i].bytes);
+		c->figures.reread++;
+		return false;
+	}
+	c->figures.wrong++;
+	struct err why = {0};
+	expert_check_err(
+		c, &p, q->layer, q->expert, (unsigned)(wrong - check->spans), wrong->found, &why);
+	transfer_keep_failure(failure, &why);
+	return true;
 }
 
 void transfer_drop_failure(struct err **failure)

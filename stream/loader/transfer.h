@@ -6,28 +6,29 @@
  *     load      file                   --> slot of tier 1 (to_tier1)
  *     demotion  slot of tier 0         --> slot of tier 1
  *
- * A transfer knows slots by number and address. It knows nothing of the cache, of policy, and of
- * who waits. Two implementations: host_transfer.c, where the host reaches both tiers, and
+ * A struct transfer does all of this for one source; a single one is called a load or a demotion.
+ * It knows slots by number and address, and nothing of the cache, of policies and of waiting
+ * threads. Two implementations: host_transfer.c, where the host reaches both tiers, and
  * card_transfer.c, where tier 0 is a card's memory.
  *
  * In order of use:
  *   1. host_transfer_open or card_transfer_open
  *   2. ops->attach, by the thread that makes all further calls except ops->close
- *   3. ops->load, ops->boost, and ops->demote after ops->can_demote said true, as they are decided;
- *      ops->run and transfer_reap while anything is in flight
- *   4. reader_drain, ops->drain and ops->close: done is not called for what was still in flight
+ *   3. ops->load, ops->boost, and ops->demote if ops->can_demote is true, in the order in which the
+ *      cache decides; ops->run and transfer_reap while anything is in flight
+ *   4. reader_drain, ops->drain and ops->close: `done` is not called for loads and demotions that
+ *      are still in flight
  *
  * Contract:
  *   - At most one load or demotion is in flight into a slot.
- *   - A demotion moves the bytes that its source slot holds when ops->demote is called: a load into
- *     that slot may be given next, and waits until the old bytes are out of the way.
+ *   - A demotion moves the bytes that its source slot holds when ops->demote is called. A load into
+ *     that slot may be given next: it is ordered behind the copy of the old bytes.
  *   - A load from a file whose expert is due for a check (expert_check.h) succeeds only if its
- * bytes match the check values. If they do not, it is read again once, past the page cache; if they
- *     are wrong again, it fails.
- *   - done is called once for each load and demotion that ends before step 4, by that thread and
- *     from within these calls, when the last byte is there or when nobody writes to the slot any
- *     more. `failure`, lent for the call, is the error of this very load or demotion; NULL: it
- *     holds its bytes.
+ *     bytes match the check values. If they do not, the expert is read again once, past the page
+ *     cache; if they are wrong again, the load fails.
+ *   - `done` is called once for each load and demotion that ends before step 4, by the thread of
+ *     step 2, from within these calls. From then on nothing writes to the slot. failure NULL: the
+ *     slot holds its bytes; else the error, lent for the call. bytes_read: from files.
  */
 #ifndef GLM_STREAM_TRANSFER_H
 #define GLM_STREAM_TRANSFER_H
@@ -35,6 +36,7 @@
 #include "stream/check/check_pool.h"
 #include "stream/check/expert_check.h"
 #include "stream/extent.h"
+#include "stream/loader/load_check.h"
 #include "stream/reader/reader.h"
 
 #include "src/base/clock.h"
@@ -42,41 +44,41 @@
 #include <stdatomic.h>
 
 /*
- * Who goes first, by two functions that decide what is next:
- *   - loader_next_work (loader_queue.c): which expert is given to a transfer. Boosts go first, then
- *     all that the cache has decided, demotions included, in the order of the decisions, since a
- *     slot is emptied before it is filled. Read-ahead, prefetch and warm-up get a slot only when
- *     nothing decided is left to do, in the order of this list.
- *   - start_next (card_transfer.c): which chunk starts. It goes through the list once for loads
- *     from tier 1, which need the link only, and once for loads from files; demotions come last.
- *     So a prefetch from tier 1 may start before a demand's read.
+ * Priorities, highest first. Two functions apply them:
+ *   - loader_next_work (loader_queue.c), under the loader's lock, chooses the expert that the
+ *     transfer gets next. Boosts go first, then the loads and demotions that the cache has
+ *     decided, in their order, since a slot is emptied before it is filled. Read-ahead, prefetch
+ *     and warm-up get a slot only when nothing decided is left, in the order of this list.
+ *   - start_next (card_transfer.c), without the lock, chooses the chunk that starts next. It goes
+ *     through the list once for loads from tier 1, which need the link only, and once for loads
+ *     from files; demotions come last. So a prefetch from tier 1 may start before a demand's read.
  *
- * They are two because they hand out two things, slots under the loader's lock and buffers without
- * it. The reader below knows urgent (demand) and other requests.
+ * The reader below knows urgent requests (of demands) and others.
  */
 enum transfer_priority {
-	TRANSFER_DEMAND,     /* the compute thread waits for it, or is about to */
+	TRANSFER_DEMAND,     /* the compute thread waits for the expert, or is about to */
 	TRANSFER_READ_AHEAD, /* prefill: the experts of this layer and the next, in order of use */
 	TRANSFER_PREFETCH,   /* decode: predicted experts */
 	TRANSFER_WARM,       /* experts of an earlier run's profile */
-	TRANSFER_DEMOTION,   /* waits for a gap: nobody needs the bytes on the other side yet */
+	TRANSFER_DEMOTION,   /* waits for a gap on the link: the bytes are not needed in tier 1 yet */
 };
 #define TRANSFER_LOAD_PRIORITIES TRANSFER_DEMOTION /* a load has a priority below this */
 
 struct transfer_request {
-	int32_t slot;          /* filled by it */
-	int32_t layer, expert; /* whose bytes */
+	int32_t slot;          /* that is filled */
+	int32_t layer, expert; /* whose bytes are moved */
 	enum transfer_priority priority;
 	const uint8_t *src; /* load: in tier 1, or NULL: its file; demotion: in tier 0 */
 	uint8_t *dst;
-	bool to_tier1;  /* load: dst is there, and src NULL */
+	bool to_tier1;  /* load: dst is in tier 1, and src is NULL */
 	uint64_t bytes; /* of a slot of this expert */
 };
 
-/* Time during which at least one thing was in flight. */
+/* Time during which something was in flight. */
 struct busy_clock {
 	bool busy;
-	uint64_t since_ns, ns;
+	uint64_t since_ns; /* while busy: since when */
+	uint64_t ns;       /* of the busy intervals that have ended */
 };
 
 struct transfer_traffic {
@@ -92,20 +94,20 @@ typedef void transfer_done_fn(
 struct transfer;
 
 struct transfer_ops {
-	void (*close)(struct transfer *t);
-	void (*attach)(struct transfer *t);
+	void (*close)(struct transfer *t);  /* frees it; nothing is in flight */
+	void (*attach)(struct transfer *t); /* the calling thread makes the calls from now on */
 	void (*load)(struct transfer *t, const struct transfer_request *q);
-	/* Whether a demotion could leave its slot now. False also while the part of tier 1 that it goes
-	 * to is not pinned: the call requests that. */
+	/* Whether `demote` may be called with *q now. False while all device staging slots are taken,
+	 * or while the part of tier 1 that q->dst is in is not pinned: the call requests that. */
 	bool (*can_demote)(struct transfer *t, const struct transfer_request *q);
 	void (*demote)(struct transfer *t, const struct transfer_request *q);
-	/* The load or demotion into this slot is a demand from now on. No effect when it is over. */
+	/* Makes the load or demotion into this slot a demand. No effect when it has ended. */
 	void (*boost)(struct transfer *t, int32_t slot);
 	void (*read_done)(struct transfer *t, const struct reader_completion *c); /* transfer_reap */
-	/* Looks after copies and starts what can be started; false: nothing changed. */
+	/* Polls copies and checks, and starts what can be started. False: nothing changed. */
 	bool (*run)(struct transfer *t);
-	bool (*copying)(const struct transfer *t); /* something is in flight beside reads */
-	void (*drain)(struct transfer *t);         /* no copy touches memory afterwards */
+	bool (*copying)(const struct transfer *t); /* copies are in flight, or demotions staged */
+	void (*drain)(struct transfer *t);         /* waits: no copy touches memory afterwards */
 };
 
 /* What both implementations are given. */
@@ -125,7 +127,7 @@ struct transfer {
 	const struct transfer_ops *ops;
 	struct transfer_config config;
 	struct transfer_traffic traffic;
-	atomic_bool under_pressure; /* any thread: demotions wait for no gap */
+	atomic_bool under_pressure; /* demotions do not wait for a gap; any thread may set it */
 };
 
 /* Hands up to a batch of completed reads to the implementation. Waits until `min` are there or
@@ -133,9 +135,18 @@ struct transfer {
 int transfer_reap(struct transfer *t, unsigned min, int timeout_ms);
 /* Starts queued reads, without waiting. */
 void transfer_flush_reads(struct transfer *t);
-/* For an expert whose bytes were wrong: drops them from the page cache, so that the second read
- * comes from the drive, and counts the reread. */
-void transfer_prepare_reread(struct transfer *t, const struct extent_plan *plan);
+/* The reads of a load from a file; the expert exists (else bug()). */
+struct extent_plan transfer_plan(const struct transfer *t, const struct transfer_request *q);
+/* A load_check for a load from a file that is due for a check. NULL: no memory, and *failure says
+ * so (transfer_keep_failure). */
+struct load_check *transfer_acquire_check(struct transfer *t, struct load_check_pool *p,
+	const struct transfer_request *q, struct err **failure);
+/* The verdict on a load, all chunks of which were hashed; reread: it has been read twice. Counts it
+ * in the figures. True: the load has ended; if its bytes were wrong twice, *failure is set. False:
+ * they were wrong for the first time and have been dropped from the page cache, so that the second
+ * read, which the caller starts, comes from the drive. */
+bool transfer_judge_load(struct transfer *t, const struct transfer_request *q,
+	const struct load_check *check, bool reread, struct err **failure);
 /* Keeps a copy of *e as the error of a load or demotion, unless *failure is set: the first one
  * counts. Without memory for it, a constant error is kept that says so. */
 void transfer_keep_failure(struct err **failure, const struct err *e);

@@ -3,18 +3,19 @@
 
 #include "src/base/num.h"
 
-/* A pause in which the queue is not full, but that still belongs to the drive's work: the owner
- * takes what has come and asks for more. */
+/* A shorter time in which the queue is not full counts as full: the owner takes completions and
+ * starts further reads. */
 #define GAP_NS 200000u
-/* Longer reads are tried where one takes less: else what a command costs is nothing beside it. */
+/* Longer reads are tried while a read takes less than this: else the cost of a command is too small
+ * beside it to matter. */
 #define LONGER_BELOW_NS 1000000.0
 #define PAIRS_GAIN      3 /* of windows, at most */
 #define PAIRS_LOSS      8
-#define PAIRS_SURE      3 /* fewer say little of how the ratios vary */
+#define PAIRS_SURE      3 /* the least for a variance of the ratios */
 #define PAIRS_CONFIRM   16
 #define CLEAR_GAIN      1.10 /* decided by the first pair */
 #define CLEAR_LOSS      0.98
-#define TOO_DEEP_NS     40000000.0 /* a slow drive with so long a queue needs no proof */
+#define TOO_DEEP_NS     40000000.0 /* of a read: a ratio of 1 is then enough to go shallower */
 #define NO_GAIN         1.01
 #define SHALLOW_NS      500000.0 /* the latency of most drives is less */
 #define MOVED_BY        0.2

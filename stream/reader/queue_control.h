@@ -8,16 +8,16 @@
  * read, and queue_control_setting before each that is started.
  *
  * Method: hill climbing on throughput. A candidate and the present setting take turns, each for a
- * window, so that a drive that drifts meets both. A window is QUEUE_WINDOW_NS long and at least
- * QUEUE_WINDOW_READS reads, on a slow drive QUEUE_WINDOW_SLOW_NS. Only time counts in which the
- * queue is full: what is not asked for says nothing of the drive.
+ * window, so that a drift of the drive affects both. A window is QUEUE_WINDOW_NS long and at least
+ * QUEUE_WINDOW_READS reads; with fewer reads it is QUEUE_WINDOW_SLOW_NS long. Only time in which
+ * the queue is full counts: else the throughput is that of the requests, not of the drive.
  *   1. deeper, while that gains QUEUE_GAIN and a read takes less than QUEUE_LATENCY_DEEP_NS;
  *   2. longer reads where a read is short, while that gains as much;
  *   3. shallower, and shorter reads where a read takes more than QUEUE_LATENCY_SHORT_NS, while that
  *      loses less than QUEUE_LOSS;
- *   4. the result against the start, until the mean of the ratios of their windows is one standard
- *      error away from 1 / QUEUE_LOSS, at most 16 pairs of windows. If the result loses more, it
- *      goes back step by step.
+ *   4. the start against the result, until the mean of the ratios of their windows is one standard
+ *      error away from 1 / QUEUE_LOSS, at most 16 pairs of windows. If the start is faster by more
+ *      than that, the result goes back towards it step by step.
  * The search begins again after QUEUE_HOLD_NS of full queue. This time doubles, up to
  * QUEUE_HOLD_MAX_NS, with each search that ends near the setting found before (QUEUE_NEAR). A
  * throughput that has moved by a fifth begins a search after an eighth of the time.
@@ -43,7 +43,7 @@
 #define QUEUE_HOLD_NS          10000000000u
 #define QUEUE_HOLD_MAX_NS      160000000000u
 #define QUEUE_NEAR             4 /* depths that differ by one, or by a quarter, are about equal */
-/* Fewer would do for a drive, but not for an owner that is kept from asking for more at times. */
+/* A drive would do with fewer, but the owner is at times late in starting the next read. */
 #define QUEUE_DEPTH_MIN 4u
 
 struct queue_setting {
@@ -79,8 +79,8 @@ struct queue_control {
 	struct queue_setting reference, candidate;
 	struct queue_window sums[2];   /* of reference, candidate */
 	unsigned windows;              /* of both */
-	double rates[2];               /* of the last windows of both, */
-	double ratios, ratios_squared; /* ... and sums over all pairs: candidate / reference */
+	double rates[2];               /* of the last windows of reference, candidate */
+	double ratios, ratios_squared; /* sums over all pairs of windows: candidate / reference */
 	/* next depth that QUEUE_SHALLOWER tries, in eighths of best.depth; 0: the depth that hides
 	 * SHALLOW_NS */
 	unsigned shrink;
@@ -94,7 +94,7 @@ struct queue_control {
 	bool found;
 	struct queue_setting found_before; /* the last one that queue_control_done reported */
 	uint64_t hold_ns, hold_for_ns;
-	unsigned moved;    /* windows in a row that are unlike the rate */
+	unsigned moved;    /* windows in a row whose throughput differs from `rate` by a fifth */
 	double rate;       /* bytes a second with `best`; 0: unknown */
 	double latency_ns; /* mean of a read with `best` */
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening and closing readers: options are checked, files opened, and the one decision taken
- * between ring and threads and between O_DIRECT and the page cache, with the reasons in one line.
- * How requests move is in reader_run.c.
+ * Opening and closing readers: checks the options, opens the files, chooses between io_uring and
+ * threads and between O_DIRECT and the page cache, and logs the reasons in one line. reader_run.c
+ * moves the requests.
  */
 #include "stream/reader/reader.h"
 
@@ -36,8 +36,8 @@ static int check_options(const struct reader_options *o, struct err *e)
 	return 0;
 }
 
-/* The one place that decides ring or threads. `why` becomes the reason in the summary; empty:
- * nothing to explain. */
+/* Chooses between io_uring and threads and opens the engine. `why` becomes the reason in the
+ * summary; empty: the engine is the preferred one. */
 static int start_engine(struct reader *r, const struct reader_options *o,
 	const struct reader_setup *setup, char *why, size_t why_bytes, struct err *e)
 {
@@ -87,8 +87,8 @@ static void write_summary(struct reader *r, const struct reader_options *o, cons
 		n_adapt ? " at first" : "");
 }
 
-/* Depths of a drive whose `direct` is set. It adapts unless the depth was given, or some of its
- * files come through the page cache, whose speed is not the drive's. */
+/* Sets the depths of a drive; its `direct` is set. It adapts unless the depth was given, or some of
+ * its files are read through the page cache, whose speed is not the drive's. */
 static void drive_init(
 	struct drive_queue *drive, const struct reader *r, const struct reader_options *o)
 {

@@ -13,8 +13,8 @@ struct queued_request {
 	struct reader_request q;
 	uint64_t step;    /* length of a slice */
 	uint64_t next;    /* first byte not handed out yet */
-	uint64_t end_at;  /* the file ended here although need was met; UINT64_MAX: did not */
-	uint64_t fail_at; /* lowest fault */
+	uint64_t end_at;  /* offset at which the file ended, at or behind `need`; UINT64_MAX: none */
+	uint64_t fail_at; /* lowest offset of a fault */
 	int code;         /* of that fault; 0: none */
 	unsigned in_flight;
 	bool queued; /* in urgent or normal */
@@ -30,17 +30,17 @@ struct request_queue {
 enum op_state { OP_FREE, OP_IN_FLIGHT, OP_RETRY };
 
 struct drive_queue {
-	unsigned in_flight; /* ops, those that go again included */
+	unsigned in_flight; /* ops, those that wait for a retry included */
 	uint64_t bytes_in_flight;
 	uint64_t bytes; /* read so far */
 	bool direct;    /* all files on it were opened with O_DIRECT */
-	bool adapts;    /* `control` says how many reads, and how long */
+	bool adapts;    /* depth and slices are those of `control` */
 	struct queue_control control;
 	unsigned depth;      /* while it does not adapt */
 	unsigned depth_max;  /* ops that it may ever have in flight */
 	unsigned useful_max; /* its part of reader_useful_depth_max */
-	/* Bytes a second that a read sees: those in flight when it starts / the time until it is
-	 * complete; a moving average of n_rates reads. 0: unknown */
+	/* Bytes a second: moving average over n_rates reads of (bytes in flight when the read starts,
+	 * its own included) / (time until it completes). 0: unknown */
 	double rate;
 	unsigned n_rates;
 	uint64_t measured_ns; /* end of the last read */
@@ -58,7 +58,8 @@ struct reader {
 
 	struct queued_request *requests, *free_requests;
 	struct request_queue urgent, normal, done;
-	uint64_t urgent_bytes, normal_bytes; /* of those queues, that no read was started for */
+	uint64_t urgent_bytes,
+		normal_bytes; /* of those queues: bytes that no read has been started for */
 	unsigned n_live, n_done;
 
 	struct reader_op *ops, *free_ops, *retry;
@@ -78,8 +79,8 @@ uint64_t reader_now(const struct reader *r);
 /* How many reads the drive may have in flight now. */
 unsigned drive_depth(const struct drive_queue *drive);
 
-/* Cancels all requests. Each still gives exactly one completion: -ECANCELED, or what it was when it
- * had already completed. What is not in flight yet completes at once. Returns how many were
+/* Cancels all requests. Each still gives exactly one completion: -ECANCELED, or its own if it has
+ * completed before. Requests without reads in flight complete at once. Returns how many were
  * cancelled. */
 unsigned reader_cancel_all(struct reader *r);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the reader asks of an engine. An engine moves single reads (struct reader_op) and reports
- * what the system answered, nothing else. Cutting, short reads, retries, end of file, cancelled
- * requests and the number in flight per drive are the same for every engine: reader_run.c.
+ * The interface between the reader and an engine. An engine starts single reads (struct reader_op)
+ * and reports the system's results, nothing else. reader_run.c does the rest for every engine:
+ * slices, short reads, retries, end of file, cancelled requests and the depth of each drive.
  *
  * All functions are called by the thread that owns the reader, except wake.
  */
@@ -56,19 +56,19 @@ struct reader_setup {
 
 struct reader_engine_ops {
 	const char *name;
-	/* 0 and the state, or a negative code and the reason in why. */
+	/* 0 and the state, or a negative code and the reason in why[why_bytes]. */
 	int (*open)(const struct reader_setup *s, void **state, char *why, size_t why_bytes);
-	/* Takes the op; never fails: a refusal comes back as a completion. */
+	/* Takes the op; never fails: a refused read is reported as a completion. */
 	void (*start)(void *state, struct reader_op *op);
 	/* Submits started ops to the system. */
 	void (*flush)(void *state);
-	/* flush, then reports completions by reader_op_done. Waits for at least one completion or a
-	 * wake: wait_ns < 0 without limit, 0 not at all. May return early without reason. */
+	/* flush, then calls reader_op_done for each completed op. Waits up to wait_ns for at least one
+	 * completion or a wake (< 0: no limit, 0: no wait). May return earlier. */
 	void (*poll)(void *state, int64_t wait_ns);
-	/* Tries to end an op early. It is reported by poll in any case. */
+	/* Tries to end an op early. poll reports the op in any case. */
 	void (*cancel)(void *state, struct reader_op *op);
-	/* All registered ranges so far, sorted by base, nothing in flight. 0, or a negative code and
-	 * the reason. */
+	/* Registers these ranges, sorted by base, in place of those before; nothing is in flight. 0, or
+	 * a negative code and the reason: none is registered. NULL: the engine has no use for it. */
 	int (*memory)(
 		void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes);
 	void (*wake)(void *state);    /* any thread */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening files for a reader. Every file is opened twice where O_DIRECT works: aligned reads go
- * past the page cache, the odd rest (unaligned requests, the bytes after a short read) through it.
- * Whether O_DIRECT works is asked three times, because systems differ in where they refuse it:
- * statx (kernel 6.1 and later), open (tmpfs before 6.6, some network filesystems), and one small
- * read (filesystems that accept the flag and refuse the read).
+ * Opens the files of a reader. Every file is opened twice where O_DIRECT works: aligned reads go
+ * past the page cache, the others (unaligned requests, the bytes after a short read) through it.
+ * Systems differ in where they refuse O_DIRECT, so there are three tests: statx (kernel 6.1 and
+ * later), open (tmpfs before 6.6, some network filesystems), and one small read (filesystems that
+ * accept the flag and refuse the read).
  */
 #include "stream/reader/reader_files.h"
 

@@ -28,6 +28,8 @@ struct reader_files {
 							   none was asked for */
 };
 
+/* Opens files[0..n); direct: also with O_DIRECT where that works. 0; ERR_USAGE, ERR_INPUT or -errno
+ * with a sentence: *t is closed. */
 int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n,
 	bool direct, struct err *e);
 void reader_files_close(struct reader_files *t);

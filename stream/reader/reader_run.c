@@ -25,8 +25,9 @@
 
 /* Reads in the moving average drive_queue.rate. */
 #define RATE_READS 16
-/* A copy's drive without a read for so long, and for so many times what a read of it takes, is
- * measured by one read. Urgent requests wait for that read, so it is rarer among them. */
+/* The drive of a replica is measured again, by one read, when it has been idle for PROBE_NS and for
+ * PROBE times the expected time of that read (PROBE_URGENT times if the read is urgent: its request
+ * waits for it). */
 #define PROBE_NS     1000000000u
 #define PROBE        10
 #define PROBE_URGENT 25
@@ -72,7 +73,7 @@ static uint64_t *queued_bytes(struct reader *r, const struct queued_request *rq)
 	return rq->q.urgent ? &r->urgent_bytes : &r->normal_bytes;
 }
 
-/* No more slices of it will be handed out. */
+/* Takes a request out of its queue: no more slices of it are started. */
 static void request_unqueue(struct reader *r, struct queued_request *rq)
 {
 	if (rq->queued) {
@@ -119,7 +120,7 @@ static void say_found(const struct reader *r, const struct reader_op *op)
 		c->latency_ns * 1e-6);
 }
 
-/* A read is over: it says how fast its drive is. */
+/* Updates the rate of a drive from a read that has ended. */
 static void op_measure(struct reader *r, const struct reader_op *op)
 {
 	struct drive_queue *drive = &r->drives[op->drive];
@@ -147,7 +148,7 @@ static void op_release(struct reader *r, struct reader_op *op)
 	r->free_ops = op;
 }
 
-/* Hands the rest of the op's slice to the engine; by O_DIRECT if offset, length and memory allow.
+/* Gives the rest of the op's slice to the engine, with O_DIRECT if offset, length and memory allow.
  */
 static void op_start(struct reader *r, struct reader_op *op)
 {
@@ -191,7 +192,7 @@ static void op_retry(struct reader *r, struct reader_op *op, int res)
 	op_requeue(r, op, pause ? reader_now(r) + pause : 0);
 }
 
-/* The bytes of the slice that the request needs end here. */
+/* Whether all bytes of the slice that the request needs have arrived. */
 static bool slice_satisfied(const struct reader_op *op)
 {
 	return op->done == op->slice || op->at + op->done >= op->rq->q.need;
@@ -217,7 +218,8 @@ static void op_took_bytes(struct reader *r, struct reader_op *op, uint32_t n)
 	}
 }
 
-/* From now on the drive is read through the page cache, whose speed is not the drive's. */
+/* A file of this drive is read through the page cache from now on, whose speed is not the drive's.
+ */
 static void drive_stop_adapting(struct drive_queue *drive)
 {
 	if (drive->adapts)
@@ -235,7 +237,7 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 	r->stats.fixed += op->fixed;
 	struct reader_handle *h = &r->files.h[op->handle];
 	if (rq->cancelled ||
-		(rq->code && op->at > rq->fail_at)) /* only its place at the drive matters */
+		(rq->code && op->at > rq->fail_at)) /* its result does not matter any more */
 		op_release(r, op);
 	else if (res == -EAGAIN || res == -EINTR)
 		op_retry(r, op, res);
@@ -255,7 +257,7 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 	request_finish_if_idle(r, rq);
 }
 
-/* --- handing out --- */
+/* --- starting reads --- */
 
 /* Seconds until a read of so many bytes, started now, would be complete. */
 static double seconds_to_read(const struct drive_queue *drive, uint64_t bytes)
@@ -292,10 +294,12 @@ static bool choose_probe(
 }
 
 /*
- * The copy of the file that the next slice is read from: the one whose drive has room and would be
- * done first, by its measured rate, or while a rate is unknown the one with the fewest bytes in
- * flight. A drive with room is left idle when faster ones, which have none, would be done with all
- * that waits before it has read one slice. False: all are full, or it is better to wait.
+ * Chooses the copy of the file (*handle) that the next slice is read from, among those on drives
+ * with fewer reads in flight than their depth:
+ * - the one whose drive would complete the slice first, by its measured rate;
+ * - while the rate of some drive is unknown, the one with the fewest bytes in flight.
+ * False: all drives are full; or full drives that are faster would read all queued bytes before
+ * this one has read the slice, so it is left idle.
  */
 static bool choose_replica(
 	struct reader *r, const struct queued_request *rq, uint64_t slice, uint32_t *handle)
@@ -376,8 +380,8 @@ static void request_start_slices(struct reader *r, struct queued_request *rq)
 	}
 }
 
-/* Ops whose pause is over, then urgent, then normal requests. Returns ns until the next pause ends;
- * -1: none. */
+/* Starts ops whose pause has ended, then slices of urgent, then of normal requests. Returns the ns
+ * until the next pause ends; -1: no op pauses. */
 static int64_t reader_dispatch(struct reader *r)
 {
 	int64_t wait = -1;
@@ -461,8 +465,8 @@ static unsigned completions_pop(struct reader *r, struct reader_completion *out,
 	return n;
 }
 
-/* Moves things until `min` completions are there, or there is nothing to wait for (unless `idle`),
- * or time is up, or somebody called reader_wake. */
+/* Starts reads and polls the engine until `min` completions are there, or no request is pending
+ * (unless `idle`), or the time has passed, or reader_wake was called. */
 static void reader_pump(struct reader *r, unsigned min, bool idle, int timeout_ms)
 {
 	uint64_t deadline = timeout_ms > 0 ? reader_now(r) + (uint64_t)timeout_ms * 1000000u : 0;
@@ -479,7 +483,7 @@ static void reader_pump(struct reader *r, unsigned min, bool idle, int timeout_m
 			more = false;
 		r->engine->poll(r->state, more ? wait_ns : 0);
 	}
-	reader_flush(r); /* the places that became free */
+	reader_flush(r); /* the last poll may have made space for further reads */
 }
 
 int reader_reap(
@@ -507,7 +511,7 @@ static void request_cancel(struct reader *r, struct queued_request *rq)
 	request_unqueue(r, rq);
 }
 
-/* Ops of cancelled requests need not go on. */
+/* Ends the ops of cancelled requests. */
 static void cancel_ops(struct reader *r)
 {
 	struct reader_op *list = r->retry;

@@ -5,8 +5,7 @@
  *
  * One lock guards everything that owner and threads share: the to-do lists, the done list, `woken`
  * and `stop`. An op belongs to the engine while it is on a to-do list, to the thread that took it
- * while it reads, and is only looked at by the owner again once it is on the done list. Nothing is
- * called while the lock is held but condition variables.
+ * while that reads, and to the owner once it has left the done list.
  */
 #include "stream/reader/reader_engine.h"
 
@@ -168,7 +167,7 @@ static void threads_flush(void *state)
 	(void)state; /* started ops are queued already */
 }
 
-/* An op that no thread has taken yet is done; the others come when their pread returns. */
+/* Completes the op if no thread has taken it yet; else it completes when its pread returns. */
 static void threads_cancel(void *state, struct reader_op *op)
 {
 	struct pool *p = state;

@@ -80,7 +80,7 @@ struct uring {
 	unsigned n_registered;
 };
 
-/* Reasons for the kernel to refuse a ring, as people can act on them. */
+/* Why the kernel has refused a ring, as a clause for the user. */
 static const char *why_refused(int code)
 {
 	switch (-code) {
@@ -99,7 +99,7 @@ static const char *why_refused(int code)
 	}
 }
 
-/* Newest set of flags first; each kernel takes the first it knows. */
+/* Creates a ring with the newest set of flags that the kernel knows. */
 static int ring_init(struct uring *u, struct ring *g, unsigned entries)
 {
 	static const unsigned sets[] = {
@@ -210,9 +210,9 @@ static void enable_rings(struct uring *u)
 	u->enabled = true;
 }
 
-/* What a system call on the ring may answer and what to do: 0 go on, nothing to be done. Running
- * out of memory or of completion slots passes when completions are taken; the rest are faults of
- * this file or of its caller. */
+/* Takes the result of a system call on a ring. A lack of memory or of completion slots ends when
+ * completions are taken, so the call is repeated later. Other errors are faults of this file or of
+ * its caller. */
 static void check_enter(int code)
 {
 	if (code >= 0 || code == -EINTR || code == -EAGAIN || code == -EBUSY || code == -ETIME ||
@@ -291,8 +291,8 @@ static void uring_flush(void *state)
 	}
 }
 
-/* Reports what lies in the completion queue. Returns how many reads that were. A report may start
- * further reads, never submit them, so the queue's head does not move behind our back. */
+/* Reports the completions of a ring. Returns their number, wakes included. reader_op_done may start
+ * further reads but never submits them, so the queue does not change during the loop. */
 static unsigned reap_ring(struct uring *u, struct ring *g)
 {
 	unsigned n = 0;
@@ -367,7 +367,7 @@ static void uring_wake(void *state)
 	(void)n;
 }
 
-/* Cuts the ranges into buffers that the kernel takes and registers them anew on every ring. */
+/* Cuts the ranges into buffers of at most REGISTERED_BYTES_MAX and registers them on every ring. */
 static int uring_memory(
 	void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes)
 {

@@ -15,7 +15,7 @@ static double loss_of(uint64_t bytes, const struct slab_classes *k, uint64_t sla
 {
 	double wanted = 0, lost = 0;
 	for (int i = 0; i < k->n; i++) {
-		const double w = (double)k->bytes[i] * (double)k->n_wanted[i];
+		const double w = (double)k->bytes[i] * (double)k->n_objects[i];
 		wanted += w;
 		lost += w * (double)(slab % k->bytes[i]) / (double)slab;
 	}
@@ -32,7 +32,7 @@ static void test_choice_is_the_best_of_all(void **state)
 		uint64_t largest = 0;
 		for (int i = 0; i < k.n; i++) {
 			k.bytes[i] = 100 + rng_below(&rng, 5000);
-			k.n_wanted[i] = 1 + rng_below(&rng, 1000);
+			k.n_objects[i] = 1 + rng_below(&rng, 1000);
 			largest = MAX(largest, k.bytes[i]);
 		}
 		const uint64_t bytes = largest * (1 + rng_below(&rng, 3000)),
@@ -51,7 +51,8 @@ static void test_choice_is_the_best_of_all(void **state)
 static void test_sizes_far_apart(void **state)
 {
 	(void)state;
-	const struct slab_classes k = {.n = 2, .bytes = {(uint64_t)1 << 44, 1}, .n_wanted = {256, 256}};
+	const struct slab_classes k = {
+		.n = 2, .bytes = {(uint64_t)1 << 44, 1}, .n_objects = {256, 256}};
 	const uint64_t bytes = (uint64_t)1 << 60, chosen = slab_choose_bytes(bytes, &k);
 	assert_true(chosen >= k.bytes[0] && chosen <= bytes / 16);
 	assert_true(loss_of(bytes, &k, chosen) <= loss_of(bytes, &k, k.bytes[0]));

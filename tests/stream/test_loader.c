@@ -327,9 +327,9 @@ static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 	}
 }
 
-/* With a card: while demands come from the drive, prefetches do not; they do when it has rested for
- * a while. */
-static void check_drive_rests(struct expert_source *s)
+/* With a card: while demands come from the drive, prefetches do not; they do when it has read none
+ * for a while. */
+static void check_idle_drive(struct expert_source *s)
 {
 	hinted_tokens(s, 20, true);
 	assert_int_equal(source_cache_stats(s).prefetch_inserted, 0);
@@ -354,7 +354,7 @@ static void test_throttle(void **state)
 	struct loader_options o = source_options(0.15, 0);
 	struct expert_source *s = open_source(&o);
 	if (card_kind != CARD_NONE) {
-		check_drive_rests(s);
+		check_idle_drive(s);
 		close_source(s);
 		return;
 	}

@@ -553,7 +553,11 @@ static void test_mapped(void **state)
 		source_mmap_check(s, &values, (enum check_mode)mode);
 		for (int round = 0; round < 3; round++) {
 			refs_from(refs, 0, k);
+			refs[0].tier = EXPERT_DISK; /* outputs: acquire sets them */
+			refs[0].on_host = true;
 			assert_int_equal(s->ops->acquire(s, layer, EXPERT_DECODE, refs, k, &e), 0);
+			assert_int_equal(refs[0].tier, EXPERT_VRAM);
+			assert_false(refs[0].on_host);
 			check_expert(layer, &refs[0]);
 		}
 		assert_int_equal(s->stats.checked, mode == CHECK_OFF ? 0 : mode == CHECK_FIRST ? k : 3 * k);

@@ -12,8 +12,9 @@
  * order.
  *
  * Bytes moved: every chosen cache row once per group of heads (after the first from the L2 cache),
- * the query once per segment, the partial results once out and once in. Neither segments nor orders
- * depend on how many rows there are; rows are processed in groups only to bound the scratch.
+ * the query once per segment, the partial results once out and once in. Neither the segments nor
+ * the order of additions depends on the number of rows; rows are processed in groups only to bound
+ * the scratch.
  *
  *      tile [TILE][stride]  one row per position, padded: 16-byte reads of 8 neighbours have
  *                           no bank conflicts
@@ -250,8 +251,8 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 	if (!cuda_allow_shared(b, (const void *)attend_kernel, shared) ||
 		!cuda_allow_shared(b, (const void *)merge_kernel, merge_shared))
 		return;
-	/* scratch for the longest list that these arguments can bring, so that it does not grow with
-	 * the context */
+	/* scratch for the longest possible list (sel_stride), so that it does not grow with the context
+	 */
 	size_t row_bytes = (size_t)a->n_heads * (size_t)(a->n_value + 2) * sizeof(float);
 	size_t full = row_bytes * (size_t)((a->sel_stride + SEGMENT - 1) / SEGMENT),
 		   now = row_bytes * (size_t)g.n_segments;

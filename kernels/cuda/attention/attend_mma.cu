@@ -48,7 +48,8 @@ struct mma_attend_args {
 	float2 *meta;                        /* [rows][n_segments][n_heads]: maximum, sum */
 };
 
-/* Byte of 16-byte piece `piece` of row t of a tile; swizzled against bank conflicts of 8 rows */
+/* Byte offset of 16-byte piece `piece` of row t of a tile; swizzled so that 8 rows have no bank
+ * conflicts */
 static __device__ __forceinline__ uint32_t tile_at(int t, int piece)
 {
 	return (uint32_t)(t * (WIDTH * 2) + (piece ^ (t & 7)) * 16);
@@ -188,7 +189,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	 * tiles ahead */
 	auto position = [&](int t0) {
 		return sel[min(
-			t0 + warp * 4 + lane % 4, last - 1)]; /* rows behind the last weigh nothing */
+			t0 + warp * 4 + lane % 4, last - 1)]; /* positions behind the last have weight 0 */
 	};
 	int next = position(first), after = position(first + TILE);
 	auto fetch = [&](int t0, int stage) {
@@ -311,7 +312,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 					uint32_t b[2][4];
 #pragma unroll
 					for (int k = 0; k < 2; k++)
-						load_matrices_turned(b[k],
+						load_matrices_transposed(b[k],
 							tile + tile_at(s * 16 + lane % 16, warp * 8 + n + 2 * k + lane / 16));
 #pragma unroll
 					for (int term = 0; term < 2; term++)
@@ -335,10 +336,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			__syncthreads(); /* the tile has been used */
 			fetch(t0 + 2 * TILE, stage);
 		} else
-			async_commit(); /* what is waited for stays one behind */
+			async_commit(); /* an empty group: async_wait<1> counts groups */
 		if (t0 + 2 * TILE >= last)
-			launch_dependents(); /* not before: the weights that come next would stand
-									in this kernel's way */
+			launch_dependents(); /* not before: the next kernel's loads of weights would
+									compete with this one's */
 		if (!WHOLE && (t0 + TILE >= last || (t0 + TILE) % SEGMENT == 0)) {
 			int64_t at = ((int64_t)blockIdx.y * g.n_segments + t0 / SEGMENT) * a.n_heads + head;
 			if (tid % LANES == 0 && head + tid / LANES < a.n_heads)
@@ -443,8 +444,8 @@ static bool attend_mma_launch(
 static bool attend_segments(struct cuda_backend *b, struct mma_attend_args *g, int n)
 {
 	const struct attend *a = &g->a;
-	/* one row: small blocks, to be on every multiprocessor; more: large ones,
-	 * about as many as can run at a time */
+	/* one row: small blocks, so that every multiprocessor has one; more rows: large ones, about as
+	 * many as are resident at a time */
 	bool narrow = n == 1 || a->n_heads <= 16;
 	g->n_groups = narrow ? (a->n_heads + 15) / 16 : (a->n_heads + 31) / 32;
 	g->per_block = (g->n_segments * g->n_groups * n + b->n_sm - 1) / b->n_sm;
@@ -453,7 +454,7 @@ static bool attend_segments(struct cuda_backend *b, struct mma_attend_args *g, i
 				 : attend_mma_launch<2, false>(b, g, blocks, n)))
 		return false;
 	size_t bytes = (size_t)g->n_segments * sizeof(float);
-	/* one setting of the multiprocessors for both kernels: changing it takes time */
+	/* the same shared-memory carveout for both kernels: a multiprocessor takes time to change it */
 	if (!b->merge_carveout_set &&
 		!cuda_check(
 			b, cudaFuncSetAttribute((const void *)merge_mma_kernel,
@@ -488,8 +489,8 @@ bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct a
 	int longest = rows->max_pos + 1 < a->sel_stride ? rows->max_pos + 1 : a->sel_stride,
 		most = (a->sel_stride + SEGMENT - 1) / SEGMENT, group = min(rows->n, ROWS_AT_ONCE);
 	g.n_segments = (longest + SEGMENT - 1) / SEGMENT;
-	/* scratch for the longest list that these arguments can bring, so that it
-	 * does not grow with the context */
+	/* scratch for the longest possible list (sel_stride), so that it does not grow with the context
+	 */
 	size_t entries = (size_t)group * (size_t)most * (size_t)a->n_heads;
 	g.part = (float *)cuda_scratch(b, entries * (VALUE * sizeof(float) + sizeof(float2)));
 	if (!g.part)

@@ -373,7 +373,7 @@ static __device__ __forceinline__ void add_values(int n_blocks, int half, int he
 				p[k], base + AT_WEIGHTS + from * WEIGHT_BYTES + (k * GROUP_THREADS + tid) * 16);
 		const float *factors = (const float *)(shared + AT_RESCALE) + from * HEADS + row;
 		float rescale[2] = {factors[0], factors[8]};
-		/* not beside the scores of the next block (top of the file) */
+		/* not at the same time as the scores of the next block (top of the file) */
 		if (j + 1 < n_blocks)
 			mbarrier_wait(bars.scored + 8 * ((j + 1) % WEIGHT_SLOTS), (j + 1) / WEIGHT_SLOTS & 1);
 		mbarrier_arrive_warp(bars.weights_empty + 8 * from, lane);
@@ -453,7 +453,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	}
 	__syncthreads();
 	grid_dependency_wait();
-	/* later rows have longer lists: these first */
+	/* later rows have longer lists: they start first */
 	int64_t r = g.n_rows - 1 - (int)blockIdx.x;
 	int n_sel = g.a.n_sel[r], n_blocks = (n_sel + BLOCK - 1) / BLOCK;
 	if (n_sel <= 0)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The DSA lightning indexer: scores every earlier position and selects exactly the top_k.
- * indexer_mma.cu has the scores of half keys, and all of decode; indexer_rows.cu the scores of
- * prompts on compute capability 9.0; the rest is here.
+ * The DSA lightning indexer (op index_select): scores every position up to pos and selects exactly
+ * the top_k. indexer_mma.cu has the scores for half keys and the selection of decode;
+ * indexer_rows.cu the scores of prompts on compute capability 9.0; this file has the general scores
+ * and the selection of prompts.
  *
  * score_kernel: grid (tiles of KEYS positions, rows), block 256. Keys and queries go to shared
  * memory as floats; a thread computes 8 heads of one position at a time; four partial sums per

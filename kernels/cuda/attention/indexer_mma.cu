@@ -18,10 +18,10 @@
  *
  * select_mma_kernel: grid (slices of SLICE positions, rows), block 1024. Every block finds in the
  * histogram the bin of the top_k-th score. Positions in higher bins become bits of a map, positions
- * in the same bin candidates. The block that ends last finds the exact threshold among the
- * candidates by a radix select, and, where not all of the scores equal to it are chosen, by another
- * one the last of their positions that is. It completes the map in shared memory (128 KiB for
- * MAP_MAX positions) and writes it out.
+ * in the same bin become candidates. The block of a row that ends last finds the exact threshold
+ * among the candidates by a radix select. If not all positions with a score equal to it are
+ * selected, a second radix select finds the last position that is. The block completes the map in
+ * shared memory (128 KiB for MAP_MAX positions) and writes the selected positions.
  *
  * Bytes moved: keys once per row; scores once out and once in; the map once out and in, the
  * candidates once out and up to five times in.
@@ -352,7 +352,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 	bound |= find_digit(candidate, n_candidates, bins, scratch, found, &rank, &same, [=](uint2 v) {
 		return v.x >> REST_BITS == bound >> REST_BITS ? (int)(v.x & digit_mask) : -1;
 	});
-	uint32_t until = MAP_MAX - 1; /* of the candidates equal to the bound the last to be chosen */
+	uint32_t until = MAP_MAX - 1; /* last position selected of the candidates equal to the bound */
 	if (same > rank) {            /* not all of them: the first `rank`; the digits are inverted */
 		uint32_t high = find_digit(candidate, n_candidates, bins, scratch, found, &rank, &same,
 			[=](uint2 v) { return v.x == bound ? (int)(digit_mask - (v.y >> REST_BITS)) : -1; });
@@ -458,7 +458,7 @@ bool index_select_decode(
 	for (; g.first_row < rows->n; g.first_row += group) {
 		int n = min(rows->n - g.first_row, group);
 		if (longest > a->top_k) {
-			/* as many keys a warp as leave work for every multiprocessor */
+			/* the most keys a warp with which every multiprocessor still has work */
 			int64_t want = (int64_t)longest * n / ((int64_t)b->n_sm * (THREADS / 32));
 			g.per_warp = want > 120 ? 128 : want > 56 ? 64 : want > 24 ? 32 : 16;
 			launch_scores<true>(b, &g, longest, n);

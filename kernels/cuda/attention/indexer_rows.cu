@@ -107,8 +107,10 @@ static __device__ __forceinline__ void multiply_row(
 	wgmma_commit();
 }
 
-/* Half of v stays, summed with the other lane's. */
-template <int N> static __device__ __forceinline__ void halve(float *v, int lane_bit, bool upper)
+/* Butterfly step of a sum over lanes: each of two lanes, lane_bit apart, keeps half of v, summed
+ * with the other lane's. */
+template <int N>
+static __device__ __forceinline__ void halve_and_sum(float *v, int lane_bit, bool upper)
 {
 #pragma unroll
 	for (int i = 0; i < N; i++) {
@@ -130,9 +132,9 @@ static __device__ __forceinline__ void add_heads(
 			float dot = __fmul_rn(__fadd_rn(d[4 * n + e], d[4 * n + 2 + e]), unscale);
 			v[2 * n + e] = __fmul_rn(weight, dot < 0 ? 0 : dot);
 		}
-	halve<16>(v, 16, lane & 16);
-	halve<8>(v, 8, lane & 8);
-	halve<4>(v, 4, lane & 4);
+	halve_and_sum<16>(v, 16, lane & 16);
+	halve_and_sum<8>(v, 8, lane & 8);
+	halve_and_sum<4>(v, 4, lane & 4);
 	int at = (lane & 16) + (lane & 8) + (lane & 4); /* of v, before */
 #pragma unroll
 	for (int i = 0; i < 2; i++)

@@ -47,8 +47,8 @@
  * 4 groups (after the first from the L2 cache), and 4 MB of values out and in. With the output
  * projection its weights, and 32 KB a row to each block.
  *
- * The output projection for two rows at most: the limbs of all values are 48 KB a row, and what
- * they leave is the ring's.
+ * The output projection is limited to two rows: the limbs of all values take 48 KB of shared memory
+ * a row, and the ring needs the rest.
  *
  * Tried: one of four flag words polled first, scores by 16 warps, values combined in registers:
  * slower (d8ac5bf). Flags cleared behind the first products: slower (4e09aeb). A third ring stage
@@ -86,7 +86,7 @@ template <int ROWS> struct mla_shared {
 	float by[2];                           /* divisors of the values of these rows */
 	uint64_t barriers[N_BARRIERS];
 	float limb_scale[3 * ROWS]; /* of the halves of z, [ROWS][2], of q, [ROWS] */
-	int segments[ROWS];         /* of the positions that a row has selected */
+	int segments[ROWS];         /* how many segments a row's positions have */
 };
 
 /* Where bulk copy j goes in shared memory */
@@ -104,9 +104,9 @@ static __device__ __forceinline__ void mla_expand(const struct mla_args &a, uint
 	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4, c = lane % 4;
 	int half = blockIdx.x % 2, head = blockIdx.x / PARTS * GROUP + blockIdx.x % PARTS / 2;
 	struct mla_flags *flags = a.flags;
-	auto there = [&](int what) { return shared_address(m.barriers + what); };
+	auto barrier_of = [&](int i) { return shared_address(m.barriers + i); };
 	struct q8_tile<VALUE / 2 / 64, false> v_rows; /* 16 rows, half of their width */
-	mbarrier_wait(there(HAS_V), 0);
+	mbarrier_wait(barrier_of(HAS_V), 0);
 	q8_tile_load(
 		shared + mla_buffer_at(ROWS) + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2),
 		V_ROW, v_rows);
@@ -176,9 +176,9 @@ static __device__ __forceinline__ void mla_expand(const struct mla_args &a, uint
 				write_limbs(d, own, own_scale);
 				__syncwarp();
 				if (!lane)
-					mbarrier_arrive(there(HAS_OWN));
+					mbarrier_arrive(barrier_of(HAS_OWN));
 				uint32_t other = remote_address(shared_address(own), half),
-						 remote_barrier = remote_address(there(HAS_OTHER), half);
+						 remote_barrier = remote_address(barrier_of(HAS_OTHER), half);
 #pragma unroll
 				for (int i = 0; i < SUPER_BLOCK_LIMBS / 32; i++)
 					store_remote(other + (lane + 32 * i) * sizeof(uint2), own[lane + 32 * i],
@@ -212,7 +212,7 @@ static __device__ __forceinline__ void mla_expand(const struct mla_args &a, uint
 			n_segments = m.segments[row + SHARES];
 		}
 	}
-	mbarrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
+	mbarrier_wait(barrier_of(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
 	launch_dependents(); /* not before: its blocks would not fit beside these */
 	float sum[ROWS][2];
 #pragma unroll
@@ -227,11 +227,11 @@ static __device__ __forceinline__ void mla_expand(const struct mla_args &a, uint
 		named_barrier_sync(
 			OUT_NAMES + warp - V_WARPS, 64); /* sync, not arrive: the projection reuses the name */
 		if (PRODUCT) /* what the projection's limbs overwrite has been read */
-			mbarrier_wait(there(HAS_OWN), 0);
+			mbarrier_wait(barrier_of(HAS_OWN), 0);
 		return;
 	}
 	named_barrier_sync(OUT_NAMES + warp, 64);
-	mbarrier_wait(there(half ? HAS_OWN : HAS_OTHER), 0);
+	mbarrier_wait(barrier_of(half ? HAS_OWN : HAS_OTHER), 0);
 #pragma unroll
 	for (int r = 0; r < ROWS; r++) {
 		float2 rest = halves[r * V_WARPS * 32 + tid];
@@ -266,28 +266,28 @@ static __device__ __forceinline__ void mla_heads(
 		head = group * GROUP + part / 2;
 	struct mla_flags *flags = a.flags;
 	uint32_t base = shared_address(shared);
-	auto there = [&](int what) { return shared_address(m.barriers + what); };
+	auto barrier_of = [&](int i) { return shared_address(m.barriers + i); };
 
 	auto fetch_v = [&]() { /* by one thread */
-		mbarrier_expect(there(HAS_V), V_WARPS * V_TILE);
+		mbarrier_expect(barrier_of(HAS_V), V_WARPS * V_TILE);
 		bulk_copy(base + mla_buffer_at(ROWS), a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE),
-			V_WARPS * V_TILE, there(HAS_V));
+			V_WARPS * V_TILE, barrier_of(HAS_V));
 	};
 	if (!tid) {
 		for (int i = 0; i < N_BARRIERS; i++)
-			mbarrier_init(there(i), i == HAS_OWN ? ROWS : 1);
+			mbarrier_init(barrier_of(i), i == HAS_OWN ? ROWS : 1);
 		mbarrier_init_fence();
-		mbarrier_expect(there(HAS_K), WARPS * K_TILE);
+		mbarrier_expect(barrier_of(HAS_K), WARPS * K_TILE);
 		bulk_copy(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE,
-			there(HAS_K));
+			barrier_of(HAS_K));
 		mbarrier_expect(
-			there(HAS_OTHER), ROWS * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float)));
+			barrier_of(HAS_OTHER), ROWS * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float)));
 	}
 	__syncthreads(); /* mbarriers are initialised */
-	pair_arrive();
+	cluster_arrive();
 	struct q8_tile<NOPE / 64, false> k_rows;
 	if (warp < WARPS) {
-		mbarrier_wait(there(HAS_K), 0);
+		mbarrier_wait(barrier_of(HAS_K), 0);
 		q8_tile_load(shared + AT_K + warp * K_TILE, K_ROW, k_rows);
 	}
 	grid_dependency_wait();
@@ -304,7 +304,7 @@ static __device__ __forceinline__ void mla_heads(
 #pragma unroll
 		for (int row = 0; row < ROWS; row++)
 			write_limbs(x[row], q_limbs + row * SUPER_BLOCK_LIMBS, m.limb_scale + 2 * ROWS + row);
-		pair_wait();
+		cluster_wait();
 		__syncthreads();
 		return;
 	}
@@ -313,7 +313,7 @@ static __device__ __forceinline__ void mla_heads(
 		m.segments[tid] = (a.n_sel[tid] + SEGMENT - 1) / SEGMENT;
 	struct mla_segment now = mla_segment_load(a, 0, mla_segment_of<ROWS>(part, 0), mine);
 	/* of head `warp` of the group: the pair of values that is rotated */
-	auto load_turn = [&](int row) {
+	auto load_rope_pair = [&](int row) {
 		return *(const float2 *)(a.rotate +
 								 (row * N_HEADS + group * GROUP + warp) * a.rotate_stride +
 								 2 * lane);
@@ -321,7 +321,7 @@ static __device__ __forceinline__ void mla_heads(
 	auto load_angle = [&](int row) {
 		return *(const float2 *)(a.cos_sin + row * (WIDTH - VALUE) + 2 * lane);
 	};
-	float2 turn = load_turn(0), angle = load_angle(0);
+	float2 rope_pair = load_rope_pair(0), angle = load_angle(0);
 	__syncthreads(); /* the limbs of the query have been written */
 #pragma unroll
 	for (int row = 0; row < ROWS; row++) {
@@ -343,14 +343,14 @@ static __device__ __forceinline__ void mla_heads(
 				cache_row = a.base[row] + a.sel[row * a.sel_stride + s.all - 1];
 			if (lane < 4)
 				bulk_copy(base + mla_buffer_at(row) + row_at(mine, 0), a.cache + cache_row * WIDTH,
-					WIDTH * 2, there(HAS_CACHE + row));
+					WIDTH * 2, barrier_of(HAS_CACHE + row));
 		}
 		if (!tid)
 			mbarrier_expect(
-				there(HAS_CACHE + row), (s.here > TILE ? 2 : s.here > 0) * TILE * WIDTH * 2);
+				barrier_of(HAS_CACHE + row), (s.here > TILE ? 2 : s.here > 0) * TILE * WIDTH * 2);
 	};
 	fetch_cache(0, now); /* after the queries, which waiting for the row numbers would delay */
-	pair_wait();         /* the other block's mbarriers are initialised */
+	cluster_wait();      /* the other block's mbarriers are initialised */
 	heads_sync();        /* k_b has been used */
 
 	/* ---- 2 ---- */
@@ -374,16 +374,16 @@ static __device__ __forceinline__ void mla_heads(
 				heads_sync();
 			fetch_next();
 			if (row + 1 < ROWS)
-				turn = load_turn(row + 1), angle = load_angle(row + 1);
+				rope_pair = load_rope_pair(row + 1), angle = load_angle(row + 1);
 			continue;
 		}
-		mla_split_query(a.report, shared, flags->query[row][group * GROUP + warp], angle, turn,
+		mla_split_query(a.report, shared, flags->query[row][group * GROUP + warp], angle, rope_pair,
 			a.scale, warp, lane, unscale);
-		mbarrier_wait(there(HAS_CACHE + row), 0);
+		mbarrier_wait(barrier_of(HAS_CACHE + row), 0);
 		heads_sync();
 		fetch_next(); /* not before: its bytes would have delayed the queries */
 		if (row + 1 < ROWS)
-			turn = load_turn(row + 1), angle = load_angle(row + 1);
+			rope_pair = load_rope_pair(row + 1), angle = load_angle(row + 1);
 		if (warp < (two ? 8 : 4))
 			mla_scores(base, cache, quarter_scores, warp, lane);
 		heads_sync();
@@ -525,10 +525,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		}
 	}
 	if (warp == WARPS) {
-		pair_arrive();
+		cluster_arrive();
 		out_produce(a.out, ring, &ring_barriers, lane, blockIdx.x < BLOCKS);
 		__syncwarp();
-		pair_wait();
+		cluster_wait();
 		return;
 	}
 
@@ -538,8 +538,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int half = blockIdx.x % 2;
 	uint32_t values = shared_address(has_values + part);
 	heads_sync(); /* all values of this block are posted */
-	pair_arrive();
-	pair_wait(); /* and those of the other block */
+	cluster_arrive();
+	cluster_wait(); /* and those of the other block */
 	receive_values<ROWS>(a.report, a.flags->out[parity],
 		(side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half, limbs, scales, values);
 	mbarrier_wait(values, 0);

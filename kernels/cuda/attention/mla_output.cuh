@@ -10,11 +10,11 @@
  * .. 7 of an item. Each side has half of the items. Of one left over, side 0 does the first four
  * steps, before all else, and side 1 continues from its accumulators, behind all else.
  *
- * A producer warp fills a ring: a stage is one step of a side, 16 rows of 2176 bytes, each a bulk
- * copy. The sides have equally many steps, and the stages are theirs in turns. Every warp waits for
- * and releases every stage, those of the other side too, because the parity of an mbarrier tells
- * two uses of a stage apart, but not three. A block has at least two items: with half an item a
- * side would wait for the other one's sums before it releases any stage.
+ * A producer warp loads a ring of stages: a stage is one step of a side, 16 rows of 2176 bytes,
+ * each a bulk copy. The sides have equally many steps and use the stages in turns. Every warp waits
+ * for and releases every stage, those of the other side too, because the parity of an mbarrier
+ * distinguishes two consecutive uses of a stage, not three. A block has at least two items: with
+ * half an item a side would wait for the other one's sums before it releases any stage.
  *
  * Bytes moved: every packed row once.
  */
@@ -56,7 +56,7 @@ struct out_args {
 	bool add;
 };
 
-/* Of a stage: bytes have arrived; stage has been used */
+/* mbarriers of each stage. full: its bytes have arrived; empty: all warps have used it */
 template <int ROWS> struct out_barriers {
 	uint64_t full[out_form<ROWS>::STAGES], empty[out_form<ROWS>::STAGES];
 };
@@ -114,8 +114,8 @@ template <int ROWS> struct out_place {
 	}
 };
 
-/* The producer warp: the first or the second half of it loads a stage, a row a lane. slow: the
- * first stages one at a time, while others of the block wait for fewer bytes. */
+/* The producer warp: 16 of its lanes load a stage, a row each. slow: each of the first stages is
+ * loaded only when the one before has arrived, so that other loads of the block are not delayed. */
 template <int ROWS>
 static __device__ __forceinline__ void out_produce(
 	const struct out_args &a, uint8_t *ring, struct out_barriers<ROWS> *b, int lane, bool slow)

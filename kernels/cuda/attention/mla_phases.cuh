@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Private to mla.cu: shape, shared-memory layout and flag words of mla_kernel, and its phases as
- * functions of a warp. */
+ * functions of a warp.
+ *
+ *      k_b, v_b   the matrices of mla.absorb and mla.expand of a head
+ *      z          attend.out of a head, [VALUE]: the values of all segments combined; input of v_b
+ */
 #ifndef GLM_KERNELS_CUDA_MLA_PHASES_CUH
 #define GLM_KERNELS_CUDA_MLA_PHASES_CUH
 
@@ -45,9 +49,9 @@
 /* Bytes of a buffer: the cache rows of a segment, or the block's half of v_b */
 #define BUFFER (SEGMENT * ROW)
 
-/* Shared memory. Queries, scores and later the values of the segments, z of two rows and the sums
- * of half the width of v_b overwrite k_b. Bulk copy j = 0 .. ROWS goes to buffer j % 2: the cache
- * rows of row j of the step, last v_b. */
+/* Byte offsets in shared memory. k_b is overwritten by queries and scores; these by the values of
+ * the segments, z of two rows and the sums of half the width of v_b. Bulk copy j = 0 .. ROWS goes
+ * to buffer j % 2: for j < ROWS the cache rows of row j of the step, then v_b. */
 #define AT_K       0
 #define AT_QUERY   0
 #define AT_SCORES  (2 * GROUP * ROW)
@@ -150,8 +154,8 @@ static __device__ __forceinline__ float combine(float v)
 	return __fadd_rn(0.0f, q8_tile_combine_limbs(v));
 }
 
-/* Which column of a half lies in place i: a lane of phase 2 has two neighbours
- * of each 8 */
+/* The column of a half that is stored at index i: a lane of phase 2 has two neighbouring columns of
+ * each 8. */
 static __device__ __forceinline__ int column_of(int i)
 {
 	return i / 32 * 32 + (i / 16 % 2 * 2 + i / 2 % 2) * 8 + i / 4 % 4 * 2 + i % 2;
@@ -334,7 +338,7 @@ static __device__ __forceinline__ void mla_values(uint32_t (*value)[2][PARTS][HA
 											s * 16 + lane / 16 * 8]));
 #pragma unroll
 			for (int k = 0; k < 2; k++)
-				load_matrices_turned(b[k],
+				load_matrices_transposed(b[k],
 					cache + row_at(tile * TILE + s * 16 + lane % 16, warp * 4 + 2 * k + lane / 16));
 #pragma unroll
 			for (int term = 0; term < 2; term++)

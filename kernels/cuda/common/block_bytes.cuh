@@ -15,8 +15,15 @@
  *   SCALE_HALF     the same, one for the first 16 and one for the last 16 weights of a step
  *   SCALE_NONE     unit; the sub-blocks' scales are in the bytes
  *
- * read_head() reads what is needed once per super-block. p: shared memory; super-block u of a stage
- * that is 16-byte aligned, so p is 4-byte aligned unless the type's super-blocks are not.
+ * struct bytes_type<T> has, for super-block u of a stage in shared memory, at p:
+ *
+ *   read_head(p, c, tables, h)           what lane c needs once per super-block
+ *   bytes(p, h, u, s, c, tables, a, b)   the eight bytes of lane c of step s: the first four in a
+ *   scale(p, h, s [, half])              as above
+ *   least(h, s)                          `least` of step s in all four bytes (LEAST)
+ *
+ * A stage begins at a multiple of 16, so p is 4-byte aligned if SUPER_BLOCK_BYTES is a multiple
+ * of 4.
  */
 #ifndef GLM_KERNELS_CUDA_BLOCK_BYTES_CUH
 #define GLM_KERNELS_CUDA_BLOCK_BYTES_CUH
@@ -27,7 +34,8 @@ enum scale_kind { SCALE_FLOAT, SCALE_STEP, SCALE_HALF, SCALE_NONE };
 
 template <int T> struct bytes_type;
 
-/* Codebooks in shared memory: one copy per lane, so that look-ups have no bank conflicts */
+/* Codebooks of IQ2_XXS in shared memory: one copy for each lane, so that look-ups have no bank
+ * conflicts */
 struct lane_tables {
 	const uint8_t *base; /* grid [256][32] words and signs [128][32] words */
 	uint32_t lane;       /* this lane's column: 4 * lane */
@@ -43,8 +51,8 @@ static __device__ __forceinline__ void lane_tables_fill(
 	}
 }
 
-/* Each nibble of pick chooses one of the eight bytes b a; __byte_perm would first clear the
- * nibbles' top bits */
+/* Byte i of the result is byte (nibble i of pick) of the eight bytes a, b. Without the masking of
+ * __byte_perm: the nibbles' top bits must be 0, or the byte's sign is replicated. */
 static __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t pick)
 {
 	uint32_t d;
@@ -198,14 +206,14 @@ template <> struct bytes_type<DTYPE_Q5_K> {
 	}
 };
 
-/* Bytes below 2 * zero, less zero (a power of two) each */
-template <int ZERO> static __device__ __forceinline__ uint32_t less(uint32_t w)
+/* Subtracts ZERO, a power of two, from each byte of w; the bytes are below 2 * ZERO. */
+template <int ZERO> static __device__ __forceinline__ uint32_t subtract_zero(uint32_t w)
 {
 	uint32_t t = w ^ ZERO * 0x01010101u;
 	return t + (t & ZERO * 0x01010101u) * (256 / ZERO - 2);
 }
 
-/* What the types of one plain factor have in common */
+/* Head of types whose only value for a super-block is `unit` */
 struct unit_head {
 	float unit;
 };
@@ -225,10 +233,10 @@ template <> struct bytes_type<DTYPE_Q6_K> {
 		const uint8_t *low = p + s / 4 * 64 + s % 2 * 32 + 8 * c,
 					  *high = p + 128 + s / 4 * 32 + 8 * c;
 		int g = s % 4;
-		a = less<32>(
+		a = subtract_zero<32>(
 			(get32(low) >> (g & 2) * 2 & 0x0f0f0f0f) | (get32(high) >> 2 * g & 0x03030303) << 4);
-		b = less<32>((get32(low + 4) >> (g & 2) * 2 & 0x0f0f0f0f) |
-					 (get32(high + 4) >> 2 * g & 0x03030303) << 4);
+		b = subtract_zero<32>((get32(low + 4) >> (g & 2) * 2 & 0x0f0f0f0f) |
+							  (get32(high + 4) >> 2 * g & 0x03030303) << 4);
 	}
 	static __device__ __forceinline__ int scale(
 		const uint8_t *p, const struct unit_head &, int s, int half)
@@ -251,8 +259,9 @@ template <> struct bytes_type<DTYPE_Q3_K> {
 	{
 		const uint8_t *low = p + 32 + s / 4 * 32 + 8 * c, *high = p + 8 * c;
 		int g = s % 4;
-		a = less<4>((get32(low) >> 2 * g & 0x03030303) | (get32(high) >> s & 0x01010101) << 2);
-		b = less<4>(
+		a = subtract_zero<4>(
+			(get32(low) >> 2 * g & 0x03030303) | (get32(high) >> s & 0x01010101) << 2);
+		b = subtract_zero<4>(
 			(get32(low + 4) >> 2 * g & 0x03030303) | (get32(high + 4) >> s & 0x01010101) << 2);
 	}
 	static __device__ __forceinline__ int scale(
@@ -275,8 +284,8 @@ template <> struct bytes_type<DTYPE_Q4_0> {
 		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		uint32_t w = get32(p + 18 * s + 2 + 4 * c);
-		a = less<8>(w & 0x0f0f0f0f);
-		b = less<8>(w >> 4 & 0x0f0f0f0f);
+		a = subtract_zero<8>(w & 0x0f0f0f0f);
+		b = subtract_zero<8>(w >> 4 & 0x0f0f0f0f);
 	}
 	static __device__ __forceinline__ float scale(const uint8_t *p, const struct head &, int s)
 	{
@@ -367,8 +376,7 @@ static __device__ __forceinline__ int odd_nibble(uint32_t two, int half)
 	return (int)(2 * (two >> 4 * half & 15) + 1);
 }
 
-/* Rotated so that bit `from` comes to bit `to` */
-static __device__ __forceinline__ uint32_t turned(uint32_t w, int left)
+static __device__ __forceinline__ uint32_t rotate_left(uint32_t w, int left)
 {
 	return __funnelshift_l(w, w, left);
 }
@@ -378,7 +386,7 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 	static constexpr bool LEAST = false, QUADS = false, TABLES = true;
 	struct head {
 		float unit;
-		uint32_t signs; /* of the step whose bytes were asked for last */
+		uint32_t signs; /* second word of the step of the last call of bytes() */
 	};
 	static __device__ __forceinline__ void read_head(
 		const uint8_t *p, int, const struct cuda_tables *, struct head &h)
@@ -386,8 +394,8 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 		h.unit = half_float(get16(p)) * 0.125f; /* d (0.5 + n) / 4 = (d / 8) (2 n + 1) */
 		h.signs = 0;
 	}
-	/* The second word of a group, where the stage begins at a multiple of 8: in as few loads as the
-	 * run's place in it allows */
+	/* Signs and scale of step s (its second 32-bit word) in the fewest loads that the alignment of
+	 * super-block u allows; the stage begins at a multiple of 8 */
 	static __device__ __forceinline__ uint32_t second_word(const uint8_t *p, int u, int s)
 	{
 		if (u & 1)
@@ -399,7 +407,8 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 		uint32_t low = s ? ((const uint2 *)(p + 8 * s))->y : *(const uint32_t *)(p + 4);
 		return __byte_perm(low, ((const uint2 *)(p + 8 + 8 * s))->x, 0x5432);
 	}
-	/* nibbles of the grid row: which of 8, 25, 43; the sign adds 4. FLIP: the bytes come xor it */
+	/* A nibble of `pick` is 0, 1 or 2 for the magnitudes 8, 25, 43, and 4 more if the weight is
+	 * negative. The bytes are returned xor FLIP. */
 	template <uint32_t FLIP = 0>
 	static __device__ __forceinline__ void bytes(const uint8_t *p, struct head &h, int u, int s,
 		int c, const struct lane_tables &t, uint32_t &a, uint32_t &b)
@@ -408,7 +417,8 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 		h.signs = second_word(p, u, s);
 		uint32_t pick =
 			*(const uint32_t *)(t.base + (row * 128 + t.lane)) |
-			*(const uint32_t *)(t.base + ((turned(h.signs, 7 - 7 * c) & 0x3f80) | t.lane) + 32768);
+			*(const uint32_t *)(t.base + ((rotate_left(h.signs, 7 - 7 * c) & 0x3f80) | t.lane) +
+								32768);
 		a = pick_bytes(0x002b1908 ^ FLIP, 0x00d5e7f8 ^ FLIP, pick);
 		b = pick_bytes(0x002b1908 ^ FLIP, 0x00d5e7f8 ^ FLIP, pick >> 16);
 	}

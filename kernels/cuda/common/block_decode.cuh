@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * packed<T> (block_dot.cuh) of the types that few files use, and then for few tensors: the list
- * DECODED_TYPES; ALL_TYPES has those of block_dot.cuh besides. These types have no integer form
+ * packed<T> (block_dot.cuh) of DECODED_TYPES: types that few files use, and then for few tensors.
+ * ALL_TYPES are these and the types of block_dot.cuh. DECODED_TYPES have no integer form
  * (block_bytes.cuh): decode multiplies floats (gemv_decoded.cu), prefill unpacks panels
- * (unpack.cu). So they do not lengthen the compilation of *_types.cu, which is built for every
- * group of types.
+ * (unpack.cu). So they do not lengthen the compilation of *_types.cu.
  *
  * MXFP4 blocks have 17 bytes: they are read byte by byte, at any address. Values of F8_E4M3 may lie
  * anywhere too. Their scales are a separate array (backend.h: weight.scales); block_scale reads it.

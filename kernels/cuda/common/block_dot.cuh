@@ -40,7 +40,7 @@ static __device__ __forceinline__ float small_float(uint32_t n)
 	return __fadd_rn(__uint_as_float(0x4b000000u | n), -8388608.0f);
 }
 
-/* The four bytes of w, less `zero`. */
+/* The four bytes of w as floats, minus `zero` each. */
 static __device__ __forceinline__ void bytes_floats(uint32_t w, float zero, float q[4])
 {
 #pragma unroll
@@ -67,7 +67,9 @@ static __device__ __forceinline__ void iq1_floats(
 		q[i] = __fadd_rn(small_float(row >> 2 * i & 3), delta - 1.0f);
 }
 
-/* What a type is: SUPER_BLOCK_BYTES, whether it has factors and offsets, and weights v .. v + 3. */
+/* A packed type: bytes of a super-block, whether it has factors and offsets, and get(), which sets
+ * q, factor and offset of weights v .. v + 3, v a multiple of 4. Without FACTOR or OFFSET it leaves
+ * that argument as it is. */
 template <int T> struct packed;
 
 #define PACKED(T, bytes, has_factor, has_offset)                                                   \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Thread block clusters of two blocks (compute capability 9.0): the cluster barrier, addresses in
- * the other block's shared memory, and asynchronous stores there. */
+/* Thread block clusters (compute capability 9.0): the cluster barrier; and for clusters of two
+ * blocks addresses in the other block's shared memory and asynchronous stores there. */
 #ifndef GLM_KERNELS_CUDA_CLUSTER_CUH
 #define GLM_KERNELS_CUDA_CLUSTER_CUH
 
@@ -8,13 +8,15 @@
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* Relaxed: orders no memory. A release would wait for all outstanding copies of the thread. */
-static __device__ __forceinline__ void pair_arrive()
+/* Arrives at the cluster barrier. Relaxed, so it orders no memory: a release would wait for all
+ * outstanding copies of the thread. */
+static __device__ __forceinline__ void cluster_arrive()
 {
 	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-static __device__ __forceinline__ void pair_wait()
+/* Waits until all threads of the cluster have arrived. */
+static __device__ __forceinline__ void cluster_wait()
 {
 	asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -72,7 +72,7 @@ static __device__ __forceinline__ uint32_t order_key(float v)
 	return v != v ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* v turned by an angle given as (cosine, sine) */
+/* v rotated by an angle; angle: (cosine, sine) */
 static __device__ __forceinline__ float2 rotated(float2 angle, float2 v)
 {
 	float c = angle.x, s = angle.y;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Draws tokens from rows of logits (src/draw/draw.h: draw_row). Unlike the host it skips no block
- * of ids: a card makes all random numbers of a row in a microsecond.
+ * Draws tokens from rows of logits (src/draw/draw.h: draw_row). The host's draw_row skips blocks of
+ * ids that cannot win; this does not: a card makes all random numbers of a row in a microsecond.
  *
- *   scores   grid (parts, rows), block 256: a warp for each DRAW_BLOCK ids, four ids a lane. Finds
- *            the winner and the first in rank of its part.
- *   sums     the same grid, only when a row asks for sums or mass: count and mass of a part
- *   results  grid rows, block 256: puts the parts together
+ *   scores_kernel    grid (parts, rows), block 256: a warp for each DRAW_BLOCK ids, four ids a
+ *                    lane. Finds the winner and the first in rank of its part.
+ *   sums_kernel      the same grid, only if a row requests sums or mass: count and mass of a part
+ *   results_kernel   grid rows, block 256: combines the parts
  *
  * A part is PART_IDS ids. The results are equal to the host's to the last bit, because scores are
  * compared in the same order (ties to the lower id) and masses are sums of integers.
@@ -67,13 +67,6 @@ static __device__ __forceinline__ struct contender warp_best(struct contender c)
 	for (int step = 16; step; step /= 2)
 		c = better(c, {__shfl_xor_sync(~0u, c.value, step), __shfl_xor_sync(~0u, c.id, step)});
 	return c;
-}
-
-static __device__ __forceinline__ uint64_t warp_sum(uint64_t v)
-{
-	for (int step = 16; step; step /= 2)
-		v += __shfl_xor_sync(~0u, v, step);
-	return v;
 }
 
 /* The result of all threads of the block, in every thread. scratch: shared [WARPS]. */
@@ -196,7 +189,7 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(const float *logit
 		sums[blockIdx.y * gridDim.x + blockIdx.x] = {before, mass, (uint32_t)count};
 }
 
-/* sums: of all rows, if one asks for sums or mass. */
+/* sums: of all rows; read only for rows that request sums or mass. */
 static __global__ void __launch_bounds__(THREADS) results_kernel(const float *logits,
 	int64_t stride, int n_parts, const __grid_constant__ struct row_requests requests,
 	const struct part_scores *parts, const struct part_sums *sums, struct draw_result *out)

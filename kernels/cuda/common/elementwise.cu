@@ -16,6 +16,7 @@
  * double.
  */
 #include "kernels/cuda/common/block_decode.cuh"
+#include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/norm.cuh"
@@ -96,10 +97,10 @@ void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const st
 	if (!cuda_begin(b, "rms_norm") || !rows || !n_norms)
 		return;
 	struct norms all = {};
-	bool vectorised = is_wide(x, x_stride);
+	bool vectorised = is_aligned_16(x, x_stride);
 	for (int i = 0; i < n_norms; i++) {
 		all.of[i] = norms[i];
-		vectorised &= is_wide(norms[i].gain, 0) && is_wide(norms[i].out, out_stride);
+		vectorised &= is_aligned_16(norms[i].gain, 0) && is_aligned_16(norms[i].out, out_stride);
 	}
 	cuda_launch(cuda_of(b), rms_norm_kernel, dim3((unsigned)rows, (unsigned)n_norms),
 		norm_threads(n), 0, x, x_stride, all, eps, n, out_stride, vectorised);
@@ -158,9 +159,9 @@ static __device__ __forceinline__ void send_double(
 }
 #endif
 
-/* moe_combine_kernel and then rms_norm_kernel: the threads of that kernel's block, shared out to
- * the blocks of a cluster, so that the numbers are the same. A row stays in registers. Each warp
- * stores its sum of squares in all blocks. */
+/* moe_combine_kernel and then rms_norm_kernel, with the same numbers: the threads of one block of
+ * rms_norm_kernel are distributed over the blocks of a cluster. A row stays in registers. Each warp
+ * stores its sum of squares in the shared memory of all blocks. */
 static __global__ void __launch_bounds__(128)
 	combine_norm_kernel(const float *out, const float *weights, int n_used, const float *shared,
 		int n, float *x, struct norm next, float eps, struct cuda_profile *profile)
@@ -178,7 +179,7 @@ static __global__ void __launch_bounds__(128)
 		mbarrier_expect(shared_address(&barrier), threads / 32 * sizeof(double));
 	}
 	__syncthreads();
-	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+	cluster_arrive();
 	int i[NORM_HELD]; /* the first of four values; 0 where the thread has none, so that loads need
 						 no condition */
 	bool mine[NORM_HELD];
@@ -213,7 +214,7 @@ static __global__ void __launch_bounds__(128)
 				o[k][j] = *(const float4 *)(out + (int64_t)rank * n + i[j]);
 		}
 		if (!first) /* all blocks have set up their barriers; and no load moves behind */
-			asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+			cluster_wait();
 #pragma unroll
 		for (int k = 0; k < 8; k++)
 #pragma unroll
@@ -259,9 +260,9 @@ void cuda_moe_combine(struct backend *base, const float *out, const float *weigh
 	if (!cuda_begin(base, "moe_combine") || !rows)
 		return;
 	struct cuda_profile *profile = cuda_deferred_successor(b);
-	bool vectorised = is_wide(out, n) && is_wide(shared, 0) && is_wide(x, 0);
-	if (next && b->has_pdl && vectorised && is_wide(next->gain, 0) && is_wide(next->out, 0) &&
-		n <= 4096 * NORM_HELD) {
+	bool vectorised = is_aligned_16(out, n) && is_aligned_16(shared, 0) && is_aligned_16(x, 0);
+	if (next && b->has_pdl && vectorised && is_aligned_16(next->gain, 0) &&
+		is_aligned_16(next->out, 0) && n <= 4096 * NORM_HELD) {
 		unsigned warps = (norm_threads(n) / 32 + CLUSTER - 1) / CLUSTER;
 		cuda_launch_clusters(b, combine_norm_kernel, (unsigned)rows, CLUSTER, 32 * warps, out,
 			weights, n_used, shared, n, x, *next, eps, profile);
@@ -326,11 +327,9 @@ void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64
 
 /* ---- latents ---- */
 
-enum {
-	LATENTS_Q = 1,
-	LATENTS_KV = 2,
-	LATENTS_KEY = 4
-}; /* parts; of `vectorised`: those whose rows lie at multiples of 16 bytes */
+/* Bits of `parts`: parts to compute; of `vectorised`: parts whose rows are at multiples of 16
+ * bytes. */
+enum { LATENTS_Q = 1, LATENTS_KV = 2, LATENTS_KEY = 4 };
 
 static __global__ void __launch_bounds__(1024) latents_kernel(
 	const __grid_constant__ struct batch rows, const __grid_constant__ struct rope rope,
@@ -362,11 +361,13 @@ void cuda_latents_unfused(
 	unsigned threads = a->key ? KEY_THREADS : 32;
 	if (a->q) {
 		threads = norm_threads(a->n_q) > threads ? norm_threads(a->n_q) : threads;
-		vectorised |= is_wide(a->q, a->n_q) && is_wide(a->q_gain, 0) ? LATENTS_Q : 0;
+		vectorised |= is_aligned_16(a->q, a->n_q) && is_aligned_16(a->q_gain, 0) ? LATENTS_Q : 0;
 	}
 	if (a->kv) {
 		threads = norm_threads(a->n_kv) > threads ? norm_threads(a->n_kv) : threads;
-		vectorised |= is_wide(a->kv, a->kv_cache.width) && is_wide(a->kv_gain, 0) ? LATENTS_KV : 0;
+		vectorised |= is_aligned_16(a->kv, a->kv_cache.width) && is_aligned_16(a->kv_gain, 0)
+						  ? LATENTS_KV
+						  : 0;
 	}
 	cuda_launch(cuda_of(b), latents_kernel,
 		dim3((unsigned)rows->n, (unsigned)__builtin_popcount(parts)), threads, 0, *rows, *rope, *a,

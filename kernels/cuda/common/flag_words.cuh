@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Flag-in-data words: how the blocks of one launch hand values on without a barrier (as NCCL's LL
- * protocol). 32-bit words in device memory are FLAG_EMPTY until a value is stored in them, so each
- * word is its own flag, and no order between words is needed. The kernel makes them FLAG_EMPTY
- * again.
+ * Flag-in-data words: the blocks of one launch exchange values without a barrier (as NCCL's LL
+ * protocol). A 32-bit word in device memory is FLAG_EMPTY until a value is stored in it, so each
+ * word is its own flag, and no order between words is needed. Before its next
+ * use a word is made FLAG_EMPTY again.
  */
 #ifndef GLM_KERNELS_CUDA_FLAG_WORDS_CUH
 #define GLM_KERNELS_CUDA_FLAG_WORDS_CUH
@@ -73,7 +73,8 @@ static __device__ __forceinline__ bool flag_ready(uint4 v)
 	return v.x != FLAG_EMPTY && v.y != FLAG_EMPTY && v.z != FLAG_EMPTY && v.w != FLAG_EMPTY;
 }
 
-/* The first n of N groups of four words, `step` words apart, when all are stored. */
+/* Polls until the first n of N groups of four words, `step` words apart, are stored; v[n .. N) are
+ * zeros. */
 template <int N>
 static __device__ __forceinline__ void flag_wait(
 	const struct poll_report &report, const uint32_t *p, int step, int n, uint4 (&v)[N])

@@ -3,14 +3,15 @@
  * Barriers in shared memory (mbarrier), bulk copies that complete on them, and named barriers
  * (bar.sync). `at` is the shared address of an mbarrier (shared_address).
  *
- * Order of use: one thread calls mbarrier_init for each, then mbarrier_init_fence if bulk copies or
- * other blocks of the cluster use them; a block barrier (of the cluster, if need be); then
- * mbarrier_arrive or mbarrier_expect by those that finish a phase, mbarrier_wait by those that wait
- * for its end.
+ * Order of use:
+ *   1. one thread: mbarrier_init for each; then mbarrier_init_fence, if bulk copies or other
+ *      blocks of the cluster use them;
+ *   2. a block barrier, or a cluster barrier if other blocks use them;
+ *   3. threads that finish a phase: mbarrier_arrive or mbarrier_expect; threads that wait for its
+ *      end: mbarrier_wait.
  *
- * mbarrier_test and mbarrier_init_fence are cuda::ptx's. The others are asm on 32-bit shared
- * addresses: the wrappers take pointers, and with them the kernels came out with other schedules
- * and a few instructions more.
+ * mbarrier_test and mbarrier_init_fence call cuda::ptx. The others are asm on 32-bit shared
+ * addresses: the wrappers of cuda::ptx take pointers, which cost the kernels a few instructions.
  */
 #ifndef GLM_KERNELS_CUDA_MBARRIER_CUH
 #define GLM_KERNELS_CUDA_MBARRIER_CUH
@@ -25,7 +26,7 @@ static __device__ __forceinline__ uint64_t *mbarrier_pointer(uint32_t at)
 	return (uint64_t *)__cvta_shared_to_generic(at);
 }
 
-/* arrivals: that end a phase */
+/* arrivals: how many end a phase */
 static __device__ __forceinline__ void mbarrier_init(uint32_t at, uint32_t arrivals)
 {
 	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
@@ -36,9 +37,9 @@ static __device__ __forceinline__ void mbarrier_arrive(uint32_t at)
 	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
-/* How often a warp arrives where one lane may arrive for all behind a __syncwarp. racecheck (of
- * CUDA 13.0) takes that lane to arrive for itself alone. With -DCUDA_RACECHECK every lane arrives,
- * which it can follow. */
+/* Arrivals of a warp in mbarrier_arrive_warp: one lane arrives for all, behind a __syncwarp.
+ * racecheck (CUDA 13.0) does not see that this orders the other lanes' accesses too; with
+ * -DCUDA_RACECHECK every lane arrives. */
 #ifdef CUDA_RACECHECK
 #define WARP_ARRIVES 32
 #else

@@ -52,7 +52,7 @@ template <int LEFT> static __device__ __forceinline__ void async_wait()
 	asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-/* Four 8 x 8 matrices of halves; lane 8 i + j gives the address of row j of matrix i. */
+/* ldmatrix: four 8 x 8 matrices of halves; lane 8 i + j gives the address of row j of matrix i. */
 static __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t address)
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -60,7 +60,7 @@ static __device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t add
 				 : "r"(address));
 }
 
-static __device__ __forceinline__ void load_matrices_turned(uint32_t r[4], uint32_t address)
+static __device__ __forceinline__ void load_matrices_transposed(uint32_t r[4], uint32_t address)
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
 				 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

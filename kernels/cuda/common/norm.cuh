@@ -1,39 +1,40 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Norms of a row by a block, and the cache rows that are made of them: what rms_norm, latents and
- * gemv_chain_kernel share. Means are taken in double; the order of additions depends on the length
- * of the row alone.
+ * Norms of a row by a block, and the cache rows that are made of them: shared by rms_norm, latents
+ * and gemv_chain_kernel. Means are computed in double; the order of additions depends only on the
+ * length of the row.
  */
 #ifndef GLM_KERNELS_CUDA_NORM_CUH
 #define GLM_KERNELS_CUDA_NORM_CUH
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
-#define NORM_HELD 2 /* times four values of a row that a thread holds */
+#define NORM_HELD 2 /* float4 of a row that a thread keeps in registers */
 
-/* Threads that hold a row of n, if 1024 can */
+/* Threads that keep a row of n values in registers, at most 1024 */
 static __host__ __device__ __forceinline__ unsigned norm_threads(int n)
 {
 	int warps = (n + 128 * NORM_HELD - 1) / (128 * NORM_HELD);
 	return 32 * (unsigned)(warps < 1 ? 1 : warps > 32 ? 32 : warps);
 }
 
-static inline bool is_wide(const void *p, int64_t stride)
+/* Whether rows from p on, `stride` floats apart, begin at multiples of 16 bytes. */
+static inline bool is_aligned_16(const void *p, int64_t stride)
 {
 	return !((uintptr_t)p % 16) && !(stride % 4);
 }
 
 /* p[i .. i + 4), zeros past n */
-static __device__ __forceinline__ float4 load_four(const float *p, int i, int n, bool wide)
+static __device__ __forceinline__ float4 load_four(const float *p, int i, int n, bool vectorised)
 {
-	if (wide && i + 4 <= n)
+	if (vectorised && i + 4 <= n)
 		return *(const float4 *)(p + i);
 	return make_float4(i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0, i + 2 < n ? p[i + 2] : 0,
 		i + 3 < n ? p[i + 3] : 0);
 }
 
-/* Loads four weights where it is called. The compiler may move an ordinary load of constant memory
- * behind grid_dependency_wait. */
+/* Loads four weights, not later than where it is called. The compiler may move an ordinary load of
+ * constant data behind grid_dependency_wait. */
 static __device__ __forceinline__ float4 load_ahead(const float *p)
 {
 	float4 v;
@@ -44,9 +45,9 @@ static __device__ __forceinline__ float4 load_ahead(const float *p)
 	return v;
 }
 
-static __device__ __forceinline__ void store_four(float *p, int i, int n, bool wide, float4 v)
+static __device__ __forceinline__ void store_four(float *p, int i, int n, bool vectorised, float4 v)
 {
-	if (wide && i + 4 <= n) {
+	if (vectorised && i + 4 <= n) {
 		*(float4 *)(p + i) = v;
 		return;
 	}
@@ -69,13 +70,15 @@ static __device__ __forceinline__ float4 normed(float4 v, float scale, float4 ga
 		__fmul_rn(__fmul_rn(v.w, scale), gain.w));
 }
 
-/* The first norm_threads of a block: gain * x / sqrt(mean of squares + eps), four values at a time,
- * to store(i, values), which looks at n. Thread t squares the values 4 t .. 4 t + 3 of each 4 *
- * threads, in order; wide: x and gain lie at multiples of 16 bytes. Loads the gain, then
- * calls grid_dependency_wait. */
+/* By a whole block: y = gain * x / sqrt(mean of squares + eps), which goes to store(i, y[i .. i +
+ * 3]) for each i that is a multiple of 4; store leaves out values past n.
+ * - Thread t of the first norm_threads(n) adds the squares of values 4 t .. 4 t + 3 of each 4 *
+ *   norm_threads(n) values, in order.
+ * - vectorised: x and gain are at multiples of 16 bytes.
+ * - Loads the gain, then calls grid_dependency_wait. */
 template <typename S>
 static __device__ __forceinline__ void norm_row(
-	const float *x, const float *gain, float eps, int n, bool wide, const S &store)
+	const float *x, const float *gain, float eps, int n, bool vectorised, const S &store)
 {
 	__shared__ double scratch[32];
 	float4 g[NORM_HELD], v[NORM_HELD];
@@ -84,22 +87,22 @@ static __device__ __forceinline__ void norm_row(
 	double sum = 0;
 #pragma unroll
 	for (int j = 0; j < NORM_HELD; j++)
-		g[j] = load_four(gain, first + j * step, n, wide);
+		g[j] = load_four(gain, first + j * step, n, vectorised);
 	grid_dependency_wait();
 #pragma unroll
 	for (int j = 0; j < NORM_HELD; j++)
-		v[j] = load_four(x, first + j * step, n, wide);
+		v[j] = load_four(x, first + j * step, n, vectorised);
 #pragma unroll
 	for (int j = 0; j < NORM_HELD; j++)
 		sum = add_squares(sum, v[j]);
 	for (int i = first + NORM_HELD * step; i < n; i += step)
-		sum = add_squares(sum, load_four(x, i, n, wide));
+		sum = add_squares(sum, load_four(x, i, n, vectorised));
 	float scale = (float)rsqrt(block_sum(sum, scratch) / n + (double)eps);
 #pragma unroll
 	for (int j = 0; j < NORM_HELD; j++)
 		store(first + j * step, normed(v[j], scale, g[j]));
 	for (int i = first + NORM_HELD * step; i < n; i += step)
-		store(i, normed(load_four(x, i, n, wide), scale, load_four(gain, i, n, wide)));
+		store(i, normed(load_four(x, i, n, vectorised), scale, load_four(gain, i, n, vectorised)));
 }
 
 /* ---- cache rows ---- */
@@ -121,8 +124,8 @@ static __device__ __forceinline__ float2 angle(const struct rope &rope, int64_t 
 
 #define KEY_THREADS 64 /* two values of a key each, at a time */
 
-/* Layer norm and rotation of the key of row r by a whole block, of which the first KEY_THREADS
- * work: pair p of values by thread p, p + 64, ... */
+/* By a whole block: layer norm and rotation of the key of row r, to its place in key_cache. The
+ * first KEY_THREADS threads work; thread t has the pairs of values t, t + KEY_THREADS, ... */
 static __device__ __forceinline__ void append_key(
 	const struct batch &rows, const struct rope &rope, const struct latents &a, int64_t r)
 {
@@ -162,13 +165,13 @@ static __device__ __forceinline__ void append_key(
 	}
 }
 
-/* Norm of row r's latent and rotation of the rest by a whole block; wide: the row and the gain lie
- * at multiples of 16 bytes. */
+/* By a whole block: norm of row r's latent and rotation of the values behind it, to the row's place
+ * in kv_cache. vectorised: the row and the gain are at multiples of 16 bytes. */
 static __device__ __forceinline__ void append_latent(const struct batch &rows,
-	const struct rope &rope, const struct latents &a, int64_t r, bool wide)
+	const struct rope &rope, const struct latents &a, int64_t r, bool vectorised)
 {
 	const float *u = a.kv + r * a.kv_cache.width, *rest = u + a.n_kv;
-	norm_row(u, a.kv_gain, a.eps, a.n_kv, wide, [&](int i, float4 v) {
+	norm_row(u, a.kv_gain, a.eps, a.n_kv, vectorised, [&](int i, float4 v) {
 		int64_t row = rows.base[r] + (int64_t)rows.pos[r];
 		for (int k = 0; k < 4 && i + k < a.n_kv; k++)
 			cache_store(a.kv_cache, row, i + k, k == 0 ? v.x : k == 1 ? v.y : k == 2 ? v.z : v.w);

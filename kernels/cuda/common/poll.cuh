@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Polling on the device, with a limit. A kernel polls for what another block or the host makes: a
- * flag, a count, a message. If it does not come within the limit the kernel stores its id in pinned
- * memory and traps: the launch fails, and the backend's failure names the kernel.
+ * Polling on the device, with a limit. A kernel polls for a flag, a count or a message of another
+ * block or of the host. At the limit the kernel stores its id in pinned memory and traps: the
+ * launch fails, and the backend's failure names the kernel.
  *
  * mbarrier_wait has no limit. It waits for bulk copies that the block or its cluster has issued, or
  * for warps of the same block. Those copies always end, and a warp that polls has a limit of its
@@ -50,8 +50,8 @@ static __device__ __forceinline__ void poll_fail(const struct poll_report &repor
 	__trap();
 }
 
-/* Called after a poll that found nothing, `polls` of which there were before it: pauses, or gives
- * up. */
+/* Called after a poll that found nothing: pauses, or gives up. polls: how many such polls were
+ * before it. */
 template <unsigned LIMIT = POLL_LIMIT, unsigned BUSY = POLL_BUSY, unsigned PAUSE_NS = POLL_PAUSE_NS>
 static __device__ __forceinline__ void poll_again(const struct poll_report &report, unsigned polls)
 {

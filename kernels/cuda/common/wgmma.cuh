@@ -4,9 +4,9 @@
  *
  *      a [64 x 16]  in registers of four warps, each 16 rows: lane 4 g + c has rows g and
  *                   g + 8, columns 2 c, 2 c + 1 (a[0], a[1]) and 8 further on (a[2], a[3])
- *      b [16 x N]   in shared memory, column by column, in lines that begin at a multiple of
- *                   1024 (for rows from 16 i on 32 i bytes further), with swizzled 16-byte
- *                   pieces
+ *      b [16 x N]   in shared memory, column by column (K-major): a line has consecutive rows of a
+ *                   column, in swizzled 16-byte pieces; the lines begin at a multiple of 1024.
+ *                   The descriptor for rows 16 i and up has an address 32 i bytes further
  *      d [64 x N]   row g (d[4 n], d[4 n + 1]) and g + 8 (d[4 n + 2], d[4 n + 3]), columns
  *                   8 n + 2 c and the next
  */
@@ -59,7 +59,7 @@ static __device__ __forceinline__ void wgmma_commit()
 	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* All groups but the last LEFT are done. */
+/* Waits until all groups but the last LEFT are complete. */
 template <int LEFT> static __device__ __forceinline__ void wgmma_wait()
 {
 	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");

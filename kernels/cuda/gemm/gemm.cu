@@ -42,7 +42,8 @@ static __device__ __forceinline__ float4 split_read(
 	return make_float4(v[0], v[1], v[2], v[3]);
 }
 
-/* Stores the halves of weights k .. k + 3 of a pass, and the sums that a group of 8 lanes has. */
+/* Stores the halves of values k .. k + 3 of a pass, and the sums over the 32 values of a group of 8
+ * lanes. */
 static __device__ __forceinline__ void split_store(
 	const struct split_args &a, int64_t row, int64_t pass, int k, uint2 h)
 {
@@ -79,8 +80,9 @@ static __device__ __forceinline__ void split_store(
 	}
 }
 
-/* THREADS: of a row, 32 or 256; HOLD: float4 that each of them keeps between the two loops, so that
- * rows of at most 4 THREADS HOLD values are read once; 0: rows of any length, read twice. */
+/* THREADS (32 or 256) threads split a row. HOLD: float4 that a thread keeps in registers between
+ * the two loops, so that rows of at most 4 THREADS HOLD values are read once; 0: rows of any
+ * length, read twice. */
 template <enum split_from FROM, int THREADS, int HOLD>
 static __global__ void __launch_bounds__(SPLIT_THREADS)
 	split_rows_kernel(const __grid_constant__ struct split_args a)
@@ -359,7 +361,8 @@ struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, 
 
 /* ---- dense products ---- */
 
-/* Rows that are split at a time, a multiple of 128 or all of them, and the bytes of their panel. */
+/* How many rows are split at a time, so that their panel has at most X_MOST bytes: a multiple of
+ * 128, or all. *bytes: of the panel. */
 static int64_t rows_at_once(
 	const struct cuda_backend *b, int64_t rows, int64_t n_in, int64_t n_stack, size_t *bytes)
 {
@@ -371,8 +374,8 @@ static int64_t rows_at_once(
 	return n;
 }
 
-/* Matrices of w at a time and of each the rows, so that the panel stays within GEMM_W_MOST; and its
- * bytes. */
+/* How many matrices of w, and how many rows of each, are unpacked at a time, so that their panel
+ * has at most GEMM_W_MOST bytes (or one tile). *bytes: of the panel. */
 static void weight_slice(const struct weight *w, int64_t *matrices, int64_t *n_out, size_t *bytes)
 {
 	enum panel_kind kind = panel_kind_of(w->type);
@@ -393,7 +396,8 @@ static const uint8_t *scales_from(const struct weight *w, int64_t o)
 	return w->scales ? (const uint8_t *)w->scales + 4 * (o / DTYPE_SCALE_BLOCK * across) : NULL;
 }
 
-/* y[r][s] (+)= w_s x[r][s] for one weight, through panels; x has been split. */
+/* y[r][s] (+)= w_s x[r][s] for one weight, by gemm_kernel. x has been split; memory: for a weight
+ * panel, as weight_slice says. */
 static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, struct x_panel x,
 	void *memory, int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
 {
@@ -437,7 +441,7 @@ static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, stru
 			}
 }
 
-/* The same straight from the packed weights (wgmma gemm). */
+/* The same by the wgmma gemm. */
 static void gemm_from_packed(struct cuda_backend *b, const struct weight *w, struct x_panel x,
 	int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
 {
@@ -474,8 +478,8 @@ static void gemm_split_x(struct cuda_backend *b, enum x_order order, struct x_pa
 	gemm_split_rows(b, FROM_ROWS, &a, n_stack);
 }
 
-/* gemm_matmul by the kernels of this folder */
-static void own_matmul(
+/* gemm_matmul without the library: by gemm_kernel and the wgmma gemm. */
+static void gemm_matmul_own(
 	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	int64_t n_in = parts[0].w.n_in, m, o;
@@ -509,14 +513,14 @@ static void own_matmul(
 void gemm_matmul(
 	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
-	for (int i = 0, j; i < n_parts; i = j) { /* neighbours of one way together */
+	for (int i = 0, j; i < n_parts; i = j) { /* consecutive parts of one implementation together */
 		bool library = library_gemm_takes(b, &parts[i].w);
 		for (j = i + 1; j < n_parts && library_gemm_takes(b, &parts[j].w) == library;)
 			j++;
 		if (library)
 			library_matmul(b, parts + i, j - i, x, rows);
 		else
-			own_matmul(b, parts + i, j - i, x, rows);
+			gemm_matmul_own(b, parts + i, j - i, x, rows);
 	}
 }
 

@@ -2,9 +2,10 @@
 /*
  * Matrix products (gemm) of packed weights for prefill: steps of more than DECODE_MAX_ROWS rows.
  *
- * Three implementations with the same contract: the wgmma gemm (wgmma_gemm.cuh, sm_90a) and the
- * grouped gemm (grouped_gemm.cuh, for experts) multiply straight from packed blocks; gemm_kernel
- * (gemm.cu) multiplies from panels: weights are unpacked to halves in scratch (unpack.cu).
+ * Three implementations with the same contract:
+ *   - the wgmma gemm (wgmma_gemm.cuh, sm_90a) multiplies packed blocks;
+ *   - the grouped gemm (grouped_gemm.cuh), for experts, multiplies packed blocks;
+ *   - gemm_kernel (gemm.cu) multiplies panels: weights unpacked to halves in scratch (unpack.cu).
  *
  * A weight is factor * q + offset, q a small integer or a scaled half (exact for every type but
  * F32, which becomes two panels of halves). Of F8_E4M3 q is the value, and factor its block scale.
@@ -14,9 +15,9 @@
  * each group of 16, 32 or 256.
  *
  * Passes. One pass multiplies the rounded activations: each is off by at most 2^-11 of itself, or
- * 2^-39 of the row's largest. Two passes (backend_options.exact_prompts) multiply what the rounding
- * left as well, with the same weights: 22 bits of each activation, as exact as float32 sums. To the
- * kernels the second pass is more of the same inner dimension.
+ * 2^-39 of the row's largest. Two passes (backend_options.exact_prompts) multiply the rounding
+ * errors as well, again rounded to halves, with the same weights: 22 bits of each activation, as
+ * exact as float32 sums. To the kernels the second pass is a continuation of the inner dimension.
  *
  * A row's result depends on the weights and the row alone, not on the number of rows, tiles or
  * slices. It differs from decode's.
@@ -62,8 +63,8 @@ struct x_panel {
 /* Orders of the values in an x panel: as they are; the two of wgmma_gemm.cuh. */
 enum x_order { X_PLAIN, X_EIGHTS, X_QUADS };
 
-/* What becomes the rows of an x panel: rows of x, rows of (token, rank) slots, SwiGLU of gate and
- * up. */
+/* The source of the rows of an x panel: rows of x; rows of x by (token, rank) slots; SwiGLU of gate
+ * and up. */
 enum split_from { FROM_ROWS, FROM_SLOTS, FROM_GLU };
 
 struct split_args {
@@ -108,24 +109,25 @@ struct unpack_args {
 	const struct cuda_tables *tables;
 	int64_t row_bytes;
 	int n_matrices, n_out; /* rows of each */
-	int rest;              /* F32: the second panel, of what the first one left */
+	int rest;              /* F32: 1 for the second panel, of the rounding errors of the first */
 };
 
 enum panel_kind panel_kind_of(enum dtype type);
 size_t panel_bytes(enum panel_kind kind, int64_t m_pad, int64_t n_in);
 
-/* Of one matrix of a stack. */
+/* Bytes of the x panel of one matrix of a stack. */
 size_t x_panel_bytes(const struct cuda_backend *b, int64_t pad, int64_t n_in);
 
-/* Lay out a panel in memory of so many bytes. */
+/* Lay out a panel in `memory`, which has x_panel_bytes * n_stack or panel_bytes bytes. */
 struct x_panel x_panel_at(
 	const struct cuda_backend *b, void *memory, int64_t pad, int64_t n_in, int64_t n_stack);
 struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, int64_t n_in);
 
+/* Enqueues the split of rows into an x panel. */
 void gemm_split_rows(
 	struct cuda_backend *b, enum split_from from, const struct split_args *a, int n_stack);
 
-/* Tiles of at most bn (32, 64, 128) x rows. */
+/* Enqueues gemm_kernel. bn (32, 64 or 128): most x rows of a tile. */
 void gemm_enqueue(
 	struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack);
 
@@ -161,9 +163,9 @@ struct grouped_gemm_args {
 	bool add;
 };
 
-/* wgmma_gemm.cu: tiles of at most bn (32, 64, 128) x rows, of x panels in the order of
- * wgmma_gemm.cuh; x_first is a multiple of 8. False: not for this type, or not on this card. a =
- * NULL: a query. */
+/* Enqueues wgmma_gemm_kernel. bn (32, 64 or 128): most x rows of a tile; the x panel is in the
+ * order of wgmma_gemm_x_order; x_first is a multiple of 8. False: it does not multiply this type. a
+ * NULL: only answers. */
 bool wgmma_gemm_enqueue(
 	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 
@@ -184,12 +186,13 @@ template <>
 bool wgmma_gemm_group<4>(
 	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 
-/* The order of x that wgmma_gemm_enqueue wants for this weight; X_PLAIN: not for
- * wgmma_gemm_enqueue. */
+/* The order of the x panel that wgmma_gemm_enqueue needs for this weight; X_PLAIN: it cannot
+ * multiply this weight on this card. */
 enum x_order wgmma_gemm_x_order(struct cuda_backend *b, const struct weight *w);
 
-/* The types of one group (grouped_gemm_types.cu): tiles of at most bn (32, 64, 96) x rows, straight
- * from the packed weights. False: not for this type on this card. a = NULL: a query. */
+/* Enqueues grouped_gemm_kernel for the types of one group (grouped_gemm_types.cu). bn (32, 64 or
+ * 96): most x rows of a tile. False: another type, or the card has too little shared memory. a
+ * NULL: only answers. */
 template <int GROUP>
 bool grouped_gemm_group(
 	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);

@@ -18,7 +18,7 @@
 
 #define GEMM_THREADS 256
 
-/* Byte offset of 16-byte piece i of a tile; i is its number without the swizzle. */
+/* Byte offset of 16-byte piece i of a tile; i: its number before the swizzle. */
 static __device__ __forceinline__ int piece_at(int i)
 {
 	return (i ^ (i / 8 & 7)) * 16;
@@ -87,7 +87,7 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 					f[j][0] = v.x, f[j][1] = v.y;
 				}
 			}
-			/* neighbours in this order do not wait for each other */
+			/* in this order consecutive products do not depend on each other */
 			float d[NT][2][4] = {};
 #pragma unroll
 			for (int s = 0; s < 2; s++)
@@ -115,8 +115,8 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 		}
 	}
 
-	/* y[o] of x rows 0 .. n_x, weight rows up to n_out (of the block: both from its first); row(i):
-	 * where x row i goes. */
+	/* Stores, or adds, the outputs y[o] of x rows i < n_x and weight rows o < n_out, both counted
+	 * from the first of the block. row(i): pointer to y[0] of x row i. */
 	template <typename row_of>
 	__device__ __forceinline__ void store(
 		int n_x, int n_out, const float *unscale, bool add, const row_of &row) const

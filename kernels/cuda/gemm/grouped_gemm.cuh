@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The grouped gemm: products of gemm.cuh straight from packed blocks, for experts. An expert has
- * few x rows, so a panel of its weights in memory would cost more than the product.
+ * The grouped gemm: products (gemm.cuh) of packed blocks, for experts. An expert has few x rows, so
+ * a panel of its weights in memory would cost more than the product.
  *
  * grouped_gemm_kernel: grid (tiles of 128 weight rows, tiles of at most BN x rows of one expert),
  * block 256. Super-blocks of the 128 rows come to shared memory as stored (whole 16-byte lines),

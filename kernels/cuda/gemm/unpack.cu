@@ -50,7 +50,7 @@ static __global__ void __launch_bounds__(256)
 			for (int i = 0; i < 4; i++)
 				q[i] = __fmul_rn(q[i], power_of_two(e));
 			if (T == DTYPE_F32 &&
-				a.rest) { /* what the first halves left is at most 2^-11 of them */
+				a.rest) { /* the rounding errors are at most 2^-11 of the halves */
 				factor = __fmul_rn(factor, 0x1p-11f);
 #pragma unroll
 				for (int i = 0; i < 4; i++)

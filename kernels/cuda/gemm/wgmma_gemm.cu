@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Which weights the wgmma gemm (wgmma_gemm.cuh) takes, and the order of x that it wants. */
+/* Which weights the wgmma gemm (wgmma_gemm.cuh) multiplies, and the order of x that it needs. */
 #include "kernels/cuda/gemm/gemm.cuh"
 
 bool wgmma_gemm_enqueue(

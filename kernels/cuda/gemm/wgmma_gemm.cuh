@@ -17,10 +17,10 @@
  *
  * weight = unit * (byte * by): wgmma gets byte * by as a half, and its sums are scaled by the
  * super-block's unit in float32. The product is exact where by is a small integer. Where each step
- * has a factor of its own (ROUNDS), by is the factor divided by unit, the power of two below the
- * super-block's largest factor, and the product is rounded to 11 bits; two passes of x then have a
- * third one, x times what that rounding left. Limits of by as a half: a factor below 2^-14 of that
- * power of two loses bits (a subnormal half). Where the largest factor is 2^127 or more, by is 0.
+ * has a factor of its own (ROUNDS), unit is the power of two below the super-block's largest
+ * factor, by is factor / unit, and the product is rounded to 11 bits. If x has two passes, a third
+ * one multiplies x with these rounding errors. Limits of by as a half: a factor below 2^-14 of unit
+ * loses bits (a subnormal half). Where the largest factor is 2^127 or more, by is 0.
  *
  * Types with minima (LEAST): weight = factor * byte - minimum * least (block_bytes.cuh). The sums
  * of 16 x, as two halves, times the sixteen `least` integers of the super-block are one more
@@ -83,7 +83,7 @@ template <int T> struct wgmma_halves {
 	}
 };
 
-/* The eight bytes of a lane's step, flipped if they are signed */
+/* The eight bytes of a lane's step; of signed types with the top bits flipped */
 template <int T> struct wgmma_bytes {
 	static __device__ __forceinline__ void get(const uint8_t *p,
 		const typename bytes_type<T>::head &h, int u, int s, int c, const struct lane_tables &t,
@@ -242,11 +242,7 @@ static __global__ void __launch_bounds__(
 	}
 	const float *unscale = g.x.unscale + blockIdx.z * g.x.pad + tile.x_first;
 	if (type::TABLES)
-		for (int i = tid; i < 384 * 8; i += WGMMA_THREADS) {
-			uint32_t w =
-				i < 256 * 8 ? g.tables->iq2xxs_nibbles[i / 8] : g.tables->sign_nibbles[i / 8 - 256];
-			((uint4 *)(shared + shape::AT_TABLES))[i] = make_uint4(w, w, w, w);
-		}
+		lane_tables_fill(shared + shape::AT_TABLES, g.tables, WGMMA_THREADS);
 	if (!tid) {
 		for (int i = 0; i < WGMMA_STAGES; i++) {
 			mbarrier_init(full + 8 * i, 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Q2_K, Q4_K, Q5_K for the card: the search of src/quant/search/quantize_k.h, which explains it,
- * one thread for each sub-block. Functions are named as there.
+ * Q2_K, Q4_K, Q5_K for the card: the search of src/quant/search/quantize_k.h, which explains the
+ * algorithm; one thread for each sub-block. Functions are named as there.
  */
 #ifndef GLM_KERNELS_CUDA_AFFINE_QUANT_CUH
 #define GLM_KERNELS_CUDA_AFFINE_QUANT_CUH
@@ -245,7 +245,8 @@ QUANT_FN void affine_finish(struct quant_state *s, struct quant_team t, const st
 	f->dmin = quant_scale(exponent, f->dmin * factor, &f->dmin_bits);
 }
 
-/* A block of a type; zeros where it has only zeros. */
+/* Encodes the block at (row, col): codes in s->q, integers in best_s and best_m, scales in *f. A
+ * block of zeros gets zeros. */
 QUANT_FN void affine_encode(struct quant_state *s, struct quant_team t, const struct affine_type *p,
 	const struct raw_matrix *m, uint64_t row, uint64_t col, const float *importance,
 	struct plain_fit *fit, struct affine_scales *f)

@@ -27,7 +27,8 @@ extern "C" {
 
 /* In shared memory, one for each warp. */
 struct feedback_state {
-	float x[BLOCK_BIG]; /* the block in its units */
+	float x[BLOCK_BIG]; /* the block, scaled as by quant_load */
+	/* as in struct feedback_run (src/quant/search/quant_feedback.h): targets, U' e, U' x */
 	float t[BLOCK_BIG], miss[BLOCK_BIG], white[BLOCK_BIG];
 	struct quant_state best; /* q, best_s and best_m: what is packed */
 	uint8_t q[BLOCK_BIG];
@@ -87,7 +88,8 @@ QUANT_FN void feedback_begin(struct feedback_state *st, struct quant_team t,
 	}
 }
 
-/* Codes of group i, where code c means a c - min, in st->q less low; then the group is done. */
+/* Chooses the codes of group i, code c having the value a c - min, and stores c - low in st->q.
+ * Then updates the targets of later groups. */
 QUANT_FN void feedback_codes(struct feedback_state *st, struct quant_team t,
 	const struct quant_feedback *f, int i, float a, float min, float low, float high)
 {
@@ -146,7 +148,7 @@ QUANT_FN float feedback_growth(const struct team_feedback_sums *s, float most)
 	return s->even > s->least ? s->even < grown ? s->even : grown : s->least;
 }
 
-/* The codes and integers of a pass are the best so far. */
+/* Keeps the codes and integers of this pass as the best so far. */
 QUANT_FN void feedback_keep(struct feedback_state *st, struct quant_team t)
 {
 	team_sync(t);
@@ -282,7 +284,8 @@ QUANT_FN uint16_t sym_feedback(struct feedback_state *st, struct quant_team t,
 #define IQ2_FEEDBACK_RADIUS 2
 #define IQ2_FEEDBACK_GROWTH 0.04f
 
-/* Group i of eight has taken a row of the codebook: its values, what they miss, the sign index. */
+/* Gives group i of eight weights a row of the codebook: sets its misses, updates the targets of
+ * later groups, and returns its sign index. */
 QUANT_FN uint32_t iq2_feedback_take(struct feedback_state *st, struct quant_team t,
 	const struct quant_feedback *f, int i, uint64_t row, float dl)
 {
@@ -369,7 +372,7 @@ QUANT_FN uint16_t iq2_feedback(struct feedback_state *st, struct quant_team t,
 	return bits;
 }
 
-/* ---- a block of a type: nothing to do where it has only zeros, or no correlations ---- */
+/* ---- a block of a type; not called for blocks of zeros or without correlations ---- */
 
 #define FEEDBACK_PARAMETERS                                                                        \
 	struct feedback_state *st, struct quant_team t, const struct raw_matrix *m, uint64_t row,      \

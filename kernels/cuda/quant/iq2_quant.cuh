@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * IQ2_XXS for the card: the search of src/quant/search/quantize_iq2.h, which explains it and
- * defines P and B. Functions are named as there.
+ * IQ2_XXS for the card: the search of src/quant/search/quantize_iq2.h, which explains the algorithm
+ * and defines P and B. Functions are named as there.
  *
  * A thread block of eight warps quantises a block of 256 weights. A warp has a group of 32 weights,
  * a lane 8 of the 256 rows of the codebook. P and B of these rows, for the four parts of the group,
@@ -122,7 +122,8 @@ QUANT_FN float iq2_group_error(const struct iq2_rows *r, float dl)
 	return (least[0] + least[1]) + (least[2] + least[3]);
 }
 
-/* Among rows of equal error the CPU takes the lowest lane of eight rows, there the lowest row. */
+/* Order among rows of equal error, the CPU's: it has eight SIMD lanes, of which lane l has rows l,
+ * l + 8, ...; the lowest lane wins, then the lowest row. */
 QUANT_FN int iq2_rank(int row)
 {
 	return row % 8 * 32 + row / 8;

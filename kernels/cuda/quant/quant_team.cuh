@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Common parts of the card's quantisers: a team of threads of one warp quantises a block of 256
- * weights. Every float operation of src/quant is done in the same order, so the bytes are the same.
+ * weights. It does the float operations of src/quant in the same order, so the bytes are the same.
  *
  * The CPU's quantisers add in eight SIMD lanes: lane l adds values l, l + 8, l + 16 ..., then the
  * lanes are added as a tree. team_sum and lanes_sum add in this order.
@@ -59,12 +59,12 @@ struct quant_state {
 	uint8_t q[BLOCK_BIG];          /* codes */
 };
 
-/* What plain quantising has found for a block before its scale grows: where error feedback
- * (feedback_quant.cuh) begins. */
+/* Result of quantising a block without error feedback, before its scale grows: error feedback
+ * (feedback_quant.cuh) starts from it. */
 struct plain_fit {
 	float d, dmin;
 	int exponent;
-	int8_t any; /* 0: the block is zeros, and the rest has no meaning */
+	int8_t any; /* 0: the block is zeros, and the other fields are undefined */
 	int8_t s[16], m[16];
 };
 
@@ -217,7 +217,7 @@ QUANT_FN bool quant_load(struct quant_state *s, struct quant_team t, const struc
 	return true;
 }
 
-/* Integers from best_s and best_m. fit may be NULL. */
+/* Sets *fit, with the integers of best_s and best_m; fit NULL: does nothing. */
 QUANT_FN void store_fit(const struct quant_state *s, struct quant_team t, struct plain_fit *fit,
 	float d, float dmin, int exponent)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Q3_K, Q6_K, Q8_0 and Q4_0 for the card: the search of src/quant/search/quantize_sym.h, which
- * explains it. A thread quantises a sub-block of Q3_K or Q6_K, or a whole block of 32 weights of
- * Q8_0 or Q4_0. Functions are named as there.
+ * explains the algorithm. A thread quantises a sub-block of Q3_K or Q6_K, or a whole block of 32
+ * weights of Q8_0 or Q4_0. Functions are named as there.
  */
 #ifndef GLM_KERNELS_CUDA_SYM_QUANT_CUH
 #define GLM_KERNELS_CUDA_SYM_QUANT_CUH
@@ -47,7 +47,7 @@ QUANT_FN float sym_refit(const float *x, const float *w, int n, float a, const s
 	return sum > 0 ? lanes_sum(qx) / sum : 0;
 }
 
-/* bits: NULL, or the scale is rounded to a half, whose bits they become. */
+/* Returns the best scale. bits not NULL: the scale is rounded to a half, and *bits are its bits. */
 QUANT_FN float sym_search(
 	const float *x, const float *w, int n, const struct sym_type *p, int exponent, uint16_t *bits)
 {

@@ -20,8 +20,8 @@ extern "C" {
 
 #define FENCE_POLLS 4096 /* before the driver is asked; about 0.1 ms */
 #define SILENCE_NS  120000000000ull
-#define YIELD_NS    2000000 /* then the processor is offered to others between polls */
-/* A longer time between two questions to the driver counts as this: the process stood still. */
+#define YIELD_NS    2000000 /* of waiting; then each question is followed by a sched_yield */
+/* A longer time between two questions to the driver counts as this: the process was stopped. */
 #define STOPPED_NS 1000000000
 
 static __global__ void fence_kernel(struct cuda_fence fence)
@@ -36,8 +36,8 @@ static bool has_signaled(struct cuda_backend *b, uint64_t fence)
 	return __atomic_load_n(b->timeline->signaled, __ATOMIC_ACQUIRE) >= fence;
 }
 
-/* Asks the driver about a device that has not signaled for so long. False: the wait has failed; the
- * failure is kept. */
+/* Asks the driver whether the device, which has not signaled for waited_ns, still works. False: the
+ * wait has failed; the failure is kept. */
 static bool device_works(struct cuda_backend *b, uint64_t fence, uint64_t waited_ns)
 {
 	cudaError_t rc = cudaStreamQuery(b->stream);

@@ -20,7 +20,7 @@ extern "C" {
 
 #define PAYLOAD     1024
 #define CUDA_QUEUES 8 /* hardware queues, unless the environment asks for fewer */
-/* From this size on a download costs more than the question whether its destination is pinned. */
+/* From this size on it pays to ask the driver whether the destination of a download is pinned. */
 #define CUDA_DIRECT_BYTES ((size_t)16 << 10)
 
 struct payload {
@@ -129,8 +129,8 @@ static struct kernel_shared *kernel_shared_find(struct cuda_backend *b, const vo
 	return NULL;
 }
 
-/* The attribute is that of the card in this process, not the backend's: another backend of the card
- * may want more, and it must never become lower. */
+/* The attribute belongs to the card in this process, not to a backend. It must never be lowered:
+ * another backend of the card may need the larger value. */
 static cudaError_t raise_shared(const void *kernel, size_t bytes)
 {
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -255,24 +255,26 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 		return;
 	}
 	b->next_serialized = true;
-	cuda_deferred_drain(b); /* a stage may have to be waited for */
+	cuda_deferred_drain(b); /* the host may have to wait for a staging buffer below */
 	for (size_t at = 0; at < bytes;) {
-		if (b->stage_used == CUDA_STAGING_BYTES) {
-			if (!cuda_check(b, cudaEventRecord(b->sent[b->stage], b->stream)))
+		if (b->staging_used == CUDA_STAGING_BYTES) {
+			if (!cuda_check(b, cudaEventRecord(b->sent[b->staging_buffer], b->stream)))
 				return;
-			b->stage = (b->stage + 1) % CUDA_STAGING_BUFFERS;
-			b->stage_used = 0;
-			if (!cuda_check(b, cudaEventSynchronize(b->sent[b->stage])))
+			b->staging_buffer = (b->staging_buffer + 1) % CUDA_STAGING_BUFFERS;
+			b->staging_used = 0;
+			if (!cuda_check(b, cudaEventSynchronize(b->sent[b->staging_buffer])))
 				return;
 		}
-		size_t room = CUDA_STAGING_BYTES - b->stage_used, n = bytes - at < room ? bytes - at : room;
-		uint8_t *from = b->staging + (size_t)b->stage * CUDA_STAGING_BYTES + b->stage_used;
+		size_t room = CUDA_STAGING_BYTES - b->staging_used,
+			   n = bytes - at < room ? bytes - at : room;
+		uint8_t *from =
+			b->staging + (size_t)b->staging_buffer * CUDA_STAGING_BYTES + b->staging_used;
 		memcpy(from, (const uint8_t *)src + at, n);
 		if (!cuda_check(
 				b, cudaMemcpyAsync((uint8_t *)dst + at, from, n, cudaMemcpyDefault, b->stream)))
 			return;
 		at += n;
-		b->stage_used += (n + 255) / 256 * 256 < room ? (n + 255) / 256 * 256 : room;
+		b->staging_used += (n + 255) / 256 * 256 < room ? (n + 255) / 256 * 256 : room;
 	}
 }
 
@@ -306,22 +308,23 @@ static bool is_pinned(const void *p)
 	return cudaPointerGetAttributes(&a, p) == cudaSuccess && a.type == cudaMemoryTypeHost;
 }
 
-/* To shared memory, and by pinned memory in between what is small, in the stream: no wait before
- * it, and none for the driver's staging. */
+/* A copy to a large pinned destination, or a small one through download_buffer, is enqueued in the
+ * stream, with one wait behind it. Any other copy waits before it too, since the driver stages it
+ * in the call. */
 static int cuda_download(
 	struct backend *base, void *dst, const void *src, size_t bytes, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
 	bool direct = bytes >= CUDA_DIRECT_BYTES && is_pinned(dst),
-		 landing = !direct && bytes <= CUDA_DOWNLOAD_BYTES;
-	int rc = direct || landing ? 0 : cuda_wait(base, e);
+		 through_buffer = !direct && bytes <= CUDA_DOWNLOAD_BYTES;
+	int rc = direct || through_buffer ? 0 : cuda_wait(base, e);
 	if (rc)
 		return rc;
 	if (cuda_begin(base, "download") && bytes)
-		cuda_check(b, cudaMemcpyAsync(landing ? b->download_buffer : dst, src, bytes,
+		cuda_check(b, cudaMemcpyAsync(through_buffer ? b->download_buffer : dst, src, bytes,
 						  cudaMemcpyDefault, b->stream));
 	rc = cuda_wait(base, e);
-	if (!rc && landing && bytes)
+	if (!rc && through_buffer && bytes)
 		memcpy(dst, b->download_buffer, bytes);
 	return rc;
 }
@@ -369,7 +372,7 @@ static void cuda_close(struct backend *base)
 
 /* ---- opening ---- */
 
-/* Ops were left out: host and device no longer agree on how many there were. */
+/* Ops after the failure did nothing, so counters of host and device differ: sets them to agree. */
 static void cuda_recover(struct backend *base)
 {
 	struct cuda_backend *b = cuda_of(base);
@@ -506,7 +509,7 @@ uint32_t cuda_count_cards(void)
 	return (uint32_t)n;
 }
 
-/* Twice a clock, since memory of cards sends at both edges of it. 0: the driver does not say. */
+/* Bytes a second: two transfers a clock (double data rate). 0: the driver does not know. */
 static uint64_t memory_bandwidth(int device)
 {
 	int khz = 0, bits = 0;

@@ -51,7 +51,8 @@ struct cuda_tables {
  * These are 563; limbs, flags and hidden rows take the rest. */
 #define CUDA_SCRATCH_MOST ((size_t)600000000)
 
-/* Graphs need memory of the card: after a failure some hundred steps do without. */
+/* A captured graph takes memory of the card. After a failure for want of memory so many segments
+ * (some hundred steps) are not captured. */
 #define CUDA_CAPTURE_PAUSE 4096
 
 /* Device memory of one use. It grows when an op needs more than any before it, and never shrinks.
@@ -150,8 +151,8 @@ struct cuda_backend {
 	 * is filled front to back. */
 	uint8_t *staging;                       /* [CUDA_STAGING_BUFFERS][CUDA_STAGING_BYTES] */
 	cudaEvent_t sent[CUDA_STAGING_BUFFERS]; /* recorded when the buffer is full */
-	int stage;                              /* the buffer in use ... */
-	size_t stage_used;                      /* ... and its bytes in use */
+	int staging_buffer;                     /* number of the buffer in use ... */
+	size_t staging_used;                    /* ... and its bytes in use */
 	uint8_t *download_buffer;               /* [CUDA_DOWNLOAD_BYTES] */
 	float *observed;                        /* host copies of observed rows (gpu_observe.cu) ... */
 	int64_t observed_floats;                /* ... and their space */

@@ -4,10 +4,10 @@
  * a ring of events for its fences.
  *
  * Fence value = number * COPY_STREAMS + stream; fence n of a stream is event n % EVENTS.
- * Events of a stream complete in order, so it is enough to remember the last one that was seen to
- * be complete. An event is recorded again only when its former fence has been seen: nobody waits
- * for an event that stands for a newer fence. A CUDA fault outlives the copy that met it: from then
- * on every fence of the copier fails with the first sentence.
+ * Events of a stream complete in order, so the last fence that was seen complete is enough to
+ * remember. An event is recorded again only when its earlier fence was seen complete, so a wait for
+ * a fence never waits for a later one. A CUDA fault is not limited to its copy: from then on every
+ * fence of the copier fails with the first sentence.
  */
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
@@ -17,7 +17,8 @@ extern "C" {
 
 #include <stdlib.h>
 
-/* Of a queue. With EVENTS - 1 fences pending, the next call of fence waits for the oldest. */
+/* Events of a queue. With EVENTS - 1 fences pending, the next call of fence waits for the oldest.
+ */
 #define EVENTS 1024
 
 struct copy_queue {
@@ -110,7 +111,7 @@ static void copier_copy(
 			"a copy is refused");
 }
 
-/* Learns which fences of the queue have completed. False: a fault. */
+/* Sets q->seen to the last fence that is complete. False: a fault. */
 static bool queue_poll(struct cuda_copier *c, struct copy_queue *q)
 {
 	while (q->seen < q->last) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Graph segments: ops that are called again and again become one launch.
+ * Graph segments: ops that are called again and again are replayed as one launch.
  *
  * The first use of a key runs its ops one by one, so that scratch buffers get their size and
  * kernels their attributes. The second use captures them; from then on a use is one graph launch.
@@ -38,7 +38,8 @@ cudaError_t cuda_timeline_open(struct cuda_backend *b)
 	return cudaMemset(t->count, 0, sizeof *t->count);
 }
 
-/* Makes the segment void; its key stays. No deferred kernel of it waits for messages any more. */
+/* Makes the segment void; its key stays. Precondition: no deferred kernel of it waits for messages.
+ */
 static void segment_clear(struct cuda_segment *s)
 {
 	if (s->exec)
