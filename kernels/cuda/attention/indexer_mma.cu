@@ -437,13 +437,9 @@ bool index_select_decode(
 		NULL, NULL, stride / 32};
 	int group = min(rows->n, ROWS_AT_ONCE);
 	if (longest > a->top_k) {
-		if (!b->index_counts.data) { /* zero from here on */
-			if (!cuda_scratch_reserve(b, &b->index_counts, sizeof(struct select_state)) ||
-				!cuda_check(b, cudaMemsetAsync(b->index_counts.data, 0, sizeof(struct select_state),
-								   b->stream)))
-				return true;
-		}
-		g.state = (struct select_state *)b->index_counts.data;
+		g.state = (struct select_state *)cuda_scratch_reserve(b, &b->index_counts, sizeof *g.state);
+		if (!g.state)
+			return true;
 		size_t row_bytes = (size_t)stride * 4 + (size_t)g.map_stride * 4 + (size_t)stride * 8;
 		group = min(group, (int)(SCRATCH_MAX_BYTES / row_bytes));
 		uint8_t *scratch = (uint8_t *)cuda_scratch(b, row_bytes * (size_t)group);

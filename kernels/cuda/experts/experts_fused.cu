@@ -651,13 +651,8 @@ static bool jobs_match(const struct expert_job *p, const struct expert_job *q)
 bool cuda_experts_few(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, float *hidden, float *out)
 {
-	if (!b->expert_progress.data) { /* zero from here on */
-		if (!cuda_scratch_reserve(b, &b->expert_progress, TASKS * sizeof(uint32_t)) ||
-			!cuda_check(b,
-				cudaMemsetAsync(b->expert_progress.data, 0, TASKS * sizeof(uint32_t), b->stream)))
-			return false;
-		b->next_serialized = true;
-	}
+	if (!cuda_scratch_reserve(b, &b->expert_progress, TASKS * sizeof(uint32_t)))
+		return false;
 	struct expert_args a = {};
 	a.tables = b->tables;
 	a.x = x;

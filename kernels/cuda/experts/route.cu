@@ -483,12 +483,8 @@ static bool gate_applies(const struct cuda_backend *b, const struct route *a, in
 static void gate_launch(struct cuda_backend *b, const struct route *a, int n, int rows)
 {
 	size_t bytes = GATE_ROUTERS * GATE_X * GATE_EXPERTS * sizeof(unsigned long long);
-	if (!b->route_flags.data) {
-		if (!cuda_scratch_reserve(b, &b->route_flags, bytes) ||
-			!cuda_check(b, cudaMemsetAsync(b->route_flags.data, 0, bytes, b->stream)))
-			return;
-		b->next_serialized = true;
-	}
+	if (!cuda_scratch_reserve(b, &b->route_flags, bytes))
+		return;
 	struct gate_args args = {};
 	for (int i = 0; i < n; i++)
 		args.of[i] = a[i];

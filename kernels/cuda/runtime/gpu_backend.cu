@@ -112,8 +112,9 @@ void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer
 		return NULL;
 	}
 	buffer->bytes = rounded;
-	/* Tiles of gemm.cuh read rows of a panel behind the last one, and store nothing of them. */
-	cuda_check(b, cudaMemsetAsync(buffer->data, 0, rounded, b->stream));
+	if (!cuda_check(b, cudaMemsetAsync(buffer->data, 0, rounded, b->stream)) ||
+		!cuda_check(b, cudaStreamSynchronize(b->stream)))
+		return NULL;
 	return buffer->data;
 }
 

@@ -273,8 +273,9 @@ static void cuda_launch_clusters(struct cuda_backend *b, void (*kernel)(P...), u
 /* Lets a kernel use `bytes` of dynamic shared memory. False: the failure is kept. */
 bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes);
 
-/* `bytes` of device memory, 256-byte aligned, contents undefined. NULL: the failure is kept. The
- * address stays the same unless a call needs more than any before it. */
+/* `bytes` of device memory, 256-byte aligned. NULL: the failure is kept. The address stays the same
+ * unless a call needs more than any before it; then all of it is zero, and the stream is empty.
+ * (Tiles of gemm.cuh read rows of a panel behind the last one, whose products are not stored.) */
 void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer, uint64_t bytes);
 
 /* For the running op; what the op before had is gone. One call for each op. */
