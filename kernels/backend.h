@@ -29,9 +29,9 @@
  *   for few rows (decode) and one for many (prefill), which rounds activations, queries and weights
  *   to 11 bits; backend_options.exact_prompts: the first two to 22. The rule holds within each, and
  *   with or without library.h. The decode way has steps of at most ops->decode_rows rows; the CPU
- *   has one way. So where a prompt is cut into chunks, its numbers are the same for every chunk of
- *   at least 2 * decode_rows + 1 rows (session_chunk_rows cuts so), and for those of at most
- *   decode_rows.
+ *   has one way, and with backend_options.fast_prompts two. So where a prompt is cut into chunks,
+ * its numbers are the same for every chunk of at least 2 * decode_rows + 1 rows (session_chunk_rows
+ * cuts so), and for those of at most decode_rows.
  * - Threads: one thread at a time makes calls of the table. It may be another one from call to
  *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each
  *   call.
@@ -567,6 +567,11 @@ struct backend_options {
 	 * queries and attention weights of 22 bits instead of 11, in twice the time. No effect on the
 	 * CPU, which has float32. */
 	bool exact_prompts;
+	/* The CPU with AMX: products of steps above 64 rows, of matrices of the types of
+	 * expert_arithmetic_covers, use activations of 16 bits with a scale for 256 values
+	 * in place of float32.
+	 * Attention and other types stay in float32. No effect elsewhere. */
+	bool fast_prompts;
 	uint32_t card; /* number of the card; the CPU has 0 only */
 	/* The CPU only: computes experts for a card. expert_ffn has the bits of the card's decode way
 	 * (expert_arithmetic.h; types of expert_arithmetic_covers, at most DECODE_MAX_ROWS rows), and
