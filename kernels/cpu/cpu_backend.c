@@ -6,6 +6,7 @@
 #include "kernels/backend_kinds.h"
 #include "kernels/cpu/limbs/limb_experts.h"
 #include "src/base/cores.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -253,6 +254,12 @@ void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op)
 	return b->scratch;
 }
 
+void cpu_set_fast_prompts(struct cpu_backend *b)
+{
+	b->fast_prompts = true;
+	b->ops.decode_rows = CPU_DECODE_ROWS;
+}
+
 int cpu_backend_open_level(
 	const struct backend_options *options, int level, struct backend **out, struct err *e)
 {
@@ -276,6 +283,10 @@ int cpu_backend_open_level(
 	b->limbs = limb_isa_available(level);
 	if (!b->limbs) /* they have another number of levels */
 		b->limbs = limb_isa_c;
+	if (options->fast_prompts && limb_isa_amx && b->limbs == limb_isa_amx)
+		cpu_set_fast_prompts(b);
+	else if (options->fast_prompts)
+		log_info("backend cpu: this processor has no AMX; prompts are computed in float32");
 	b->pool =
 		cpu_pool_new(options->threads ? options->threads : cores_allowed(), options->for_card);
 	if (!b->pool) {

@@ -23,6 +23,7 @@ struct cpu_backend {
 	const struct cpu_isa *isa;    /* constant */
 	const struct limb_isa *limbs; /* constant */
 	int threads;                  /* constant, >= 1 */
+	bool fast_prompts;            /* constant; backend_options.fast_prompts, and there are tiles */
 	struct cpu_pool *pool;        /* of so many threads */
 	char text[64];                /* backend_describe */
 	/* Scratch of the running op. It grows to the largest request and never shrinks, so steady-state
@@ -55,9 +56,24 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
 int cpu_backend_open_level(
 	const struct backend_options *options, int level, struct backend **out, struct err *e);
 
+/* Fast prompts on any instruction set. cpu_backend_open_level calls it where they are faster; tests
+ * compare instruction sets with it. */
+void cpu_set_fast_prompts(struct cpu_backend *b);
+
 /* 64-byte aligned memory for the running op, contents undefined, valid until the next call. NULL:
  * out of memory; the failure is stored in the backend and the op must do nothing. */
 void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op);
+
+/* Rows of a step that fast prompts leave to floats, at most: ops.decode_rows. That of the card, so
+ * that steps are cut alike. */
+#define CPU_DECODE_ROWS 64
+
+/* Whether matrices of the types of limbs are multiplied by limbs in a step of so many rows. An
+ * observer sees the inputs of float products only. */
+static inline bool cpu_is_fast_prompt(const struct cpu_backend *b, int rows)
+{
+	return b->fast_prompts && rows > CPU_DECODE_ROWS && !b->base.observer;
+}
 
 /* Number of threads for about `macs` multiply-adds (1: stay on the calling thread). */
 int cpu_threads_for(const struct cpu_backend *b, double macs);

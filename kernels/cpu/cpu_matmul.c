@@ -8,7 +8,8 @@
  * cache, and register tiles of 4 weight rows by 6 activation rows run over it. Rows longer than a
  * panel are processed panel by panel; the 16 partial sums of every output are kept in `acc`. This
  * does not change the order of additions, so both ways give the same bits. Weights with block
- * scales always take gemm, which multiplies the decoded tile by its scales.
+ * scales always take gemm, which multiplies the decoded tile by its scales. Fast prompts take
+ * limbs/limb_matmul.h.
  *
  *                 panel (<= 768 values)
  *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the L1 cache
@@ -16,6 +17,7 @@
  */
 #include "kernels/cpu/cpu_internal.h"
 
+#include "kernels/cpu/limbs/limb_matmul.h"
 #include "src/base/num.h"
 
 #include <string.h>
@@ -232,6 +234,28 @@ static void matmul_run(
 	cpu_run(b, job->tiling.threads, n_tasks, 1, matmul_task, job);
 }
 
+/* Whether a product is computed in the way of fast prompts. */
+static bool takes_limbs(const struct cpu_backend *b, const struct weight *w, int rows)
+{
+	return cpu_is_fast_prompt(b, rows) && limb_matmul_covers(w);
+}
+
+static void matmul_limbs(
+	struct cpu_backend *b, const struct matmul *parts, int n, const float *x, int rows)
+{
+	for (int i = 0, end; i < n; i = end) {
+		struct limb_product products[8];
+		for (end = i; end < n && end - i < (int)ARRAY_LEN(products); end++)
+			products[end - i] = (struct limb_product){.w = parts[end].w,
+				.x = parts[end].x ? parts[end].x : x,
+				.x_stride = parts[end].w.n_in,
+				.y = parts[end].y,
+				.y_stride = parts[end].w.n_out,
+				.add = parts[end].add};
+		limb_matmul(b, products, end - i, rows);
+	}
+}
+
 void cpu_matmul(
 	struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
@@ -242,8 +266,18 @@ void cpu_matmul(
 							  .x = parts[p].x ? parts[p].x : x,
 							  .stride = parts[p].w.n_in,
 							  .n = rows});
-	struct matmul_job job = {.parts = parts, .x = {(float *)x, parts[0].w.n_in, NULL, 1}};
-	matmul_run(cpu_of(base), &job, n_parts, rows, "matmul");
+	struct cpu_backend *b = cpu_of(base);
+	for (int p = 0, end; p < n_parts && !base->failure.code; p = end) {
+		const bool limbs = takes_limbs(b, &parts[p].w, rows);
+		for (end = p + 1; end < n_parts && takes_limbs(b, &parts[end].w, rows) == limbs;)
+			end++;
+		if (limbs) {
+			matmul_limbs(b, parts + p, end - p, x, rows);
+			continue;
+		}
+		struct matmul_job job = {.parts = parts + p, .x = {(float *)x, parts[0].w.n_in, NULL, 1}};
+		matmul_run(b, &job, end - p, rows, "matmul");
+	}
 }
 
 void cpu_ffn(struct backend *b, const struct ffn *a, int rows)
@@ -264,6 +298,18 @@ void cpu_stacked_matmul(struct backend *base, const struct stacked_matmul *a, in
 							  .stride = a->w.n_stack * a->x_stride,
 							  .stack_step = a->x_stride,
 							  .n = rows});
+	if (takes_limbs(cpu_of(base), &a->w, rows)) {
+		limb_matmul(cpu_of(base),
+			&(struct limb_product){.w = a->w,
+				.x = a->x,
+				.x_stride = a->w.n_stack * a->x_stride,
+				.x_step = a->x_stride,
+				.y = a->y,
+				.y_stride = a->w.n_stack * a->y_stride,
+				.y_step = a->y_stride},
+			1, rows);
+		return;
+	}
 	struct matmul all = {.w = a->w, .y = a->y};
 	struct matmul_job job = {.parts = &all,
 		.x = {(float *)a->x, a->w.n_stack * a->x_stride, NULL, 1},

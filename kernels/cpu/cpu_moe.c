@@ -8,6 +8,8 @@
  */
 #include "kernels/cpu/cpu_internal.h"
 
+#include "kernels/cpu/limbs/limb_experts.h"
+#include "kernels/cpu/limbs/limb_matmul.h"
 #include "src/base/num.h"
 
 #include <string.h>
@@ -252,11 +254,26 @@ static void observe_experts(const struct expert_ffn_job *a, int n_jobs, bool dow
 	}
 }
 
+/* The experts of a layer have the same types, so the jobs of a step go the same way in every call.
+ */
+static bool experts_take_limbs(
+	const struct cpu_backend *b, const struct expert_job *jobs, int n_jobs, int rows)
+{
+	bool covered = cpu_is_fast_prompt(b, rows);
+	for (int j = 0; j < n_jobs && covered; j++)
+		covered = limb_matmul_covers(&jobs[j].gate) && limb_matmul_covers(&jobs[j].up) &&
+				  limb_matmul_covers(&jobs[j].down);
+	return covered;
+}
+
 void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out)
 {
 	struct cpu_backend *b = cpu_of(base);
-	(void)rows;
+	if (experts_take_limbs(b, jobs, n_jobs, rows)) {
+		limb_expert_prompts(base, x, jobs, n_jobs, rows, n_used, out);
+		return;
+	}
 	int64_t n_slots = 0, n_ff = 0, n_embd = 0;
 	int most = 0;
 	for (int j = 0; j < n_jobs; j++) {

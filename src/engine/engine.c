@@ -231,7 +231,10 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->context = p->context;
 	g->chunk = p->chunk;
 	g->n_sessions = p->sessions;
-	g->exact_prompts = o->exact_prompts && engine_last(g)->backend->ops->decode_rows < INT_MAX;
+	const struct backend_ops *ops = engine_last(g)->backend->ops;
+	const bool two_ways = ops->decode_rows < INT_MAX;
+	g->exact_prompts = o->exact_prompts && two_ways && ops->async;
+	g->fast_prompts = o->fast_prompts && two_ways && !ops->async;
 	g->library_version = backend_library_version(engine_last(g)->backend);
 	g->taken = NEW_ARRAY(bool, p->sessions);
 	const struct model_weights *w = whole.layers ? &whole : &g->stages->weights;

@@ -63,6 +63,7 @@ struct engine_options {
 	struct ranks *ranks;
 	bool no_graphs;     /* see struct backend_options */
 	bool exact_prompts; /* see struct backend_options */
+	bool fast_prompts;  /* see struct backend_options */
 	uint32_t context;   /* positions of one session; 0: as memory and model allow */
 	uint32_t sessions;  /* most sessions at a time; 0: 1 */
 	uint32_t chunk;     /* most rows computed at once during prefill; 0: the backend's choice */

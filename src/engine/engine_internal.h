@@ -20,7 +20,8 @@ struct engine {
 	bool streaming;                  /* some stage streams its experts */
 	struct engine_cache cache;       /* what of it does not change */
 	uint64_t fingerprint;
-	bool exact_prompts;         /* asked for, and the backend has two ways */
+	bool exact_prompts;         /* asked for, and the backend is a card */
+	bool fast_prompts;          /* asked for, and the processor has them */
 	uint32_t library_version;   /* backend_library_version of the last stage */
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */

@@ -105,8 +105,9 @@ static int prefix_store_setup(void **state)
 	return temp_dir_make(state);
 }
 
-/* Rows of prompts with 22 bits are none of prompts with 11. The engine takes the flag where its
- * backend has two ways; the key of the store is the same code everywhere. */
+/* Rows of prompts with 22 bits are none of prompts with 11, nor fast ones of others. The engine
+ * takes the flags where its backend has two ways; the key of the store is the same code everywhere.
+ */
 static void test_exact_prompts(void **state)
 {
 	(void)state;
@@ -121,6 +122,9 @@ static void test_exact_prompts(void **state)
 	g->exact_prompts = !g->exact_prompts;
 	restore(p, s, text, 600, 0, 0);
 	g->exact_prompts = !g->exact_prompts;
+	g->fast_prompts = !g->fast_prompts;
+	restore(p, s, text, 600, 0, 0);
+	g->fast_prompts = !g->fast_prompts;
 	restore(p, s, text, 600, 512, 512);
 	session_free(s);
 	/* so are those of products by another library, or another version of it */

@@ -117,8 +117,9 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		snprintf(what, sizeof what, "%s", engine_backend_name(g));
 	}
 	if (o->parts & PART_OPS) {
-		const struct backend_options options = {
-			.name = common_opts_backend(&o->common), .threads = o->common.threads};
+		const struct backend_options options = {.name = common_opts_backend(&o->common),
+			.threads = o->common.threads,
+			.fast_prompts = o->common.fast_prompts};
 		if ((rc = backend_open(&options, &backend, e)))
 			goto out;
 		snprintf(what, sizeof what, "%s", backend_describe(backend));

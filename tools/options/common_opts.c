@@ -117,6 +117,9 @@ struct arg_group common_opts_group(struct common_opts *c)
 		{"exact-prompts", 0, ARG_FLAG, .flag = &c->exact_prompts,
 			.help = "on a card, multiply prompts with activations of 22 bits instead of 11, in two "
 					"passes; the CPU always computes them in float32"},
+		{"fast-prompts", 0, ARG_FLAG, .flag = &c->fast_prompts,
+			.help = "on the CPU with AMX, multiply prompts of more than 64 tokens with activations "
+					"of 16 bits instead of float32, at twice to four times the rate"},
 		{"trace", 0, ARG_STRING, .string = &c->trace, .value = "FILE",
 			.help = "record routing, tiers and waits for `glmstream trace`"},
 		{"warm", 0, ARG_STRING, .string = &c->warm, .value = "FILE",
@@ -275,6 +278,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.context = c->context,
 		.sessions = c->sessions,
 		.exact_prompts = c->exact_prompts,
+		.fast_prompts = c->fast_prompts,
 		.kv_f32 = c->kv_f32,
 		.kv_f8 = c->kv_f8 != 0,
 		.kv_ram = (enum engine_kv_ram)c->kv_ram,

@@ -7,7 +7,7 @@
 #include "src/base/err.h"
 #include "src/engine/prefix_store.h"
 
-#define COMMON_OPTS_MAX   24
+#define COMMON_OPTS_MAX   25
 #define COMMON_OPTS_TITLE "Model and machine"
 
 enum common_backend { COMMON_BACKEND_AUTO, COMMON_BACKEND_CUDA, COMMON_BACKEND_CPU };
@@ -41,6 +41,7 @@ struct common_opts {
 	const char *replicas; /* "A,B": files with the model's content on other drives; NULL: none */
 	uint32_t chunk;       /* most rows at once; 0: the engine's choice */
 	bool exact_prompts;   /* two passes on a card, see struct backend_options */
+	bool fast_prompts;    /* of the CPU, see struct backend_options */
 	int kv_ram;           /* enum engine_kv_ram */
 	int kv_f8;            /* index into the words of --kv-type */
 	bool kv_f32;          /* this and those that follow are no options of all commands */

@@ -6,10 +6,10 @@
  *   2. gate and up with SwiGLU, into a hidden row for each slot;
  *   3. hidden rows are split into limbs;
  *   4. down.
- * A task of stages 2 and 4 has weight rows of one job, and all of its slots, LIMB_X at a time, so
- * that weights are read from memory once. The rows of a job are cut into as many tasks as there are
- * threads, no more: a thread prefetches the rows that it multiplies next, and with small tasks
- * these would often be another thread's.
+ * A task of stages 2 and 4 has weight rows of one job, and all of its slots, limb_isa.most_x at a
+ * time, so that weights are read from memory once. The rows of a job are cut into as many tasks as
+ * there are threads, no more: a thread prefetches the rows that it multiplies next, and with small
+ * tasks these would often be another thread's.
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 
@@ -34,6 +34,7 @@ struct limb_ffn_job {
 	const float *x;
 	float *out;
 	int n_jobs, n_used, n_types;
+	bool prompt; /* limbs are rounded */
 	int64_t n_embd, n_ff, n_slots;
 	struct limb_x x_limbs[TYPES_MAX]; /* [n_types]: one for each type of gate and up */
 	float *hidden;                    /* [slots][n_ff] */
@@ -62,7 +63,7 @@ static struct limb_x *limb_x_of(const struct limb_ffn_job *a, enum dtype type)
 /* What a thread writes besides its outputs. */
 struct limb_memory {
 	int8_t *panel; /* limb_isa.gather's */
-	float *up;     /* [LIMB_X][rows of a task]: outputs of up, or of down */
+	float *up;     /* [most_x][rows of a task]: outputs of up, or of down */
 };
 
 static struct limb_memory memory_of(const struct limb_ffn_job *a, int thread)
@@ -78,8 +79,10 @@ static void split_part(const struct limb_ffn_job *a, enum dtype type, const floa
 	int64_t part, struct limb_block *out)
 {
 	int64_t first = part * SPLIT_BLOCKS;
-	a->isa->split(
-		type, x + 256 * first, MIN(n - 256 * first, (int64_t)256 * SPLIT_BLOCKS), out + first);
+	const int64_t n_part = MIN(n - 256 * first, (int64_t)256 * SPLIT_BLOCKS);
+	a->isa->split(type, x + 256 * first, n_part, out + first);
+	if (a->prompt)
+		limb_round(out + first, n_part);
 }
 
 static int64_t split_parts(int64_t n)
@@ -114,10 +117,10 @@ static void split_hidden_task(const void *context, int64_t task, int64_t last, i
 	}
 }
 
-/* Slots [at, at + LIMB_X) of a job, as many as it has. */
-static int slots_at(const struct expert_job *job, int at)
+/* Slots [at, at + most_x) of a job, as many as it has. */
+static int slots_at(const struct limb_ffn_job *a, const struct expert_job *job, int at)
 {
-	return MIN(job->n_token_slots - at, LIMB_X);
+	return MIN(job->n_token_slots - at, a->isa->most_x);
 }
 
 /* Rows [begin, end) of a matrix; its rows of x and its outputs are still to be set. */
@@ -147,7 +150,7 @@ static void gate_up_rows(
 	const struct expert_job *job = &a->jobs[j];
 	const int64_t blocks = limb_x_blocks(a->n_embd), end = MIN(begin + a->in_rows, a->n_ff);
 	float *hidden = a->hidden + (a->first_slot[j] + at) * a->n_ff + begin;
-	struct limb_task g = matrix_task(a, &job->gate, begin, end, slots_at(job, at)),
+	struct limb_task g = matrix_task(a, &job->gate, begin, end, slots_at(a, job, at)),
 					 u = matrix_task(a, &job->up, begin, end, g.n_x);
 	for (int i = 0; i < g.n_x; i++) {
 		int64_t row = job->token_slots[at + i] / a->n_used;
@@ -176,7 +179,7 @@ static void gate_up_task(const void *context, int64_t task, int64_t last, int th
 	const struct limb_memory m = memory_of(a, thread);
 	for (; task < last; task++) {
 		int64_t j = task / a->in_tasks, begin = task % a->in_tasks * a->in_rows;
-		for (int at = 0; at < a->jobs[j].n_token_slots; at += LIMB_X)
+		for (int at = 0; at < a->jobs[j].n_token_slots; at += a->isa->most_x)
 			gate_up_rows(a, j, at, begin, &m);
 	}
 }
@@ -185,8 +188,8 @@ static void down_rows(
 	const struct limb_ffn_job *a, int64_t j, int at, int64_t begin, const struct limb_memory *m)
 {
 	const struct expert_job *job = &a->jobs[j];
-	struct limb_task d =
-		matrix_task(a, &job->down, begin, MIN(begin + a->down_rows, a->n_embd), slots_at(job, at));
+	struct limb_task d = matrix_task(
+		a, &job->down, begin, MIN(begin + a->down_rows, a->n_embd), slots_at(a, job, at));
 	for (int i = 0; i < d.n_x; i++)
 		d.x[i] = a->hidden_limbs + (a->first_slot[j] + at + i) * limb_x_blocks(a->n_ff);
 	d.out = m->up;
@@ -204,7 +207,7 @@ static void down_task(const void *context, int64_t task, int64_t last, int threa
 	const struct limb_memory m = memory_of(a, thread);
 	for (; task < last; task++) {
 		int64_t j = task / a->down_tasks, begin = task % a->down_tasks * a->down_rows;
-		for (int at = 0; at < a->jobs[j].n_token_slots; at += LIMB_X)
+		for (int at = 0; at < a->jobs[j].n_token_slots; at += a->isa->most_x)
 			down_rows(a, j, at, begin, &m);
 	}
 }
@@ -228,9 +231,9 @@ static int64_t task_rows(int64_t n, int threads)
 static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int rows, int threads)
 {
 	if (a->isa->gather)
-		a->panel_bytes = limb_panel_bytes(LIMB_X, MAX(a->n_embd, a->n_ff));
-	a->memory_bytes =
-		a->panel_bytes + LIMB_X * (size_t)MAX(a->in_rows, a->down_rows) * sizeof(float);
+		a->panel_bytes = limb_panel_bytes(a->isa->most_x, MAX(a->n_embd, a->n_ff));
+	a->memory_bytes = a->panel_bytes + (size_t)a->isa->most_x *
+										   (size_t)MAX(a->in_rows, a->down_rows) * sizeof(float);
 	uint64_t x_blocks = (uint64_t)rows * (uint64_t)limb_x_blocks(a->n_embd),
 			 hidden_blocks = (uint64_t)a->n_slots * (uint64_t)limb_x_blocks(a->n_ff),
 			 blocks = x_blocks * (uint64_t)a->n_types + hidden_blocks,
@@ -252,14 +255,15 @@ static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int ro
 	return true;
 }
 
-void limb_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs,
-	int n_jobs, int rows, int n_used, float *out)
+static void experts_run(struct backend *base, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out, bool prompt)
 {
 	struct cpu_backend *b = cpu_of(base);
 	if (base->failure.code || !n_jobs)
 		return;
 	struct limb_ffn_job a = {.b = b,
-		.isa = b->limbs,
+		.isa = prompt ? limb_isa_of_prompts(b->limbs) : b->limbs,
+		.prompt = prompt,
 		.jobs = jobs,
 		.x = x,
 		.out = out,
@@ -291,4 +295,16 @@ void limb_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	/* An interrupted loop leaves gaps that the next one must not read. */
 	for (size_t i = 0; i < ARRAY_LEN(loops) && !base->failure.code; i++)
 		cpu_run(b, threads, loops[i].n_tasks, 1, loops[i].fn, &a);
+}
+
+void limb_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+	int rows, int n_used, float *out)
+{
+	experts_run(b, x, jobs, n_jobs, rows, n_used, out, false);
+}
+
+void limb_expert_prompts(struct backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out)
+{
+	experts_run(b, x, jobs, n_jobs, rows, n_used, out, true);
 }

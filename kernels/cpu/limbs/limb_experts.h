@@ -23,4 +23,8 @@ bool limb_experts_covers(const struct expert_job *job);
 void limb_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out);
 
+/* The same for fast prompts (limb_matmul.h): x and the hidden rows are rounded to 16 bits. */
+void limb_expert_prompts(struct backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out);
+
 #endif

@@ -7,7 +7,7 @@
  *     struct limb_block *b = ...;                 limb_x_blocks(n_in) of them, 64-byte aligned
  *     isa->split(type, x, n_in, b);               once per row of x and type
  *     if (isa->gather) isa->gather(&task, panel); once per choice of rows of x
- *     isa->multiply(&task);                       weight rows by up to 8 rows of x
+ *     isa->multiply(&task);                       weight rows by up to most_x rows of x
  *
  * Threads: all functions may run at once on different outputs.
  */
@@ -19,7 +19,8 @@
 #include <stddef.h>
 
 #define LIMB_ROWS  16 /* weight rows that are multiplied together */
-#define LIMB_X     8  /* most rows of x of a task */
+#define LIMB_X     8  /* most rows of x of a task ... */
+#define LIMB_WIDE  64 /* ... and of limb_isa.prompts; a multiple of 16 */
 #define LIMB_STEPS 8  /* blocks of Q8_0 in a super-block */
 
 /* A super-block of x. The order of its limbs is limb_place's. */
@@ -74,10 +75,10 @@ struct limb_task {
 	const uint8_t *w; /* n_rows rows, any alignment, row_bytes apart */
 	size_t row_bytes;
 	int64_t n_rows, n_in;
-	int n_x;
-	int split;                          /* expert_split */
-	const struct limb_block *x[LIMB_X]; /* split with the same type and n_in */
-	const int8_t *panel;                /* where there is limb_isa.gather: what it wrote */
+	int n_x;                               /* at most limb_isa.most_x */
+	int split;                             /* expert_split */
+	const struct limb_block *x[LIMB_WIDE]; /* [n_x], split with the same type and n_in */
+	const int8_t *panel;                   /* where there is limb_isa.gather: what it wrote */
 	float *out;
 	int64_t out_stride;
 };
@@ -93,17 +94,35 @@ struct limb_isa {
 	 * reads them. It looks at type, n_in, n_x and x alone: one panel serves all weight rows.
 	 * panel: limb_panel_bytes, 64-byte aligned. */
 	void (*gather)(const struct limb_task *t, int8_t *panel);
+	int most_x; /* rows of x of a task: LIMB_X or LIMB_WIDE */
+	/* NULL, or an instruction set for the products of prompts: it decodes weights once for more
+	 * rows of x, and takes the low limbs of x, which limb_round has cleared, for 0. */
+	const struct limb_isa *prompts;
 };
 
+/* For prompts: the low limbs of a row of n values become 0. Since limbs are rounded to nearest, x
+ * is then rounded to 16 bits, the sign included. */
+void limb_round(struct limb_block *blocks, int64_t n);
+
+static inline const struct limb_isa *limb_isa_of_prompts(const struct limb_isa *isa)
+{
+	return isa->prompts ? isa->prompts : isa;
+}
+
+/* n_x: most_x, of prompts also 16 rows whose panels are to lie one after the other */
 static inline size_t limb_panel_bytes(int n_x, int64_t n_in)
 {
-	return (size_t)n_x * (size_t)limb_x_blocks(n_in) * EXPERT_LIMBS * 256;
+	const int limbs = n_x > LIMB_X ? (n_x + 15) / 16 * 16 * (EXPERT_LIMBS - 1) : n_x * EXPERT_LIMBS;
+	return (size_t)limbs * (size_t)limb_x_blocks(n_in) * 256;
 }
 
 /* NULL where the program was compiled without it. limb_isa_available asks whether the machine has
  * it. */
 extern const struct limb_isa *const limb_isa_c, *const limb_isa_avx2, *const limb_isa_vnni,
 																		  *const limb_isa_amx;
+
+/* limb_wide_amx.c: for limb_isa_amx */
+extern const struct limb_isa limb_prompts_amx;
 
 /* Asks the kernel for the tiles of AMX, for all threads of the process; false: it has none to give,
  * or the processor has none. */

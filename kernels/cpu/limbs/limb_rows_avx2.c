@@ -295,7 +295,7 @@ static void super_block_sums(
 	}
 }
 
-static const struct limb_isa isa_avx2 = {"AVX2", limbs_split, vector_multiply, NULL};
+static const struct limb_isa isa_avx2 = {"AVX2", limbs_split, vector_multiply, NULL, LIMB_X, NULL};
 const struct limb_isa *const limb_isa_avx2 = &isa_avx2;
 
 #endif

@@ -197,7 +197,17 @@ static void c_multiply(const struct limb_task *t)
 	}
 }
 
-static const struct limb_isa isa_c = {"plain C", limbs_split, c_multiply, NULL};
+void limb_round(struct limb_block *blocks, int64_t n)
+{
+	for (struct limb_block *b = blocks; b < blocks + limb_x_blocks(n); b++) {
+		memset(b->limb[EXPERT_LIMBS - 1], 0, sizeof b->limb[0]);
+		memset(b->sum[EXPERT_LIMBS - 1], 0, sizeof b->sum[0]);
+		memset(b->start[0][EXPERT_LIMBS - 1], 0, sizeof b->start[0][0]);
+		memset(b->start[1][EXPERT_LIMBS - 1], 0, sizeof b->start[1][0]);
+	}
+}
+
+static const struct limb_isa isa_c = {"plain C", limbs_split, c_multiply, NULL, LIMB_X, NULL};
 const struct limb_isa *const limb_isa_c = &isa_c;
 
 const struct limb_isa *limb_isa_available(int level)

@@ -633,7 +633,8 @@ static void vnni_multiply(const struct limb_task *t)
 	vector_multiply(t);
 }
 
-static const struct limb_isa isa_vnni = {"AVX-512 VNNI", limbs_split, vnni_multiply, NULL};
+static const struct limb_isa isa_vnni = {
+	"AVX-512 VNNI", limbs_split, vnni_multiply, NULL, LIMB_X, NULL};
 const struct limb_isa *const limb_isa_vnni = &isa_vnni;
 
 #endif

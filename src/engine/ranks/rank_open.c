@@ -25,7 +25,8 @@ static struct rank_start describe_start(struct engine *g, const struct engine_op
 		.sessions = MAX(o->sessions, 1u),
 		.counts = o->warm || o->profile_folder};
 	snprintf(s.version, sizeof s.version, "%s", GLM_VERSION);
-	snprintf(s.backend, sizeof s.backend, "%s", engine_backend_name(g));
+	snprintf(s.backend, sizeof s.backend, "%s%s", engine_backend_name(g),
+		g->fast_prompts ? " fast" : "");
 	return s;
 }
 

@@ -148,7 +148,10 @@ void session_rows_maker(const struct engine *g, char out[SESSION_MAKER_BYTES])
 	if (g->library_version)
 		snprintf(out, SESSION_MAKER_BYTES, "%.4s blas%u", name, g->library_version % 1000000);
 	else
-		snprintf(out, SESSION_MAKER_BYTES, "%.9s%s", name, g->exact_prompts ? " exact" : "");
+		snprintf(out, SESSION_MAKER_BYTES, "%.9s%s", name,
+			g->exact_prompts  ? " exact"
+			: g->fast_prompts ? " fast"
+							  : "");
 }
 
 static struct session_head own_head(const struct session *s)

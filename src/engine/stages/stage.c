@@ -56,6 +56,7 @@ int stages_new(const struct engine_options *o, const struct model_config *c, str
 			.threads = o->threads,
 			.no_graphs = o->no_graphs,
 			.exact_prompts = o->exact_prompts,
+			.fast_prompts = o->fast_prompts,
 			.card = s->card};
 		rc = backend_open(&bo, &s->backend, e);
 	}

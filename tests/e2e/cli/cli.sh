@@ -65,6 +65,8 @@ check "MEMORY explains --kv-ram" explains MEMORY \
 	'--kv-ram on their latents .*answers are the same. auto, the default.* --kv-type fp8 keeps'
 check "MODELS explains --exact-prompts" explains MODELS \
 	'--exact-prompts makes .*The default is off.* the same bits .*Use it to'
+check "MODELS explains --fast-prompts" explains MODELS \
+	'--fast-prompts makes .*on the CPU.*AMX.*The default is off'
 run help trace show
 exits 0
 check "help knows the parts of a command" grep -q '^Usage: glmstream trace show' "$work/out"

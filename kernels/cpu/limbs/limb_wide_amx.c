@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Exact sums with AMX for many rows of x (limb_isa.prompts). Planes are those of
+ * limb_rows_amx.c, which sums all limbs of a few rows in one tile; here a tile has one limb of
+ * WIDE_TILE rows. The low limb is 0 (limb_round) and left out:
+ *
+ *      limbs (A)    row i: 64 limbs k of row i of x
+ *      plane (B)    row p: 4 bytes, places 4 p .. 4 p + 3 of limb_place, of each of 16 weight rows
+ *      sums (C)     row i: a dword for each of 16 weight rows
+ *
+ * A super-block of 16 weight rows is decoded once for all rows of x. While the tile unit makes the
+ * sums of WIDE_TILE rows, the vector units add those of the rows before to the floats. Compiles to
+ * nothing on other targets.
+ */
+#include "kernels/cpu/limbs/limb_rows.h"
+
+#if defined(__AMX_INT8__) && defined(__AVX512VBMI__) && defined(__GFNI__)
+
+#include "kernels/cpu/limbs/limb_amx.h"
+
+#define WIDE_TILE   16
+#define TILE_BYTES  1024
+#define WIDE_GROUPS 4 /* groups of LIMB_ROWS weight rows that are decoded together */
+/* Of the panel: [groups of WIDE_TILE rows][super-blocks][limbs][4 quarters] tiles. Rows that a
+ * group does not have are zero. */
+#define WIDE_LIMBS  (EXPERT_LIMBS - 1)
+#define GROUP_TILES (WIDE_LIMBS * 4)
+
+ALWAYS_INLINE void products_step(const struct products *p, int step)
+{
+	(void)p;
+	(void)step;
+}
+
+/* Tiles 0 and 1: sums of the limbs with plane low; 2 and 3: with high; 4 and 5: limbs; 6 and 7: low
+ * and high. Q8_0: of a step, which has half of the places. */
+static void wide_configure(bool steps)
+{
+	_Alignas(64) struct tile_config c = {.palette = 1};
+	for (int i = 0; i < 8; i++) {
+		c.row_bytes[i] = steps && (i == 4 || i == 5) ? 32 : 64;
+		c.rows[i] = steps && i >= 6 ? 8 : 16;
+	}
+	_tile_loadconfig(&c);
+}
+
+/* Sums of a group of WIDE_TILE rows of x: [planes, or half of the steps][limb][row of x][weight
+ * row] */
+struct wide_sums {
+	_Alignas(64) int32_t plane[LIMB_STEPS / 2][WIDE_LIMBS][WIDE_TILE][LIMB_ROWS];
+};
+
+/* Quarter z of the places */
+ALWAYS_INLINE void wide_planes(const struct decoded *w, const int8_t *limbs, bool two_planes, int z)
+{
+	if (z == 0) {
+		_tile_zero(0);
+		_tile_zero(1);
+		_tile_zero(2);
+		_tile_zero(3);
+	}
+	_tile_loadd(6, w->low[16 * z], 64);
+	_tile_loadd(4, limbs + z * TILE_BYTES, 64);
+	_tile_dpbssd(0, 4, 6);
+	_tile_loadd(5, limbs + (4 + z) * TILE_BYTES, 64);
+	_tile_dpbssd(1, 5, 6);
+	if (two_planes) {
+		_tile_loadd(7, w->high[16 * z], 64);
+		_tile_dpbssd(2, 4, 7);
+		_tile_dpbssd(3, 5, 7);
+	}
+}
+
+ALWAYS_INLINE void wide_planes_store(struct wide_sums *s, bool two_planes)
+{
+	_tile_stored(0, s->plane[0][0], 64);
+	_tile_stored(1, s->plane[0][1], 64);
+	if (two_planes) {
+		_tile_stored(2, s->plane[1][0], 64);
+		_tile_stored(3, s->plane[1][1], 64);
+	}
+}
+
+ALWAYS_INLINE void wide_step(
+	const struct decoded *w, const int8_t *limbs, int step, struct wide_sums *s)
+{
+	const int8_t *a = limbs + step / 2 * TILE_BYTES + step % 2 * 32;
+	const int at = step % (LIMB_STEPS / 2);
+	if (step >= w->steps)
+		return;
+	_tile_zero(0);
+	_tile_zero(1);
+	_tile_loadd(6, w->low[8 * step], 64);
+	_tile_loadd(4, a, 64);
+	_tile_dpbssd(0, 4, 6);
+	_tile_loadd(5, a + 4 * TILE_BYTES, 64);
+	_tile_dpbssd(1, 5, 6);
+	_tile_stored(0, s->plane[at][0], 64);
+	_tile_stored(1, s->plane[at][1], 64);
+}
+
+typedef __m512 wide_floats[WIDE_LIMBS];
+
+/* A block of weight rows that is multiplied with one super-block of all rows of x before the next
+ * super-block is read: limbs are then read from the L2 cache once for all of them. */
+struct wide_block {
+	struct decoded w[WIDE_GROUPS];
+	struct scales scales[WIDE_GROUPS];
+	struct wide_sums sums[2];
+	wide_floats half[WIDE_TILE]; /* Q8_0: of the first half of the steps */
+	int n_groups;                /* of LIMB_ROWS weight rows */
+};
+
+/* Floats of all rows of x for a group of weight rows */
+typedef wide_floats wide_rows[LIMB_WIDE];
+
+/* A part of a super-block's products: a group of rows of x, one of weight rows, and of Q8_0 half of
+ * the steps. */
+struct wide_part {
+	int x, g, half;
+};
+
+ALWAYS_INLINE struct wide_part part_after(struct wide_part p, bool steps, int n_groups)
+{
+	if (steps && !p.half) {
+		p.half = 1;
+		return p;
+	}
+	p.half = 0;
+	if (++p.g == n_groups) {
+		p.g = 0;
+		p.x++;
+	}
+	return p;
+}
+
+/* Adds the sums of rows [first, end) of a group of x, whose floats are sum. */
+ALWAYS_INLINE void wide_add(const struct shape *shape, struct wide_block *w, struct wide_part p,
+	const struct wide_sums *s, const struct limb_block *const *x, int first, int end, int64_t block,
+	wide_floats *sum)
+{
+	const struct decoded *d = &w->w[p.g];
+	const struct scales *scales = &w->scales[p.g];
+	const int at = LIMB_STEPS / 2 * p.half;
+	for (int i = first; i < end; i++) {
+		const struct limb_block *b = x[i] + block;
+		__m512 v[WIDE_LIMBS];
+		if (shape->steps) {
+			UNROLLED_FOR (k, WIDE_LIMBS)
+				v[k] = p.half ? w->half[i][k] : _mm512_setzero_ps();
+			UNROLLED_FOR (step, LIMB_STEPS / 2)
+				if (at + step < d->steps)
+					UNROLLED_FOR (k, WIDE_LIMBS)
+						v[k] = _mm512_fmadd_ps(scales->unit[at + step],
+							_mm512_cvtepi32_ps(_mm512_load_si512(s->plane[step][k][i])), v[k]);
+			if (!p.half) {
+				UNROLLED_FOR (k, WIDE_LIMBS)
+					w->half[i][k] = v[k];
+				continue;
+			}
+		} else {
+			UNROLLED_FOR (k, WIDE_LIMBS)
+				v[k] = planes_value(shape, d, scales, _mm512_load_si512(s->plane[0][k][i]),
+					_mm512_load_si512(s->plane[1][k][i]), b, k);
+		}
+		const __m512 x_scale = _mm512_set1_ps(b->scale);
+		UNROLLED_FOR (k, WIDE_LIMBS)
+			sum[i][k] = _mm512_fmadd_ps(x_scale, v[k], sum[i][k]);
+	}
+}
+
+/* Super-block `block` of a block of weight rows and all rows of x. The sums of a part are made
+ * while those of the part before are added to the floats, a quarter at a time. */
+ALWAYS_INLINE void wide_super_block(const struct limb_task *t, const struct shape shape,
+	struct wide_block *w, int64_t block, wide_rows *sum)
+{
+	const int64_t n_blocks = limb_x_blocks(t->n_in);
+	const int n_parts = (t->n_x + WIDE_TILE - 1) / WIDE_TILE * w->n_groups * (shape.steps ? 2 : 1);
+	const bool two_planes = shape.shift != 0;
+	struct wide_part part = {0, 0, 0}, before = part;
+	for (int g = 0; g < w->n_groups; g++)
+		scales_of(&shape, &w->w[g], &w->scales[g]);
+	for (int n = 0; n <= n_parts; n++) {
+		const int8_t *limbs =
+			t->panel + (size_t)((part.x * n_blocks + block) * GROUP_TILES) * TILE_BYTES;
+		const int first = before.x * WIDE_TILE, rows = MIN(t->n_x - first, WIDE_TILE);
+		for (int z = 0; z < 4; z++) {
+			if (n < n_parts && shape.steps)
+				wide_step(&w->w[part.g], limbs, 4 * part.half + z, &w->sums[n % 2]);
+			else if (n < n_parts)
+				wide_planes(&w->w[part.g], limbs, two_planes, z);
+			if (n)
+				wide_add(&shape, w, before, &w->sums[(n - 1) % 2], t->x + first, 4 * z,
+					MIN(4 * z + 4, rows), block, sum[before.g] + first);
+		}
+		if (n < n_parts && !shape.steps)
+			wide_planes_store(&w->sums[n % 2], two_planes);
+		before = part;
+		part = part_after(part, shape.steps, w->n_groups);
+	}
+}
+
+/* A copy of the loops for each shape, whose fields are constants in it. */
+#define WIDE_SHAPE(name, type)                                                                     \
+	static __attribute__((noinline)) void wide_##name(                                             \
+		const struct limb_task *t, struct wide_block *w, int64_t block, wide_rows *sum)            \
+	{                                                                                              \
+		wide_super_block(t, shape_of(type), w, block, sum);                                        \
+	}
+WIDE_SHAPE(codebook, DTYPE_IQ2_XXS)
+WIDE_SHAPE(q2_k, DTYPE_Q2_K)
+WIDE_SHAPE(q3_k, DTYPE_Q3_K)
+WIDE_SHAPE(q4_k, DTYPE_Q4_K)
+WIDE_SHAPE(q6_k, DTYPE_Q6_K)
+WIDE_SHAPE(q8_0, DTYPE_Q8_0)
+
+typedef void wide_fn(
+	const struct limb_task *t, struct wide_block *w, int64_t block, wide_rows *sum);
+
+static wide_fn *wide_fn_of(enum dtype type)
+{
+	switch (type) {
+	case DTYPE_Q2_K:
+		return wide_q2_k;
+	case DTYPE_Q3_K:
+		return wide_q3_k;
+	case DTYPE_Q4_K:
+		return wide_q4_k;
+	case DTYPE_Q6_K:
+		return wide_q6_k;
+	case DTYPE_Q8_0:
+		return wide_q8_0;
+	default:
+		return wide_codebook;
+	}
+}
+
+/* Writes the outputs of the group of weight rows from `first` on. part[p]: its floats of part p lie
+ * WIDE_GROUPS apart. */
+static void wide_finish(const struct limb_task *t, const wide_rows *part, int64_t first)
+{
+	const __mmask16 rows = (__mmask16)((1u << MIN(t->n_rows - first, LIMB_ROWS)) - 1);
+	for (int i = 0; i < t->n_x; i++) {
+		__m512 y = _mm512_setzero_ps();
+		for (int p = 0; p < t->split; p++) {
+			const __m512 *s = part[p * WIDE_GROUPS][i];
+			y = _mm512_add_ps(y, _mm512_fmadd_ps(_mm512_set1_ps(65536.0f), s[0],
+									 _mm512_mul_ps(_mm512_set1_ps(256.0f), s[1])));
+		}
+		_mm512_mask_storeu_ps(t->out + i * t->out_stride + first, rows, y);
+	}
+}
+
+/* Weight rows [first, first + WIDE_GROUPS * LIMB_ROWS), as many as there are */
+static void wide_multiply_rows(const struct limb_task *t, int64_t first)
+{
+	const struct dtype_info *info = dtype_info(t->type);
+	const int64_t n_blocks = limb_x_blocks(t->n_in);
+	const int chunk = expert_chunk(t->type);
+	const size_t super_block_bytes = 256 / info->block_values * info->block_bytes;
+	wide_fn *const multiply = wide_fn_of(t->type);
+	wide_rows sum[EXPERT_SPLIT_MAX][WIDE_GROUPS];
+	struct wide_block w;
+	struct packed p[WIDE_GROUPS];
+	w.n_groups = (int)MIN((t->n_rows - first + LIMB_ROWS - 1) / LIMB_ROWS, WIDE_GROUPS);
+	for (int g = 0; g < w.n_groups; g++) {
+		p[g] = packed_rows(t, first + g * LIMB_ROWS);
+		p[g].group.ahead = 0;
+		p[g].group.cold = true; /* the next super-blocks of these rows are next */
+		for (int part = 0; part < t->split; part++)
+			memset(sum[part][g], 0, (size_t)t->n_x * sizeof sum[part][g][0]);
+	}
+	for (int64_t b = 0; b < n_blocks; b++) {
+		for (int g = 0; g < w.n_groups; g++) {
+			w.w[g].steps = (int)MIN((t->n_in - 256 * b) / 32, LIMB_STEPS);
+			decode(t->type, &p[g], &w.w[g], NULL);
+			if (b + 1 < n_blocks) /* no pointer past the matrix */
+				p[g].p += super_block_bytes;
+		}
+		multiply(t, &w, b, sum[b / chunk % t->split]);
+	}
+	for (int g = 0; g < w.n_groups; g++)
+		wide_finish(t, &sum[0][g], first + g * LIMB_ROWS);
+}
+
+static void wide_multiply(const struct limb_task *t)
+{
+	pthread_once(&tables_once, tables_fill);
+	wide_configure(t->type == DTYPE_Q8_0);
+	for (int64_t first = 0; first < t->n_rows; first += WIDE_GROUPS * LIMB_ROWS)
+		wide_multiply_rows(t, first);
+	_tile_release();
+}
+
+static void wide_gather(const struct limb_task *t, int8_t *panel)
+{
+	for (int first = 0; first < t->n_x; first += WIDE_TILE)
+		for (int64_t b = 0; b < limb_x_blocks(t->n_in); b++)
+			for (int k = 0; k < WIDE_LIMBS; k++)
+				for (int z = 0; z < 4; z++)
+					for (int i = first; i < first + WIDE_TILE; i++, panel += 64) {
+						if (i < t->n_x)
+							memcpy(panel, t->x[i][b].limb[k] + 64 * z, 64);
+						else
+							memset(panel, 0, 64);
+					}
+}
+
+static void wide_split(enum dtype type, const float *x, int64_t n, struct limb_block *out)
+{
+	limb_isa_vnni->split(type, x, n, out);
+}
+
+const struct limb_isa limb_prompts_amx = {
+	"AMX", wide_split, wide_multiply, wide_gather, LIMB_WIDE, NULL};
+
+#endif
