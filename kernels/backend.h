@@ -29,8 +29,8 @@
  *   for steps of at most ops->decode_rows rows (decode) and one for more (prefill); the rule then
  *   holds within each, and with or without library.h. The prefill way rounds activations, queries,
  *   attention weights and the weights of some types to 11 bits, with backend_options.exact_prompts
- *   to 22. The CPU has one way, with backend_options.fast_prompts two. So where a prompt is cut into
- *   chunks, its numbers are the same for every chunk of at least 2 * decode_rows + 1 rows
+ *   to 22. The CPU has one way, with backend_options.fast_prompts two. So where a prompt is cut
+ * into chunks, its numbers are the same for every chunk of at least 2 * decode_rows + 1 rows
  *   (session_chunk_rows cuts so), and for those of at most decode_rows.
  * - Threads: one thread at a time makes calls of the table. It may be another one from call to
  *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each
@@ -565,9 +565,9 @@ struct backend_options {
 	 * instead of 11 (see Numbers), in twice the time, and no library (library.h). No effect on the
 	 * CPU, which has float32. */
 	bool exact_prompts;
-	/* The CPU with AMX: in steps above ops->decode_rows rows, products with matrices of the types of
-	 * expert_arithmetic_covers use activations of 16 bits with a scale for 256 values in place of
-	 * float32. Attention and other types stay in float32. No effect elsewhere. */
+	/* The CPU with AMX: in steps above ops->decode_rows rows, products with matrices of the types
+	 * of expert_arithmetic_covers use activations of 16 bits with a scale for 256 values in place
+	 * of float32. Attention and other types stay in float32. No effect elsewhere. */
 	bool fast_prompts;
 	uint32_t card; /* number of the card; the CPU has 0 only */
 	/* The CPU only: computes experts for a card. expert_ffn has the bits of the card's decode way
