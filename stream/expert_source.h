@@ -33,11 +33,15 @@ struct expert_ref {
 	uint64_t draft_rows;
 	/* in, EXPERT_DECODE: time in which the processor would compute it; 0: it does not */
 	uint32_t host_ns;
+	/* in, with host_ns: the same by the NUMA node that it lies on, > 0, by number (numa.h); NULL:
+	 * host_ns on every node. Lent for the call of acquire. */
+	const uint32_t *node_ns;
 	bool ready; /* out: the views below hold published bytes */
 	/* out: the processor is to compute it, since that is faster than copying it to the card: it is
 	 * ready, and the views are host memory. Only where host_ns said so */
 	bool on_host;
 	uint8_t tier;                 /* out: enum expert_tier */
+	int node;                     /* out: as expert_job.node */
 	int32_t handle;               /* the source's own */
 	uint64_t serial;              /* the source's own */
 	struct weight gate, up, down; /* out: device memory unless on_host, valid until release */

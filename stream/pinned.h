@@ -15,6 +15,7 @@
 #define GLM_STREAM_PINNED_H
 
 #include "kernels/copier.h"
+#include "src/base/numa.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -34,6 +35,7 @@ struct pinned {
 	void *arg;
 	pthread_t thread;
 	bool thread_started; /* the caller's */
+	bool placed;         /* on NUMA nodes */
 	/* written by the thread, read by any */
 	atomic_int state;    /* enum pinned_state of all of it */
 	atomic_size_t ready; /* bytes from base that are pinned */
@@ -47,12 +49,12 @@ struct pinned {
 	bool in_background;     /* the rest is pinned without being requested */
 };
 
-/* Maps the memory and pins the first step of it in a thread of its own; the rest when
- * pinned_request or pinned_continue says so. step: a multiple of the page size, 0: all at once.
- * ERR_MEMORY when it cannot be mapped. `notify`, if given, is called by that thread whenever a step
- * is ready, and when it ends. */
+/* Maps the memory, places it on NUMA nodes (division: NULL or numa_place's) and pins the first step
+ * of it in a thread of its own; the rest when pinned_request or pinned_continue says so. step: a
+ * multiple of the page size, 0: all at once. ERR_MEMORY when it cannot be mapped. `notify`, if
+ * given, is called by that thread whenever a step is ready, and when it ends. */
 int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
-	void (*notify)(void *arg), void *arg, struct err *e);
+	struct numa_division *division, void (*notify)(void *arg), void *arg, struct err *e);
 /* From now on the rest is pinned too, with pauses. */
 void pinned_continue(struct pinned *p);
 /* The first `bytes` are needed at once; returns without waiting. Any thread. */
