@@ -364,6 +364,11 @@ uint64_t cache_memory_bytes(const struct cache *c, int tier)
 	return c->arena[tier].bytes;
 }
 
+uint64_t cache_slab_bytes(const struct cache *c, int tier)
+{
+	return c->arena[tier].slab_bytes;
+}
+
 int cache_capacity(const struct cache *c, int tier, int layer)
 {
 	const struct slab_arena *a = &c->arena[tier];

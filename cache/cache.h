@@ -385,6 +385,8 @@ void cache_count_prefill(struct cache *c, int layer, const int32_t *experts, int
 /* Bytes of memory that the slots of a tier span: tier_bytes, or less when every expert fits in
  * less. */
 uint64_t cache_memory_bytes(const struct cache *c, int tier);
+/* No slot of a tier crosses a multiple of this offset. */
+uint64_t cache_slab_bytes(const struct cache *c, int tier);
 /* How many experts of the layer are READY in each tier. */
 void cache_layer_resident(const struct cache *c, int layer, int n[CACHE_TIERS]);
 /* How many experts of a layer's size class a tier could hold if only that class were used. */

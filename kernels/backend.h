@@ -55,6 +55,7 @@ typedef bool atomic_bool;
 
 struct backend;
 struct copier;
+struct numa_nodes;
 struct draw_request; /* src/draw/draw.h */
 struct draw_result;
 
@@ -270,6 +271,9 @@ struct expert_job {
 	const int32_t *token_slots;   /* host [n_token_slots]: row * n_used + rank */
 	int n_token_slots;
 	uint32_t layer, expert; /* which one it is; read by observers alone */
+	/* The NUMA node that the weights lie on, of backend_options.nodes; 0: none is known. Read by
+	 * the CPU alone; results do not depend on it. */
+	int node;
 };
 
 /* Limits of one call */
@@ -575,6 +579,9 @@ struct backend_options {
 	 * decode_rows rows. Each thread is pinned to a core and polls for the next op a few
 	 * milliseconds before it sleeps. */
 	bool for_card;
+	/* The CPU only; lent for the call: the threads are divided among the NUMA nodes, and a thread
+	 * computes experts of its node first (expert_job.node). NULL, fewer than two: no nodes. */
+	const struct numa_nodes *nodes;
 };
 
 /* Opens a backend. "auto" takes CUDA when a device answers, else the CPU, and says which and why

@@ -34,11 +34,15 @@ struct expert_ref {
 	uint64_t draft_rows;
 	/* in, EXPERT_DECODE: time in which the processor would compute it; 0: it must not */
 	uint32_t host_ns;
+	/* in, with host_ns: the same by the NUMA node that it lies on, > 0, by number (numa.h); NULL:
+	 * host_ns on every node. Lent for the call of acquire. */
+	const uint32_t *node_ns;
 	bool ready; /* out: all bytes of the views below have arrived */
 	/* out: the processor is to compute it, since that is faster than copying it to the card. It is
 	 * ready, and the views are host memory. Only if host_ns is not 0 */
 	bool on_host;
 	uint8_t tier;                 /* out: enum expert_tier */
+	int node;                     /* out: as expert_job.node */
 	int32_t handle;               /* the source's own */
 	uint64_t serial;              /* the source's own */
 	struct weight gate, up, down; /* out: device memory unless on_host, valid until release */

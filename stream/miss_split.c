@@ -2,14 +2,44 @@
 #include "stream/miss_split.h"
 
 #include "src/base/num.h"
+#include "src/base/numa.h"
 
 /* What a copy takes beside the transfer of its bytes, about: the thread that reads begins it and
  * sees its end, and the card computes the expert. */
 #define COPY_START_NS 20000.0
 
+/* The misses are sorted for each node. Orders them by the time when its node has computed it and
+ * those before it. */
+static void merge_nodes(struct miss *misses, int n)
+{
+	double busy[NUMA_NODES_MAX + 1] = {0};
+	for (int i = 0; i < n; i++) {
+		bool seen[NUMA_NODES_MAX + 1] = {false};
+		int first = i;
+		double least = 0;
+		for (int k = i; k < n; k++) {
+			const double end = busy[misses[k].node] + misses[k].host_ns;
+			if (seen[misses[k].node])
+				continue;
+			seen[misses[k].node] = true;
+			if (k == i || end < least) {
+				first = k;
+				least = end;
+			}
+		}
+		const struct miss m = misses[first];
+		for (; first > i; first--)
+			misses[first] = misses[first - 1];
+		misses[i] = m;
+		busy[m.node] = least;
+	}
+}
+
 void miss_split(struct miss *misses, int n, double busy_ns)
 {
-	double link = busy_ns + COPY_START_NS, host = 0;
+	double link = busy_ns + COPY_START_NS, host = 0, busy[NUMA_NODES_MAX + 1] = {0};
+	const int node = n ? misses[0].node : 0;
+	bool nodes = false;
 	for (int i = 0; i < n; i++) {
 		const struct miss m = misses[i];
 		int at = i;
@@ -17,12 +47,17 @@ void miss_split(struct miss *misses, int n, double busy_ns)
 			misses[at] = misses[at - 1];
 		misses[at] = m;
 		link += m.link_ns;
+		nodes |= m.node != node;
 	}
+	if (nodes)
+		merge_nodes(misses, n);
 	int best = 0;
 	double best_ns = n ? link : 0;
 	for (int on_host = 1; on_host <= n; on_host++) {
-		host += misses[on_host - 1].host_ns;
-		link -= misses[on_host - 1].link_ns;
+		const struct miss *m = &misses[on_host - 1];
+		busy[m->node] += m->host_ns;
+		host = MAX(host, busy[m->node]);
+		link -= m->link_ns;
 		double end = on_host < n ? MAX(link, host) : host;
 		if (end <= best_ns) {
 			best = on_host;

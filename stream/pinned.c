@@ -81,6 +81,8 @@ static void *pinned_main(void *arg)
 		touch(p, ready, ready + n);
 		if (atomic_load(&p->stop))
 			break;
+		if (p->placed)
+			numa_settle(p->base + ready, n); /* the driver sees one mapping */
 		rc = p->copier->ops->pin(p->copier, p->base + ready, n, &p->why);
 		all += took = clock_ns() - start;
 		if (rc)
@@ -99,13 +101,17 @@ static void *pinned_main(void *arg)
 }
 
 int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
-	void (*notify)(void *arg), void *arg, struct err *e)
+	struct numa_division *division, void (*notify)(void *arg), void *arg, struct err *e)
 {
 	*p = (struct pinned){
 		.copier = c, .bytes = bytes, .step = step ? step : bytes, .notify = notify, .arg = arg};
 	p->requested = 1;
 	if (!(p->base = mem_try_map(bytes)))
 		return err_set(e, ERR_MEMORY, "no memory for %.3f GB to be pinned", (double)bytes / 1e9);
+	if (division) {
+		numa_place(division, p->base, bytes);
+		p->placed = division->n > 0;
+	}
 	pthread_mutex_init(&p->lock, NULL);
 	cond_init(&p->changed);
 	int rc = pthread_create(&p->thread, NULL, pinned_main, p);

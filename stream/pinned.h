@@ -18,6 +18,7 @@
 #define GLM_STREAM_PINNED_H
 
 #include "kernels/copier.h"
+#include "src/base/numa.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -37,6 +38,7 @@ struct pinned {
 	void *arg;
 	pthread_t thread;
 	bool thread_started; /* the caller's */
+	bool placed;         /* on NUMA nodes */
 	/* written by the thread, read by any */
 	atomic_int state;    /* enum pinned_state of all of it */
 	atomic_size_t ready; /* bytes from base that are pinned */
@@ -50,15 +52,16 @@ struct pinned {
 	bool in_background;     /* the rest is pinned without being requested */
 };
 
-/* Maps the memory and starts the thread, which pins the first step, and the rest when
- * pinned_request or pinned_continue is called.
+/* Maps the memory, places it on NUMA nodes and starts the thread, which pins the first step, and
+ * the rest when pinned_request or pinned_continue is called.
  * - c: lent; its pin and unpin are used until pinned_free.
  * - step: a multiple of the page size; 0: all of it.
+ * - division: numa_place's; NULL: the memory is placed where it is touched first.
  * - notify: called by the thread when a step is ready and when it ends; NULL: not called.
  * - Errors: ERR_MEMORY (it cannot be mapped); the thread does not start. pinned_free is due then.
  */
 int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
-	void (*notify)(void *arg), void *arg, struct err *e);
+	struct numa_division *division, void (*notify)(void *arg), void *arg, struct err *e);
 /* From now on the rest is pinned too, with pauses. */
 void pinned_continue(struct pinned *p);
 /* Requests that the first `bytes` are pinned without pauses; returns at once. Any thread. */

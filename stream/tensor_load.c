@@ -404,8 +404,8 @@ static int loading_open(struct tensor_loading *l, struct err *e)
 	/* a chunk that is one slice is one read */
 	l->buffer_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
 	l->n_buffers = (int)MIN(reader_staging_buffers(l->reader), BUFFERS_MAX);
-	if ((rc = pinned_start(
-			 &l->memory, l->copier, (size_t)l->n_buffers * l->buffer_bytes, 0, NULL, NULL, e)) ||
+	if ((rc = pinned_start(&l->memory, l->copier, (size_t)l->n_buffers * l->buffer_bytes, 0, NULL,
+			 NULL, NULL, e)) ||
 		(rc = pinned_wait(&l->memory, e)))
 		return rc;
 	reader_register(l->reader, l->memory.base, l->memory.bytes);

@@ -238,6 +238,37 @@ void cpu_run_rows(
 	cpu_run(b, threads, rows, (rows + portions - 1) / portions, fn, job);
 }
 
+void cpu_order_jobs(struct cpu_backend *b, const struct expert_job *jobs, int n_jobs,
+	int32_t *by_node, struct job_order *out)
+{
+	const int n_nodes = cpu_pool_nodes(b->pool);
+	int known = 0, n = 0;
+	*out = (struct job_order){.n_jobs = n_jobs};
+	for (int j = 0; j < n_jobs; j++)
+		known += jobs[j].node > 0 && jobs[j].node <= n_nodes;
+	if (!known)
+		return;
+	for (int k = 0; k <= n_nodes; out->ends[k++] = n)
+		for (int j = 0; j < n_jobs; j++)
+			if ((jobs[j].node <= n_nodes ? jobs[j].node : 0) == k)
+				by_node[n++] = j;
+	out->by_node = by_node;
+}
+
+void cpu_run_jobs(struct cpu_backend *b, int threads, const struct job_order *order,
+	int64_t tasks_of_job, cpu_task_fn *fn, const void *job)
+{
+	int64_t ends[NUMA_NODES_MAX + 1];
+	if (!order->by_node) {
+		cpu_run(b, threads, order->n_jobs * tasks_of_job, 1, fn, job);
+		return;
+	}
+	for (int k = 0; k <= cpu_pool_nodes(b->pool); k++)
+		ends[k] = order->ends[k] * tasks_of_job;
+	if (!cpu_pool_run_nodes(b->pool, threads, ends, 1, fn, job) && !b->base.failure.code)
+		err_set(&b->base.failure, ERR_INTERRUPTED, "interrupted");
+}
+
 void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op)
 {
 	if (bytes <= b->scratch_bytes)
@@ -258,6 +289,17 @@ void cpu_set_fast_prompts(struct cpu_backend *b)
 {
 	b->fast_prompts = true;
 	b->ops.decode_rows = CPU_DECODE_ROWS;
+}
+
+static void describe(struct cpu_backend *b)
+{
+	const int n = cpu_pool_nodes(b->pool);
+	int at = snprintf(b->text, sizeof b->text, "%s, %d thread%s", b->isa->name, b->threads,
+		b->threads == 1 ? "" : "s");
+	for (int k = 1; k <= n && at < (int)sizeof b->text; k++)
+		at += snprintf(b->text + at, sizeof b->text - (size_t)at, "%s%d%s",
+			k == 1 ? " (by NUMA node: " : "", cpu_pool_node_threads(b->pool, k),
+			k < n ? " + " : ")");
 }
 
 int cpu_backend_open_level(
@@ -287,15 +329,14 @@ int cpu_backend_open_level(
 		cpu_set_fast_prompts(b);
 	else if (options->fast_prompts)
 		log_info("backend cpu: this processor has no AMX; prompts are computed in float32");
-	b->pool =
-		cpu_pool_new(options->threads ? options->threads : cores_allowed(), options->for_card);
+	b->pool = cpu_pool_new(
+		options->threads ? options->threads : cores_allowed(), options->for_card, options->nodes);
 	if (!b->pool) {
 		free(b);
 		return err_set(e, ERR_MEMORY, "backend cpu: no memory for the thread pool");
 	}
 	b->threads = cpu_pool_threads(b->pool);
-	snprintf(b->text, sizeof b->text, "%s, %d thread%s", isa->name, b->threads,
-		b->threads == 1 ? "" : "s");
+	describe(b);
 	*out = &b->base;
 	return 0;
 }

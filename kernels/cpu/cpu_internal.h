@@ -25,7 +25,7 @@ struct cpu_backend {
 	int threads;                  /* constant, >= 1 */
 	bool fast_prompts;            /* constant; backend_options.fast_prompts, and there are tiles */
 	struct cpu_pool *pool;        /* of so many threads */
-	char text[64];                /* backend_describe */
+	char text[192];               /* backend_describe */
 	/* Scratch of the running op. It grows to the largest request and never shrinks, so steady-state
 	 * decoding allocates nothing. Only cpu_scratch touches these. */
 	void *scratch;
@@ -86,6 +86,26 @@ void cpu_run(
  * op by a quarter of its share at most. */
 void cpu_run_rows(
 	struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job);
+
+/* The jobs of an op sorted by NUMA node. */
+struct job_order {
+	int n_jobs;
+	const int32_t *by_node;           /* [n_jobs] indices; NULL: as they come, no node is known */
+	int64_t ends[NUMA_NODES_MAX + 1]; /* those of node k end there; 0: of no node */
+};
+
+static inline int64_t job_at(const struct job_order *o, int64_t i)
+{
+	return o->by_node ? o->by_node[i] : i;
+}
+
+/* by_node [n_jobs]: memory for the order. */
+void cpu_order_jobs(struct cpu_backend *b, const struct expert_job *jobs, int n_jobs,
+	int32_t *by_node, struct job_order *out);
+
+/* cpu_run for jobs that have equally many tasks: task t is of job_at(order, t / tasks_of_job). */
+void cpu_run_jobs(struct cpu_backend *b, int threads, const struct job_order *order,
+	int64_t tasks_of_job, cpu_task_fn *fn, const void *job);
 
 /* Precondition: there is an observer. */
 static inline void cpu_observe(const struct backend *b, const struct product_input *in)

@@ -166,6 +166,7 @@ struct expert_ffn_job {
 	int n_used;
 	int64_t n_ff; /* floats between hidden rows */
 	struct expert_tasks up, down;
+	struct job_order order;
 	float *hidden;             /* [slots][n_ff] */
 	const int64_t *first_slot; /* [n_jobs]: the first hidden row of each job */
 	float *scratch;            /* [threads][each] */
@@ -185,7 +186,7 @@ struct expert_tile {
 static bool expert_tile_of(const struct expert_ffn_job *a, const struct expert_tasks *t, bool down,
 	int64_t task, struct expert_tile *tile)
 {
-	int64_t j = task / (t->w_parts * t->x_parts);
+	int64_t j = job_at(&a->order, task / (t->w_parts * t->x_parts));
 	tile->job = &a->jobs[j];
 	int64_t n_out = down ? tile->job->down.n_out : tile->job->gate.n_out;
 	tile->first = task / t->x_parts % t->w_parts * t->tiling.w_rows;
@@ -294,7 +295,8 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	a.product = cpu_matmul_scratch_bytes() / sizeof(float);
 	a.each = num_align_up(a.product + pair, 16);
 	uint64_t bytes = ((uint64_t)hidden_values + threads * a.each) * sizeof(float);
-	a.hidden = cpu_scratch(b, bytes + (uint64_t)n_jobs * sizeof(int64_t), "expert_ffn");
+	a.hidden = cpu_scratch(
+		b, bytes + (uint64_t)n_jobs * (sizeof(int64_t) + sizeof(int32_t)), "expert_ffn");
 	if (!a.hidden)
 		return;
 	a.scratch = a.hidden + hidden_values;
@@ -302,12 +304,12 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	for (int64_t j = 0, first = 0; j < n_jobs; first += jobs[j++].n_token_slots)
 		first_slot[j] = first;
 	a.first_slot = first_slot;
-	int64_t n_up = n_jobs * a.up.w_parts * a.up.x_parts,
-			n_down = n_jobs * a.down.w_parts * a.down.x_parts;
+	cpu_order_jobs(b, jobs, n_jobs, (int32_t *)(first_slot + n_jobs), &a.order);
 	observe_experts(&a, n_jobs, false);
-	cpu_run(b, a.up.tiling.threads, n_up, 1, gate_up_task, &a);
+	cpu_run_jobs(b, a.up.tiling.threads, &a.order, a.up.w_parts * a.up.x_parts, gate_up_task, &a);
 	observe_experts(&a, n_jobs, true);
-	cpu_run(b, a.down.tiling.threads, n_down, 1, down_task, &a);
+	cpu_run_jobs(
+		b, a.down.tiling.threads, &a.order, a.down.w_parts * a.down.x_parts, down_task, &a);
 }
 
 void cpu_expert_results(struct backend *b, const float *x, const float *results,

@@ -12,6 +12,8 @@
 #ifndef GLM_KERNELS_CPU_POOL_H
 #define GLM_KERNELS_CPU_POOL_H
 
+#include "src/base/numa.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,12 +25,18 @@ struct cpu_pool;
 typedef void cpu_task_fn(const void *context, int64_t first, int64_t last, int thread);
 
 /* A pool of `threads` threads, the caller included; fewer when the system gives no more. Signals
- * are blocked in them. Patient: see backend_options.for_card. Released with cpu_pool_free, NULL is
- * fine. */
-struct cpu_pool *cpu_pool_new(int threads, bool patient);
+ * are blocked in them. Patient: see backend_options.for_card. nodes: lent for the call; with two or
+ * more the threads are divided among them in proportion to their processors, and each is pinned to
+ * a core (patient) or to the processors of its node. NULL: not divided. Released with
+ * cpu_pool_free, NULL is fine. */
+struct cpu_pool *cpu_pool_new(int threads, bool patient, const struct numa_nodes *nodes);
 void cpu_pool_free(struct cpu_pool *p);
 
 int cpu_pool_threads(const struct cpu_pool *p);
+/* Nodes that the threads are divided among; 0: they are not. */
+int cpu_pool_nodes(const struct cpu_pool *p);
+/* Threads of a node, from 1 on; the caller counts for the node where it called cpu_pool_new. */
+int cpu_pool_node_threads(const struct cpu_pool *p, int node);
 
 /* Lends a flag; NULL: none any more. Once it is true, tasks that have not begun are left out.
  * Called between jobs. */
@@ -40,5 +48,13 @@ void cpu_pool_set_stop(struct cpu_pool *p, const atomic_bool *flag);
  * must not call this. */
 bool cpu_pool_run(struct cpu_pool *p, int threads, int64_t n, int64_t grain, cpu_task_fn *fn,
 	const void *context);
+
+/* The same for tasks that are sorted by the node of the memory that they read: those of node k end
+ * before ends[k], ends[0] is of no node's, ends[cpu_pool_nodes] is the number of all. A thread
+ * takes tasks of its node first, then those of no node. Tasks of other nodes are taken by threads
+ * that have nothing else to do, in a patient pool by the caller alone: who uses it plans with the
+ * rate of each node. Precondition: cpu_pool_nodes is not 0. */
+bool cpu_pool_run_nodes(struct cpu_pool *p, int threads, const int64_t *ends, int64_t grain,
+	cpu_task_fn *fn, const void *context);
 
 #endif

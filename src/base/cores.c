@@ -46,8 +46,7 @@ int cores_list(int *cpus, int most)
 	return n;
 }
 
-/* Logical processor `cpu` in a list like "0-3,8,10-11". */
-static bool list_names(const char *list, int cpu)
+bool cores_list_names(const char *list, int number)
 {
 	while (*list) {
 		char *end;
@@ -57,7 +56,7 @@ static bool list_names(const char *list, int cpu)
 			return false;
 		if (*end == '-')
 			last = strtol(end + 1, &end, 10);
-		if (cpu >= first && cpu <= last)
+		if (number >= first && number <= last)
 			return true;
 		list = *end ? end + 1 : end;
 	}
@@ -87,7 +86,7 @@ static bool is_sibling(const char *system, int cpu, const int *others, int n)
 	char line[1024];
 	read_line(line, sizeof line, system, "%s/cpu/cpu%d/topology/thread_siblings_list", cpu);
 	for (int i = 0; i < n; i++)
-		if (list_names(line, others[i]))
+		if (cores_list_names(line, others[i]))
 			return true;
 	return false;
 }
@@ -96,7 +95,7 @@ static bool is_sibling(const char *system, int cpu, const int *others, int n)
 static const char *node_of(char *line, size_t size, const char *system, int cpu)
 {
 	for (int node = 0; cpu >= 0 && node < NODES_MAX; node++)
-		if (list_names(read_line(line, size, system, "%s/node/node%d/cpulist", node), cpu))
+		if (cores_list_names(read_line(line, size, system, "%s/node/node%d/cpulist", node), cpu))
 			return line;
 	*line = 0;
 	return line;
@@ -108,7 +107,8 @@ void cores_pin_order(const char *system, int near, int *cpus, int n)
 	const char *node = node_of(line, sizeof line, system, near);
 	int *order = NEW_ARRAY(int, n), *rank = NEW_ARRAY(int, n), done = 0;
 	for (int i = 0; i < n; i++)
-		rank[i] = 2 * (*node && !list_names(node, cpus[i])) + is_sibling(system, cpus[i], cpus, i);
+		rank[i] =
+			2 * (*node && !cores_list_names(node, cpus[i])) + is_sibling(system, cpus[i], cpus, i);
 	for (int turn = 0; turn < 4; turn++)
 		for (int i = 0; i < n; i++)
 			if (rank[i] == turn)

@@ -4,6 +4,8 @@
 #ifndef GLM_BASE_CORES_H
 #define GLM_BASE_CORES_H
 
+#include <stdbool.h>
+
 /* How many logical processors the process may use (its affinity mask); 1 if the system does not
  * say. */
 int cores_allowed(void);
@@ -13,6 +15,9 @@ int cores_allowed(void);
 int cores_list(int *cpus, int most);
 
 #define CORES_SYSTEM "/sys/devices/system" /* where the kernel describes processors */
+
+/* Whether a list of the kernel, as "0-3,8,10-11", names this number. */
+bool cores_list_names(const char *list, int number);
 
 /* Sorts cpus[n] (in: ascending) into the order in which compute threads are pinned to them:
  * - logical processors of the NUMA node of `near` before those of other nodes;

@@ -201,10 +201,17 @@ static int open_file(struct engine *g, const struct engine_options *o, struct mo
 	return 0;
 }
 
-int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
+int engine_open(const struct engine_options *options, struct engine **out, struct err *e)
 {
 	*out = NULL;
 	struct engine *g = NEW(struct engine);
+	struct engine_options given = *options;
+	const struct engine_options *o = &given;
+	if (o->nodes)
+		g->nodes = *o->nodes;
+	else
+		numa_read_host(&g->nodes);
+	given.nodes = &g->nodes;
 	struct model_config *c = &g->config;
 	struct model_weights whole = {0};
 	size_t bytes;

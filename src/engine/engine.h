@@ -88,6 +88,7 @@ struct engine_options {
 	 * than copying them (host_experts.h). One stage only; a line says why not. */
 	bool cpu_experts;
 	bool cpu_experts_slow; /* for tests: also where the processor is far slower than the link */
+	const struct numa_nodes *nodes; /* borrowed, for tests: replace the host's NUMA nodes */
 	struct copier *copier; /* borrowed, for tests: replaces the backend's; NULL: the backend's */
 	const char *policy;    /* "lru", "lfu", "sieve"; NULL: lfu */
 	/* layers ahead to prefetch; 0: off; ENGINE_LOOKAHEAD_AUTO: 1 if experts come to a card */

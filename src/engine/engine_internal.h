@@ -4,6 +4,7 @@
 #define GLM_ENGINE_ENGINE_INTERNAL_H
 
 #include "cache/trace/expert_profile.h"
+#include "src/base/numa.h"
 #include "src/engine/engine.h"
 #include "src/engine/stages/stage.h"
 
@@ -17,6 +18,7 @@ struct engine {
 	uint32_t n_stages;
 	struct engine_ranks *ranks;      /* other layers lie on other ranks; NULL: all are here */
 	struct stage_pipeline *pipeline; /* NULL while opening and closing */
+	struct numa_nodes nodes;         /* of the host */
 	bool streaming;                  /* some stage streams its experts */
 	struct engine_cache cache;       /* what of it does not change */
 	uint64_t fingerprint;

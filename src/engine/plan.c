@@ -420,6 +420,7 @@ struct loader_options plan_loader_options(const struct model_config *c,
 		.check_mode = o->verify,
 		.replicas = o->replicas,
 		.n_replicas = o->n_replicas,
+		.nodes = o->nodes,
 	};
 }
 

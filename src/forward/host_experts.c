@@ -7,6 +7,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/numa.h"
 #include "src/base/rng.h"
 
 #include <stdatomic.h>
@@ -30,8 +31,9 @@
 /* Experts whose matrices have the same types. */
 struct host_kind {
 	enum dtype gate, up, down;
-	bool slow;                       /* host_experts_too_slow: the card computes them all */
-	double ns_per_byte[SLOTS_TIMED]; /* means, by slots - 1; of weights */
+	bool slow; /* host_experts_too_slow: the card computes them all */
+	/* means, of weights: by NUMA node of the weights (0: not known, all threads), by slots - 1 */
+	double ns_per_byte[NUMA_NODES_MAX + 1][SLOTS_TIMED];
 };
 
 struct host_experts {
@@ -41,27 +43,32 @@ struct host_experts {
 	uint64_t *words; /* [max_rows][n_embd] */
 	float *results;  /* [max_rows * n_used][n_embd] */
 	size_t shared_bytes;
-	float *x;       /* [max_rows][n_embd] h of the layer */
-	uint64_t fence; /* of the layer whose h is in x */
+	float *x;                                          /* [max_rows][n_embd] h of the layer */
+	uint64_t fence;                                    /* of the layer whose h is in x */
+	struct numa_nodes nodes;                           /* n 0: not divided */
+	uint32_t node_ns[SLOTS_TIMED][NUMA_NODES_MAX + 1]; /* as host_experts_node_ns returned it */
 	struct host_kind kinds[KINDS_MAX];
 	int n_kinds;
 	uint64_t n_experts, words_ns; /* in all: computed, waited for words */
 	_Atomic uint64_t bytes, ns;   /* of n_experts: weights, time */
 };
 
-struct backend_options host_experts_backend(int threads)
+struct backend_options host_experts_backend(int threads, const struct numa_nodes *nodes)
 {
 	return (struct backend_options){.name = "cpu",
 		.threads = threads ? threads : MAX(cores_allowed() - 1, 1),
-		.for_card = true};
+		.for_card = true,
+		.nodes = nodes};
 }
 
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
-	uint32_t max_rows, struct host_experts **out, struct err *e)
+	const struct numa_nodes *nodes, uint32_t max_rows, struct host_experts **out, struct err *e)
 {
-	const struct backend_options options = host_experts_backend(threads);
+	const struct backend_options options = host_experts_backend(threads, nodes);
 	struct host_experts *h = NEW(struct host_experts);
 	h->card = card;
+	if (nodes && nodes->n > 1 && options.threads > 1)
+		h->nodes = *nodes;
 	h->max_rows = MIN(max_rows, HOST_EXPERT_ROWS);
 	h->n_embd = c->n_embd;
 	h->n_used = c->n_used;
@@ -78,6 +85,8 @@ int host_experts_open(const struct model_config *c, struct backend *card, int th
 	}
 	if (rc)
 		host_experts_close(h);
+	else if (h->nodes.n)
+		log_info("experts on the processor: %s", backend_describe(h->processor));
 	*out = rc ? NULL : h;
 	return rc;
 }
@@ -174,10 +183,10 @@ static int time_slots(struct host_experts *h, struct expert_job *jobs, int n_job
 	return 0;
 }
 
-/* Times experts of one row and of as many as there may be; between them the time is taken to grow
- * evenly. */
-static int time_kind(
-	struct host_experts *h, const struct expert_job *shape, struct host_kind *k, struct err *e)
+/* Times experts of one row and of as many as there may be, with weights of a NUMA node (0: of
+ * none); between them the time is taken to grow evenly. */
+static int time_kind(struct host_experts *h, const struct expert_job *shape, int node,
+	struct host_kind *k, struct err *e)
 {
 	const size_t bytes = (size_t)job_bytes(shape);
 	const int most = (int)MIN(h->max_rows, (uint32_t)SLOTS_TIMED),
@@ -186,10 +195,13 @@ static int time_kind(
 	struct expert_job *jobs = NEW_ARRAY(struct expert_job, n_jobs);
 	int32_t *slots = NEW_ARRAY(int32_t, (size_t)most * h->n_used);
 	double one = 0, all = 0;
+	if (weights && node) /* a refusal was said when the second tier was opened */
+		numa_prefer(weights, bytes * (size_t)n_jobs, h->nodes.node[node - 1].id);
 	if (weights)
 		fill_random(weights, bytes * (size_t)n_jobs);
 	for (int i = 0; i < n_jobs; i++) {
 		jobs[i] = *shape;
+		jobs[i].node = node;
 		jobs[i].gate.data = weights + bytes * (size_t)i;
 		jobs[i].up.data = (const uint8_t *)jobs[i].gate.data + shape->gate.stack_bytes;
 		jobs[i].down.data = (const uint8_t *)jobs[i].up.data + shape->up.stack_bytes;
@@ -201,7 +213,7 @@ static int time_kind(
 	if (!rc && !(rc = time_slots(h, jobs, n_jobs, 1, &one, e)))
 		rc = time_slots(h, jobs, n_jobs, most, &all, e);
 	for (int i = 0; i < SLOTS_TIMED; i++)
-		k->ns_per_byte[i] = one + MAX(all - one, 0) * i / MAX(most - 1, 1);
+		k->ns_per_byte[node][i] = one + MAX(all - one, 0) * i / MAX(most - 1, 1);
 	mem_unmap(weights, bytes * (size_t)n_jobs);
 	free(jobs);
 	free(slots);
@@ -228,18 +240,25 @@ int host_experts_prepare(
 	if (!host_experts_covers(shape) || find_kind(h, shape) || h->n_kinds == KINDS_MAX)
 		return 0;
 	struct host_kind *k = &h->kinds[h->n_kinds];
-	char name[64], link[32] = "not measured";
+	char name[64], link[32] = "not measured", by_node[NUMA_NODES_MAX * 16 + 24] = "";
 	*k = (struct host_kind){
 		.gate = shape->gate.type, .up = shape->up.type, .down = shape->down.type};
-	int rc = time_kind(h, shape, k, e);
-	if (rc)
-		return rc;
+	for (int node = 0, at = 0; node <= h->nodes.n; node++) {
+		int rc = time_kind(h, shape, node, k, e);
+		if (rc)
+			return rc;
+		if (node)
+			at += snprintf(by_node + at, sizeof by_node - (size_t)at, "%s%.3g%s",
+				node == 1 ? " (by NUMA node: " : "", 1 / k->ns_per_byte[node][0],
+				node < h->nodes.n ? " + " : ")");
+	}
 	h->n_kinds++;
-	k->slow = host_experts_too_slow(k->ns_per_byte[0], link_bytes_s);
+	k->slow = host_experts_too_slow(k->ns_per_byte[0][0], link_bytes_s);
 	if (link_bytes_s > 0)
 		snprintf(link, sizeof link, "%.3g GB/s", link_bytes_s * 1e-9);
-	log_info("experts on the processor: %s: processor %.3g GB/s, link %s: %s", kind_name(k, name),
-		1 / k->ns_per_byte[0], link, k->slow ? "the card computes them" : "both compute them");
+	log_info("experts on the processor: %s: processor %.3g GB/s%s, link %s: %s", kind_name(k, name),
+		1 / k->ns_per_byte[0][0], by_node, link,
+		k->slow ? "the card computes them" : "both compute them");
 	return 0;
 }
 
@@ -258,30 +277,68 @@ static int timed_slots(int n_slots)
 	return MIN(n_slots, SLOTS_TIMED) - 1;
 }
 
-uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape, int n_slots)
+static uint32_t mean_ns(const struct expert_job *shape, double *mean)
 {
-	struct host_kind *k = host_experts_covers(shape) ? find_kind(h, shape) : NULL;
-	if (!k || k->slow)
-		return 0;
-	double *mean = &k->ns_per_byte[timed_slots(n_slots)];
 	double ns = job_bytes(shape) * *mean;
 	*mean *= MEAN_SHRINKS;
 	return (uint32_t)MIN(MAX(ns, 1), 1e9);
 }
 
-/* `ns` were spent on the jobs. */
+uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape, int n_slots)
+{
+	struct host_kind *k = host_experts_covers(shape) ? find_kind(h, shape) : NULL;
+	if (!k || k->slow)
+		return 0;
+	return mean_ns(shape, &k->ns_per_byte[0][timed_slots(n_slots)]);
+}
+
+const uint32_t *host_experts_node_ns(
+	struct host_experts *h, const struct expert_job *shape, int n_slots)
+{
+	struct host_kind *k = h->nodes.n ? find_kind(h, shape) : NULL;
+	const int slots = timed_slots(n_slots);
+	if (!k)
+		return NULL;
+	for (int node = 1; node <= h->nodes.n; node++)
+		h->node_ns[slots][node] = mean_ns(shape, &k->ns_per_byte[node][slots]);
+	return h->node_ns[slots];
+}
+
+static double *mean_of(struct host_experts *h, const struct expert_job *j)
+{
+	return &find_kind(h, j)->ns_per_byte[j->node][timed_slots(j->n_token_slots)];
+}
+
+/* The node that was expected to end last. */
+static int last_node(struct host_experts *h, const struct expert_job *jobs, int n_jobs)
+{
+	double busy[NUMA_NODES_MAX + 1] = {0};
+	int last = jobs[0].node;
+	for (int i = 0; i < n_jobs; i++)
+		busy[jobs[i].node] += job_bytes(&jobs[i]) * *mean_of(h, &jobs[i]);
+	for (int k = 0; k <= h->nodes.n; k++)
+		if (busy[k] > busy[last])
+			last = k;
+	return last;
+}
+
+/* `ns` were spent on the jobs. They are the time of the node that ends last. */
 static void note_time(
 	struct host_experts *h, const struct expert_job *jobs, int n_jobs, uint64_t ns)
 {
-	double bytes = 0;
-	for (int i = 0; i < n_jobs; i++)
+	const int node = last_node(h, jobs, n_jobs);
+	double bytes = 0, node_bytes = 0;
+	for (int i = 0; i < n_jobs; i++) {
 		bytes += job_bytes(&jobs[i]);
+		node_bytes += jobs[i].node == node ? job_bytes(&jobs[i]) : 0;
+	}
 	h->n_experts += (uint64_t)n_jobs;
 	h->ns += ns;
 	h->bytes += (uint64_t)bytes;
 	for (int i = 0; i < n_jobs; i++) {
-		double *mean = &find_kind(h, &jobs[i])->ns_per_byte[timed_slots(jobs[i].n_token_slots)],
-			   now = (double)ns / bytes;
+		if (jobs[i].node != node)
+			continue;
+		double *mean = mean_of(h, &jobs[i]), now = (double)ns / node_bytes;
 		*mean += MEAN_SHARE * (MIN(now, MEAN_OUTLIER * *mean) - *mean);
 	}
 }

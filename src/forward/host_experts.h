@@ -31,13 +31,14 @@
 struct host_experts;
 
 /* Options for the backend that computes on the processor. threads 0: one a core, less one core for
- * the thread that reads. */
-struct backend_options host_experts_backend(int threads);
+ * the thread that reads. nodes: lent; those that the second tier is divided among; NULL: none. */
+struct backend_options host_experts_backend(int threads, const struct numa_nodes *nodes);
 
-/* card: lent; the backend of the model, which outlives it. threads: as in host_experts_backend.
- * max_rows: most rows of a step with such experts, at most HOST_EXPERT_ROWS. */
+/* card: lent; the backend of the model, which outlives it. threads, nodes: as in
+ * host_experts_backend. max_rows: most rows of a step with such experts, at most HOST_EXPERT_ROWS.
+ */
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
-	uint32_t max_rows, struct host_experts **out, struct err *e);
+	const struct numa_nodes *nodes, uint32_t max_rows, struct host_experts **out, struct err *e);
 void host_experts_close(struct host_experts *h); /* after the last step; NULL is fine */
 
 /* Where `route` leaves h for a step of so many rows; NULL: such steps have no experts here. */
@@ -63,6 +64,10 @@ bool host_experts_any(const struct host_experts *h); /* will it compute any that
 /* Time in which the processor computes an expert of this shape (its data is not read) for n_slots
  * (token, rank) slots, as measured so far; 0: the card computes it. */
 uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape, int n_slots);
+/* For a shape that the processor computes: expert_ref.node_ns. Valid until the next call for so
+ * many slots. */
+const uint32_t *host_experts_node_ns(
+	struct host_experts *h, const struct expert_job *shape, int n_slots);
 
 /* Computes the jobs, whose weights are host memory, and gives the results to the card. fence: of
  * the layer's route; x, out: device memory, as in expert_ffn. Waits for the words behind the fence

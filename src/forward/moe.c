@@ -14,7 +14,6 @@
 #include "src/forward/lookahead.h"
 #include "src/forward/model.h"
 
-#include <limits.h>
 #include <stdlib.h>
 
 _Static_assert(PREFILL_ROWS <= ANSWER_ROWS && ANSWER_ROWS <= 64,
@@ -286,15 +285,20 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 	return 0;
 }
 
-/* Lists up to `most` experts of the group in p->jobs that are ready and have not been computed:
- * those that the processor is to compute, or the card's. Returns their number. */
-static int group_take_jobs(struct moe_plan *p, bool on_host, int most)
+/* Lists the experts of the group in p->jobs that are ready and have not been computed: those that
+ * the processor is to compute, or the card's. one: at most one of each NUMA node. Returns their
+ * number. */
+static int group_take_jobs(struct moe_plan *p, bool on_host, bool one)
 {
 	int n_jobs = 0;
-	for (int i = p->group_first; i < p->end_pinned && n_jobs < most; i++) {
+	uint32_t nodes = 0;
+	for (int i = p->group_first; i < p->end_pinned; i++) {
 		const struct expert_ref *ref = &p->refs[i];
 		if (p->enqueued[i] || !ref->ready || ref->on_host != on_host)
 			continue;
+		if (one && nodes >> ref->node & 1)
+			continue;
+		nodes |= UINT32_C(1) << ref->node;
 		p->enqueued[i] = true;
 		int32_t at = p->first[ref->id];
 		p->jobs[n_jobs++] = (struct expert_job){
@@ -305,6 +309,7 @@ static int group_take_jobs(struct moe_plan *p, bool on_host, int most)
 			.n_token_slots = p->first[ref->id + 1] - at,
 			.layer = p->layer,
 			.expert = (uint32_t)ref->id,
+			.node = ref->node,
 		};
 	}
 	return n_jobs;
@@ -314,7 +319,7 @@ static int group_take_jobs(struct moe_plan *p, bool on_host, int most)
 static void group_enqueue_ready(struct model *m, const struct batch *rows)
 {
 	struct moe_plan *p = &m->plan;
-	int n_jobs = group_take_jobs(p, false, INT_MAX);
+	int n_jobs = group_take_jobs(p, false, false);
 	if (n_jobs)
 		m->backend->ops->expert_ffn(
 			m->backend, m->ws.h, p->jobs, n_jobs, rows->n, (int)m->config.n_used, m->ws.expert_out);
@@ -344,7 +349,9 @@ static void offer_to_host(struct model *m, int first, int n, const struct batch 
 	const struct expert_job shape = expert_job_shape(m, p->layer);
 	for (int i = first; i < first + n; i++) {
 		int32_t id = p->refs[i].id;
-		p->refs[i].host_ns = host_experts_ns(m->host, &shape, p->first[id + 1] - p->first[id]);
+		const int n_slots = p->first[id + 1] - p->first[id];
+		p->refs[i].host_ns = host_experts_ns(m->host, &shape, n_slots);
+		p->refs[i].node_ns = host_experts_node_ns(m->host, &shape, n_slots);
 	}
 }
 
@@ -376,13 +383,13 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 }
 
 /* Computes the experts of the group that are the processor's. While others are on their way, one
- * after the other, so that what has come is enqueued in between. */
+ * of each NUMA node after the other, so that what has come is enqueued in between. */
 static int group_compute_on_host(struct model *m, const struct batch *rows, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
 	struct expert_source *s = m->source;
 	int n = p->end_pinned - p->group_first, n_jobs;
-	while (m->host && (n_jobs = group_take_jobs(p, true, p->n_missing ? 1 : INT_MAX))) {
+	while (m->host && (n_jobs = group_take_jobs(p, true, p->n_missing > 0))) {
 		int rc = host_experts_compute(
 			m->host, p->fence, m->ws.h, p->jobs, n_jobs, rows->n, m->ws.expert_out, e);
 		if (rc)

@@ -65,11 +65,11 @@ int card_memory_open(struct card_memory **out, const struct card_memory_options 
 	}
 	m->device_staging = m->tier0 + staging_at;
 	size_t step = o->pin_step_bytes ? o->pin_step_bytes : PIN_STEP_BYTES;
-	if (o->tier_bytes[1] &&
-		(rc = pinned_start(&m->tier1, m->copier, o->tier_bytes[1], step, tier1_step_pinned, m, e)))
+	if (o->tier_bytes[1] && (rc = pinned_start(&m->tier1, m->copier, o->tier_bytes[1], step,
+								 o->division, tier1_step_pinned, m, e)))
 		return rc;
 	if ((rc = pinned_start(
-			 &m->host_staging, m->copier, plan->host_staging_bytes, 0, NULL, NULL, e)) ||
+			 &m->host_staging, m->copier, plan->host_staging_bytes, 0, NULL, NULL, NULL, e)) ||
 		(rc = pinned_wait(&m->host_staging, e)))
 		return rc;
 #ifdef LOADER_POISON

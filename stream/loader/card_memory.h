@@ -33,8 +33,9 @@ struct card_memory_options {
 	struct backend *backend;
 	struct copier *copier; /* lent; NULL: the backend's, closed with the memory */
 	uint64_t tier_bytes[2];
-	size_t pin_step_bytes;     /* of tier 1; 0: 256 MiB */
-	void (*notify)(void *arg); /* as in pinned_start, for tier 1: called by another thread */
+	size_t pin_step_bytes;          /* of tier 1; 0: 256 MiB */
+	struct numa_division *division; /* of tier 1, as in pinned_start */
+	void (*notify)(void *arg);      /* as in pinned_start, for tier 1: called by another thread */
 	void *arg;
 };
 

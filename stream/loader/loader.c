@@ -9,6 +9,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,6 +181,7 @@ static int take_host_memory(struct loader *l, struct err *e)
 			return err_set(
 				e, ERR_MEMORY, "no memory for a second tier of %.3f GB", (double)bytes / 1e9);
 		}
+		numa_place(&l->division[tier], l->tier_memory[tier], bytes);
 		reader_register(l->reader, l->tier_memory[tier], bytes);
 	}
 	return 0;
@@ -192,6 +194,7 @@ static int take_card_memory(struct loader *l, const struct loader_options *o, st
 		.copier = o->copier,
 		.tier_bytes = {l->tier_memory_bytes[0], l->tier_memory_bytes[1]},
 		.pin_step_bytes = o->pin_step_bytes,
+		.division = &l->division[1],
 		.notify = notify_loader,
 		.arg = l,
 	};
@@ -202,6 +205,30 @@ static int take_card_memory(struct loader *l, const struct loader_options *o, st
 	l->tier_memory[0] = l->card->tier0;
 	l->tier_memory[1] = l->card->tier1.base;
 	return 0;
+}
+
+/* Which slots will lie on which NUMA node. */
+static void divide_memory(struct loader *l, const struct loader_options *o)
+{
+	for (int tier = streams_to_card(o); tier < 2 && o->nodes; tier++)
+		l->division[tier] = numa_divide(
+			o->nodes, l->tier_memory_bytes[tier], cache_slab_bytes(l->shared.cache, tier));
+}
+
+static void log_division(const struct loader *l, const struct loader_options *o)
+{
+	static const char *const names[] = {"first", "second"};
+	for (int tier = 0; tier < 2; tier++) {
+		char text[NUMA_NODES_MAX * 48] = "";
+		const struct numa_division *d = &l->division[tier];
+		int at = 0;
+		for (int k = 1; d->n && k <= o->nodes->n; k++)
+			at += snprintf(text + at, sizeof text - (size_t)at, "%snode %d %.3f GB",
+				k > 1 ? ", " : "", d->id[k],
+				(double)numa_bytes_on(d, l->tier_memory_bytes[tier], k) / 1e9);
+		if (at)
+			log_info("memory by NUMA node: %s tier: %s", names[tier], text);
+	}
 }
 
 static int open_check_pool(struct loader *l, const struct loader_options *o, struct err *e)
@@ -221,9 +248,11 @@ static int open_transfer(struct loader *l, const struct loader_options *o, struc
 		.done = loader_transfer_done,
 		.arg = l,
 	};
+	divide_memory(l, o);
 	int rc = streams_to_card(o) ? take_card_memory(l, o, e) : take_host_memory(l, e);
 	if (rc)
 		return rc;
+	log_division(l, o);
 	l->transfer = l->card ? card_transfer_open(&config, l->card, o->demotion_chunk_bytes)
 						  : host_transfer_open(&config);
 	return l->transfer ? 0 : no_memory_for_tables(l, e);
@@ -363,6 +392,8 @@ void loader_close(struct expert_source *source)
 		card_memory_close(l->card);
 	else
 		free_host_memory(l);
+	for (int tier = 0; tier < 2; tier++)
+		numa_division_free(&l->division[tier]);
 	cache_free(s->cache);
 	expert_check_fini(&l->check);
 	extent_table_free(l->table);

@@ -53,6 +53,7 @@
 #include "cache/trace/expert_profile.h"
 #include "kernels/backend.h"
 #include "kernels/copier.h"
+#include "src/base/numa.h"
 #include "src/format/gguf.h"
 #include "stream/check/expert_check.h"
 #include "stream/expert_source.h"
@@ -82,6 +83,9 @@ struct loader_options {
 	/* Other paths with the same content as the (single) model file. */
 	const char *const *replicas;
 	unsigned n_replicas;
+	/* Lent for loader_open: the memory of tiers that the host reaches is divided among these, each
+	 * slot on one (expert_ref.node). NULL, fewer than two: it is not. */
+	const struct numa_nodes *nodes;
 };
 
 /* What a source with these options takes, and what other budgets would be. */

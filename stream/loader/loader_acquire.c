@@ -47,6 +47,7 @@ static void set_views(struct loader *l, int layer, struct expert_ref *r)
 	const struct cache_slot at = cache_slot_get(l->shared.cache, r->handle);
 	const uint8_t *slot = l->tier_memory[at.tier] + at.offset;
 	r->on_host = at.tier == 1;
+	r->node = numa_node_at(&l->division[at.tier], at.offset);
 	for (int k = 0; k < EXTENT_MATRICES; k++) {
 		const int scales = k + EXTENT_MATRICES;
 		*w[k] = v->w[k];
@@ -257,9 +258,13 @@ static void choose_host(struct loader *l, int layer, struct expert_ref *refs, in
 		if (at < 0)
 			continue;
 		struct cache_slot slot = cache_slot_get(s->cache, at);
-		if (slot.tier == 1 && slot.state == CACHE_READY && !slot.pins)
-			l->misses[n_misses++] = (struct miss){
-				.ref = i, .host_ns = refs[i].host_ns, .link_ns = (double)slot.bytes * 1e9 / rate};
+		if (slot.tier != 1 || slot.state != CACHE_READY || slot.pins)
+			continue;
+		const int node = numa_node_at(&l->division[1], slot.offset);
+		l->misses[n_misses++] = (struct miss){.ref = i,
+			.node = node,
+			.host_ns = node && refs[i].node_ns ? refs[i].node_ns[node] : refs[i].host_ns,
+			.link_ns = (double)slot.bytes * 1e9 / rate};
 	}
 	/* Of loads that are no demands one is copied at a time, and on average half of it has been, but
 	 * link_bytes counts all of it until it completes. */

@@ -159,8 +159,9 @@ struct loader {
 	int first_layer, end_layer; /* that are streamed, those without experts included */
 	uint8_t *tier_memory[2];
 	size_t tier_memory_bytes[2];
-	struct layer_views *views; /* [n_layers] */
-	unsigned prefetches_max;   /* from disk, in flight */
+	struct numa_division division[2]; /* of tier_memory; zero: its nodes are not known */
+	struct layer_views *views;        /* [n_layers] */
+	unsigned prefetches_max;          /* from disk, in flight */
 	pthread_t thread;
 	bool thread_started;
 	/* the compute thread's */

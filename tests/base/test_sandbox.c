@@ -2,6 +2,7 @@
 /* What a confined process can still do. Each case confines a child of its own. */
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/numa.h"
 #include "src/base/sandbox.h"
 #include "tests/support/temp_dir.h"
 
@@ -172,6 +173,8 @@ static int calls_case(void)
 	EXPECT(!pipe(pair));
 	EXPECT(!pthread_barrier_init(&confined, NULL, 2));
 	EXPECT(!pthread_create(&thread, NULL, old_thread, &seen));
+	static _Alignas(4096) unsigned char memory[4096];
+	const int placed = numa_prefer(memory, 4096, 0);
 	EXPECT(!sandbox_calls());
 	pthread_barrier_wait(&confined);
 	EXPECT(!pthread_join(thread, NULL));
@@ -188,6 +191,7 @@ static int calls_case(void)
 	EXPECT(ran == 42);
 	EXPECT(write(pair[1], "x", 1) == 1 && read(pair[0], &byte, 1) == 1 && byte == 'x');
 	EXPECT(can_open("/dev/null", O_RDWR));
+	EXPECT(numa_prefer(memory, 4096, 0) == placed); /* while a second tier is being pinned */
 	return 0;
 }
 

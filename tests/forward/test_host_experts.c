@@ -11,8 +11,10 @@
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 #include "kernels/expert_arithmetic.h"
+#include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/numa.h"
 #include "src/base/rng.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
@@ -45,7 +47,9 @@ struct lots {
 	struct expert_source *inner;
 	struct rng rng;
 	uint64_t offered; /* experts that the model offered */
-	int cancel_in;    /* acquires from now on: the step is interrupted; 0: never */
+	/* experts that the processor is to compute, by the NUMA node that they lie on */
+	uint64_t on_node[NUMA_NODES_MAX + 1];
+	int cancel_in; /* acquires from now on: the step is interrupted; 0: never */
 };
 
 static struct lots *lots_of(struct expert_source *s)
@@ -74,11 +78,15 @@ static int lots_acquire(struct expert_source *s, int layer, enum expert_use use,
 		if (refs[i].host_ns) {
 			l->offered++;
 			refs[i].host_ns = times[rng_below(&l->rng, 3)];
+			refs[i].node_ns = NULL;
 		}
 	l->inner->cancel = s->cancel;
 	if (l->cancel_in && !--l->cancel_in)
 		atomic_store(s->cancel, true);
 	int rc = l->inner->ops->acquire(l->inner, layer, use, refs, n, e);
+	for (int i = 0; i < n && rc >= 0; i++)
+		if (refs[i].on_host)
+			l->on_node[refs[i].node]++;
 	s->stats = l->inner->stats;
 	return rc;
 }
@@ -148,10 +156,11 @@ struct split_run {
 	uint32_t chunk;
 	int lookahead;
 	uint64_t seed;
+	const struct numa_nodes *nodes; /* NULL: the host's */
 };
 
 struct split_outcome {
-	uint64_t hash, offered;
+	uint64_t hash, offered, on_node[NUMA_NODES_MAX + 1];
 	struct expert_stats stats;
 };
 
@@ -171,6 +180,7 @@ static struct engine *open_run(
 		.cache_bytes = r->model ? (uint64_t)(r->share * (double)r->everything) : budget(r->share),
 		.ram_bytes = r->model ? r->everything : full.everything_bytes,
 		.cpu_experts = r->host,
+		.nodes = r->nodes,
 		.cpu_experts_slow = true,
 		.chunk = r->chunk,
 		.lookahead = r->lookahead,
@@ -216,6 +226,7 @@ static struct split_outcome run_of(const struct split_run *r)
 	struct engine *g = open_run(r, &f, &copier);
 	struct split_outcome out = {.hash = answer_hash(g)};
 	out.offered = lots_now->offered;
+	memcpy(out.on_node, lots_now->on_node, sizeof out.on_node);
 	out.stats = engine_expert_stats(g);
 	close_run(g, copier);
 	return out;
@@ -291,6 +302,138 @@ static void test_deferred_kernels(void **state)
 	check_splits(DEFERRED);
 	assert_true(lazy_counts.posted_late > 0);
 	assert_int_equal(lazy_counts.given_up, 0);
+}
+
+/* ---- NUMA nodes ---- */
+
+#define NO_SUCH_NODE 1000 /* the kernel refuses it */
+
+/* Two nodes with a processor each, if there are so many. The kernel knows both by the number of its
+ * first one, the second by `second`. */
+static bool make_nodes(struct numa_nodes *nodes, int second)
+{
+	int cpus[2];
+	if (cores_list(cpus, 2) < 2)
+		return false;
+	*nodes = (struct numa_nodes){.n = 2};
+	for (int k = 0; k < 2; k++) {
+		nodes->node[k] = (struct numa_node){.id = k * second, .free_bytes = 2 - (uint64_t)k};
+		CPU_SET(cpus[k], &nodes->node[k].cpus);
+	}
+	return true;
+}
+
+/* The logits are those without nodes, placed or refused, in all splits; so they are where the CPU
+ * computes all experts, each by its node's threads, or takes them where the file is mapped. */
+static void test_two_nodes(void **state)
+{
+	(void)state;
+	struct numa_nodes nodes;
+	if (!make_nodes(&nodes, 0))
+		skip();
+	uint8_t *page = mem_try_map(4096);
+	const bool allowed = !numa_prefer(page, 4096, 0); /* a container may forbid it */
+	mem_unmap(page, 4096);
+	for (int second = 0; second <= NO_SUCH_NODE; second += NO_SUCH_NODE) {
+		for (enum how how = EMULATED; how <= DEFERRED; how += DEFERRED) {
+			struct split_run r = {.how = how, .share = 0.2, .chunk = 6};
+			const struct split_outcome want = run_of(&r);
+			make_nodes(&nodes, second);
+			r.nodes = &nodes;
+			r.host = true;
+			for (r.seed = 1; r.seed <= N_SEEDS; r.seed++) {
+				const struct split_outcome got = run_of(&r);
+				assert_true(got.hash == want.hash);
+				assert_true(got.stats.on_host > 0 && got.stats.on_host < got.stats.hit_ram);
+				assert_int_equal(got.on_node[0], second || !allowed ? got.stats.on_host : 0);
+				assert_true(second || !allowed || (got.on_node[1] && got.on_node[2]));
+			}
+		}
+		for (int mapped = 0; mapped < 2; mapped++) {
+			uint64_t hash[2];
+			for (int divided = 0; divided < 2; divided++) {
+				struct engine *g = engine_of(&(struct engine_options){.model_path = MODEL,
+					.backend = "cpu",
+					.context = 256,
+					.threads = 2,
+					.cache_bytes = mapped ? 0 : budget(0.3),
+					.ram_bytes = mapped ? 0 : full.everything_bytes / 2,
+					.nodes = divided ? &nodes : &(struct numa_nodes){0}});
+				hash[divided] = answer_hash(g);
+				close_run(g, NULL);
+			}
+			assert_true(hash[0] == hash[1]);
+		}
+	}
+}
+
+/* Each node has times of its own; the node that ends last changes its own alone. */
+static void test_node_times(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct backend *b;
+	struct host_experts *h;
+	struct numa_nodes nodes;
+	const struct model_config c = {.n_embd = 256, .n_used = 4};
+	const struct backend_options options = {.name = "cpu", .threads = 1};
+	const struct weight w = {.type = DTYPE_Q8_0,
+		.n_in = 256,
+		.n_out = 256,
+		.n_stack = 1,
+		.row_bytes = 272,
+		.stack_bytes = 272 * 256};
+	const struct expert_job shape = {.gate = w, .up = w, .down = w};
+	if (!make_nodes(&nodes, 0))
+		skip();
+	assert_int_equal(backend_open(&options, &b, &e), 0);
+	assert_int_equal(host_experts_open(&c, b, 2, &nodes, 16, &h, &e), 0);
+	assert_null(host_experts_node_ns(h, &shape, 1)); /* not prepared */
+	struct backend *pair;
+	const struct backend_options both = host_experts_backend(2, &nodes);
+	assert_int_equal(backend_open(&both, &pair, &e), 0);
+	assert_non_null(strstr(backend_describe(pair), "2 threads (by NUMA node: 1 + 1)"));
+	pair->ops->close(pair);
+	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
+	const uint32_t *times = host_experts_node_ns(h, &shape, 1);
+	assert_non_null(times);
+	assert_true(times[1] > 0 && times[2] > 0);
+	const uint32_t before = times[2], others = host_experts_ns(h, &shape, 1);
+	for (int i = 0; i < 65536; i++) /* times that are asked for shrink */
+		times = host_experts_node_ns(h, &shape, 1);
+	assert_in_range(times[2], before / 4, before / 2);
+	assert_in_range(host_experts_ns(h, &shape, 1), others - others / 1000 - 2, others);
+
+	uint8_t *weights = mem_new(3, w.stack_bytes);
+	int32_t slots[4] = {0, 1, 2, 3};
+	float *x = mem_new(256, sizeof *x), *out = mem_new(4 * 256, sizeof *out);
+	struct expert_job jobs[4];
+	for (int i = 0; i < 4; i++) {
+		jobs[i] = shape;
+		jobs[i].gate.data = weights;
+		jobs[i].up.data = weights + w.stack_bytes;
+		jobs[i].down.data = weights + 2 * w.stack_bytes;
+		jobs[i].token_slots = &slots[i];
+		jobs[i].n_token_slots = 1;
+		jobs[i].node = i < 3 ? 2 : 1; /* node 2 ends last */
+	}
+	const uint32_t idle = host_experts_node_ns(h, &shape, 1)[1];
+	const uint32_t busy = host_experts_node_ns(h, &shape, 1)[2];
+	bool changed = false;
+	for (int i = 0; i < 8; i++) {
+		assert_int_equal(host_experts_compute(h, 0, x, jobs, 4, 1, out, &e), 0);
+		times = host_experts_node_ns(h, &shape, 1);
+		assert_in_range(times[1], idle - idle / 100 - 2, idle);
+		changed |= times[2] > busy || times[2] < busy - busy / 100 - 2;
+		if (times[2] * 3.0 < 1.2 * times[1])
+			break; /* by now node 1 ends last */
+	}
+	assert_true(changed);
+	free(weights);
+	free(x);
+	free(out);
+	host_experts_close(h);
+	b->ops->close(b);
 }
 
 /* ---- every type ---- */
@@ -422,7 +565,7 @@ static void test_long_times_shrink(void **state)
 	const struct model_config c = {.n_embd = 256, .n_used = 4};
 	const struct backend_options options = {.name = "cpu", .threads = 1};
 	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 1, 16, &h, &e), 0);
+	assert_int_equal(host_experts_open(&c, b, 1, NULL, 16, &h, &e), 0);
 	assert_false(host_experts_any(h));
 	const struct weight w = {.type = DTYPE_Q8_0,
 		.n_in = 256,
@@ -475,7 +618,7 @@ static void test_slow_kinds(void **state)
 	assert_false(host_experts_too_slow(0.1, 39e9));
 	assert_true(host_experts_too_slow(0.1, 41e9));
 	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 1, 16, &h, &e), 0);
+	assert_int_equal(host_experts_open(&c, b, 1, NULL, 16, &h, &e), 0);
 	assert_int_equal(host_experts_prepare(h, &shape, 1e15, &e), 0);
 	assert_false(host_experts_any(h));
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
@@ -527,6 +670,8 @@ int main(void)
 		cmocka_unit_test(test_emulated_card),
 		cmocka_unit_test(test_late_ops),
 		cmocka_unit_test(test_deferred_kernels),
+		cmocka_unit_test(test_two_nodes),
+		cmocka_unit_test(test_node_times),
 		cmocka_unit_test(test_limb_types),
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_copies_fail),

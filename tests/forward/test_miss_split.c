@@ -11,16 +11,18 @@
 #include <cmocka.h>
 
 #define MOST     8
+#define NODES    2
 #define START_NS 20000.0 /* as in miss_split.c */
 
 /* When the later side ends. bits: the processor's. */
 static double end_of(const struct miss *m, int n, unsigned bits, double busy_ns)
 {
-	double host = 0, link = busy_ns + START_NS;
+	double host = 0, link = busy_ns + START_NS, node[NODES + 1] = {0};
 	bool copies = false;
 	for (int i = 0; i < n; i++) {
 		if (bits >> i & 1) {
-			host += m[i].host_ns;
+			node[m[i].node] += m[i].host_ns;
+			host = MAX(host, node[m[i].node]);
 		} else {
 			link += m[i].link_ns;
 			copies = true;
@@ -51,7 +53,8 @@ static void check_kept(const struct miss *before, const struct miss *after, int 
 	unsigned seen = 0;
 	for (int i = 0; i < n; i++) {
 		const struct miss *b = &before[after[i].ref];
-		assert_true(b->host_ns == after[i].host_ns && b->link_ns == after[i].link_ns);
+		assert_true(b->node == after[i].node && b->host_ns == after[i].host_ns &&
+					b->link_ns == after[i].link_ns);
 		seen |= 1u << after[i].ref;
 	}
 	assert_int_equal(seen, (1u << n) - 1);
@@ -79,6 +82,46 @@ static void test_equal(void **state)
 		both |= bits && bits != (1u << n) - 1;
 	}
 	assert_true(none && all && both);
+}
+
+/* Equal experts on nodes of unequal rates: no split ends earlier, and a node of which all lie is
+ * not given all. */
+static void test_nodes(void **state)
+{
+	(void)state;
+	struct rng r = {3};
+	bool both = false;
+	for (int round = 0; round < 3000; round++) {
+		struct miss m[MOST], before[MOST];
+		const int n = (int)rng_below(&r, MOST + 1);
+		const double host[NODES + 1] = {0, 1 + rng_below(&r, 400000), 1 + rng_below(&r, 400000)},
+								  link = 1 + rng_below(&r, 400000),
+								  busy = rng_below(&r, 3) * 150000.0;
+		for (int i = 0; i < n; i++) {
+			const int node = 1 + (int)rng_below(&r, NODES);
+			before[i] = m[i] =
+				(struct miss){.ref = i, .node = node, .host_ns = host[node], .link_ns = link};
+		}
+		miss_split(m, n, busy);
+		check_kept(before, m, n);
+		assert_true(end_of(m, n, bits_of(m, n), busy) <= best_of(m, n, busy) * (1 + 1e-12));
+		bool seen[NODES + 1] = {false};
+		for (int i = 0; i < n; i++)
+			seen[m[i].node] |= m[i].on_host;
+		both |= seen[1] && seen[2];
+	}
+	assert_true(both);
+	/* 6 on the fast node, 2 on the slow one */
+	struct miss m[8];
+	for (int i = 0; i < 8; i++)
+		m[i] = (struct miss){
+			.ref = i, .node = 1 + i / 6, .host_ns = i < 6 ? 100000 : 200000, .link_ns = 170000};
+	miss_split(m, 8, 0);
+	int on[NODES + 1] = {0};
+	for (int i = 0; i < 8; i++)
+		on[m[i].node] += m[i].on_host;
+	assert_int_equal(on[1], 4);
+	assert_int_equal(on[2], 2);
 }
 
 /* Unlike ones: never later than by one side alone, and at most twice as late as the best split. */
@@ -125,6 +168,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_equal),
+		cmocka_unit_test(test_nodes),
 		cmocka_unit_test(test_unlike),
 		cmocka_unit_test(test_by_hand),
 	};

@@ -3,6 +3,8 @@
  * has, and is finished when the call returns. Run under the thread sanitizer too. */
 #include "kernels/cpu/cpu_pool.h"
 
+#include "src/base/cores.h"
+
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +46,7 @@ static void run_jobs(int pool_threads, int jobs, bool slow)
 	int want[TASKS] = {0};
 	memset(&c, 0, sizeof c);
 	c.slow = slow;
-	struct cpu_pool *p = cpu_pool_new(pool_threads, false);
+	struct cpu_pool *p = cpu_pool_new(pool_threads, false, NULL);
 	assert_non_null(p);
 	assert_in_range(cpu_pool_threads(p), 1, pool_threads);
 	for (int i = 0; i < jobs; i++) {
@@ -89,7 +91,7 @@ static void test_stop(void **state)
 {
 	(void)state;
 	enum { GRAIN = 3 };
-	struct cpu_pool *p = cpu_pool_new(THREADS, true);
+	struct cpu_pool *p = cpu_pool_new(THREADS, true, NULL);
 	for (int at = 1; at < 200; at += 11) {
 		int threads = 1 + at % THREADS;
 		struct stopping s = {.at = at}, *context = &s;
@@ -106,18 +108,107 @@ static void test_stop(void **state)
 	cpu_pool_free(p);
 }
 
+/* ---- NUMA nodes ---- */
+
+enum { NODES = 2 };
+
+struct node_counts {
+	int done[TASKS];
+	int64_t ends[NODES + 1];
+	const struct numa_nodes *nodes;
+	atomic_int foreign;       /* tasks that a worker of another node did, */
+	atomic_int on[NODES + 1]; /* ... and workers of this one */
+};
+
+static void node_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	struct node_counts *c = *(struct node_counts *const *)context;
+	const int node = first < c->ends[0] ? 0 : first < c->ends[1] ? 1 : 2;
+	if (thread && node) { /* a portion is of one node */
+		const bool own =
+			last <= c->ends[node] && numa_node_of_cpu(c->nodes, sched_getcpu()) == node;
+		atomic_fetch_add(own ? &c->on[node] : &c->foreign, 1);
+	}
+	for (; first < last; first++)
+		c->done[first]++;
+	for (int i = 0; i < 300; i++) /* so that workers come to do some */
+		atomic_fetch_add(&c->on[0], 1);
+}
+
+/* Tasks are done once, by threads of their node where the pool is patient. */
+static void check_nodes(bool patient, int threads, const struct numa_nodes *nodes)
+{
+	struct cpu_pool *p = cpu_pool_new(threads, patient, nodes);
+	static struct node_counts c;
+	struct node_counts *context = &c;
+	int want[TASKS] = {0}, sum = 0;
+	memset(&c, 0, sizeof c);
+	c.nodes = nodes;
+	assert_int_equal(cpu_pool_nodes(p), NODES);
+	for (int k = 1; k <= NODES; k++)
+		sum += cpu_pool_node_threads(p, k);
+	assert_int_equal(sum, cpu_pool_threads(p));
+	for (int i = 0; i < 100; i++) {
+		c.ends[0] = i * 37 % 100;
+		c.ends[1] = c.ends[0] + i * 53 % 200;
+		c.ends[2] = c.ends[1] + i * 71 % 200;
+		assert_true(cpu_pool_run_nodes(p, 1 + i % threads, c.ends, 1 + i % 7, node_task, &context));
+		for (int64_t t = 0; t < c.ends[2]; t++)
+			want[t]++;
+		assert_memory_equal(c.done, want, sizeof want);
+		c.ends[0] = c.ends[1] = c.ends[2] = TASKS;
+		assert_true(cpu_pool_run(p, threads, i, 1, node_task, &context)); /* a plain job between */
+		for (int t = 0; t < i; t++)
+			want[t]++;
+	}
+	if (patient)
+		assert_int_equal(c.foreign, 0);
+	assert_true(c.on[1] + c.on[2] > 0);
+	atomic_bool stop = true;
+	cpu_pool_set_stop(p, &stop);
+	assert_false(cpu_pool_run_nodes(p, threads, c.ends, 1, node_task, &context));
+	assert_memory_equal(c.done, want, sizeof want);
+	cpu_pool_free(p);
+}
+
+static void test_nodes(void **state)
+{
+	(void)state;
+	int cpus[2];
+	struct numa_nodes nodes = {.n = NODES};
+	if (cores_list(cpus, 2) < 2)
+		skip();
+	for (int k = 0; k < NODES; k++) {
+		nodes.node[k] = (struct numa_node){.free_bytes = 1};
+		CPU_SET(cpus[k], &nodes.node[k].cpus);
+	}
+	for (int threads = 2; threads <= THREADS; threads++) {
+		check_nodes(true, threads, &nodes);
+		check_nodes(false, threads, &nodes);
+	}
+	/* one thread, or one node: nothing is divided */
+	struct cpu_pool *p = cpu_pool_new(1, true, &nodes);
+	assert_int_equal(cpu_pool_nodes(p), 0);
+	cpu_pool_free(p);
+	nodes.n = 1;
+	p = cpu_pool_new(2, true, &nodes);
+	assert_int_equal(cpu_pool_nodes(p), 0);
+	cpu_pool_free(p);
+}
+
 static void test_early_release(void **state)
 {
 	(void)state;
 	cpu_pool_free(NULL);
 	for (int i = 0; i < 50;
 		 i++) /* with workers that have not yet begun to wait, and ones that sleep */
-		cpu_pool_free(cpu_pool_new(1 + i % THREADS, i % 2));
+		cpu_pool_free(cpu_pool_new(1 + i % THREADS, i % 2, NULL));
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_tasks_are_done_once),
-		cmocka_unit_test(test_stop), cmocka_unit_test(test_early_release)};
+		cmocka_unit_test(test_stop), cmocka_unit_test(test_nodes),
+		cmocka_unit_test(test_early_release)};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,7 +26,7 @@ static struct copier *start(struct pinned *p, const struct copier_faults *f)
 	struct err e = {0};
 	assert_int_equal(copier_null_open(f, &c, &e), 0);
 	atomic_store(&n_notified, 0);
-	assert_int_equal(pinned_start(p, c, STEPS * STEP, STEP, notified, NULL, &e), 0);
+	assert_int_equal(pinned_start(p, c, STEPS * STEP, STEP, NULL, notified, NULL, &e), 0);
 	return c;
 }
 

@@ -295,7 +295,7 @@ int measure_host(struct copier *copier, const struct gguf *file, int threads, do
 	weights_free(&w, NULL);
 	if (rc || !h.n_sets)
 		return rc;
-	const struct backend_options options = host_experts_backend(threads);
+	const struct backend_options options = host_experts_backend(threads, NULL);
 	if (!(rc = backend_open(&options, &h.processor, e))) {
 		h.pool.backend = h.processor;
 		rc = make_experts(&h, &c, e);

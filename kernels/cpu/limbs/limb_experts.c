@@ -40,6 +40,7 @@ struct limb_ffn_job {
 	float *hidden;                    /* [slots][n_ff] */
 	struct limb_block *hidden_limbs;  /* [slots][blocks of a hidden row] */
 	int64_t *first_slot;              /* [n_jobs + 1]: the first hidden row of each job */
+	struct job_order order;
 	int64_t in_rows, down_rows;       /* of a task, multiples of LIMB_ROWS */
 	int64_t in_tasks, down_tasks;     /* of a job */
 	uint8_t *memory;                  /* [threads][memory_bytes] */
@@ -178,7 +179,7 @@ static void gate_up_task(const void *context, int64_t task, int64_t last, int th
 	const struct limb_ffn_job *a = context;
 	const struct limb_memory m = memory_of(a, thread);
 	for (; task < last; task++) {
-		int64_t j = task / a->in_tasks, begin = task % a->in_tasks * a->in_rows;
+		int64_t j = job_at(&a->order, task / a->in_tasks), begin = task % a->in_tasks * a->in_rows;
 		for (int at = 0; at < a->jobs[j].n_token_slots; at += a->isa->most_x)
 			gate_up_rows(a, j, at, begin, &m);
 	}
@@ -206,7 +207,8 @@ static void down_task(const void *context, int64_t task, int64_t last, int threa
 	const struct limb_ffn_job *a = context;
 	const struct limb_memory m = memory_of(a, thread);
 	for (; task < last; task++) {
-		int64_t j = task / a->down_tasks, begin = task % a->down_tasks * a->down_rows;
+		int64_t j = job_at(&a->order, task / a->down_tasks),
+				begin = task % a->down_tasks * a->down_rows;
 		for (int at = 0; at < a->jobs[j].n_token_slots; at += a->isa->most_x)
 			down_rows(a, j, at, begin, &m);
 	}
@@ -241,7 +243,7 @@ static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int ro
 				 num_align_up((uint64_t)a->n_slots * (uint64_t)a->n_ff * sizeof(float), 64);
 	uint8_t *at = cpu_scratch(b,
 		blocks * sizeof(struct limb_block) + hidden_bytes + a->memory_bytes * (uint64_t)threads +
-			((uint64_t)a->n_jobs + 1) * sizeof(int64_t),
+			((uint64_t)a->n_jobs + 1) * (sizeof(int64_t) + sizeof(int32_t)),
 		"expert_ffn");
 	if (!at)
 		return false;
@@ -287,14 +289,15 @@ static void experts_run(struct backend *base, const float *x, const struct exper
 	a.first_slot[0] = 0;
 	for (int j = 0; j < n_jobs; j++)
 		a.first_slot[j + 1] = a.first_slot[j] + jobs[j].n_token_slots;
-	const struct {
-		int64_t n_tasks;
-		cpu_task_fn *fn;
-	} loops[] = {{rows * split_parts(a.n_embd), split_x_task}, {n_jobs * a.in_tasks, gate_up_task},
-		{a.n_slots * split_parts(a.n_ff), split_hidden_task}, {n_jobs * a.down_tasks, down_task}};
+	cpu_order_jobs(b, jobs, n_jobs, (int32_t *)(a.first_slot + n_jobs + 1), &a.order);
 	/* An interrupted loop leaves gaps that the next one must not read. */
-	for (size_t i = 0; i < ARRAY_LEN(loops) && !base->failure.code; i++)
-		cpu_run(b, threads, loops[i].n_tasks, 1, loops[i].fn, &a);
+	cpu_run(b, threads, rows * split_parts(a.n_embd), 1, split_x_task, &a);
+	if (!base->failure.code)
+		cpu_run_jobs(b, threads, &a.order, a.in_tasks, gate_up_task, &a);
+	if (!base->failure.code)
+		cpu_run(b, threads, a.n_slots * split_parts(a.n_ff), 1, split_hidden_task, &a);
+	if (!base->failure.code)
+		cpu_run_jobs(b, threads, &a.order, a.down_tasks, down_task, &a);
 }
 
 void limb_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,

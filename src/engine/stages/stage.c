@@ -57,7 +57,8 @@ int stages_new(const struct engine_options *o, const struct model_config *c, str
 			.no_graphs = o->no_graphs,
 			.exact_prompts = o->exact_prompts,
 			.fast_prompts = o->fast_prompts,
-			.card = s->card};
+			.card = s->card,
+			.nodes = o->nodes};
 		rc = backend_open(&bo, &s->backend, e);
 	}
 	return rc;
@@ -271,7 +272,7 @@ static int open_host_experts(struct stage *s, const struct engine_options *o, st
 		log_info("experts on the processor: none, %s", why);
 		return 0;
 	}
-	int rc = host_experts_open(&s->config, s->backend, o->threads, s->plan.chunk, &h, e);
+	int rc = host_experts_open(&s->config, s->backend, o->threads, o->nodes, s->plan.chunk, &h, e);
 	if (rc)
 		return rc;
 	rc = moe_host_prepare(&s->model, h, link_rate(s, o), e);
