@@ -212,6 +212,7 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	*n_done = 0;
 	memset(done, 0, n * sizeof *done);
 	j->path = mem_printf("%s.journal", out);
+	j->fd = -1;
 	j->fingerprint = fingerprint;
 	j->n = n;
 	j->sources = sources;
@@ -313,14 +314,17 @@ bool convert_journal_find_types(const char *out, uint64_t key, uint8_t *types, s
 	}
 	const size_t at = strlen(TYPES) + HEX_DIGITS + 1;
 	bool same = found && strlen(found) == at + 2 * n + 1 + HEX_DIGITS;
-	for (size_t i = 0; same && i < n; i++) {
-		const char digits[3] = {found[at + 2 * i], found[at + 2 * i + 1], 0};
-		types[i] = (uint8_t)strtoul(digits, NULL, 16);
+	if (same) {
+		for (size_t i = 0; i < n; i++) {
+			const char digits[3] = {found[at + 2 * i], found[at + 2 * i + 1], 0};
+			types[i] = (uint8_t)strtoul(digits, NULL, 16);
+		}
+		/* key and digits are right if they make the same line */
+		struct buf line = {0};
+		types_line(&line, key, types, n);
+		same = !strncmp(found, line.data, line.len - 1);
+		buf_free(&line);
 	}
-	struct buf line = {0};
-	types_line(&line, key, types, n);
-	same = same && !strncmp(found, line.data, line.len - 1); /* also the key */
-	buf_free(&line);
 	free(text);
 	return same;
 }
