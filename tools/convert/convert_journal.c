@@ -6,9 +6,9 @@
  *     <tensor> <pieces> <source> <check of fingerprint, tensor, pieces and source>
  *     types <key> <two digits a type> <check of the line up to here>
  *
- * The last line of a tensor and the last one of types count. Source 0 and no pieces: the tensor is
- * not done. A last line without line feed is what a crash leaves and is ignored. Any other flaw
- * makes the whole journal worthless.
+ * The last line of a tensor counts, and the last line of types. Source 0 and no pieces: the tensor
+ * is not done. A last line without line feed is what a crash leaves and is ignored. Any other flaw
+ * makes the whole journal worthless, except for whole lines of types (convert_journal_find_types).
  */
 #include "tools/convert/convert_journal.h"
 
@@ -59,7 +59,7 @@ static void head_line(char out[80], uint64_t fingerprint)
 	snprintf(out, 80, MAGIC VERSION "%016" PRIx64 "\n", fingerprint);
 }
 
-/* Appends the line of n types; its length depends on n alone. */
+/* Appends to b the line of n types; its length depends on n alone. */
 static void types_line(struct buf *b, uint64_t key, const uint8_t *types, size_t n)
 {
 	const size_t start = b->len;
