@@ -30,7 +30,7 @@
  *   holds within each, and with or without library.h. The prefill way rounds activations, queries,
  *   attention weights and the weights of some types to 11 bits, with backend_options.exact_prompts
  *   to 22. The CPU has one way, with backend_options.fast_prompts two. So where a prompt is cut
- * into chunks, its numbers are the same for every chunk of at least 2 * decode_rows + 1 rows
+ *   into chunks, its numbers are the same for every chunk of at least 2 * decode_rows + 1 rows
  *   (session_chunk_rows cuts so), and for those of at most decode_rows.
  * - Threads: one thread at a time makes calls of the table. It may be another one from call to
  *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each

@@ -23,7 +23,7 @@ struct cpu_backend {
 	const struct cpu_isa *isa;    /* constant */
 	const struct limb_isa *limbs; /* constant */
 	int threads;                  /* constant, >= 1 */
-	bool fast_prompts;            /* constant; backend_options.fast_prompts, and there are tiles */
+	bool fast_prompts;            /* constant; backend_options.fast_prompts, and there is AMX */
 	struct cpu_pool *pool;        /* of so many threads */
 	char text[192];               /* backend_describe */
 	/* Scratch of the running op. It grows to the largest request and never shrinks, so steady-state
@@ -56,20 +56,20 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
 int cpu_backend_open_level(
 	const struct backend_options *options, int level, struct backend **out, struct err *e);
 
-/* Fast prompts on any instruction set. cpu_backend_open_level calls it where they are faster; tests
- * compare instruction sets with it. */
+/* Turns fast prompts on, on any instruction set; before the first op. cpu_backend_open_level calls
+ * it where there is AMX, tests to compare instruction sets. */
 void cpu_set_fast_prompts(struct cpu_backend *b);
 
 /* 64-byte aligned memory for the running op, contents undefined, valid until the next call. NULL:
  * out of memory; the failure is stored in the backend and the op must do nothing. */
 void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op);
 
-/* Rows of a step that fast prompts leave to floats, at most: ops.decode_rows. That of the card, so
- * that steps are cut alike. */
+/* ops.decode_rows with fast prompts: steps of at most so many rows are computed in floats. The
+ * value is the card's, so that prompts are cut into the same steps. */
 #define CPU_DECODE_ROWS 64
 
-/* Whether matrices of the types of limbs are multiplied by limbs in a step of so many rows. An
- * observer sees the inputs of float products only. */
+/* Whether limbs multiply, in a step of so many rows, the matrices that limb_matmul_covers. With an
+ * observer they do not: it sees the inputs of float products. */
 static inline bool cpu_is_fast_prompt(const struct cpu_backend *b, int rows)
 {
 	return b->fast_prompts && rows > CPU_DECODE_ROWS && !b->base.observer;
@@ -87,11 +87,12 @@ void cpu_run(
 void cpu_run_rows(
 	struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job);
 
-/* The jobs of an op sorted by NUMA node. */
+/* The jobs of an op sorted by NUMA node: first those of no node (k = 0), then those of node 1, ...
+ */
 struct job_order {
 	int n_jobs;
 	const int32_t *by_node;           /* [n_jobs] indices; NULL: as they come, no node is known */
-	int64_t ends[NUMA_NODES_MAX + 1]; /* those of node k end there; 0: of no node */
+	int64_t ends[NUMA_NODES_MAX + 1]; /* [k]: where the jobs of node k end; if by_node */
 };
 
 static inline int64_t job_at(const struct job_order *o, int64_t i)
@@ -99,11 +100,12 @@ static inline int64_t job_at(const struct job_order *o, int64_t i)
 	return o->by_node ? o->by_node[i] : i;
 }
 
-/* by_node [n_jobs]: memory for the order. */
+/* Sorts. by_node [n_jobs]: memory for the order, lent as long as `out` is used. */
 void cpu_order_jobs(struct cpu_backend *b, const struct expert_job *jobs, int n_jobs,
 	int32_t *by_node, struct job_order *out);
 
-/* cpu_run for jobs that have equally many tasks: task t is of job_at(order, t / tasks_of_job). */
+/* cpu_run for jobs of tasks_of_job tasks each: task t is of job_at(order, t / tasks_of_job).
+ * Threads of a NUMA node take the tasks of its jobs. */
 void cpu_run_jobs(struct cpu_backend *b, int threads, const struct job_order *order,
 	int64_t tasks_of_job, cpu_task_fn *fn, const void *job);
 

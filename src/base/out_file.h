@@ -75,10 +75,16 @@ int out_file_commit(struct out_file *o, struct err *e);
 /* Releases without touching the target. Safe on a zeroed or committed one. */
 void out_file_abort(struct out_file *o);
 
-/* Takes the exclusive lock (flock) of an open file and does not wait for it. OUT_LOCKED_BY_OTHER:
- * another process holds it. OUT_NO_LOCKS: the file system or its server has no locks (ENOLCK,
- * EOPNOTSUPP, ENOSYS; errno says which), so no process is kept away. OUT_LOCK_FAILED: errno. */
-enum out_lock { OUT_LOCKED, OUT_LOCKED_BY_OTHER, OUT_NO_LOCKS, OUT_LOCK_FAILED };
+enum out_lock {
+	OUT_LOCKED,
+	OUT_LOCKED_BY_OTHER, /* another open file description holds it */
+	OUT_NO_LOCKS,        /* the file system has none (errno ENOLCK, EOPNOTSUPP, ENOSYS) */
+	OUT_LOCK_FAILED      /* errno says why */
+};
+
+/* Takes the exclusive lock (flock) of an open file; does not wait for it. It is held until the
+ * descriptor is closed. OUT_NO_LOCKS: nothing keeps another process from writing the file, and the
+ * caller decides whether to go on. */
 enum out_lock out_file_lock(int fd);
 
 /* For outputs that are worth keeping unfinished: a file that the caller writes under a name of its

@@ -13,8 +13,7 @@
 #               --num-cuda-barriers 64 BUILD_DIR/tests/test_backend_parity brief test_deferred
 #   blocks      10^6 quantised blocks of each type
 #   prompts     figures of tests/bench/RESULTS.md: prompts and their products, 11 layers
-#   full        prompts, 78 layers: nothing cached (run 1 of the first size), then caches full; 23 GB
-#               of disk
+#   full        prompts, 78 layers, nothing cached in any run; needs 23 GB of disk
 #   rows        several rows in a step, 11 layers
 #   decode      78 layers, with and without drafts and the processor; needs 23 GB of disk
 #   two         78 layers on cards 0 and 1

@@ -57,9 +57,9 @@ struct convert_work {
 	struct safetensors *st;
 	struct convert_plan plan;
 	struct convert_losses losses; /* with a target: what its types were chosen by */
-	uint8_t *chosen;              /* [losses.n_groups] and the types */
-	uint64_t choice_key;
-	bool choice_kept; /* the journal has them */
+	uint8_t *chosen;              /* [losses.n_groups] the types chosen by them */
+	uint64_t choice_key;          /* what the journal stores them under */
+	bool choice_kept;             /* the journal has them already */
 	struct imatrix_file *imatrix;
 	bool *has_importance;           /* [n_tensors] */
 	bool *feedback;                 /* [n_tensors] */
@@ -260,8 +260,8 @@ static uint64_t hash_imatrix(const struct convert_options *o)
 	return o->imatrix ? hash_file(HASH_START, o->imatrix, -1) : 0;
 }
 
-/* What the choice of types depends on: a run that is taken up with the same key chooses the same.
- */
+/* The hash of what the choice of types depends on. What else the header holds may change how many
+ * bytes are left for the choice: choose_types checks the size of the output. */
 static uint64_t choice_key(const struct convert_work *w)
 {
 	uint64_t h = hash_bytes(HASH_START, GLM_VERSION, sizeof GLM_VERSION);

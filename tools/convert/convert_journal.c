@@ -6,9 +6,9 @@
  *     <tensor> <pieces> <source> <check of fingerprint, tensor, pieces and source>
  *     types <key> <two digits a type> <check of the line up to here>
  *
- * The last line of a tensor and the last one of types count. Source 0 and no pieces: the tensor is
- * not done. A last line without line feed is what a crash leaves and is ignored. Any other flaw
- * makes the whole journal worthless.
+ * The last line of a tensor counts, and the last line of types. Source 0 and no pieces: the tensor
+ * is not done. A last line without line feed is what a crash leaves and is ignored. Any other flaw
+ * makes the whole journal worthless, except for whole lines of types (convert_journal_find_types).
  */
 #include "tools/convert/convert_journal.h"
 
@@ -59,7 +59,7 @@ static void head_line(char out[80], uint64_t fingerprint)
 	snprintf(out, 80, MAGIC VERSION "%016" PRIx64 "\n", fingerprint);
 }
 
-/* Appends the line of n types; its length depends on n alone. */
+/* Appends to b the line of n types; its length depends on n alone. */
 static void types_line(struct buf *b, uint64_t key, const uint8_t *types, size_t n)
 {
 	const size_t start = b->len;
@@ -212,6 +212,7 @@ int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	*n_done = 0;
 	memset(done, 0, n * sizeof *done);
 	j->path = mem_printf("%s.journal", out);
+	j->fd = -1;
 	j->fingerprint = fingerprint;
 	j->n = n;
 	j->sources = sources;
@@ -313,14 +314,17 @@ bool convert_journal_find_types(const char *out, uint64_t key, uint8_t *types, s
 	}
 	const size_t at = strlen(TYPES) + HEX_DIGITS + 1;
 	bool same = found && strlen(found) == at + 2 * n + 1 + HEX_DIGITS;
-	for (size_t i = 0; same && i < n; i++) {
-		const char digits[3] = {found[at + 2 * i], found[at + 2 * i + 1], 0};
-		types[i] = (uint8_t)strtoul(digits, NULL, 16);
+	if (same) {
+		for (size_t i = 0; i < n; i++) {
+			const char digits[3] = {found[at + 2 * i], found[at + 2 * i + 1], 0};
+			types[i] = (uint8_t)strtoul(digits, NULL, 16);
+		}
+		/* key and digits are right if they make the same line */
+		struct buf line = {0};
+		types_line(&line, key, types, n);
+		same = !strncmp(found, line.data, line.len - 1);
+		buf_free(&line);
 	}
-	struct buf line = {0};
-	types_line(&line, key, types, n);
-	same = same && !strncmp(found, line.data, line.len - 1); /* also the key */
-	buf_free(&line);
 	free(text);
 	return same;
 }

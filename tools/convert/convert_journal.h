@@ -9,19 +9,20 @@
  *   when the file is damaged, it is not used, and the conversion starts over.
  * - A tensor is listed with its source, the identity of the files that it was made from. A tensor
  *   that is listed with another source is made again, the others are kept.
- * - It may hold types that were chosen by measurement (--target-gb), under a key of what the choice
- *   depends on: a later run with this key goes on with them and measures nothing.
+ * - It may hold the types that --target-gb has chosen by measurement. They are stored under a key,
+ *   the hash of what the choice depends on. A later run with the same key takes them and measures
+ *   nothing.
  * - The file is locked while it is open: one conversion per output. A file system without locks is
  *   accepted with a note.
  *
  * In order of use:
- *   0. convert_journal_find_types, where types are chosen
+ *   0. convert_journal_find_types, where types are chosen; needs no open journal
  *   1. convert_journal_open
  *   2. convert_journal_restart, unless the data that it lists are kept: a new or unusable file has
  *      no header before
  *   3. convert_journal_add, after the caller has synced the data of these pieces; and
  *      convert_journal_drop, before the caller writes over data that are listed;
- *      convert_journal_add_types behind a restart, and when other types were chosen
+ *      convert_journal_add_types, after a restart and when types were chosen anew
  *   4. convert_journal_close
  *
  * Every change is on the disk when the call returns (fdatasync).
@@ -52,9 +53,10 @@ struct convert_journal {
 	size_t n_other;          /* tensors that it listed with another source when it was opened */
 };
 
-/* Reads n types that an earlier run has stored under this key in the journal of output `out`.
- * False: there are none, and types[n] is of no use. Takes no lock: another conversion may be
- * writing. */
+/* Reads the n types that an earlier run has stored last in the journal of output `out`. False, and
+ * types[n] is of no use: there is no journal of this version, or its last types have another key or
+ * number. Other damage of the journal does not matter: a line of types has a check value of its
+ * own. Takes no lock: another conversion may be writing. */
 bool convert_journal_find_types(const char *out, uint64_t key, uint8_t *types, size_t n);
 
 /* Opens or creates the journal of output `out`, of n tensors.
@@ -63,14 +65,14 @@ bool convert_journal_find_types(const char *out, uint64_t key, uint8_t *types, s
  *   done:    out, [n]: how many pieces of a tensor are listed as complete.
  *   n_done:  out: tensors of which all are.
  *   notes:   gets a line when there is a journal that cannot be used; it counts as empty, and
- *            convert_journal_restart replaces it. Another line when the file cannot be locked.
+ *            convert_journal_restart replaces it. Another line when the file system has no locks.
  * Tensors of another source are dropped at once and counted in n_other. A file of that name that is
  * no journal is replaced only with force, else ERR_INPUT. */
 int convert_journal_open(struct convert_journal *j, const char *out, bool force,
 	uint64_t fingerprint, const uint64_t *sources, const uint64_t *pieces, uint64_t *done, size_t n,
 	size_t *n_done, struct buf *notes, struct err *e);
 
-/* Stores types[n]; those before count no more. */
+/* Stores types[n], to be found under `key`; those stored before no longer count. */
 int convert_journal_add_types(
 	struct convert_journal *j, uint64_t key, const uint8_t *types, size_t n, struct err *e);
 

@@ -2,9 +2,11 @@
 /*
  * What each type would cost each matrix of a plan, in bytes and in expected loss, for --target-gb:
  *
- *     convert_losses_list(&l, &source);              from headers alone
- *     convert_losses_measure(&l, &source, &e);       quantises a sample of every matrix
+ *     convert_losses_list(&l, &source);              groups, types, bytes: from headers alone
+ *     convert_losses_measure(&l, &source, &e);       losses: quantises a sample of every matrix
  *     convert_target_choose(l.groups, l.n_groups, budget, l.choice, &bytes);
+ *                                                    or, in place of these two,
+ *     convert_losses_choose(&l, types);              takes types that an earlier run has chosen
  *     convert_losses_apply(&l, &plan);               may be repeated with another choice
  *     convert_losses_print(&l, f);
  *     convert_losses_fini(&l);                       also after a failure; a zeroed one is fine
@@ -14,8 +16,7 @@
  * - A group is what gets one type: the matrices of a layer that are multiplied by the same input
  *   in one launch (gate and up; q_a and q_b), else a matrix.
  * - A type is chosen only for the classes of that table. All other tensors, and those that a rule
- * of
- *   --types matches, keep the type of the plan.
+ *   of --types matches, keep the type of the plan.
  * - The sample and the errors depend on the checkpoint and the importance file alone, not on the
  *   number of threads.
  */
@@ -50,17 +51,19 @@ struct convert_losses {
 	enum dtype (*types)[TARGET_OPTIONS_MAX]; /* private: [n_groups] types of the options */
 };
 
-/* The groups, their types and bytes; no losses. */
+/* Fills *l, whatever it held: the groups with their types and bytes, all losses 0. */
 void convert_losses_list(struct convert_losses *l, const struct losses_source *source);
 
-/* Fills in the losses. ERR_INPUT: a shard cannot be read, a value is infinite or not a number, the
- * importance file has other shapes. */
+/* Adds the losses; once. The source must be that of convert_losses_list. ERR_INPUT: a shard cannot
+ * be read, a value is infinite or not a number, the importance file has other shapes. */
 int convert_losses_measure(
 	struct convert_losses *l, const struct losses_source *source, struct err *e);
 
-/* types[n_groups] of l->choice (enum dtype), to be kept; and l->choice of such types, without
- * losses. False: a group has no such type, and l->choice is of no use. */
+/* Writes the chosen type (enum dtype) of each group to types[n_groups], for another run. */
 void convert_losses_types(const struct convert_losses *l, uint8_t *types);
+
+/* Sets l->choice from types[n_groups]; needs no losses. False: a group has no such type, and
+ * l->choice is of no use. */
 bool convert_losses_choose(struct convert_losses *l, const uint8_t *types);
 
 /* Gives the tensors of the plan the types of l->choice. */

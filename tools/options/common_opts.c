@@ -119,7 +119,7 @@ struct arg_group common_opts_group(struct common_opts *c)
 					"passes; the CPU always computes them in float32"},
 		{"fast-prompts", 0, ARG_FLAG, .flag = &c->fast_prompts,
 			.help = "on the CPU with AMX, multiply prompts of more than 64 tokens with activations "
-					"of 16 bits instead of float32, at about twice the rate"},
+					"of 16 bits instead of float32, at 1.3 to 2 times the rate"},
 		{"trace", 0, ARG_STRING, .string = &c->trace, .value = "FILE",
 			.help = "record routing, tiers and waits for `glmstream trace`"},
 		{"warm", 0, ARG_STRING, .string = &c->warm, .value = "FILE",

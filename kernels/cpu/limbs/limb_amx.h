@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What limb_rows_amx.c and limb_wide_amx.c have in common: packed weights as planes of bytes, and
- * the floats of exact sums. Each file compiles its own copy, and defines
+ * What limb_rows_amx.c and limb_wide_amx.c have in common: decoding of packed weights to planes of
+ * bytes (limb_rows_amx.c says what a plane is), and what makes floats of the exact sums. Each of
+ * the two files compiles its own copy. Before `decode` it defines
  *
  *     ALWAYS_INLINE void products_step(const struct products *p, int step)
  *
- * which is called four times, steps 0 .. 3, while a super-block is decoded: tile products of the
- * super-block before can be made meanwhile.
+ * which `decode` calls for steps 0 .. 3 of a super-block, in order: place for tile products of
+ * another super-block, which then overlap with the decoding. A decoder reads no byte past the
+ * super-blocks of its LIMB_ROWS rows.
  */
 #ifndef GLM_KERNELS_LIMB_AMX_H
 #define GLM_KERNELS_LIMB_AMX_H

@@ -34,7 +34,7 @@ struct limb_ffn_job {
 	const float *x;
 	float *out;
 	int n_jobs, n_used, n_types;
-	bool prompt; /* limbs are rounded */
+	bool prompt; /* limb_expert_prompts: limbs are rounded */
 	int64_t n_embd, n_ff, n_slots;
 	struct limb_x x_limbs[TYPES_MAX]; /* [n_types]: one for each type of gate and up */
 	float *hidden;                    /* [slots][n_ff] */

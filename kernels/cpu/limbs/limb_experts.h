@@ -17,13 +17,14 @@ bool limb_experts_covers(const struct expert_job *job);
  * - x: [rows][n_embd], out: [rows * n_used][n_embd]; weights: host memory, any alignment.
  * - Every job must be covered: this is not checked. All jobs have the same n_embd and n_ff.
  * - Failures are kept in the backend. ERR_MEMORY: out stays as it was. ERR_INTERRUPTED
- * (set_cancel): out may be written in part.
+ *   (set_cancel): out may be written in part.
  * - The bits equal the card's for up to 64 rows (DECODE_MAX_ROWS); with more rows the card takes
  *   other kernels. */
 void limb_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out);
 
-/* The same for fast prompts (limb_matmul.h): x and the hidden rows are rounded to 16 bits. */
+/* The same for fast prompts (limb_matmul.h), for any number of rows: x and the hidden rows are
+ * rounded to 16 bits, so the bits are not the card's. */
 void limb_expert_prompts(struct backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, float *out);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Two parallel loops for each product: x becomes limbs, then tasks of weight rows of one matrix
- * multiply all rows of x, limb_isa.most_x at a time. The weight rows of a task stay in the L2
- * cache meanwhile.
+ * Each product is two parallel loops. The first splits x into limbs and gathers them into panels; a
+ * task is `unit` rows of x. The second multiplies; a task is TASK_ROWS weight rows of one matrix
+ * and all rows of x, limb_isa.most_x at a time, so that its weight rows stay in the L2 cache.
  */
 #include "kernels/cpu/limbs/limb_matmul.h"
 
@@ -11,13 +11,13 @@
 #include <string.h>
 
 #define TASK_ROWS 64 /* weight rows of a task, a multiple of LIMB_ROWS */
-#define WIDE_UNIT 16 /* rows of x whose panels may be gathered alone; divides LIMB_WIDE */
+#define WIDE_UNIT 16 /* rows of x of a panel of limb_isa.prompts; divides LIMB_WIDE */
 
 struct limb_matmul_job {
 	const struct limb_isa *isa;
 	const struct limb_product *p;
-	int rows, n_units;         /* of x; units of `unit` of them */
-	int unit;                  /* rows of x that are split together */
+	int rows;          /* of x */
+	int unit, n_units; /* rows of x of a task of split_task, and how many tasks a matrix has */
 	struct limb_block *blocks; /* [stack][rows][blocks of a row] */
 	int8_t *panels;            /* [stack][units], panel_bytes each */
 	size_t panel_bytes;
@@ -40,7 +40,8 @@ static int8_t *panel_of(const struct limb_matmul_job *a, int64_t stack, int64_t 
 	return a->panels + (size_t)(stack * a->n_units + row / a->unit) * a->panel_bytes;
 }
 
-/* n rows of x from `first` on; weights and outputs are still to be set. */
+/* A task of n rows of x from `first` on, a multiple of a->unit. The caller sets w, n_rows, out and
+ * out_stride. */
 static struct limb_task rows_task(
 	const struct limb_matmul_job *a, int64_t stack, int64_t first, int n)
 {
@@ -103,15 +104,16 @@ static void multiply_task(const void *context, int64_t task, int64_t last, int t
 	}
 }
 
-/* Whether b has the limbs of a. */
+/* Whether a and b have the same limbs of x, at the same place in the scratch memory. */
 static bool same_limbs(const struct limb_product *a, const struct limb_product *b)
 {
 	return a->x == b->x && a->x_stride == b->x_stride && a->x_step == b->x_step &&
 		   a->w.type == b->w.type && a->w.n_in == b->w.n_in && a->w.n_stack == b->w.n_stack;
 }
 
-/* Lays out the scratch memory for product p, where the limbs of a product before it stay if
- * same_limbs; false: there is none, the failure is kept. */
+/* Lays out the scratch memory for product p. Limbs that the product before has left there stay
+ * valid if same_limbs: the sizes are then equal, so that cpu_scratch moves nothing. False: no
+ * memory, the failure is kept. */
 static bool matmul_layout(
 	struct cpu_backend *b, struct limb_matmul_job *a, const struct limb_product *p, int rows)
 {

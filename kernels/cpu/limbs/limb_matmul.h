@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Products of many rows of x by limbs: backend_options.fast_prompts. The arithmetic is that of
- * kernels/expert_arithmetic.h with one part a row (split 1), and the low limbs of x are 0: x has 16
- * bits in place of 24 (limb_round). An output depends on one weight row
- * and one row of x alone, and has the same bits on every instruction set. cpu_matmul.c, which
- * multiplies floats in another order, differs from it in the last bits.
+ * Matrix products of prompts (backend_options.fast_prompts): many rows of x, weights decoded once
+ * for LIMB_WIDE of them. The arithmetic is that of kernels/expert_arithmetic.h with one part a row
+ * (split 1) and with the low limbs of x 0 (limb_round): x has 16 bits in place of 24. cpu_matmul.c,
+ * which multiplies floats, gives other bits.
+ *
+ *     if (cpu_is_fast_prompt(b, rows) && limb_matmul_covers(&w))
+ *         limb_matmul(b, products, n, rows);
+ *
+ * - An output depends on one weight row and one row of x alone. With finite block scales it has the
+ *   same bits on every instruction set.
+ * - Threads: called by the backend's thread, as ops are; computes on those of its pool.
  */
 #ifndef GLM_KERNELS_LIMB_MATMUL_H
 #define GLM_KERNELS_LIMB_MATMUL_H
@@ -26,10 +32,12 @@ struct limb_product {
 /* Whether limb_matmul computes products with this matrix. */
 bool limb_matmul_covers(const struct weight *w);
 
-/* The products of `rows` rows, rows >= 1, one product after the other. Products that read the same
- * x with weights of one type should be neighbours: x is split into limbs once for them.
- * Every matrix must be covered: this is not checked. Failures are kept in the backend:
- * ERR_INTERRUPTED (set_cancel), ERR_MEMORY; y may be written in part. */
+/* Computes n products of `rows` rows, one after the other. Products that read the same x with
+ * weights of one type should be neighbours: x is split into limbs once for them.
+ * - Preconditions, not checked: rows >= 1; every matrix is covered; no y overlaps an x.
+ * - Memory: cpu_scratch, for each row of x 5 bytes a value, with AMX 7.
+ * - Errors are kept in the backend: ERR_INTERRUPTED (set_cancel), ERR_MEMORY. Then y may be written
+ *   in part. */
 void limb_matmul(struct cpu_backend *b, const struct limb_product *products, int n, int rows);
 
 #endif

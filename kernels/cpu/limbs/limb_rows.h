@@ -95,13 +95,13 @@ struct limb_isa {
 	 * panel: limb_panel_bytes, 64-byte aligned. */
 	void (*gather)(const struct limb_task *t, int8_t *panel);
 	int most_x; /* rows of x of a task: LIMB_X or LIMB_WIDE */
-	/* NULL, or an instruction set for the products of prompts: it decodes weights once for more
-	 * rows of x, and takes the low limbs of x, which limb_round has cleared, for 0. */
+	/* NULL, or the same for prompts: decodes weights once for LIMB_WIDE rows of x, and does not
+	 * read the low limbs of x. Precondition: limb_round has cleared them. */
 	const struct limb_isa *prompts;
 };
 
-/* For prompts: the low limbs of a row of n values become 0. Since limbs are rounded to nearest, x
- * is then rounded to 16 bits, the sign included. */
+/* For prompts: clears the low limbs of a row of n values that limb_isa.split has written. The upper
+ * two limbs are x rounded to nearest: x then has 16 bits, the sign included. */
 void limb_round(struct limb_block *blocks, int64_t n);
 
 static inline const struct limb_isa *limb_isa_of_prompts(const struct limb_isa *isa)
@@ -109,7 +109,8 @@ static inline const struct limb_isa *limb_isa_of_prompts(const struct limb_isa *
 	return isa->prompts ? isa->prompts : isa;
 }
 
-/* n_x: most_x, of prompts also 16 rows whose panels are to lie one after the other */
+/* Bytes of a panel of n_x rows of x. A panel of limb_isa.prompts is panels of 16 rows, one after
+ * the other: these may be gathered by a task each. */
 static inline size_t limb_panel_bytes(int n_x, int64_t n_in)
 {
 	const int limbs = n_x > LIMB_X ? (n_x + 15) / 16 * 16 * (EXPERT_LIMBS - 1) : n_x * EXPERT_LIMBS;

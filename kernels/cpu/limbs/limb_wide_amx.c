@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Exact sums with AMX for many rows of x (limb_isa.prompts). Planes are those of
- * limb_rows_amx.c, which sums all limbs of a few rows in one tile; here a tile has one limb of
- * WIDE_TILE rows. The low limb is 0 (limb_round) and left out:
+ * Exact sums with AMX for many rows of x (limb_isa.prompts). The planes of weights are those of
+ * limb_rows_amx.c. There a tile has all limbs of a few rows of x; here it has one limb of WIDE_TILE
+ * rows. The low limb of x is 0 (limb_round) and takes no part.
  *
- *      limbs (A)    row i: 64 limbs k of row i of x
+ * Tiles:
+ *
+ *      limbs (A)    row i: 64 limbs k of row i of x, from the panel (wide_gather)
  *      plane (B)    row p: 4 bytes, places 4 p .. 4 p + 3 of limb_place, of each of 16 weight rows
  *      sums (C)     row i: a dword for each of 16 weight rows
  *
- * A super-block of 16 weight rows is decoded once for all rows of x. While the tile unit makes the
- * sums of WIDE_TILE rows, the vector units add those of the rows before to the floats. Compiles to
- * nothing on other targets.
+ * Loops, from the outside: WIDE_GROUPS groups of 16 weight rows; super-blocks; WIDE_TILE rows of x;
+ * a group. A super-block of a group is decoded once for all rows of x. While the tile unit computes
+ * the sums of one (rows of x, group), the vector units add those of the one before to the floats.
+ *
+ * Each call of multiply configures the tiles of its thread and releases them. Compiles to nothing
+ * on other targets.
  */
 #include "kernels/cpu/limbs/limb_rows.h"
 
@@ -18,22 +23,24 @@
 
 #include "kernels/cpu/limbs/limb_amx.h"
 
-#define WIDE_TILE   16
+#define WIDE_TILE   16 /* rows of x of a tile */
 #define TILE_BYTES  1024
 #define WIDE_GROUPS 4 /* groups of LIMB_ROWS weight rows that are decoded together */
-/* Of the panel: [groups of WIDE_TILE rows][super-blocks][limbs][4 quarters] tiles. Rows that a
- * group does not have are zero. */
 #define WIDE_LIMBS  (EXPERT_LIMBS - 1)
-#define GROUP_TILES (WIDE_LIMBS * 4)
+/* The panel is tiles of limbs: [WIDE_TILE rows of x][super-blocks][limb][quarter of the places].
+ * Rows past the last one of x are zero. */
+#define BLOCK_TILES (WIDE_LIMBS * 4)
 
+/* A super-block is decoded before its products begin. */
 ALWAYS_INLINE void products_step(const struct products *p, int step)
 {
 	(void)p;
 	(void)step;
 }
 
-/* Tiles 0 and 1: sums of the limbs with plane low; 2 and 3: with high; 4 and 5: limbs; 6 and 7: low
- * and high. Q8_0: of a step, which has half of the places. */
+/* Tiles 0 and 1: sums of high and middle limbs times the low plane; 2 and 3: times the high plane;
+ * 4 and 5: high and middle limbs; 6 and 7: low and high plane. steps (Q8_0): limbs and low plane of
+ * one step, half of a quarter. */
 static void wide_configure(bool steps)
 {
 	_Alignas(64) struct tile_config c = {.palette = 1};
@@ -44,13 +51,13 @@ static void wide_configure(bool steps)
 	_tile_loadconfig(&c);
 }
 
-/* Sums of a group of WIDE_TILE rows of x: [planes, or half of the steps][limb][row of x][weight
- * row] */
+/* Sums of WIDE_TILE rows of x and a group of weight rows, of planes low and high or of half of the
+ * steps */
 struct wide_sums {
 	_Alignas(64) int32_t plane[LIMB_STEPS / 2][WIDE_LIMBS][WIDE_TILE][LIMB_ROWS];
 };
 
-/* Quarter z of the places */
+/* Adds the products of quarter z of the places to tiles 0 .. 3; z = 0 clears them before. */
 ALWAYS_INLINE void wide_planes(const struct decoded *w, const int8_t *limbs, bool two_planes, int z)
 {
 	if (z == 0) {
@@ -81,6 +88,7 @@ ALWAYS_INLINE void wide_planes_store(struct wide_sums *s, bool two_planes)
 	}
 }
 
+/* The sums of one step, for s; nothing for a step past the end of the row */
 ALWAYS_INLINE void wide_step(
 	const struct decoded *w, const int8_t *limbs, int step, struct wide_sums *s)
 {
@@ -101,21 +109,22 @@ ALWAYS_INLINE void wide_step(
 
 typedef __m512 wide_floats[WIDE_LIMBS];
 
-/* A block of weight rows that is multiplied with one super-block of all rows of x before the next
- * super-block is read: limbs are then read from the L2 cache once for all of them. */
+/* One super-block of up to WIDE_GROUPS groups of weight rows. All of them are multiplied by the
+ * limbs of WIDE_TILE rows of x before the next rows: the panel is read from the L2 cache once for
+ * all groups. */
 struct wide_block {
 	struct decoded w[WIDE_GROUPS];
 	struct scales scales[WIDE_GROUPS];
-	struct wide_sums sums[2];
-	wide_floats half[WIDE_TILE]; /* Q8_0: of the first half of the steps */
-	int n_groups;                /* of LIMB_ROWS weight rows */
+	struct wide_sums sums[2];    /* of the part that is multiplied and of the one that is added */
+	wide_floats half[WIDE_TILE]; /* Q8_0: values of the first half of the steps */
+	int n_groups;                /* 1 .. WIDE_GROUPS */
 };
 
 /* Floats of all rows of x for a group of weight rows */
 typedef wide_floats wide_rows[LIMB_WIDE];
 
-/* A part of a super-block's products: a group of rows of x, one of weight rows, and of Q8_0 half of
- * the steps. */
+/* A part of a super-block's products: rows WIDE_TILE * x and on of x, group g of weight rows, and
+ * of Q8_0 one half of the steps (else half is 0). */
 struct wide_part {
 	int x, g, half;
 };
@@ -134,7 +143,8 @@ ALWAYS_INLINE struct wide_part part_after(struct wide_part p, bool steps, int n_
 	return p;
 }
 
-/* Adds the sums of rows [first, end) of a group of x, whose floats are sum. */
+/* Adds the sums s of part p to the floats of its rows [first, end) of x. x, sum: those of the
+ * part's row 0. Of Q8_0, half 0 only fills w->half. */
 ALWAYS_INLINE void wide_add(const struct shape *shape, struct wide_block *w, struct wide_part p,
 	const struct wide_sums *s, const struct limb_block *const *x, int first, int end, int64_t block,
 	wide_floats *sum)
@@ -169,8 +179,8 @@ ALWAYS_INLINE void wide_add(const struct shape *shape, struct wide_block *w, str
 	}
 }
 
-/* Super-block `block` of a block of weight rows and all rows of x. The sums of a part are made
- * while those of the part before are added to the floats, a quarter at a time. */
+/* Multiplies super-block `block` of the weight rows of w by all rows of x and adds to sum[group].
+ * The sums of a part are computed while those of the part before are added, a quarter at a time. */
 ALWAYS_INLINE void wide_super_block(const struct limb_task *t, const struct shape shape,
 	struct wide_block *w, int64_t block, wide_rows *sum)
 {
@@ -182,7 +192,7 @@ ALWAYS_INLINE void wide_super_block(const struct limb_task *t, const struct shap
 		scales_of(&shape, &w->w[g], &w->scales[g]);
 	for (int n = 0; n <= n_parts; n++) {
 		const int8_t *limbs =
-			t->panel + (size_t)((part.x * n_blocks + block) * GROUP_TILES) * TILE_BYTES;
+			t->panel + (size_t)((part.x * n_blocks + block) * BLOCK_TILES) * TILE_BYTES;
 		const int first = before.x * WIDE_TILE, rows = MIN(t->n_x - first, WIDE_TILE);
 		for (int z = 0; z < 4; z++) {
 			if (n < n_parts && shape.steps)
@@ -235,8 +245,8 @@ static wide_fn *wide_fn_of(enum dtype type)
 	}
 }
 
-/* Writes the outputs of the group of weight rows from `first` on. part[p]: its floats of part p lie
- * WIDE_GROUPS apart. */
+/* Writes the outputs of the group of weight rows from `first` on. Its floats of part p of t->split
+ * are part[p * WIDE_GROUPS]. */
 static void wide_finish(const struct limb_task *t, const wide_rows *part, int64_t first)
 {
 	const __mmask16 rows = (__mmask16)((1u << MIN(t->n_rows - first, LIMB_ROWS)) - 1);
@@ -251,7 +261,8 @@ static void wide_finish(const struct limb_task *t, const wide_rows *part, int64_
 	}
 }
 
-/* Weight rows [first, first + WIDE_GROUPS * LIMB_ROWS), as many as there are */
+/* Weight rows [first, first + WIDE_GROUPS * LIMB_ROWS), as many as there are. Takes about 300 KiB
+ * of stack. */
 static void wide_multiply_rows(const struct limb_task *t, int64_t first)
 {
 	const struct dtype_info *info = dtype_info(t->type);
@@ -265,8 +276,8 @@ static void wide_multiply_rows(const struct limb_task *t, int64_t first)
 	w.n_groups = (int)MIN((t->n_rows - first + LIMB_ROWS - 1) / LIMB_ROWS, WIDE_GROUPS);
 	for (int g = 0; g < w.n_groups; g++) {
 		p[g] = packed_rows(t, first + g * LIMB_ROWS);
-		p[g].group.ahead = 0;
-		p[g].group.cold = true; /* the next super-blocks of these rows are next */
+		p[g].group.ahead = 0;   /* these rows are read super-block by super-block, ... */
+		p[g].group.cold = true; /* ... so a later one of the same row is prefetched */
 		for (int part = 0; part < t->split; part++)
 			memset(sum[part][g], 0, (size_t)t->n_x * sizeof sum[part][g][0]);
 	}

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Any bytes as the journal of a conversion. Input: a byte of options, then the file; with its bit 1
- * a head and the ends of lines "NUMBER PIECES ?" (done) and "NUMBER 0 !" (dropped) are made right.
+ * a head and the ends of lines "NUMBER PIECES ?" (done), "NUMBER 0 !" (dropped) and "types KEY
+ * DIGITS #" are made right, whatever KEY and DIGITS are.
  * Checked: a refusal has a sentence; what is not believed is said, and then nothing counts as done;
  * a journal to which tensors are added says so when it is read again, besides what it said before;
- * one that was dropped is not done when it is read again. Types that are added are found again,
- * under their key alone and in their number alone.
+ * one that was dropped is not done when it is read again. Types are found under one key alone;
+ * those that are added are found again, in their number alone.
  */
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -33,14 +34,15 @@ struct read_back {
 	bool worthless;
 };
 
-/* What a writer would have written: a head, and for each '?' and '!' the source and the check
- * value of its number. */
+/* What a writer would have written: a head, for each '?' and '!' the source and the check value of
+ * its number, for each '#' the check value of its line up to there. */
 static void seal_lines(const uint8_t *d, size_t n, struct buf *out)
 {
 	uint64_t fingerprint = FINGERPRINT;
 	uint32_t id = 0, number = 0;
 	bool has_id = false;
 	buf_printf(out, "glmstream-convert 5 %016llx\n", FINGERPRINT);
+	size_t line = out->len;
 	for (size_t i = 0; i < n; i++) {
 		if (d[i] >= '0' && d[i] <= '9')
 			number = number * 10 + (d[i] - '0');
@@ -54,12 +56,16 @@ static void seal_lines(const uint8_t *d, size_t n, struct buf *out)
 			const uint64_t head = hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4);
 			buf_printf(out, "%016" PRIx64 " %016" PRIx64, source,
 				hash_u64(hash_u64(head, number), source));
+		} else if (d[i] == '#') {
+			buf_printf(
+				out, "%016" PRIx64, hash_bytes(HASH_START, out->data + line, out->len - line));
 		} else {
 			buf_append(out, &d[i], 1);
 		}
 		if (d[i] == '\n') {
 			id = number = 0;
 			has_id = false;
+			line = out->len;
 		}
 	}
 }
@@ -121,7 +127,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	const size_t n_types = 1 + data[size - 1] % (N_TENSORS - 1);
 	char out[256];
 	snprintf(out, sizeof out, "%s", fixture_path("out.gguf"));
-	(void)convert_journal_find_types(out, 0, types, n_types);
+	if (convert_journal_find_types(out, 0, types, n_types) &&
+		convert_journal_find_types(out, 1, types, n_types))
+		bug("the same types are found under two keys");
 	memset(types, data[size - 1], sizeof types);
 	if (!open_journal(&first, data[0] & 2))
 		return 0;
