@@ -567,7 +567,7 @@ struct backend_options {
 	bool no_graphs;   /* SEGMENT_EAGER always; numbers are the same */
 	/* On a card, steps above ops->decode_rows rows use activations, queries and weights of 22 bits
 	 * instead of 11 (see Numbers), in twice the time, and no library (library.h). No effect on the
-	 * CPU, which has float32. */
+	 * CPU. */
 	bool exact_prompts;
 	/* The CPU with AMX: in steps above ops->decode_rows rows, products with matrices of the types
 	 * of expert_arithmetic_covers use activations of 16 bits with a scale for 256 values in place

@@ -105,7 +105,7 @@ static int prefix_store_setup(void **state)
 	return temp_dir_make(state);
 }
 
-/* Rows of prompts with 22 bits are none of prompts with 11, nor fast ones of others. The engine
+/* Rows of one setting of exact_prompts or fast_prompts are not found with the other. The engine
  * takes the flags where its backend has two ways; the key of the store is the same code everywhere.
  */
 static void test_exact_prompts(void **state)

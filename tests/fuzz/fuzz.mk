@@ -36,7 +36,7 @@ build/fuzz/libfuzzed.a: $(FUZZ_OBJ)
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
-# a stamp of its own: that of $(BUILD) may have other choices, and would compile all of it again
+# Flags of its own: those of $(BUILD) change with CUDA and others, and would compile all of it again.
 build/fuzz/.flags: new = $(FUZZ_CC) $(FUZZ_ALL) $(FUZZ_CPP)
 build/fuzz/%.o: %.c build/fuzz/.flags
 	$(call say,CLANG,$<)

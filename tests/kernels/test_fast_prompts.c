@@ -2,8 +2,8 @@
 /*
  * backend_options.fast_prompts: products of steps above CPU_DECODE_ROWS rows. They equal those of
  * plain C bit by bit on every instruction set, do not depend on the other rows of a step or on
- * threads, and are near the formula. Smaller steps and types that
- * limbs do not cover have the bits of floats.
+ * threads, and are near the formula. Smaller steps and types that limbs do not cover have the bits
+ * of floats.
  */
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/limbs/limb_matmul.h"

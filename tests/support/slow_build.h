@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Sanitizers slow arithmetic down by ten and more, and counts of coverage by three. What a plain
- * build shows with all rounds has fewer of them there. */
+/* Sanitizers make arithmetic ten times slower and more, counts of coverage three times. Tests that
+ * take all rounds in a plain build take fewer in these. */
 #ifndef GLM_TESTS_SLOW_BUILD_H
 #define GLM_TESTS_SLOW_BUILD_H
 

@@ -358,7 +358,7 @@ static const char topics[] =
 	"without it, but read the caches that the prompt left, so an answer may differ. Within each "
 	"setting\n"
 	"the logits are the same bits for every cache size, tier, policy, reader and every\n"
-	"\\fB\\-\\-chunk\\fR from 129 on. The CPU computes prompts in float32 and ignores the option. "
+	"\\fB\\-\\-chunk\\fR from 129 on. The CPU ignores the option. "
 	"Use it to\n"
 	"compare with a reference (\\fBcompare\\fR, \\fBperplexity\\fR). A session file of the other "
 	"setting\n"

@@ -17,10 +17,10 @@
 /* Trust in the correlations of a matrix's own columns, in place of its inputs'. Chosen by KL of
  * IQ2_XXS on the pocket model: 0.0120 with 0.3, 0.0131 with 0.5, 0.0132 with 0.7. */
 #define OWN_COLUMNS_TRUST 0.3f
-/* Trust in the moments of inputs from four bits on, as a part of what their tokens give. With all
- * of it the error of directions that inputs seldom have grows by half, and at these types the few
- * rows of such inputs are most of the KL: 0.87, 1.03, 1.31 of llama-quantize's with Q4_K, Q5_K,
- * Q6_K; with this part 0.81, 0.80, 0.80 (tests/bench/results/convert.md). */
+/* Q4_K, Q5_K and Q6_K multiply the trust in moments of inputs by this. Rows whose inputs are unlike
+ * those of the moments lose by error feedback, and at these types a few rows are most of the KL.
+ * With all of the trust it is 0.87, 1.03, 1.31 of llama-quantize's, with 0.6 of it 0.81, 0.80, 0.80
+ * (tests/bench/results/convert.md). */
 #define FINE_TYPES_TRUST 0.6f
 
 /* The largest rows, and the most blocks of columns of a row with error feedback. */

@@ -116,7 +116,7 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.fallback = "512"},
 		{"exact-prompts", 0, ARG_FLAG, .flag = &c->exact_prompts,
 			.help = "on a card, multiply prompts with activations of 22 bits instead of 11, in two "
-					"passes; the CPU always computes them in float32"},
+					"passes; the CPU ignores it"},
 		{"fast-prompts", 0, ARG_FLAG, .flag = &c->fast_prompts,
 			.help = "on the CPU with AMX, multiply prompts of more than 64 tokens with activations "
 					"of 16 bits instead of float32, at 1.3 to 2 times the rate"},

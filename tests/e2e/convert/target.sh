@@ -83,7 +83,9 @@ error_is_one_sentence 3 'cut.gguf'
 # ---- an interruption -----------------------------------------------------------------------------
 
 c_tool fail_write
-poison() { # the first value of the embedding, in place and with its time; prints the shard
+# Makes the first value of the embedding NaN in its shard, which keeps its size and time, and prints
+# the shard's path. $work/sound is a copy of the shard before.
+poison() {
 	python3 - "$work/tiny" "$work/sound" <<'END'
 import glob, json, os, shutil, struct, sys
 for path in glob.glob(sys.argv[1] + "/*.safetensors"):
@@ -126,7 +128,8 @@ else
 	check "and prints the same mix" diff -q <(grep '^mix' "$work/err") "$work/mix"
 	check "to the same bytes" cmp -s "$work/whole.gguf" "$work/begun.gguf"
 
-	# No sample is taken: it would refuse what a tensor that is done has become.
+	# The embedding has been converted when its source is made NaN. A sample of it would be refused; a
+	# run that goes on with the types of the journal takes none.
 	shard=$(poison)
 	run convert "$work/tiny" -o "$work/fresh.gguf" "${options[@]}"
 	error_is_one_sentence 3 'embed_tokens.weight: a value is not a number'

@@ -12,8 +12,9 @@ python3 -c 'import random; r = random.Random(5); print(*[r.randrange(500) for _ 
 dump() { # name of the result, model, arguments
 	run dump-logits -m "$work/$2" --ids "$work/ids" --all -c 256 -o "$work/$1.f32" --force "${@:3}"
 }
-# Routers of random weights have near ties. From the first row with another expert on, rows of this
-# text differ. Rows of few positions must agree, and most of the others.
+# With random weights some experts nearly tie, and a rounding decides which is chosen. A row with
+# another expert differs, and the rows that attend to it. So the first 8 rows must agree closely and
+# nine tenths of all rows roughly.
 rows_are_near() { # least cosine of the first 8 rows
 	python3 - "$work/out" "$1" <<-'END'
 	import json, sys

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # A checkpoint's folder runs as it is: the logits have the bits of the GGUF that convert makes of it
 # without loss, for every type, size of cache and way of reading, on the CPU (on a card:
-# card_folder.sh); check values are made beside the
-# shards and found wrong when a byte of values or scales changes; what cannot be run is refused.
+# card_folder.sh); check values are made beside the shards and found wrong when a byte of values or
+# scales changes; what cannot be run is refused.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
