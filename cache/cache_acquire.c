@@ -507,7 +507,7 @@ enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struc
 	if (result == CACHE_OK && c->slots[slot].prefill)
 		c->slots[slot].read_ahead = true;
 	else if (result == CACHE_OK)
-		c->slots[slot].pins = 0; /* it is in tier 0, and stays there */
+		c->slots[slot].pins = 0; /* hot: in a slot of tier 0, which needs no pin to keep it */
 	return result;
 }
 

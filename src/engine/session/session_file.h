@@ -63,7 +63,7 @@ int session_file_save(struct session *s, uint32_t n, const char *path, bool forc
  *   type, longer than the context, or damaged anywhere: the session is unchanged.
  * - Rows that differ in the last bits are accepted with a warning: those of another backend, of the
  *   other setting of exact_prompts or fast_prompts, of another version of cublasLt (library.h), or
- * of a program version with other arithmetic.
+ *   of a program version with other arithmetic.
  * - After any other error the session is empty or unchanged. */
 int session_file_load(struct session *s, const char *path, struct buf *note,
 	struct session_file_info *info, struct err *e);

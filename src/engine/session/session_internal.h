@@ -101,8 +101,8 @@ void session_drafted(struct session *s);
 /* Raised when a version computes rows whose last bits differ from those of the version before. */
 #define SESSION_ARITHMETIC 2u
 /* What computes the rows of this engine: "cpu", "cpu fast" (fast_prompts), "cuda", "cuda exact"
- * (exact_prompts), or
- * "cuda blas130100" (kernels/library.h). Rows of different names differ in the last bits. */
+ * (exact_prompts), or "cuda blas130100" (kernels/library.h). Rows of different names differ in the
+ * last bits. */
 #define SESSION_MAKER_BYTES 16
 void session_rows_maker(const struct engine *g, char out[SESSION_MAKER_BYTES]);
 
