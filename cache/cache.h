@@ -344,8 +344,8 @@ enum cache_result cache_warm(
 /* Marks an expert that the warm-up will bring to tier 0 as hot, for the life of the cache. If it is
  * in no tier, cache_acquire and cache_read_ahead with CACHE_PREFILL load it into a free slot of
  * tier 0, from which its release does not evict it. Without a free slot beside those of the low
- * watermark they take a prefill slot. To be called in the order of the warm-up. False: the hot
- * experts would not fit in tier 0, and nothing changes. */
+ * watermark they take a prefill slot. To be called in the order of the warm-up. True: it is hot,
+ * or was already. False: the hot experts would not fit in tier 0, and nothing changes. */
 bool cache_set_hot(struct cache *c, int layer, int expert);
 
 /* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):
