@@ -90,8 +90,10 @@ void cpu_run_rows(
 /* The jobs of an op sorted by NUMA node. */
 struct job_order {
 	int n_jobs;
-	const int32_t *by_node;           /* [n_jobs] indices; NULL: as they come, no node is known */
-	int64_t ends[NUMA_NODES_MAX + 1]; /* those of node k end there; 0: of no node */
+	/* [n_jobs] indices of the jobs, of no node first, then of node 1, 2, ...; NULL: no node is
+	 * known, the order is that of the jobs */
+	const int32_t *by_node;
+	int64_t ends[NUMA_NODES_MAX + 1]; /* by node: index in by_node where its jobs end */
 };
 
 static inline int64_t job_at(const struct job_order *o, int64_t i)
@@ -99,7 +101,7 @@ static inline int64_t job_at(const struct job_order *o, int64_t i)
 	return o->by_node ? o->by_node[i] : i;
 }
 
-/* by_node [n_jobs]: memory for the order. */
+/* by_node [n_jobs]: memory for the order, used as long as *out. */
 void cpu_order_jobs(struct cpu_backend *b, const struct expert_job *jobs, int n_jobs,
 	int32_t *by_node, struct job_order *out);
 

@@ -315,7 +315,7 @@ static double *mean_of(struct host_experts *h, const struct expert_job *j)
 	return &find_kind(h, j)->ns_per_byte[timed_node(h, j)][timed_slots(j->n_token_slots)];
 }
 
-/* The node that was expected to end last. */
+/* The node that ends last by the means so far. */
 static int last_node(struct host_experts *h, const struct expert_job *jobs, int n_jobs)
 {
 	double busy[NUMA_NODES_MAX + 1] = {0};
@@ -328,7 +328,7 @@ static int last_node(struct host_experts *h, const struct expert_job *jobs, int 
 	return last;
 }
 
-/* `ns` were spent on the jobs. They are the time of the node that ends last. */
+/* The jobs took `ns`, which is taken for the time of the node that ends last. */
 static void note_time(
 	struct host_experts *h, const struct expert_job *jobs, int n_jobs, uint64_t ns)
 {

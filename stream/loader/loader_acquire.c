@@ -364,7 +364,8 @@ static int loader_wait_ready(
 	struct loader *l = loader_of(source);
 	uint64_t start = clock_ns(), warned = start;
 	int before = 0, missing;
-	bool only_drafts = true; /* it returns with the first ref that comes, so for all of its time */
+	/* The call returns as soon as one ref becomes ready, so this holds for all of its time. */
+	bool only_drafts = true;
 	for (int i = 0; i < n; i++) {
 		before += !refs[i].ready;
 		only_drafts &= refs[i].ready || refs[i].draft_rows;
