@@ -49,8 +49,8 @@
  * the policy, and demotes cold experts until the low watermark of free slots is reached. Every call
  * of the compute side that takes a plan flushes first: the policy sees all accesses in the order of
  * the calls, whichever call flushes. A simulated cache therefore counts exactly what a live one
- * does, as long as tier 1 does not evict: when it is full, its victims also depend on which
- * transfers have ended.
+ * does, with two exceptions: hot experts (cache_set_hot), of which a trace says nothing; and a tier
+ * 1 that evicts, since its victims also depend on which transfers have ended.
  *
  * Sizes. Each tier is a slab arena (slab.h) of a few size classes. An expert that needs a slot
  * gets, in this order:
@@ -287,7 +287,8 @@ void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *pl
  *     CACHE_REF_IN_FLIGHT.
  *   - Reserves a slot of tier 0 for every other ref, in order, and plans its load: CACHE_REF_LOAD.
  *     CACHE_DECODE promotes what is in tier 1 and may evict whatever is not pinned. CACHE_PREFILL
- *     takes prefill slots; what is in tier 1 stays there.
+ *     takes prefill slots, or free slots for hot experts (cache_set_hot); what is in tier 1 stays
+ *     there.
  *   - A prefill ref that cache_read_ahead has reserved takes over its pin.
  *
  * CACHE_OK: every ref has a slot. CACHE_BUSY, CACHE_FULL: refs[next] and those behind it are not
@@ -340,9 +341,11 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
 enum cache_result cache_warm(
 	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan);
 
-/* A warm-up will bring this expert to tier 0, sooner or later. From now on CACHE_PREFILL reads it
- * into a free slot of tier 0, where it stays, and into a prefill slot only when none is free. To be
- * called in the order of the warm-up. False, and nothing changes: those before fill tier 0. */
+/* Marks an expert that the warm-up will bring to tier 0 as hot, for the life of the cache. If it is
+ * in no tier, cache_acquire and cache_read_ahead with CACHE_PREFILL load it into a free slot of
+ * tier 0, from which its release does not evict it. Without a free slot beside those of the low
+ * watermark they take a prefill slot. To be called in the order of the warm-up. True: it is hot,
+ * or was already. False: the hot experts would not fit in tier 0, and nothing changes. */
 bool cache_set_hot(struct cache *c, int layer, int expert);
 
 /* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):
@@ -352,9 +355,10 @@ bool cache_set_hot(struct cache *c, int layer, int expert);
  * prefetch counters do not count it. */
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan);
 
-/* Reserves a prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned
- * and one pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_FULL. cache_acquire takes the pin over, or
- * cache_read_ahead_drop or cache_begin_step drops it. */
+/* Reserves a slot for an expert that prefill will acquire: CACHE_OK with its load planned, or
+ * CACHE_PRESENT, CACHE_BUSY, CACHE_FULL. It is a free slot of tier 0 without a pin for a hot expert
+ * (cache_set_hot), if there is one; else a prefill slot with one pin. cache_acquire takes the pin
+ * over, or cache_read_ahead_drop or cache_begin_step drops it. */
 enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struct cache_plan *plan);
 /* Drops the pins of cache_read_ahead on experts for which keep(ctx, ...) is false; NULL: all. */
 void cache_read_ahead_drop(

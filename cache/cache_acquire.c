@@ -483,9 +483,11 @@ enum cache_result cache_warm(
 bool cache_set_hot(struct cache *c, int layer, int expert)
 {
 	const int32_t key = cache_key(c, layer, expert);
+	if (c->hot[key])
+		return true;
 	if (c->hot_bytes + bytes_of(c, key) > c->arena[0].bytes)
 		return false;
-	c->hot_bytes += c->hot[key] ? 0 : bytes_of(c, key);
+	c->hot_bytes += bytes_of(c, key);
 	c->hot[key] = true;
 	return true;
 }
@@ -507,7 +509,7 @@ enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struc
 	if (result == CACHE_OK && c->slots[slot].prefill)
 		c->slots[slot].read_ahead = true;
 	else if (result == CACHE_OK)
-		c->slots[slot].pins = 0; /* it is in tier 0, and stays there */
+		c->slots[slot].pins = 0; /* hot: in a slot of tier 0, which needs no pin to keep it */
 	return result;
 }
 

@@ -355,7 +355,8 @@ struct backend_ops {
 
 	/* Memory
 	 * - alloc: contents undefined. Aligned to 256 bytes; on the CPU, and of MEM_HOST, to pages.
-	 * Fails with ERR_MEMORY and says how much was requested and is free; the caller adds what for.
+	 *   Fails with ERR_MEMORY and says how much was requested and is free; the caller adds what
+	 *   for.
 	 * - free: waits for all ops first. p may be NULL.
 	 * - free_bytes: device memory that can still be allocated; 0: unknown.
 	 * - populate: takes what alloc gave from the system now; contents stay. NULL: alloc does. */
@@ -580,7 +581,8 @@ struct backend_options {
 	 * milliseconds before it sleeps. */
 	bool for_card;
 	/* The CPU only; lent for the call: the threads are divided among the NUMA nodes, and a thread
-	 * computes experts of its node first (expert_job.node). NULL, fewer than two: no nodes. */
+	 * computes experts of its node first (expert_job.node). NULL, fewer than two nodes, or a single
+	 * thread: not divided. */
 	const struct numa_nodes *nodes;
 };
 

@@ -4,12 +4,12 @@
 #include "src/base/num.h"
 #include "src/base/numa.h"
 
-/* What a copy takes beside the transfer of its bytes, about: the thread that reads begins it and
- * sees its end, and the card computes the expert. */
+/* Time of a copy without the transfer of its bytes, about: the I/O thread starts it and notices its
+ * end, and the card computes the expert. */
 #define COPY_START_NS 20000.0
 
-/* The misses are sorted for each node. Orders them by the time when its node has computed it and
- * those before it. */
+/* Precondition: the misses of each node are in order. Sorts all by the time at which the node of a
+ * miss has computed it and those of the node before it. */
 static void merge_nodes(struct miss *misses, int n)
 {
 	double busy[NUMA_NODES_MAX + 1] = {0};

@@ -19,10 +19,11 @@ struct miss {
 
 /* Sets on_host of misses [n]; busy_ns: time until the link is free.
  * - Nodes compute at the same time, each the misses that lie on it.
- * - Sorts the misses: first those that get on_host. Within a node the order is that of host_ns /
- *   link_ns, ascending; the next miss is the one that some node would have computed first.
- * - The number of these is the best one; of two splits that end at the same time, the one with
- *   fewer copies. If the misses of a node take equal times, no other split is better. */
+ * - Sorts the misses. Those of one node are in ascending order of host_ns / link_ns. The nodes are
+ *   merged by the time at which a node that computes all its misses would end each.
+ * - The first misses in this order get on_host, as many as make the end earliest; of two numbers
+ *   with the same end, the larger. If the misses of each node take equal times, no other split ends
+ *   earlier. */
 void miss_split(struct miss *misses, int n, double busy_ns);
 
 #endif

@@ -29,8 +29,10 @@ void source_mmap_check(
 void source_mmap_figures(const struct expert_source *s, struct expert_stats *out);
 
 /* The same with all tensors copied to the device memory of lo->backend, which must outlive the
- * source. ERR_MEMORY when they do not fit. Reads every expert once, and
- * compares it if lo says so, as tensor_load does if it serves that backend. */
+ * source.
+ * - Where tensor_load serves the backend, it reads every expert once and compares it if lo says so;
+ *   else the mapped bytes are uploaded and not compared.
+ * - Errors: ERR_MEMORY when the tensors do not fit; those of tensor_load. *out is then NULL. */
 int source_device_open(const struct expert_tensors *layers, int n_layers,
 	const struct tensor_load_options *lo, struct expert_source **out, struct err *e);
 

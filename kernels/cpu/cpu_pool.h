@@ -49,11 +49,11 @@ void cpu_pool_set_stop(struct cpu_pool *p, const atomic_bool *flag);
 bool cpu_pool_run(struct cpu_pool *p, int threads, int64_t n, int64_t grain, cpu_task_fn *fn,
 	const void *context);
 
-/* The same for tasks that are sorted by the node of the memory that they read: those of node k end
- * before ends[k], ends[0] is of no node's, ends[cpu_pool_nodes] is the number of all. A thread
- * takes tasks of its node first, then those of no node. Tasks of other nodes are taken by threads
- * that have nothing else to do, in a patient pool by the caller alone: who uses it plans with the
- * rate of each node. Precondition: cpu_pool_nodes is not 0. */
+/* The same for tasks that are sorted by the node of the memory that they read. Tasks [0, ends[0])
+ * have no node, tasks [ends[k - 1], ends[k]) are of node k, and ends[cpu_pool_nodes] is the number
+ * of all. A thread takes tasks of its node first, then those of no node, then those of other nodes.
+ * In a patient pool only the caller takes tasks of other nodes, so that each node works at the rate
+ * that was measured for it. Precondition: cpu_pool_nodes is not 0. */
 bool cpu_pool_run_nodes(struct cpu_pool *p, int threads, const int64_t *ends, int64_t grain,
 	cpu_task_fn *fn, const void *context);
 

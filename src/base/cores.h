@@ -16,7 +16,8 @@ int cores_list(int *cpus, int most);
 
 #define CORES_SYSTEM "/sys/devices/system" /* where the kernel describes processors */
 
-/* Whether a list of the kernel, as "0-3,8,10-11", names this number. */
+/* Whether a list of the kernel, as "0-3,8,10-11", contains the number. The part behind a damaged
+ * one is ignored. */
 bool cores_list_names(const char *list, int number);
 
 /* Sorts cpus[n] (in: ascending) into the order in which compute threads are pinned to them:

@@ -10,7 +10,8 @@
  *   5. numa_division_free
  *
  * Nodes are numbered from 1 on in the order of struct numa_nodes; 0 says that no node is known.
- * Threads: numa_node_at from any, the rest from whoever opens.
+ * Threads: any thread may call any function; numa_place and numa_division_free change the division,
+ * so no other thread may use it then.
  */
 #ifndef GLM_BASE_NUMA_H
 #define GLM_BASE_NUMA_H
@@ -29,7 +30,7 @@ struct numa_node {
 
 /* Nodes that have both processors and memory that the process may use. */
 struct numa_nodes {
-	int n; /* 0: not known */
+	int n; /* 0: the kernel does not say */
 	struct numa_node node[NUMA_NODES_MAX];
 };
 
@@ -41,7 +42,7 @@ void numa_read(
 /* Of this process. */
 void numa_read_host(struct numa_nodes *out);
 
-/* The number of the node with processor `cpu`; 0: none. */
+/* The number (from 1 on) of the node with processor `cpu`; 0: none. */
 int numa_node_of_cpu(const struct numa_nodes *nodes, int cpu);
 
 struct numa_division {
@@ -51,9 +52,11 @@ struct numa_division {
 	int id[NUMA_NODES_MAX + 1]; /* the kernel's, by number */
 };
 
-/* Divides `bytes` into pieces of a multiple of `unit` bytes and gives them to the nodes in
- * proportion to their free memory, so that any run from the front is divided in the same
- * proportion. There are 1,024 pieces at most: each is a mapping of its own to the kernel. */
+/* Divides `bytes` into pieces of a multiple of `unit` bytes (the last has the rest) and gives them
+ * to the nodes in proportion to their free memory. So is each run of pieces from the front, to less
+ * than a piece a node. There are 1,024 pieces at most, since each may be a mapping of its own to
+ * the kernel. Fewer than two nodes, or less than a unit: n is 0. Released with numa_division_free.
+ */
 struct numa_division numa_divide(const struct numa_nodes *nodes, uint64_t bytes, uint64_t unit);
 void numa_division_free(struct numa_division *d); /* of a zeroed one too */
 
@@ -68,13 +71,16 @@ static inline int numa_node_at(const struct numa_division *d, uint64_t offset)
 /* Bytes of a mapping of `bytes` that lie on a node. */
 uint64_t numa_bytes_on(const struct numa_division *d, uint64_t bytes, int number);
 
-/* Pages of base[bytes] that nobody has written yet will lie on the nodes of the division, and
- * elsewhere where a node is full. base: page-aligned. A page with a border inside goes to the piece
- * before it. Where the kernel refuses, a line says so and the division is freed: no node is known
- * then. */
+/* Tells the kernel to put pages of base[bytes] that have not been written yet on the nodes of the
+ * division, and on others when a node is full.
+ * - base: page-aligned. A page that two pieces share goes to the first of them.
+ * - d: of n 0 changes nothing.
+ * - If the kernel refuses, logs a warning, removes the placement and frees the division:
+ *   numa_node_at then returns 0. */
 void numa_place(struct numa_division *d, void *base, uint64_t bytes);
-/* Pages from `base` on that have been written stay where they are, and the kernel's mappings of
- * different nodes become one again. */
+/* Removes the placement of base[bytes], page-aligned, all of whose pages have been written: they
+ * stay on their nodes, and the kernel's mappings of different nodes become one again. A refusal
+ * of the kernel is ignored. */
 void numa_settle(void *base, uint64_t bytes);
 /* Pages of base[bytes] that nobody has written yet will lie on the node with the kernel's number
  * `id`, if it has room. 0, or the errno with which the kernel refuses. */

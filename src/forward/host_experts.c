@@ -304,25 +304,31 @@ const uint32_t *host_experts_node_ns(
 	return h->node_ns[slots];
 }
 
-static double *mean_of(struct host_experts *h, const struct expert_job *j)
+/* The node whose time the job's is; 0: the threads are not divided. */
+static int timed_node(const struct host_experts *h, const struct expert_job *j)
 {
-	return &find_kind(h, j)->ns_per_byte[j->node][timed_slots(j->n_token_slots)];
+	return h->nodes.n ? j->node : 0;
 }
 
-/* The node that was expected to end last. */
+static double *mean_of(struct host_experts *h, const struct expert_job *j)
+{
+	return &find_kind(h, j)->ns_per_byte[timed_node(h, j)][timed_slots(j->n_token_slots)];
+}
+
+/* The node that ends last by the means so far. */
 static int last_node(struct host_experts *h, const struct expert_job *jobs, int n_jobs)
 {
 	double busy[NUMA_NODES_MAX + 1] = {0};
-	int last = jobs[0].node;
+	int last = timed_node(h, &jobs[0]);
 	for (int i = 0; i < n_jobs; i++)
-		busy[jobs[i].node] += job_bytes(&jobs[i]) * *mean_of(h, &jobs[i]);
+		busy[timed_node(h, &jobs[i])] += job_bytes(&jobs[i]) * *mean_of(h, &jobs[i]);
 	for (int k = 0; k <= h->nodes.n; k++)
 		if (busy[k] > busy[last])
 			last = k;
 	return last;
 }
 
-/* `ns` were spent on the jobs. They are the time of the node that ends last. */
+/* The jobs took `ns`, which is taken for the time of the node that ends last. */
 static void note_time(
 	struct host_experts *h, const struct expert_job *jobs, int n_jobs, uint64_t ns)
 {
@@ -330,13 +336,13 @@ static void note_time(
 	double bytes = 0, node_bytes = 0;
 	for (int i = 0; i < n_jobs; i++) {
 		bytes += job_bytes(&jobs[i]);
-		node_bytes += jobs[i].node == node ? job_bytes(&jobs[i]) : 0;
+		node_bytes += timed_node(h, &jobs[i]) == node ? job_bytes(&jobs[i]) : 0;
 	}
 	h->n_experts += (uint64_t)n_jobs;
 	h->ns += ns;
 	h->bytes += (uint64_t)bytes;
 	for (int i = 0; i < n_jobs; i++) {
-		if (jobs[i].node != node)
+		if (timed_node(h, &jobs[i]) != node)
 			continue;
 		double *mean = mean_of(h, &jobs[i]), now = (double)ns / node_bytes;
 		*mean += MEAN_SHARE * (MIN(now, MEAN_OUTLIER * *mean) - *mean);

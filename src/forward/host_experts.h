@@ -64,8 +64,9 @@ bool host_experts_any(const struct host_experts *h); /* will it compute any that
 /* Time in which the processor computes an expert of this shape (its data is not read) for n_slots
  * (token, rank) slots, as measured so far; 0: the card computes it. */
 uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape, int n_slots);
-/* For a shape that the processor computes: expert_ref.node_ns. Valid until the next call for so
- * many slots. */
+/* For a shape that the processor computes: expert_ref.node_ns, changed by the next call for so many
+ * slots. NULL: the threads are not divided among nodes (backend_options.nodes); host_experts_ns is
+ * then the time on every node. */
 const uint32_t *host_experts_node_ns(
 	struct host_experts *h, const struct expert_job *shape, int n_slots);
 

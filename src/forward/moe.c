@@ -286,8 +286,8 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 }
 
 /* Lists the experts of the group in p->jobs that are ready and have not been computed: those that
- * the processor is to compute, or the card's. one: at most one of each NUMA node. Returns their
- * number. */
+ * the processor is to compute, or the card's. one: at most one expert of each NUMA node. Returns
+ * the number of jobs. */
 static int group_take_jobs(struct moe_plan *p, bool on_host, bool one)
 {
 	int n_jobs = 0;
@@ -382,8 +382,8 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 	return 0;
 }
 
-/* Computes the experts of the group that are the processor's. While others are on their way, one
- * of each NUMA node after the other, so that what has come is enqueued in between. */
+/* Computes the experts of the group that are the processor's. While loads are in flight it computes
+ * one expert of each NUMA node at a time, and enqueues those that have arrived in between. */
 static int group_compute_on_host(struct model *m, const struct batch *rows, struct err *e)
 {
 	struct moe_plan *p = &m->plan;

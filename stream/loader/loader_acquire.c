@@ -260,10 +260,11 @@ static void choose_host(struct loader *l, int layer, struct expert_ref *refs, in
 		struct cache_slot slot = cache_slot_get(s->cache, at);
 		if (slot.tier != 1 || slot.state != CACHE_READY || slot.pins)
 			continue;
-		const int node = numa_node_at(&l->division[1], slot.offset);
+		/* without times of nodes one group of threads computes them all, one after the other */
+		const int node = refs[i].node_ns ? numa_node_at(&l->division[1], slot.offset) : 0;
 		l->misses[n_misses++] = (struct miss){.ref = i,
 			.node = node,
-			.host_ns = node && refs[i].node_ns ? refs[i].node_ns[node] : refs[i].host_ns,
+			.host_ns = node ? refs[i].node_ns[node] : refs[i].host_ns,
 			.link_ns = (double)slot.bytes * 1e9 / rate};
 	}
 	/* Of loads that are no demands one is copied at a time, and on average half of it has been, but
@@ -363,7 +364,8 @@ static int loader_wait_ready(
 	struct loader *l = loader_of(source);
 	uint64_t start = clock_ns(), warned = start;
 	int before = 0, missing;
-	bool only_drafts = true; /* it returns with the first ref that comes, so for all of its time */
+	/* The call returns as soon as one ref becomes ready, so this holds for all of its time. */
+	bool only_drafts = true;
 	for (int i = 0; i < n; i++) {
 		before += !refs[i].ready;
 		only_drafts &= refs[i].ready || refs[i].draft_rows;

@@ -108,6 +108,7 @@ static void test_cache_set_hot(void **state)
 	for (int i = 0; i < 6; i++)
 		assert_true(cache_set_hot(c, 0, i));
 	assert_false(cache_set_hot(c, 0, 6));
+	assert_true(cache_set_hot(c, 0, 5)); /* it is hot already */
 	bring(c, 9);
 	cache_begin_step(c, CACHE_PREFILL, &p); /* 3 of 6 slots are free */
 	assert_int_equal(cache_read_ahead(c, 0, 0, &p), CACHE_OK);
@@ -140,11 +141,42 @@ static void test_cache_set_hot(void **state)
 	cache_free(c);
 }
 
+/* The load of a hot expert fails while prefill waits for it: the pin is void, and the expert can be
+ * loaded again. A load that was read ahead and that nobody acquired ends without a pin. */
+static void test_hot_load_fails(void **state)
+{
+	(void)state;
+	struct cache *c = make_cache(4, 0, 2);
+	struct cache_plan p;
+	struct prefill_request o;
+	assert_true(cache_set_hot(c, 0, 0));
+	cache_begin_step(c, CACHE_PREFILL, &p);
+	assert_int_equal(cache_read_ahead(c, 0, 0, &p), CACHE_OK);
+	const int32_t slot = p.transfers[0].slot;
+	assert_int_equal(acquire(c, &o, 0), CACHE_OK);
+	assert_int_equal(o.ref.state, CACHE_REF_IN_FLIGHT);
+	assert_int_equal(o.ref.slot, slot);
+	assert_int_equal(cache_slot_get(c, slot).pins, 1);
+	cache_abort(c, slot);
+	assert_int_equal(cache_ref_poll(c, &o.ref), CACHE_REF_FAILED);
+	release(c, &o);
+	assert_int_equal(cache_find(c, 0, 0), -1);
+	assert_int_equal(cache_read_ahead(c, 0, 0, &p), CACHE_OK);
+	cache_read_ahead_drop(c, NULL, NULL);
+	assert_int_equal(cache_slot_get(c, p.transfers[0].slot).state, CACHE_FILLING);
+	cache_commit(c, p.transfers[0].slot);
+	cache_begin_step(c, CACHE_DECODE, &p);
+	assert_true(cache_find(c, 0, 0) >= 0);
+	check_invariants(c);
+	cache_free(c);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cache_warm),
 		cmocka_unit_test(test_cache_set_hot),
+		cmocka_unit_test(test_hot_load_fails),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -436,6 +436,49 @@ static void test_node_times(void **state)
 	b->ops->close(b);
 }
 
+/* One thread is not divided: memory on nodes does not matter to its times, which are measured. */
+static void test_one_thread_on_nodes(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct backend *b;
+	struct host_experts *h;
+	struct numa_nodes nodes;
+	const struct model_config c = {.n_embd = 256, .n_used = 4};
+	const struct backend_options options = {.name = "cpu", .threads = 1};
+	const struct weight w = {.type = DTYPE_Q8_0,
+		.n_in = 256,
+		.n_out = 256,
+		.n_stack = 1,
+		.row_bytes = 272,
+		.stack_bytes = 272 * 256};
+	struct expert_job job = {.gate = w, .up = w, .down = w};
+	if (!make_nodes(&nodes, 0))
+		skip();
+	assert_int_equal(backend_open(&options, &b, &e), 0);
+	assert_int_equal(host_experts_open(&c, b, 1, &nodes, 16, &h, &e), 0);
+	assert_int_equal(host_experts_prepare(h, &job, 0, &e), 0);
+	assert_null(host_experts_node_ns(h, &job, 1));
+	for (int i = 0; i < 4 * 65536; i++) /* far too short by now */
+		host_experts_ns(h, &job, 1);
+	const uint32_t before = host_experts_ns(h, &job, 1);
+	uint8_t *weights = mem_new(1, w.stack_bytes);
+	float *x = mem_new(256, sizeof *x), *out = mem_new(4 * 256, sizeof *out);
+	const int32_t slot = 0;
+	job.gate.data = job.up.data = job.down.data = weights;
+	job.token_slots = &slot;
+	job.n_token_slots = 1;
+	job.node = 2;
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(host_experts_compute(h, 0, x, &job, 1, 1, out, &e), 0);
+	assert_true(host_experts_ns(h, &job, 1) > before);
+	free(weights);
+	free(x);
+	free(out);
+	host_experts_close(h);
+	b->ops->close(b);
+}
+
 /* ---- every type ---- */
 
 #define TYPE_LAYERS 21 /* of a model, one of them dense */
@@ -672,6 +715,7 @@ int main(void)
 		cmocka_unit_test(test_deferred_kernels),
 		cmocka_unit_test(test_two_nodes),
 		cmocka_unit_test(test_node_times),
+		cmocka_unit_test(test_one_thread_on_nodes),
 		cmocka_unit_test(test_limb_types),
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_copies_fail),

@@ -111,10 +111,10 @@ void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer
 			(double)bytes / 1048576.0, cudaGetErrorString(rc));
 		return NULL;
 	}
-	buffer->bytes = rounded;
 	if (!cuda_check(b, cudaMemsetAsync(buffer->data, 0, rounded, b->stream)) ||
 		!cuda_check(b, cudaStreamSynchronize(b->stream)))
 		return NULL;
+	buffer->bytes = rounded; /* not before: what is not zero must not be used after `recover` */
 	return buffer->data;
 }
 
@@ -400,7 +400,6 @@ static const struct backend_ops cuda_ops = {
 	.describe = cuda_describe,
 	.close = cuda_close,
 	.async = true,
-	/* ops can do both (gpu_observe.cuh, block_decode.cuh); no whole model has on a card */
 	.decode_rows = DECODE_MAX_ROWS,
 	.alloc = cuda_alloc,
 	.free = cuda_free,
