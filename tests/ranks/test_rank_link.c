@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Links between stages of two ranks: which carrier both ends agree on, and the rows that arrive.
+ * The program starts itself under mpirun; without mpirun the case is skipped. The messages are
+ * those of MPI. This file defines NCCL's functions (nccl.h) in place of the library's: a channel is
+ * a FIFO, and each case names the call that fails.
+ */
+#include "kernels/backend.h"
+#include "kernels/nccl.h"
+#include "src/base/err.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/ranks/rank_link.h"
+#include "src/forward/model.h"
+#include "src/ranks/ranks.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+enum { SENDER = 1, LAYER = 1, MOST = 4, N_EMBD = 6, TOP_K = 3 };
+
+static const struct link_case {
+	const char *name, *carrier; /* in what the receiver logs */
+	uint32_t most;              /* rows of a step, for which the link is opened */
+	bool missing[2];            /* the rank has no library */
+	bool no_id, one_card, refused[2];
+	bool full; /* the later stage selects for itself: no selection is handed over */
+} cases[] = {
+	{"nccl", "by NCCL 0.0.1", .most = MOST},
+	{"nccl without a selection", "by NCCL 0.0.1", .most = MOST, .full = true},
+	{"missing here", "by MPI: rank 0 has no library", .most = MOST, .missing = {true, false}},
+	{"missing there", "by MPI: rank 1 has no library", .most = MOST, .missing = {false, true}},
+	{"no id", "by MPI: no id is left", .most = MOST, .no_id = true, .full = true},
+	{"one card", "by MPI: both ranks compute on one card", .most = MOST, .one_card = true},
+	{"refused here", "by MPI: rank 0 opens no channel", .most = MOST, .refused = {true, false}},
+	{"refused there", "by MPI: rank 1 opens no channel", .most = MOST, .refused = {false, true}},
+	{"too long", "by NCCL 0.0.1", .most = INT_MAX / sizeof(float) / N_EMBD + 1},
+};
+
+/* ---- NCCL ---- */
+
+static const struct link_case *now;
+static uint32_t me;
+static int n_open, n_aborted; /* channels */
+
+struct fifo { /* behind a struct nccl_channel * */
+	int fd;
+	char path[NCCL_ID_BYTES];
+};
+
+static const char *said_by_me(const char *what)
+{
+	static char text[64];
+	snprintf(text, sizeof text, "rank %u %s", me, what);
+	return text;
+}
+
+const char *nccl_missing(const struct backend *b)
+{
+	(void)b;
+	return now->missing[me] ? said_by_me("has no library") : NULL;
+}
+
+const char *nccl_version(void)
+{
+	return "0.0.1";
+}
+
+int nccl_make_id(uint8_t id[NCCL_ID_BYTES], struct err *e)
+{
+	if (now->no_id)
+		return err_set(e, ERR_RUN, "no id is left");
+	const char *folder = getenv("TMPDIR");
+	int n = snprintf((char *)id, NCCL_ID_BYTES, "%s/rank_link_%d_%d", folder ? folder : "/tmp",
+		getpid(), (int)(now - cases));
+	return n < NCCL_ID_BYTES ? 0 : err_set(e, ERR_RUN, "TMPDIR is too long");
+}
+
+int nccl_channel_open(struct backend *b, const uint8_t id[NCCL_ID_BYTES], bool sends,
+	struct nccl_channel **out, struct err *e)
+{
+	(void)b;
+	*out = NULL;
+	if (sends != (me == SENDER))
+		return err_set(e, ERR_RUN, "the wrong end");
+	if (now->refused[me])
+		return err_set(e, ERR_RUN, "%s", said_by_me("opens no channel"));
+	struct fifo *c = NEW(struct fifo);
+	memcpy(c->path, id, sizeof c->path);
+	/* whoever comes first makes it; with O_RDWR neither end waits for the other */
+	c->fd = mkfifo(c->path, 0600) && errno != EEXIST ? -1 : open(c->path, O_RDWR);
+	n_open++;
+	*out = (struct nccl_channel *)c;
+	return c->fd < 0 ? err_errno(e, errno, "%s", c->path) : 0;
+}
+
+void nccl_channel_send(struct nccl_channel *channel, const struct nccl_part *parts, int n)
+{
+	struct fifo *c = (struct fifo *)channel;
+	for (int i = 0; i < n; i++)
+		if (write(c->fd, parts[i].data, parts[i].bytes) != (ssize_t)parts[i].bytes)
+			abort();
+}
+
+void nccl_channel_receive(struct nccl_channel *channel, const struct nccl_part *parts, int n)
+{
+	struct fifo *c = (struct fifo *)channel;
+	for (int i = 0; i < n; i++)
+		for (size_t at = 0; at < parts[i].bytes;) {
+			ssize_t got = read(c->fd, (char *)parts[i].data + at, parts[i].bytes - at);
+			if (got <= 0)
+				abort();
+			at += (size_t)got;
+		}
+}
+
+void nccl_channel_abort(struct nccl_channel *c, const char *why)
+{
+	n_aborted += c && !strcmp(why, "a rank is lost");
+}
+
+void nccl_channel_close(struct nccl_channel *channel)
+{
+	struct fifo *c = (struct fifo *)channel;
+	if (!c)
+		return;
+	n_open--;
+	close(c->fd);
+	unlink(c->path); /* both ends are open, or one was refused */
+	free(c);
+}
+
+/* ---- what a rank does ---- */
+
+#define FAIL(...) (fprintf(stderr, "WRONG: " __VA_ARGS__), fputc('\n', stderr), 1)
+
+static float value_of(uint32_t step, uint32_t i)
+{
+	return (float)(1000 * step + i);
+}
+
+static void fill_rows(struct workspace *ws, uint32_t step)
+{
+	for (uint32_t i = 0; i < MOST * N_EMBD; i++)
+		ws->x[i] = value_of(step, i);
+	for (uint32_t i = 0; i < MOST; i++)
+		ws->n_sel[i] = (int32_t)(step + i);
+	for (uint32_t i = 0; i < MOST * TOP_K; i++)
+		ws->sel[i] = (int32_t)(10 * step + i);
+}
+
+/* Are these the n rows of a step? */
+static int check_received(
+	uint32_t step, uint32_t n, const float *x, const int32_t *n_sel, const int32_t *sel)
+{
+	for (uint32_t i = 0; i < n * N_EMBD; i++)
+		if (x[i] != value_of(step, i))
+			return FAIL("%s, step %u: x[%u] is %g", now->name, step, i, (double)x[i]);
+	for (uint32_t i = 0; i < n * TOP_K && !now->full; i++)
+		if (n_sel[i / TOP_K] != (int32_t)(step + i / TOP_K) || sel[i] != (int32_t)(10 * step + i))
+			return FAIL("%s, step %u: selection %u", now->name, step, i);
+	return 0;
+}
+
+/* Two steps, one that failed, one of more rows than the receiver expects. */
+static int send_steps(struct stage_link *l, struct model *m, struct err *e)
+{
+	const struct err why = {.code = ERR_MEMORY, .text = "no memory for a step"};
+	int rc = 0;
+	for (uint32_t step = 1; step <= 2 && !rc; step++) {
+		fill_rows(&m->ws, step);
+		rc = l->ops->send(l, m, step + 1, e);
+	}
+	if (!rc && !(rc = rank_link_send_error(l, &why, false, e)))
+		rc = rank_link_send_error(l, &why, true, e);
+	return rc ? rc : l->ops->send(l, m, 2, e);
+}
+
+static int receive_steps(struct stage_link *l, struct model *m, struct err *e)
+{
+	struct stage_rows rows = {0};
+	struct err got = {0};
+	int rc = l->ops->receive(l, m, 2, e);
+	if (rc || (rc = check_received(1, 2, m->ws.x, m->ws.n_sel, m->ws.sel)))
+		return rc;
+	rc = rank_link_receive_rows(l, m, 3, &rows, e);
+	if (!rc)
+		rc = check_received(2, 3, rows.x, rows.n_sel, rows.sel);
+	if (!rc && rank_link_received_error(l))
+		rc = FAIL("%s: rows are no error", now->name);
+	if (!rc && rank_link_receive_rows(l, m, 3, &rows, &got) != ERR_MEMORY)
+		rc = FAIL("%s: no error came", now->name);
+	if (!rc && (!rank_link_received_error(l) || !strstr(got.text, "rank 1 (")))
+		rc = FAIL("%s: the error is \"%s\"", now->name, got.text);
+	if (!rc && (l->ops->receive(l, m, 3, &got) != ERR_MEMORY ||
+				   strcmp(got.text, "no memory for a step") != 0))
+		rc = FAIL("%s: the named error is \"%s\"", now->name, got.text);
+	if (!rc && (l->ops->receive(l, m, 1, &got) != ERR_RUN || !strstr(got.text, " sent 2 rows in ")))
+		rc = FAIL("%s: rows of another step: \"%s\"", now->name, got.text);
+	stage_rows_free(&rows);
+	return rc;
+}
+
+static int run_case(struct ranks *r, struct model *m, struct err *e)
+{
+	const bool sends = me == SENDER, long_rows = now->most > MOST;
+	struct stage_link *l = NULL;
+	struct err why = {0};
+	memset(m->backend->uuid, now->one_card ? 7 : (int)me + 1, sizeof m->backend->uuid);
+	m->config.index_full[LAYER] = now->full;
+	n_open = n_aborted = 0;
+	int rc = rank_link_open(r,
+		&(struct rank_link_ends){!me, sends, m->backend, &m->config, LAYER, now->most}, &l, &why);
+	if (long_rows && rc == ERR_USAGE && strstr(why.text, "too long for a message"))
+		return l || n_open ? FAIL("%s: it is open", now->name) : 0;
+	if (rc || long_rows)
+		return FAIL("%s: opening gives %d: %s", now->name, rc, why.text);
+	const bool by_nccl = strstr(now->carrier, "NCCL");
+	if (n_open != by_nccl)
+		rc = FAIL("%s: %d channels", now->name, n_open);
+	if (!rc)
+		rc = sends ? send_steps(l, m, e) : receive_steps(l, m, e);
+	rank_link_abort(l, "a rank is lost");
+	rank_link_abort(NULL, "a rank is lost");
+	if (!rc && n_aborted != by_nccl)
+		rc = FAIL("%s: %d channels are aborted", now->name, n_aborted);
+	l->ops->close(l);
+	if (!rc && n_open)
+		rc = FAIL("%s: a channel is left open", now->name);
+	return rc;
+}
+
+/* A model with what a link looks at, on the CPU's ops under another name: rows of the CPU never go
+ * by NCCL. */
+static int run_cases(struct ranks *r, struct err *e)
+{
+	struct model *m = NEW(struct model);
+	struct backend *b = NULL;
+	int rc = backend_open(&(struct backend_options){.name = "cpu", .threads = 1}, &b, e);
+	if (rc)
+		return rc;
+	const struct backend_ops *ops = b->ops;
+	struct backend_ops card_ops = *ops;
+	card_ops.name = "card";
+	b->ops = &card_ops;
+	m->backend = b;
+	m->config.n_embd = N_EMBD;
+	m->config.index_top_k = TOP_K;
+	m->ws.x = NEW_ARRAY(float, MOST *N_EMBD);
+	m->ws.n_sel = NEW_ARRAY(int32_t, MOST);
+	m->ws.sel = NEW_ARRAY(int32_t, MOST * TOP_K);
+	for (size_t i = 0; i < ARRAY_LEN(cases) && !rc; i++) {
+		now = &cases[i];
+		rc = ranks_agree(r, run_case(r, m, e), e);
+	}
+	b->ops = ops;
+	ops->close(b);
+	free(m->ws.x);
+	free(m->ws.n_sel);
+	free(m->ws.sel);
+	free(m);
+	return rc;
+}
+
+#ifdef COVERAGE_FOLDER
+void __gcov_dump(void); /* _exit writes no counts of coverage */
+#define WRITE_COUNTS() __gcov_dump()
+#else
+#define WRITE_COUNTS() ((void)0)
+#endif
+
+static int run_rank(void)
+{
+	struct err e = {0};
+	struct ranks *r = NULL;
+	bool abrupt;
+	log_set_level(LOG_INFO);
+	int rc = ranks_open(&r, &e);
+	if (!rc) {
+		me = ranks_me(r);
+		rc = run_cases(r, &e);
+	}
+	rc = ranks_close(r, rc, &abrupt, &e);
+	if (rc)
+		fprintf(stderr, "from %u: %s\n", me, e.text);
+	WRITE_COUNTS();
+	_exit(rc != 0);
+}
+
+/* ---- the case ---- */
+
+static void test_carriers(void **state)
+{
+	(void)state;
+	static char said[65536];
+	char self[1024], command[2048];
+	if (!HAVE_MPI || system("command -v mpirun >/dev/null 2>&1"))
+		skip();
+	ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+	assert_true(length > 0);
+	self[length] = 0;
+	snprintf(command, sizeof command,
+		"OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 100 mpirun "
+		"--oversubscribe --bind-to none -np 2 '%s' rank 2>&1 </dev/null",
+		self);
+	FILE *f = popen(command, "r");
+	assert_non_null(f);
+	said[fread(said, 1, sizeof said - 1, f)] = 0;
+	int status = pclose(f);
+	if (status)
+		fail_msg("status %x:\n%s", (unsigned)status, said);
+	const char *at = said; /* the receiver's lines, in the order of the cases */
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		at = strstr(at, "rows of rank 1 (");
+		if (!at)
+			fail_msg("%zu lines in:\n%s", i, said);
+		at = strstr(at, ") come ") + strlen(") come ");
+		if (strncmp(at, cases[i].carrier, strlen(cases[i].carrier)) != 0)
+			fail_msg("%s: %.80s", cases[i].name, at);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	(void)argv;
+	if (argc == 2)
+		return run_rank();
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_carriers)};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
