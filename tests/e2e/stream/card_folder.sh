@@ -3,6 +3,7 @@
 # What a card makes of a checkpoint's folder in FP8 with block scales: logits near the CPU's, in
 # steps of few rows and in prompts; the same bits for every size of cache. And what `imatrix`
 # collects on a card: numpy's sums, the same bytes for every size of cache. Skips without a card.
+# shellcheck disable=SC2317 # functions called through check
 # shellcheck disable=SC2154 # rc and work are of lib.sh
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
