@@ -367,6 +367,14 @@ static void test_two_nodes(void **state)
 	}
 }
 
+/* The shape of each matrix of the experts below. */
+static const struct weight square_weight = {.type = DTYPE_Q8_0,
+	.n_in = 256,
+	.n_out = 256,
+	.n_stack = 1,
+	.row_bytes = 272,
+	.stack_bytes = 272 * 256};
+
 /* Each node has times of its own; the node that ends last changes its own alone. */
 static void test_node_times(void **state)
 {
@@ -377,12 +385,7 @@ static void test_node_times(void **state)
 	struct numa_nodes nodes;
 	const struct model_config c = {.n_embd = 256, .n_used = 4};
 	const struct backend_options options = {.name = "cpu", .threads = 1};
-	const struct weight w = {.type = DTYPE_Q8_0,
-		.n_in = 256,
-		.n_out = 256,
-		.n_stack = 1,
-		.row_bytes = 272,
-		.stack_bytes = 272 * 256};
+	const struct weight w = square_weight;
 	const struct expert_job shape = {.gate = w, .up = w, .down = w};
 	if (!make_nodes(&nodes, 0))
 		skip();
@@ -446,12 +449,7 @@ static void test_one_thread_on_nodes(void **state)
 	struct numa_nodes nodes;
 	const struct model_config c = {.n_embd = 256, .n_used = 4};
 	const struct backend_options options = {.name = "cpu", .threads = 1};
-	const struct weight w = {.type = DTYPE_Q8_0,
-		.n_in = 256,
-		.n_out = 256,
-		.n_stack = 1,
-		.row_bytes = 272,
-		.stack_bytes = 272 * 256};
+	const struct weight w = square_weight;
 	struct expert_job job = {.gate = w, .up = w, .down = w};
 	if (!make_nodes(&nodes, 0))
 		skip();
@@ -610,12 +608,7 @@ static void test_long_times_shrink(void **state)
 	assert_int_equal(backend_open(&options, &b, &e), 0);
 	assert_int_equal(host_experts_open(&c, b, 1, NULL, 16, &h, &e), 0);
 	assert_false(host_experts_any(h));
-	const struct weight w = {.type = DTYPE_Q8_0,
-		.n_in = 256,
-		.n_out = 256,
-		.n_stack = 1,
-		.row_bytes = 272,
-		.stack_bytes = 272 * 256};
+	const struct weight w = square_weight;
 	struct expert_job shape = {.gate = w, .up = w, .down = w};
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0); /* not prepared */
 	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
@@ -650,12 +643,7 @@ static void test_slow_kinds(void **state)
 	struct host_experts *h;
 	const struct model_config c = {.n_embd = 256, .n_used = 4};
 	const struct backend_options options = {.name = "cpu", .threads = 1};
-	const struct weight w = {.type = DTYPE_Q8_0,
-		.n_in = 256,
-		.n_out = 256,
-		.n_stack = 1,
-		.row_bytes = 272,
-		.stack_bytes = 272 * 256};
+	const struct weight w = square_weight;
 	struct expert_job shape = {.gate = w, .up = w, .down = w};
 	assert_false(host_experts_too_slow(0.1, 0)); /* the link is unknown */
 	assert_false(host_experts_too_slow(0.1, 39e9));
