@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Links between stages of two ranks: which carrier both ends agree on, and the rows that arrive.
+ * Links between stages of two ranks: which carrier both ends agree on, the rows that arrive, and
+ * ranks whose weights could not be loaded, so that no link is opened.
  * The program starts itself under mpirun; without mpirun the case is skipped. The messages are
  * those of MPI. This file defines NCCL's functions (nccl.h) in place of the library's: a channel is
  * a FIFO, and each case names the call that fails.
@@ -11,6 +12,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"
 #include "src/forward/model.h"
 #include "src/ranks/ranks.h"
@@ -241,6 +243,32 @@ static int run_case(struct ranks *r, struct model *m, struct err *e)
 	return rc;
 }
 
+/* One rank could not load its weights. Both end with its sentence, and no link is opened. */
+static int fail_loading(struct ranks *r, const struct model *m, uint32_t failing, struct err *e)
+{
+	struct stage stage = {.config = m->config, .backend = m->backend, .plan.chunk = MOST};
+	struct engine g = {.config = m->config, .stages = &stage, .n_stages = 1};
+	const struct rank_figures figures = {.n_stages = 1};
+	struct err why = {0};
+	int loaded = 0;
+	if (me == failing)
+		loaded = err_set(&why, ERR_MEMORY, "no memory for the weights of rank %u", me);
+	g.ranks = NEW(struct engine_ranks);
+	g.ranks->ranks = r;
+	stage.config.first_layer = me == SENDER ? 0 : LAYER;
+	stage.config.end_layer = me == SENDER ? LAYER : LAYER + 1;
+	now = &cases[0];
+	int rc = engine_ranks_ready(&g, &figures, loaded, &why);
+	char expected[64];
+	snprintf(expected, sizeof expected, "no memory for the weights of rank %u", failing);
+	const bool opened = g.ranks->in || g.ranks->out;
+	engine_ranks_free(g.ranks);
+	if (rc == ERR_MEMORY && strstr(why.text, expected) && !opened)
+		return 0;
+	err_set(e, ERR_RUN, "rank %u did not load: %s", failing, why.text);
+	return FAIL("rank %u did not load: %d, \"%s\"", failing, rc, why.text);
+}
+
 /* A model with what a link looks at, on the CPU's ops under another name: rows of the CPU never go
  * by NCCL. */
 static int run_cases(struct ranks *r, struct err *e)
@@ -264,6 +292,8 @@ static int run_cases(struct ranks *r, struct err *e)
 		now = &cases[i];
 		rc = ranks_agree(r, run_case(r, m, e), e);
 	}
+	for (uint32_t failing = 0; failing < 2 && !rc; failing++)
+		rc = fail_loading(r, m, failing, e);
 	b->ops = ops;
 	ops->close(b);
 	free(m->ws.x);
