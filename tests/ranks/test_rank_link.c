@@ -175,18 +175,28 @@ static int check_received(
 	return 0;
 }
 
-/* Two steps, one that failed, one of more rows than the receiver expects. */
+/* Three steps, two that failed, one of more rows than the receiver expects. */
 static int send_steps(struct stage_link *l, struct model *m, struct err *e)
 {
 	const struct err why = {.code = ERR_MEMORY, .text = "no memory for a step"};
 	int rc = 0;
-	for (uint32_t step = 1; step <= 2 && !rc; step++) {
+	for (uint32_t step = 1; step <= 3 && !rc; step++) {
 		fill_rows(&m->ws, step);
 		rc = l->ops->send(l, m, step + 1, e);
 	}
 	if (!rc && !(rc = rank_link_send_error(l, &why, false, e)))
 		rc = rank_link_send_error(l, &why, true, e);
 	return rc ? rc : l->ops->send(l, m, 2, e);
+}
+
+static bool no_memory; /* for the rows of a step */
+static int (*cpu_alloc)(
+	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e);
+
+static int alloc_or_fail(
+	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
+{
+	return no_memory ? err_set(e, ERR_MEMORY, "no memory") : cpu_alloc(b, kind, bytes, out, e);
 }
 
 static int receive_steps(struct stage_link *l, struct model *m, struct err *e)
@@ -196,9 +206,14 @@ static int receive_steps(struct stage_link *l, struct model *m, struct err *e)
 	int rc = l->ops->receive(l, m, 2, e);
 	if (rc || (rc = check_received(1, 2, m->ws.x, m->ws.n_sel, m->ws.sel)))
 		return rc;
-	rc = rank_link_receive_rows(l, m, 3, &rows, e);
+	no_memory = true; /* the rows of step 2 are lost, those of step 3 are not */
+	if (rank_link_receive_rows(l, m, 3, &rows, &got) != ERR_MEMORY)
+		rc = FAIL("%s: there was memory", now->name);
+	no_memory = false;
 	if (!rc)
-		rc = check_received(2, 3, rows.x, rows.n_sel, rows.sel);
+		rc = rank_link_receive_rows(l, m, 4, &rows, e);
+	if (!rc)
+		rc = check_received(3, 4, rows.x, rows.n_sel, rows.sel);
 	if (!rc && rank_link_received_error(l))
 		rc = FAIL("%s: rows are no error", now->name);
 	if (!rc && rank_link_receive_rows(l, m, 3, &rows, &got) != ERR_MEMORY)
@@ -281,6 +296,8 @@ static int run_cases(struct ranks *r, struct err *e)
 	const struct backend_ops *ops = b->ops;
 	struct backend_ops card_ops = *ops;
 	card_ops.name = "card";
+	card_ops.alloc = alloc_or_fail;
+	cpu_alloc = ops->alloc;
 	b->ops = &card_ops;
 	m->backend = b;
 	m->config.n_embd = N_EMBD;
