@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One step for several sessions of one engine. Rows of all of them go through the model together,
- * so an expert read for one serves all; through several stages in micro-batches, so that all stages
- * compute. A row's numbers do not depend on what its neighbours are,
- * but on CUDA on whether the step has more than batch_decode_rows rows (kernels/backend.h:
- * Numbers).
+ * so an expert read for one serves all. Through several stages they go in micro-batches, so that
+ * all stages compute. A row's numbers do not depend on what its neighbours are. On CUDA they depend
+ * on whether the step has more than batch_decode_rows rows (kernels/backend.h: Numbers).
  */
 #ifndef GLM_ENGINE_BATCH_H
 #define GLM_ENGINE_BATCH_H
@@ -76,14 +75,14 @@ uint32_t batch_micro_batch_size(
 	const struct engine *g, const uint32_t *rows, uint32_t n, uint32_t all_rows, uint32_t count);
 
 struct batch_run;
-/* Begins a step.
+/* Begins a step. Precondition: batch_depth(g) > 1.
  * - parts as of batch_step. Parts of answers have at most SESSION_ROWS_MAX tokens each, and
  *   batch_decode_rows together.
  * - A prompt may have several steps in flight, begun in its order. Once one of them fails, those
  *   behind it fail too, with all their parts.
  * - The arrays tokens, draws and drawn of the parts, and watch->cancel, are borrowed until
  *   batch_end. watch->on_layer is called by batch_end only.
- * - Errors as of batch_step. Nothing is in flight then. */
+ * - Errors as of batch_step. The step is not in flight then. */
 int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
 	struct batch_run **out, struct err *e);
 /* Ends the step that was begun first; each must be ended. Returns as batch_step, and frees the run
@@ -113,13 +112,14 @@ struct batch_draft {
 };
 
 /* Drafts for n distinct sessions of one engine: the MTP layer computes draft 0 of all sessions in
- * one pass, then draft 1 of those that want it, and so on. The k may differ. ERR_INPUT and ERR_RUN
+ * one pass, or in several of as many sessions as its workspace holds, then draft 1 of those that
+ * want it, and so on. The k may differ. ERR_INPUT and ERR_RUN
  * as session_mtp_draft, before anything was computed; after another error the ids are undefined. */
 int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e);
 
 /* Makes the timeline of `to` the first n tokens of `from`, n <= its length, by copying cache rows,
- * those of the MTP layer too if both have them. Different sessions of one engine. `to` has no
- * logits afterwards. */
+ * those of the MTP layer too if both have them. Different sessions of one engine, neither in
+ * flight. `to` has no logits afterwards. After an error, a failure of the backend, it is empty. */
 int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n, struct err *e);
 
 #endif

@@ -185,7 +185,8 @@ static int ready_ranks(struct engine *g, struct rank_figures *here, int rc, stru
 	return engine_ranks_ready(g, here, rc, e);
 }
 
-/* The file, and backends for the stages; *whole: all weights, bound. */
+/* The file, backends for the stages, and how these compute prompts: what ranks compare. *whole: all
+ * weights, bound. */
 static int open_file(struct engine *g, const struct engine_options *o, struct model_weights *whole,
 	size_t *whole_bytes, struct err *e)
 {
@@ -198,6 +199,10 @@ static int open_file(struct engine *g, const struct engine_options *o, struct mo
 		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)))
 		return rc;
 	g->fingerprint = engine_fingerprint_of(g->gguf);
+	const struct backend_ops *ops = engine_last(g)->backend->ops;
+	const bool two_ways = ops->decode_rows < INT_MAX;
+	g->exact_prompts = o->exact_prompts && two_ways && ops->async;
+	g->fast_prompts = o->fast_prompts && two_ways && !ops->async;
 	return 0;
 }
 
@@ -238,10 +243,6 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 	g->context = p->context;
 	g->chunk = p->chunk;
 	g->n_sessions = p->sessions;
-	const struct backend_ops *ops = engine_last(g)->backend->ops;
-	const bool two_ways = ops->decode_rows < INT_MAX;
-	g->exact_prompts = o->exact_prompts && two_ways && ops->async;
-	g->fast_prompts = o->fast_prompts && two_ways && !ops->async;
 	g->library_version = backend_library_version(engine_last(g)->backend);
 	g->taken = NEW_ARRAY(bool, p->sessions);
 	const struct model_weights *w = whole.layers ? &whole : &g->stages->weights;

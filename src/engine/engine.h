@@ -126,7 +126,8 @@ struct engine_options {
 #define ENGINE_CARDS_AUTO     UINT32_MAX
 
 /* Opens the model, decides and prints the memory plan (plan.h), loads. Errors: ERR_INPUT (a file),
- * ERR_MEMORY (the plan does not fit; the hint says what would), ERR_USAGE (an option), -errno. */
+ * ERR_MEMORY (the plan does not fit; the hint says what would), ERR_USAGE (an option), ERR_RUN (the
+ * backend, a lost file, another rank), -errno. */
 int engine_open(const struct engine_options *options, struct engine **out, struct err *e);
 
 /* Writes the profile and the end of the trace, then releases everything. Returns what failed while
@@ -142,8 +143,8 @@ const struct model_config *engine_config(const struct engine *g);
 const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct gguf *engine_gguf(const struct engine *g);
 uint32_t engine_context(const struct engine *g); /* positions a session may hold */
-int32_t engine_n_valid(
-	const struct engine *g);                 /* ids from here on are padding: not to be sampled */
+/* Ids from here on are padding: not to be sampled. */
+int32_t engine_n_valid(const struct engine *g);
 bool engine_has_mtp(const struct engine *g); /* the draft layer is loaded */
 /* One line for people: model, where its experts are, backend, context. */
 void engine_summary(const struct engine *g, char *out, size_t size);
@@ -190,9 +191,12 @@ enum engine_residency {
 /* Any thread. map: [n_layers][n_experts] of enum engine_residency; NULL: not wanted. */
 void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map);
 
-/* With streaming: loads these experts into free slots, best first, of the first tier and, when it
- * is full, of the second, beside whatever is computed; returns at once. Without it nothing happens.
- * Ids that do not exist are ignored. Call before the first step. */
+/* With streaming: loads these experts into free slots of the first tier and, when it is full, of
+ * the second. Without streaming it does nothing.
+ * - keys: [n] distinct, best first; n <= n_layers * n_experts of struct engine_cache. Ids that do
+ *   not exist are ignored.
+ * - Returns at once; the experts are loaded in the background.
+ * - Call before the first step. */
 struct profile_key;
 void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t n);
 

@@ -27,12 +27,12 @@ struct engine {
 	uint32_t library_version;   /* backend_library_version of the last stage */
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */
-	/* engine_profile.c */
-	char *warm_path;        /* profile that was named and takes in this run; NULL: none */
-	char *profile_folder;   /* of the one that is kept unasked; NULL: none */
-	bool counts_for_rank_0; /* ... which keeps the profile */
-	struct profile profile; /* of this run; counts only when one of the three is set */
-	struct profile earlier; /* read from there */
+	/* engine_profile.c: at most one of these three is set; only then are uses of experts counted */
+	char *warm_path;        /* the profile of options.warm, which this run is added to; else NULL */
+	char *profile_folder;   /* of options, with streaming and without options.warm; else NULL */
+	bool counts_for_rank_0; /* this is another rank, and rank 0 keeps the profile */
+	struct profile profile; /* the uses of this run */
+	struct profile earlier; /* of earlier runs, as read when the engine opened */
 	double token_accesses;  /* experts that a token uses, in all layers */
 	uint32_t context;       /* rows of one session; every stage has sessions * context */
 	uint32_t chunk;         /* most rows of one step */
@@ -91,7 +91,8 @@ void engine_stages_here(struct engine *g, struct engine_stage_usage *out);
 size_t engine_row_bytes(const struct engine *g, uint32_t layer, bool index_key);
 /* The most bytes of a block of a session file, and of a message with rows. */
 size_t engine_most_row_bytes(const struct engine *g);
-/* n rows from cache row `row` on; host memory [n][engine_row_bytes]. Writing is enqueued. */
+/* n rows from cache row `row` on; host memory [n][engine_row_bytes], which may be reused on return.
+ * Writing is enqueued: a failure shows in engine_wait or, of another rank, in the next step. */
 int engine_read_rows(struct engine *g, uint32_t layer, bool index_key, uint32_t row, uint32_t n,
 	void *out, struct err *e);
 int engine_write_rows(struct engine *g, uint32_t layer, bool index_key, uint32_t row, uint32_t n,
@@ -109,13 +110,16 @@ void engine_add_expert_stats(struct expert_stats *sum, const struct expert_stats
 
 /* ---- engine_profile.c ---- */
 
-/* Reads the profile of earlier runs and seeds the caches with it. After the experts of all stages
- * were opened and the fingerprint set. */
-/* Counts uses of experts for a profile that rank 0 keeps. */
-int engine_profile_count(struct engine *g, const struct model_config *c, struct err *e);
+/* Reads the profile of earlier runs and seeds the caches with it. Precondition: stage_open of all
+ * stages has succeeded, and the fingerprint is set. Only the profile of options.warm makes an
+ * error: ERR_INPUT, -errno, ERR_MEMORY. */
 int engine_profile_open(
 	struct engine *g, const struct engine_options *o, const struct model_config *c, struct err *e);
-/* keep: adds this run to it. Only a profile that was named makes an error. */
+/* On a rank other than 0, in place of engine_profile_open: counts uses of experts for the profile
+ * that rank 0 keeps. ERR_MEMORY. */
+int engine_profile_count(struct engine *g, const struct model_config *c, struct err *e);
+/* keep: adds this run to the profile. Releases it in any case; a second call does nothing. Only the
+ * profile of options.warm makes an error. */
 int engine_profile_close(struct engine *g, bool keep, struct err *e);
 
 #endif

@@ -391,7 +391,7 @@ static int plan_check(const struct model_config *c, const struct plan *p,
 		"has %.2f GB free",
 		gigabytes(need), gigabytes(p->resident), gigabytes(p->kv), gigabytes(p->workspace),
 		gigabytes(experts), beside, b->ops->name, gigabytes(p->available));
-	size_t least = kv_bytes(c, p, CONTEXT_STEP).device / p->sessions;
+	size_t least = kv_bytes(c, p, CONTEXT_STEP).device;
 	if (experts && fixed + p->kv + second + t->floor_bytes <= usable_bytes(p))
 		err_hint(e, "--cache-gb %.2f would fit",
 			(double)((usable_bytes(p) - fixed - p->kv - second) / 10000000) / 100);

@@ -382,16 +382,16 @@ int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, str
 	struct block_chain c = chain_begin(s);
 	struct timespec t = wall_clock();
 	for (uint32_t i = 0; i < blocks; i++) {
-		uint64_t bytes = block_bytes(s, i);
-		if (in_all + bytes > p->max_bytes) /* no more fit within the limit */
+		const uint64_t bytes = block_bytes(s, i);
+		bool stored;
+		if (in_all + bytes > p->max_bytes) { /* no more fit within the limit */
 			blocks = i;
+			break;
+		}
 		in_all += bytes;
 		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);
-		bool stored = false;
-		if (i < blocks)
-			block_kind(p, s, &c, t, &stored);
-		if (i < blocks && !stored)
-			missing += bytes;
+		block_kind(p, s, &c, t, &stored);
+		missing += stored ? 0 : bytes;
 	}
 	if (!missing || clock_ns() < p->paused_until_ns)
 		return 0;

@@ -11,7 +11,7 @@
  * - Names. A file is named by a hash of these tokens and of what makes rows interchangeable (model,
  *   cache type, backend, MTP rows or not). Sessions with MTP and without take each other's blocks
  *   where there are none of their own kind; missing MTP rows: session_can_draft. Prompts with a
- * common prefix share its files. A hash only finds a file: its tokens are compared one by one.
+ *   common prefix share its files. A hash only finds a file: its tokens are compared one by one.
  * - Size. After prefix_store_keep all files of the folder, those of other models included, stay
  *   within the limit. The least recently used go first; of a chain, its end before its beginning.
  * - Sharing. Files appear whole (out_file.h), so processes may share a folder. A damaged file is
@@ -41,8 +41,9 @@ void prefix_store_close(struct prefix_store *p); /* NULL is fine; the files stay
 /* Makes the timeline of `s` the longest prefix of tokens[0..n) that the session and the store have;
  * session_length(s) says how long. Its logits are available only when nothing changed.
  * - *n_read (may be NULL): tokens that came from disk. To find none is no error.
+ * - A block that is damaged or cannot be read ends the prefix before it, with a warning.
  * - ERR_INPUT for an id out of range or n beyond the context: nothing has changed.
- * - Errors of the backend: the session holds the common prefix, or less. */
+ * - Errors of the backend: the session holds some prefix of tokens[0..n). */
 int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_t *tokens,
 	uint32_t n, uint32_t *n_read, struct err *e);
 

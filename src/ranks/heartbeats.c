@@ -4,23 +4,23 @@
  * counted in this process's own running: one that was stopped itself, and goes on, blames nobody.
  */
 #include "src/base/clock.h"
+#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/ranks/ranks_internal.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define TICK_NS   100000000u  /* between two polls */
-#define END_TICK  5000000u    /* ... while this rank ends and the others wait */
-#define PERIOD_NS 400000000u  /* between two heartbeats */
-#define LOST_NS   7000000000u /* of silence: lost. mpirun takes 2 s to end the rest: 10 s in all */
-#define GRACE_NS  1000000000u /* in which the process may end by itself */
+#define TICK_NS     100000000u  /* between two polls */
+#define END_TICK_NS 5000000u    /* ... while this rank ends and the others wait */
+#define PERIOD_NS   400000000u  /* between two heartbeats */
+#define LOST_NS     7000000000u /* of silence: lost. mpirun takes 2 s to end the rest: 10 s in all */
+#define GRACE_NS    1000000000u /* in which the process may end by itself */
 
 int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
 {
@@ -207,12 +207,9 @@ static void *heartbeats_run(void *user)
 			if (now - lost_at >= GRACE_NS)
 				end_process(r);
 		}
-		struct timespec until;
-		clock_gettime(CLOCK_MONOTONIC, &until);
 		pthread_mutex_lock(&r->lock);
-		until.tv_nsec += r->state == HEARTBEAT_ALIVE ? TICK_NS : END_TICK;
-		until.tv_sec += until.tv_nsec / 1000000000;
-		until.tv_nsec %= 1000000000;
+		const struct timespec until =
+			cond_deadline(r->state == HEARTBEAT_ALIVE ? TICK_NS : END_TICK_NS);
 		if (!r->stop)
 			pthread_cond_timedwait(&r->wake, &r->lock, &until);
 		const bool stop = r->stop;
@@ -224,11 +221,7 @@ static void *heartbeats_run(void *user)
 
 int heartbeats_start(struct ranks *r, struct err *e)
 {
-	pthread_condattr_t a;
-	pthread_condattr_init(&a);
-	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-	pthread_cond_init(&r->wake, &a);
-	pthread_condattr_destroy(&a);
+	cond_init(&r->wake);
 	pthread_mutex_init(&r->lock, NULL);
 	for (uint32_t i = 0; i < r->count; i++)
 		if (i != r->me &&

@@ -3,6 +3,7 @@
 #include "src/ranks/ranks.h"
 
 #include "src/base/clock.h"
+#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -18,11 +19,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LEAVE_NS     2000000000u /* for the error of this rank to be delivered */
-#define LOG_END_NS   9000000000u /* of waiting for others to end, until it is logged */
-#define START_S      120         /* for MPI to start: programs may come over a network */
-#define FINALIZE_S   9
-#define AFTER_END_NS 500000000u /* a message may still be under way from a rank that is done */
+#define LEAVE_NS     2000000000u   /* for the error of this rank to be delivered */
+#define LOG_END_NS   9000000000u   /* of waiting for others to end, until it is logged */
+#define START_NS     120000000000u /* for MPI to start: programs may come over a network */
+#define FINALIZE_NS  9000000000u   /* for MPI to end */
+#define AFTER_END_NS 500000000u    /* a message may still be under way from a rank that is done */
 
 static struct ranks *here; /* set by ranks_open */
 
@@ -339,17 +340,11 @@ static void *watchdog_run(void *user)
 
 /* MPI starts and ends together on all ranks, and there are no heartbeats yet, or none any more: the
  * process ends unless watchdog_stop is called in time. */
-static void watchdog_start(struct watchdog *w, time_t seconds)
+static void watchdog_start(struct watchdog *w, uint64_t ns)
 {
-	*w = (struct watchdog){0};
-	pthread_condattr_t a;
-	pthread_condattr_init(&a);
-	pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-	pthread_cond_init(&w->wake, &a);
-	pthread_condattr_destroy(&a);
+	*w = (struct watchdog){.until = cond_deadline(ns)};
+	cond_init(&w->wake);
 	pthread_mutex_init(&w->lock, NULL);
-	clock_gettime(CLOCK_MONOTONIC, &w->until);
-	w->until.tv_sec += seconds;
 	sigset_t all, old;
 	sigfillset(&all);
 	pthread_sigmask(SIG_BLOCK, &all, &old);
@@ -375,7 +370,7 @@ int ranks_open(struct ranks **out, struct err *e)
 	struct ranks *r = NEW(struct ranks);
 	*out = NULL;
 	struct watchdog watchdog;
-	watchdog_start(&watchdog, START_S);
+	watchdog_start(&watchdog, START_NS);
 	int rc = mpi_start(&r->me, &r->count, e);
 	watchdog_stop(&watchdog);
 	if (!rc && r->count > RANKS_MAX)
@@ -456,7 +451,7 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 	}
 	heartbeats_stop(r);
 	struct watchdog watchdog;
-	watchdog_start(&watchdog, FINALIZE_S);
+	watchdog_start(&watchdog, FINALIZE_NS);
 	mpi_stop();
 	watchdog_stop(&watchdog);
 	for (uint32_t i = 0; i < r->count; i++) {

@@ -10,7 +10,7 @@
  * What the ranks send each other
  * - Messages. Between two ranks they arrive in the order in which they were sent. Whoever waits
  *   polls and sleeps, so that ranks of one host leave each other the cores.
- * - Heartbeats. A thread of each rank sends every other rank one twice a second, with a state:
+ * - Heartbeats. A thread of each rank sends every other rank at least two a second, with a state:
  *     alive     and, to rank 0, the latest status (ranks_publish)
  *     done      this rank has ended in order and waits for the others
  *     left      this rank has ended with an error: its sentence
@@ -18,7 +18,7 @@
  *
  * How they end
  * - In order: each rank sends "done" and waits until all have, as long as that takes. Then MPI
- *   ends.
+ *   ends; if that takes more than 9 s, the process ends with status 1.
  * - A rank is lost when it has sent no heartbeat for 7 s (it hangs, its host cannot be reached), or
  *   has left. Then every call fails with the sentence that names it. A process that has not ended
  *   by itself 1 s later is ended with status 1, after the sentence was written.
@@ -28,7 +28,8 @@
  * - A rank that dies by a signal: mpirun notices first, names it and ends all others. The status of
  *   mpirun is 128 plus the signal's number; no rank can change that.
  *
- * Threads: one thread at a time calls these, except ranks_status and ranks_name, which any may.
+ * Threads: one thread at a time calls these. Any thread may call ranks_me, ranks_count, ranks_name,
+ * ranks_check and ranks_status.
  */
 #ifndef GLM_RANKS_RANKS_H
 #define GLM_RANKS_RANKS_H
@@ -47,11 +48,13 @@ struct ranks;
 /* Has mpirun started several processes? Looks at the environment only. */
 bool ranks_wanted(void);
 
-/* Starts MPI and the heartbeats; once in a process. ERR_RUN, or ERR_USAGE in a build without MPI.
- */
+/* Starts MPI and the heartbeats; once in a process.
+ * - ERR_USAGE: a build without MPI, more than RANKS_MAX ranks. ERR_MEMORY, ERR_RUN.
+ * - *out is NULL after an error before the heartbeats have started. After a later one (a rank was
+ *   lost at once) it is set, as ranks_here is, and ranks_close follows. */
 int ranks_open(struct ranks **out, struct err *e);
 
-/* The ranks of this process; NULL: it is one of one. */
+/* What ranks_open gave, until ranks_close; NULL: nothing. */
 struct ranks *ranks_here(void);
 
 /* Is this process a worker: one of several, and another than rank 0? It has no input, no output but
@@ -73,7 +76,7 @@ int ranks_post(struct ranks *r, uint32_t to, const void *data, size_t bytes,
 	struct ranks_posted **out, struct err *e);
 int ranks_posted_wait(struct ranks *r, struct ranks_posted *posted, struct err *e);
 /* The next message of `from`; *bytes (may be NULL): its length. Waits as long as all ranks are
- * there. ERR_RUN: a rank is lost, or the message is longer than `capacity`. */
+ * there. ERR_RUN: a rank is lost. A message longer than `capacity` makes `from` a lost rank. */
 int ranks_receive(
 	struct ranks *r, uint32_t from, void *data, size_t capacity, size_t *bytes, struct err *e);
 
@@ -99,23 +102,28 @@ int ranks_check(const struct ranks *r, struct err *e);
 
 /* Sets a callback for the loss of a rank. The thread of the heartbeats calls it once, also if the
  * rank was lost before, with the sentence of ranks_check, which stays valid. It must return at
- * once. NULL removes it; no call is running when this returns. */
+ * once and call nothing of this module. NULL removes it; no call is running when this returns. */
 void ranks_on_loss(struct ranks *r, void (*lost)(void *user, const char *sentence), void *user);
 
-/* Has a lower rank left with this very error? Then that one prints it. After ranks_close. */
+/* Has a lower rank left with this very error? Then that one prints it. Only after a ranks_close
+ * that has set *abrupt. */
 bool ranks_error_is_known(const struct ranks *r, const struct err *e);
 
 /* ---- a status for rank 0 ---- */
 
-/* Every heartbeat to rank 0 carries what `fill` writes to out [bytes <= RANKS_STATUS_BYTES]. fill
- * is called by a thread of its own, and not any more after a call with NULL has returned. */
+/* Every heartbeat to rank 0 carries what `fill` writes to out [bytes <= RANKS_STATUS_BYTES]. The
+ * thread of the heartbeats calls fill, and no more once a call with NULL has returned. fill calls
+ * nothing of this module. */
 void ranks_publish(struct ranks *r, size_t bytes, void (*fill)(void *user, void *out), void *user);
 /* Rank 0: the latest status of a rank. False: none of so many bytes has come yet. */
 bool ranks_status(struct ranks *r, uint32_t rank, void *out, size_t bytes);
 
-/* The process ends with rc and *e. Waits for the others if that is in order, else tells them why.
- * Returns rc; if a rank is lost and rc is 0 or interrupted, ERR_RUN and the sentence in *e.
- * *abrupt: MPI has not ended, and the process should by _exit. NULL is fine. */
+/* The process ends with rc and *e (not NULL). Waits for the others if that is in order, else tells
+ * them why.
+ * - Returns rc; if a rank is lost and rc is 0 or interrupted, ERR_RUN and the sentence in *e.
+ * - *abrupt: MPI has not ended. The process should end by _exit, and r stays valid until then.
+ *   Else r is freed.
+ * - r NULL: returns rc; *abrupt is false. */
 int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e);
 
 #endif

@@ -23,17 +23,19 @@ struct heartbeat {
 
 struct peer {
 	char name[96];
-	/* heartbeats; the thread's */
+	/* used by the thread of the heartbeats alone */
 	struct mpi_transfer in, out;
 	uint8_t *in_data, *out_data; /* a struct heartbeat, then a status */
 	size_t out_capacity;
-	uint64_t silent_ns;       /* since the last heartbeat, by this process's own running */
+	uint64_t silent_ns; /* since the last heartbeat, by this process's own running */
+	/* under `lock` */
 	uint32_t delivered_state; /* of the last heartbeat that was sent completely */
 	uint32_t sent_state;      /* of the latest one, which may be under way */
-	atomic_bool done;
-	uint8_t *status; /* [status_bytes] the latest; under `lock` */
+	uint8_t *status;          /* [status_bytes] the latest one received; NULL: none */
 	size_t status_bytes;
-	/* how long the last two messages from here were waited for */
+	/* any thread */
+	atomic_bool done; /* it has sent HEARTBEAT_DONE */
+	/* of the thread that calls ranks_receive: how long it waited for the last two messages */
 	uint64_t waited_ns[2];
 };
 

@@ -157,6 +157,7 @@ struct split_run {
 	int lookahead;
 	uint64_t seed;
 	const struct numa_nodes *nodes; /* NULL: the host's */
+	uint32_t n_cards;               /* of the options */
 };
 
 struct split_outcome {
@@ -181,6 +182,7 @@ static struct engine *open_run(
 		.ram_bytes = r->model ? r->everything : full.everything_bytes,
 		.cpu_experts = r->host,
 		.nodes = r->nodes,
+		.n_cards = r->n_cards,
 		.cpu_experts_slow = true,
 		.chunk = r->chunk,
 		.lookahead = r->lookahead,
@@ -549,6 +551,20 @@ static void test_limb_types(void **state)
 	assert_true(layers >= 2000);
 }
 
+/* All cards (ENGINE_CARDS_AUTO) that are a single one: one stage, so the processor may compute. */
+static void test_all_cards_are_one(void **state)
+{
+	(void)state;
+	const struct copier_faults f = {.readable = true};
+	const struct split_run r = {
+		.share = 0.2, .chunk = 1, .host = true, .n_cards = ENGINE_CARDS_AUTO};
+	struct copier *copier;
+	struct engine *g = open_run(&r, &f, &copier);
+	assert_int_equal(g->n_stages, 1);
+	assert_non_null(g->stages->host);
+	close_run(g, copier);
+}
+
 /* Interrupted between two layers, while experts are held in RAM: nothing stays held, and the next
  * answer is the same. */
 static void test_cancelled(void **state)
@@ -705,6 +721,7 @@ int main(void)
 		cmocka_unit_test(test_node_times),
 		cmocka_unit_test(test_one_thread_on_nodes),
 		cmocka_unit_test(test_limb_types),
+		cmocka_unit_test(test_all_cards_are_one),
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_copies_fail),
 		cmocka_unit_test(test_long_times_shrink),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Links between stages of two ranks: which carrier both ends agree on, and the rows that arrive.
+ * Links between stages of two ranks: which carrier both ends agree on, the rows that arrive, and
+ * ranks whose weights could not be loaded, so that no link is opened.
  * The program starts itself under mpirun; without mpirun the case is skipped. The messages are
  * those of MPI. This file defines NCCL's functions (nccl.h) in place of the library's: a channel is
  * a FIFO, and each case names the call that fails.
@@ -11,6 +12,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"
 #include "src/forward/model.h"
 #include "src/ranks/ranks.h"
@@ -173,18 +175,28 @@ static int check_received(
 	return 0;
 }
 
-/* Two steps, one that failed, one of more rows than the receiver expects. */
+/* Three steps, two that failed, one of more rows than the receiver expects. */
 static int send_steps(struct stage_link *l, struct model *m, struct err *e)
 {
 	const struct err why = {.code = ERR_MEMORY, .text = "no memory for a step"};
 	int rc = 0;
-	for (uint32_t step = 1; step <= 2 && !rc; step++) {
+	for (uint32_t step = 1; step <= 3 && !rc; step++) {
 		fill_rows(&m->ws, step);
 		rc = l->ops->send(l, m, step + 1, e);
 	}
 	if (!rc && !(rc = rank_link_send_error(l, &why, false, e)))
 		rc = rank_link_send_error(l, &why, true, e);
 	return rc ? rc : l->ops->send(l, m, 2, e);
+}
+
+static bool no_memory; /* for the rows of a step */
+static int (*cpu_alloc)(
+	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e);
+
+static int alloc_or_fail(
+	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
+{
+	return no_memory ? err_set(e, ERR_MEMORY, "no memory") : cpu_alloc(b, kind, bytes, out, e);
 }
 
 static int receive_steps(struct stage_link *l, struct model *m, struct err *e)
@@ -194,9 +206,14 @@ static int receive_steps(struct stage_link *l, struct model *m, struct err *e)
 	int rc = l->ops->receive(l, m, 2, e);
 	if (rc || (rc = check_received(1, 2, m->ws.x, m->ws.n_sel, m->ws.sel)))
 		return rc;
-	rc = rank_link_receive_rows(l, m, 3, &rows, e);
+	no_memory = true; /* the rows of step 2 are lost, those of step 3 are not */
+	if (rank_link_receive_rows(l, m, 3, &rows, &got) != ERR_MEMORY)
+		rc = FAIL("%s: there was memory", now->name);
+	no_memory = false;
 	if (!rc)
-		rc = check_received(2, 3, rows.x, rows.n_sel, rows.sel);
+		rc = rank_link_receive_rows(l, m, 4, &rows, e);
+	if (!rc)
+		rc = check_received(3, 4, rows.x, rows.n_sel, rows.sel);
 	if (!rc && rank_link_received_error(l))
 		rc = FAIL("%s: rows are no error", now->name);
 	if (!rc && rank_link_receive_rows(l, m, 3, &rows, &got) != ERR_MEMORY)
@@ -241,6 +258,32 @@ static int run_case(struct ranks *r, struct model *m, struct err *e)
 	return rc;
 }
 
+/* One rank could not load its weights. Both end with its sentence, and no link is opened. */
+static int fail_loading(struct ranks *r, const struct model *m, uint32_t failing, struct err *e)
+{
+	struct stage stage = {.config = m->config, .backend = m->backend, .plan.chunk = MOST};
+	struct engine g = {.config = m->config, .stages = &stage, .n_stages = 1};
+	const struct rank_figures figures = {.n_stages = 1};
+	struct err why = {0};
+	int loaded = 0;
+	if (me == failing)
+		loaded = err_set(&why, ERR_MEMORY, "no memory for the weights of rank %u", me);
+	g.ranks = NEW(struct engine_ranks);
+	g.ranks->ranks = r;
+	stage.config.first_layer = me == SENDER ? 0 : LAYER;
+	stage.config.end_layer = me == SENDER ? LAYER : LAYER + 1;
+	now = &cases[0];
+	int rc = engine_ranks_ready(&g, &figures, loaded, &why);
+	char expected[64];
+	snprintf(expected, sizeof expected, "no memory for the weights of rank %u", failing);
+	const bool opened = g.ranks->in || g.ranks->out;
+	engine_ranks_free(g.ranks);
+	if (rc == ERR_MEMORY && strstr(why.text, expected) && !opened)
+		return 0;
+	err_set(e, ERR_RUN, "rank %u did not load: %s", failing, why.text);
+	return FAIL("rank %u did not load: %d, \"%s\"", failing, rc, why.text);
+}
+
 /* A model with what a link looks at, on the CPU's ops under another name: rows of the CPU never go
  * by NCCL. */
 static int run_cases(struct ranks *r, struct err *e)
@@ -253,6 +296,8 @@ static int run_cases(struct ranks *r, struct err *e)
 	const struct backend_ops *ops = b->ops;
 	struct backend_ops card_ops = *ops;
 	card_ops.name = "card";
+	card_ops.alloc = alloc_or_fail;
+	cpu_alloc = ops->alloc;
 	b->ops = &card_ops;
 	m->backend = b;
 	m->config.n_embd = N_EMBD;
@@ -264,6 +309,8 @@ static int run_cases(struct ranks *r, struct err *e)
 		now = &cases[i];
 		rc = ranks_agree(r, run_case(r, m, e), e);
 	}
+	for (uint32_t failing = 0; failing < 2 && !rc; failing++)
+		rc = fail_loading(r, m, failing, e);
 	b->ops = ops;
 	ops->close(b);
 	free(m->ws.x);

@@ -13,6 +13,7 @@
 #include "src/engine/ranks/rank_worker.h"
 #include "src/ranks/ranks.h"
 
+#include <limits.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -181,22 +182,30 @@ static int die(struct ranks *r, struct err *e)
 	return ranks_receive(r, 1, &byte, 1, NULL, e);
 }
 
-static int open_engine(struct ranks *r, struct engine **g, struct err *e)
+static int open_engine(struct ranks *r, bool fast_prompts, struct engine **g, struct err *e)
 {
 	const struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
 		.backend = "cpu",
 		.threads = 1,
 		.context = 64,
 		.chunk = 8,
+		.fast_prompts = fast_prompts,
 		.ranks = r};
 	return engine_open(&o, g, e);
+}
+
+/* Only rank 1 computes prompts in another way. */
+static int open_fast_on_one(struct ranks *r, struct err *e)
+{
+	struct engine *g;
+	return open_engine(r, ranks_me(r) == 1, &g, e);
 }
 
 /* Rank 1 leaves. Then rank 0 is refused every command with the sentence that names it. */
 static int refuse_commands(struct ranks *r, struct err *e)
 {
 	struct engine *g;
-	int rc = open_engine(r, &g, e), n = 0;
+	int rc = open_engine(r, false, &g, e), n = 0;
 	if (rc)
 		return rc;
 	if (ranks_me(r))
@@ -251,7 +260,7 @@ static int refuse_messages(struct ranks *r, struct err *e)
 {
 	static uint8_t message[sizeof(struct rank_command) + 12000];
 	struct engine *g;
-	int rc = open_engine(r, &g, e), n = 0;
+	int rc = open_engine(r, false, &g, e), n = 0;
 	memset(message, 0xff, sizeof message);
 	for (size_t i = 0; i < ARRAY_LEN(bad_commands) && !rc; i++) {
 		const struct bad_command *b = &bad_commands[i];
@@ -307,8 +316,8 @@ static const struct role {
 } roles[] = {{"talk", talk}, {"disagree", disagree}, {"leave", leave}, {"notice", notice},
 	{"end_early", end_early}, {"end_late", end_late}, {"long_message", long_message},
 	{"hang", hang}, {"die", die}, {"refuse_commands", refuse_commands},
-	{"refuse_messages", refuse_messages}, {"share_a_card", share_a_card},
-	{"share_a_named_card", share_a_named_card}};
+	{"refuse_messages", refuse_messages}, {"open_fast_on_one", open_fast_on_one},
+	{"share_a_card", share_a_card}, {"share_a_named_card", share_a_named_card}};
 
 #ifdef COVERAGE_FOLDER
 void __gcov_dump(void); /* _exit writes no counts of coverage */
@@ -508,6 +517,23 @@ static void test_shared_card_is_refused(void **state)
 		fail_msg("%s", said);
 }
 
+/* --fast-prompts gives other bits, so all ranks must have it, or none. */
+static void test_other_arithmetic_is_refused(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	struct backend *b;
+	struct err e = {0};
+	const struct backend_options o = {.name = "cpu", .threads = 1, .fast_prompts = true};
+	assert_int_equal(backend_open(&o, &b, &e), 0);
+	const bool has_amx = b->ops->decode_rows < INT_MAX;
+	b->ops->close(b);
+	if (!has_amx)
+		skip();
+	assert_int_equal(run_ranks("open_fast_on_one", 2), err_exit_status(ERR_RUN));
+	expect_said("the backend is cpu fast, that of rank 0 is cpu");
+}
+
 static void test_without_mpirun(void **state)
 {
 	(void)state;
@@ -533,6 +559,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_cards_of_stages),
 		cmocka_unit_test(test_cards_that_collide),
 		cmocka_unit_test(test_shared_card_is_refused),
+		cmocka_unit_test(test_other_arithmetic_is_refused),
 		cmocka_unit_test(test_messages),
 		cmocka_unit_test(test_disagreement_names_the_lowest_rank),
 		cmocka_unit_test(test_rank_that_leaves_is_named),

@@ -146,6 +146,40 @@ static void test_not_named(void **state)
 	model_headers_close(&h);
 }
 
+/* Memory of the CPU backend that is too small for the caches of several sessions: a context that a
+ * hint names fits. */
+static void test_context_of_sessions(void **state)
+{
+	static const struct backend_ops ops = {.name = "the CPU"};
+	(void)state;
+	struct backend cpu = {.ops = &ops};
+	struct model_headers h;
+	struct err e = {0};
+	struct plan p;
+	uint32_t hinted = 0;
+	assert_int_equal(model_headers_make(&h, "iq2-s", &e), 0);
+	struct engine_options o = {.context = 65536, .sessions = 8};
+	struct plan_machine m = {.card_bytes = (size_t)1 << 45};
+	assert_int_equal(
+		plan_on_machine(&h.config, &o, h.file, &h.weights, h.resident, &cpu, &m, &p, &e), 0);
+	const size_t fixed = p.resident + p.workspace, step = p.kv / o.context * 1024;
+	m.card_bytes = fixed + step / 2;
+	assert_int_equal(
+		plan_on_machine(&h.config, &o, h.file, &h.weights, h.resident, &cpu, &m, &p, &e),
+		ERR_MEMORY);
+	assert_null(strstr(e.hint, "would fit"));
+	m.card_bytes = fixed + 3 * step;
+	e = (struct err){0};
+	assert_int_equal(
+		plan_on_machine(&h.config, &o, h.file, &h.weights, h.resident, &cpu, &m, &p, &e),
+		ERR_MEMORY);
+	assert_int_equal(sscanf(e.hint, "-c %u would fit", &hinted), 1);
+	o.context = hinted;
+	assert_int_equal(
+		plan_on_machine(&h.config, &o, h.file, &h.weights, h.resident, &cpu, &m, &p, &e), 0);
+	model_headers_close(&h);
+}
+
 /* What no machine could do is refused before memory is counted. */
 static void test_impossible(void **state)
 {
@@ -239,8 +273,9 @@ static void test_host_part(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_least), cmocka_unit_test(test_run),
-		cmocka_unit_test(test_not_named), cmocka_unit_test(test_impossible),
-		cmocka_unit_test(test_latents_on_host), cmocka_unit_test(test_host_part)};
+		cmocka_unit_test(test_not_named), cmocka_unit_test(test_context_of_sessions),
+		cmocka_unit_test(test_impossible), cmocka_unit_test(test_latents_on_host),
+		cmocka_unit_test(test_host_part)};
 	log_set_level(LOG_WARN);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

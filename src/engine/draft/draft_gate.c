@@ -54,7 +54,8 @@ static double chance_blend(double accepted, double tried, double prior, double w
 	return (accepted + weight * prior) / (tried + weight);
 }
 
-double draft_gate_chance(
+/* The probability that a draft of this grade is right if those before it are. */
+static double chance_of_grade(
 	const struct draft_gate *g, const struct draft_record *r, uint32_t source, uint32_t grade)
 {
 	const struct draft_chances *all = &g->seen[source], *own = &r->chances[source];
@@ -64,7 +65,7 @@ double draft_gate_chance(
 		(double)own->accepted[grade], (double)own->tried[grade], shared, SHARED_WEIGHT);
 }
 
-/* draft_gate_chance by position instead of grade, for drafts that are not made yet. above: the
+/* chance_of_grade by position instead of grade, for drafts that are not made yet. above: the
  * chance of the position before. */
 static double chance_at(const struct draft_gate *g, const struct draft_record *r, uint32_t source,
 	uint32_t position, double above)
@@ -137,7 +138,7 @@ double draft_gate_value(const struct draft_gate *g, const struct draft_record *r
 {
 	double value = 0, best = 0, chance = 1, pace = gate_pace(g), before = 1;
 	for (uint32_t k = 0; k < MIN(chain->n, g->limit); k++) {
-		chance *= draft_gate_chance(g, r, source, chain->grades[k]);
+		chance *= chance_of_grade(g, r, source, chain->grades[k]);
 		double time = g->always ? 1 : step_time(g, n_timelines, n_timelines * (k + 2));
 		value += pace * chance - (time - before);
 		before = time;
@@ -225,7 +226,7 @@ static struct draft_offer *offer_likeliest(const struct draft_gate *g, struct dr
 		const struct draft_offer *o = &offers[i];
 		if (o->n >= MIN(o->chain->n, g->limit))
 			continue;
-		double c = chances[i] * draft_gate_chance(g, o->record, o->source, o->chain->grades[o->n]);
+		double c = chances[i] * chance_of_grade(g, o->record, o->source, o->chain->grades[o->n]);
 		if (!best || c > *chance) {
 			best = &offers[i];
 			*chance = c;

@@ -88,10 +88,6 @@ struct draft_gate {
 void draft_gate_init(
 	struct draft_gate *g, uint32_t limit, bool always, const struct draft_gate_source *sources);
 
-/* The probability that a draft of this grade is right if those before it are. */
-double draft_gate_chance(
-	const struct draft_gate *g, const struct draft_record *r, uint32_t source, uint32_t grade);
-
 /* What verifying the best prefix of a chain gains, in steps; 0: nothing. Assumes that the other
  * timelines of the step (n_timelines in all) verify as many drafts. */
 double draft_gate_value(const struct draft_gate *g, const struct draft_record *r, uint32_t source,

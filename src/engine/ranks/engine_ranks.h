@@ -55,7 +55,7 @@ int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc
 
 /* ---- commands of rank 0 ---- */
 
-/* Lets the others begin a step. */
+/* Sends the rows of a step to all other ranks, which begin to compute it. */
 int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, struct err *e);
 
 /* The same without waiting for the messages; *sent (may be NULL at first) keeps the command until
@@ -73,8 +73,9 @@ uint64_t engine_ranks_computing_ns(struct engine_ranks *k);
 /* Does another rank have this layer? */
 bool engine_ranks_has(const struct engine_ranks *k, uint32_t layer);
 
-/* Rows of a cache of another rank's layer, to or from `data` [n][row_bytes]. Also the other rank's
- * failure. */
+/* Rows of a cache of another rank's layer, to or from `data` [n][row_bytes]. Reading returns the
+ * other rank's failure too. Writing does not wait for the other rank; one that fails to write is
+ * lost (rank_worker.h). */
 int engine_ranks_read_rows(struct engine_ranks *k, const struct rank_command *which,
 	size_t row_bytes, void *data, struct err *e);
 int engine_ranks_write_rows(struct engine_ranks *k, const struct rank_command *which,
@@ -83,7 +84,7 @@ int engine_ranks_write_rows(struct engine_ranks *k, const struct rank_command *w
 /* A command to every other rank. Nothing is done before `ready`, and when a rank is lost: the next
  * step says so. */
 void engine_ranks_command(struct engine_ranks *k, const struct rank_command *c);
-/* Keys; given before `ready` they are kept until then. */
+/* engine_cache_warm on every other rank. Keys that are given before `ready` are kept until then. */
 void engine_ranks_warm(struct engine_ranks *k, const struct profile_key *keys, size_t n);
 /* Asks all other ranks for their statistics. Adds those of experts to *experts; writes those of
  * their stages to stages[0 ..], in the order of the layers (the stages of rank 0 are the last).

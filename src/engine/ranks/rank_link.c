@@ -125,16 +125,20 @@ int rank_link_receive_rows(struct stage_link *base, const struct model *to, uint
 	struct rank_link *l = (struct rank_link *)base;
 	const struct model_config *c = &to->config;
 	const struct rank_message m = message_layout(l, c, n);
+	const struct workspace *ws = &to->ws;
 	int rc = receive_message(l, &m, n, e);
-	if (rc || (rc = stage_rows_reserve(out, c, to->backend, MAX(n, ANSWER_ROWS), e)))
+	if (rc)
 		return rc;
 	struct nccl_part parts[LINK_PARTS];
-	const int n_parts = list_parts(l, &m, out->x, out->n_sel, out->sel, parts);
+	rc = stage_rows_reserve(out, c, to->backend, MAX(n, ANSWER_ROWS), e);
+	/* Rows without memory go to the workspace: NCCL brings them before those of the next step. */
+	const int n_parts = rc ? list_parts(l, &m, ws->x, ws->n_sel, ws->sel, parts)
+						   : list_parts(l, &m, out->x, out->n_sel, out->sel, parts);
 	if (l->nccl)
 		nccl_channel_receive(l->nccl, parts, n_parts);
-	for (int i = 0; i < n_parts && !l->nccl; i++)
+	for (int i = 0; i < n_parts && !l->nccl && !rc; i++)
 		memcpy(parts[i].data, message_part(l, &m, i), parts[i].bytes);
-	return 0;
+	return rc;
 }
 
 static int rank_link_receive(struct stage_link *base, struct model *to, uint32_t n, struct err *e)

@@ -33,7 +33,9 @@ int rank_link_open(
  * the sentence `why`, which must stay valid. Any thread. NULL is fine. */
 void rank_link_abort(struct stage_link *l, const char *why);
 
-/* `receive` of the link into *out, which gets room for n rows. to: the receiving model. */
+/* `receive` of the link into *out, in which it makes room for n rows. to: the receiving model,
+ * which computes no step meanwhile. ERR_MEMORY: the rows were received and dropped; the next call
+ * receives those of the next step. */
 int rank_link_receive_rows(struct stage_link *l, const struct model *to, uint32_t n,
 	struct stage_rows *out, struct err *e);
 

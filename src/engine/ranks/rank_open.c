@@ -200,10 +200,11 @@ static void log_ranks(const struct engine *g)
 int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc, struct err *e)
 {
 	struct engine_ranks *k = g->ranks;
-	if (!rc)
-		rc = open_links(g, e);
+	/* both ends of a link exchange messages: a rank that did not load must not be waited for */
+	if ((rc = ranks_agree(k->ranks, rc, e)))
+		return rc;
 	k->figures = NEW_ARRAY(struct rank_figures, ranks_count(k->ranks));
-	if ((rc = ranks_agree(k->ranks, rc, e)) ||
+	if ((rc = ranks_agree(k->ranks, open_links(g, e), e)) ||
 		(rc = ranks_gather(k->ranks, mine, sizeof *mine, k->figures, e)) || ranks_me(k->ranks))
 		return rc;
 	struct engine_cache *cache = &g->cache;

@@ -19,6 +19,8 @@
  *   broadcast   struct rank_limits: the least of them, with which each plans again
  *   agree       each has; nobody allocates before
  *   agree       the layers are loaded
+ *   -           each opens its links (rank_link.h)
+ *   agree       they are open
  *   gather      struct rank_figures
  *
  * Then rank 0 sends commands, each one message: a struct rank_command, then its data. The workers

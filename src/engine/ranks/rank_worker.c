@@ -61,7 +61,7 @@ static int send_answer(struct engine_ranks *k, int rc, const struct err *why, co
 	const void *body = rc ? (const void *)why : data;
 	const size_t n = rc ? sizeof *why : bytes;
 	engine_ranks_reserve(k, sizeof head + n);
-	memmove(k->message + sizeof head, body, n);
+	memcpy(k->message + sizeof head, body, n);
 	memcpy(k->message, &head, sizeof head);
 	return ranks_send(k->ranks, 0, k->message, sizeof head + n, e);
 }

@@ -5,8 +5,13 @@
 
 #include "src/engine/engine.h"
 
-/* Opened with options.ranks on another rank than 0; engine_close follows, whatever this returns.
- * What fails in a command goes to rank 0 as its answer. ERR_RUN: a rank is lost. */
+/* Precondition: g was opened with options.ranks, on another rank than 0. engine_close follows,
+ * whatever this returns.
+ * - A failure of STEP goes to the next rank in place of its rows, one of READ_ROWS to rank 0 in
+ *   place of the answer. The worker goes on.
+ * - A failure of WRITE_ROWS or COPY_ROWS, and a command that makes no sense, end the worker: it is
+ *   returned, and the other ranks lose this one with its sentence.
+ * - ERR_RUN: a rank is lost. ERR_MEMORY: there is no memory for the commands. */
 int engine_run_worker(struct engine *g, struct err *e);
 
 #endif

@@ -28,7 +28,9 @@ struct session;
 #define SESSION_ROWS_MAX   8 /* rows of a verification */
 #define SESSION_DRAFTS_MAX (SESSION_ROWS_MAX - 1)
 
-/* Creates a timeline of up to engine_context() positions; ERR_MEMORY when the caches do not fit. */
+/* Creates an empty timeline of up to engine_context() positions. Its cache rows were allocated by
+ * engine_open. ERR_MEMORY: options.sessions of them exist, or there is no memory for token ids and
+ * logits. */
 int session_new(struct engine *g, struct session **out, struct err *e);
 void session_free(struct session *s); /* NULL is fine */
 struct engine *session_engine(const struct session *s);
@@ -55,14 +57,17 @@ struct session_watch {
  *   again if its logits are not available.
  * - *n_reused (may be NULL): tokens that were not computed.
  * - ERR_INPUT for an id out of range, n = 0, or n beyond the context: the session is unchanged.
- * - ERR_RUN when bytes of a mapped model are lost, and when the last logits are not finite (not
- *   looked at where `rows` are asked for): the timeline is then empty, its caches may be damaged.
- */
+ * - ERR_RUN when the last logits are not finite: the timeline is then empty, because its caches may
+ *   be damaged.
+ * - After any other error the session holds the chunks that were finished, without logits:
+ *   ERR_INTERRUPTED (watch->cancel), ERR_RUN when bytes of a mapped model are lost, ERR_MEMORY, a
+ *   failure of the backend, of a read or of another rank. */
 int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 	const struct session_watch *watch, uint32_t *n_reused, struct err *e);
 
 /* Appends n tokens and computes them in chunks; n = 0: does nothing. rows (may be NULL): out,
- * [n][vocab] logits of every appended position, host. Errors as session_sync. */
+ * [n][vocab] logits of every appended position, host; they are not checked for finite values.
+ * Errors as session_sync. */
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
 	const struct session_watch *watch, struct err *e);
 
@@ -139,7 +144,7 @@ int session_mtp_draft(
 	struct session *s, int32_t next, uint32_t k, int32_t *ids, float *logits, struct err *e);
 
 /* Intermediate results, for parity tests; filled by session_extend and session_sync while set.
- * Arrays of the caller; NULL: not wanted. "Last": of the last position computed. */
+ * Arrays of the caller; NULL: not wanted. "Last": of the last position computed. Not with ranks. */
 struct session_taps {
 	float *resid_last;     /* [layers][n_embd] residual stream after each layer */
 	uint16_t *router;      /* [router_rows][moe layers][n_used] expert ids, ascending */

@@ -44,8 +44,9 @@ void block_stream_fini(struct block_stream *b); /* accepts a zeroed struct; leav
 /* Writes one block; n > 0. ERR_RUN when the file takes no more. */
 int block_write(struct block_stream *b, const void *data, size_t n, struct err *e);
 
-/* Reads the next block, which must hold exactly n bytes. ERR_INPUT with a sentence when it does
- * not, ends early or is damaged; `out` is undefined then. */
+/* Reads the next block, which must hold exactly n bytes. ERR_INPUT when it does not, ends early or
+ * is damaged; ERR_RUN when the file cannot be read; ERR_MEMORY. `out` is undefined after an error.
+ */
 int block_read(struct block_stream *b, void *out, size_t n, struct err *e);
 
 #endif

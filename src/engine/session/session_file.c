@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Writing and reading are the same walk over the caches (next_rows). The head is checked completely
- * before anything of the body is looked at; every size of the body follows from the head and is
- * known before a block is read. A session that has something to lose reads the file twice: the
- * first time only checks.
+ * Writing and reading are the same walk over the caches (session_next_rows). The head is checked
+ * completely before anything of the body is looked at; every size of the body follows from the head
+ * and is known before a block is read. A session that has something to lose reads the file twice:
+ * the first time only checks.
  */
 #include "src/engine/session/session_file.h"
 
@@ -24,7 +24,7 @@
 
 static const char magic[8] = "GLMSESS";
 
-/* The head, field by field; 64 unused bytes before the check are zero. */
+/* The head, field by field; the unused bytes before SESSION_FILE_HEAD_ENDS are zero. */
 enum head_offset {
 	AT_MAGIC = 0,
 	AT_VERSION = 8,

@@ -53,6 +53,8 @@ uint64_t session_file_bytes(const struct session *s, uint32_t n, size_t note_byt
  * - It is written beside `path` and renamed when all of it is on the disk: after a failure, or when
  *   the program is killed, the old file is unchanged.
  * - A file that is no session is replaced only with force, else ERR_INPUT (out_file.h).
+ * - Other errors: ERR_MEMORY; ERR_RUN or -errno when the file cannot be written; a failure of the
+ *   backend.
  * - *info may be NULL. */
 int session_file_save(struct session *s, uint32_t n, const char *path, bool force, const void *note,
 	size_t note_bytes, struct session_file_info *info, struct err *e);
@@ -82,8 +84,8 @@ int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char 
 /* Appends the rows [first, n) of a file whose tokens must be tokens[0..n).
  * - Before: the session holds at least tokens[0..first).
  * - After: it holds tokens[0..n), and no logits.
- * - After an error: it holds tokens[0..first) if rows had been written already, else it is
- *   unchanged. A missing file is -ENOENT, without a sentence. */
+ * - After an error: the session is unchanged, or it holds tokens[0..first) without logits. A
+ * missing file is -ENOENT, without a sentence. */
 int session_rows_load(struct session *s, uint32_t first, const int32_t *tokens, uint32_t n,
 	const char *path, struct err *e);
 

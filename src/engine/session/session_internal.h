@@ -50,7 +50,8 @@ int session_check(
 
 /* Called before `token` is written to s->tokens[length]. Drops the last position's MTP row if it
  * was made with another token, or if it can be made anew because the hidden state is kept. Also
- * tells the expert source that all rows of the last verification are kept. */
+ * reports to the expert sources which rows of the last verification are kept, if session_keep_rows
+ * has not: all of them; none after session_rewind. */
 void session_expect_token(struct session *s, int32_t token);
 /* The memory for n rows' logits, [n][n_vocab]; allocated on the first call with n > 1. NULL with
  * ERR_MEMORY in *e. */
@@ -70,6 +71,9 @@ void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_r
 /* ERR_RUN when logits of the last step are not finite; the timeline is then emptied. drawn: results
  * of the draws from all its rows, which say so; NULL: looks at the logits on the host. */
 int session_check_finite(struct session *s, const struct draw_result *drawn, struct err *e);
+/* Sets *e for logits behind token n that are not finite, or for the change of the model's file that
+ * explains them. Returns ERR_RUN. */
+int session_not_finite(const struct session *s, uint32_t n, struct err *e);
 
 /* ---- prompt_chunks.c ---- */
 
@@ -81,9 +85,8 @@ int session_extend_in_flight(struct session *s, const int32_t *tokens, uint32_t 
 	const struct session_watch *watch, struct err *e);
 /* How many rows the next step computes of a prompt that has `rest` tokens left. */
 uint32_t session_chunk_rows(const struct engine *g, uint32_t rest);
-/* Sets *e for logits behind token n that are not finite, or for the change of the model's file that
- * explains them. Returns ERR_RUN. */
-int session_not_finite(const struct session *s, uint32_t n, struct err *e);
+
+/* ---- MTP rows and drafts ---- */
 
 /* Whether the MTP rows of positions [first, n) are there and were made from hidden states, so that
  * session_file.h stores them. Rows made from tokens alone can be made again at any time. */

@@ -328,7 +328,7 @@ static void wait_arrived(struct stage_pipeline *p, struct micro_batch *m)
 		m->arrived = true;
 		m->rc =
 			rank_link_receive_rows(g->ranks->in, &g->stages->model, m->rows.n, &m->handed, &m->why);
-		int rc = engine_ranks_posted_end(g->ranks, m->sent, &m->why);
+		int rc = engine_ranks_posted_end(g->ranks, m->sent, m->rc ? NULL : &m->why);
 		m->rc = m->rc ? m->rc : rc;
 		return;
 	}

@@ -44,9 +44,11 @@ uint32_t pipeline_depth(const struct engine *g);
 /* Bytes of host memory that a row takes between two stages. */
 size_t pipeline_row_bytes(const struct model_config *c);
 
-/* Sends rows into the first stage as a micro-batch. rows: without taps; copied, but what it points
- * to is lent until pipeline_end or pipeline_drop. on_layer is called by pipeline_end only,
- * on_device_busy never. After an error (ERR_MEMORY, ERR_RUN) nothing of these rows is in flight. */
+/* Sends rows into the first stage as a micro-batch. Precondition: pipeline_depth > 1.
+ * - rows: without taps. The struct is copied; what it points to is borrowed until pipeline_end or
+ *   pipeline_drop. on_layer is called by pipeline_end only, on_device_busy never.
+ * - Errors: ERR_RUN (a lost rank), or that of starting the threads. The micro-batch is not in
+ *   flight then. */
 int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	struct micro_batch **out, struct err *e);
 

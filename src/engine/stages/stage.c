@@ -267,7 +267,8 @@ static double link_rate(const struct stage *s, const struct engine_options *o)
 static int open_host_experts(struct stage *s, const struct engine_options *o, struct err *e)
 {
 	struct host_experts *h;
-	const char *why = o->ranks || o->n_cards > 1 ? "there are several stages" : no_host_experts(s);
+	const bool has_all_layers = !s->config.first_layer && config_has_end(&s->config);
+	const char *why = has_all_layers ? no_host_experts(s) : "there are several stages";
 	if (why) {
 		log_info("experts on the processor: none, %s", why);
 		return 0;

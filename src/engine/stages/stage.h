@@ -26,7 +26,7 @@ struct stage {
 	struct expert_source *experts;
 	bool streaming; /* `experts` is a loader, else mapped memory or a copy on the card */
 	struct plan plan;
-	struct model_weights weights; /* bound; stage_open gives them to the model */
+	struct model_weights weights; /* from stages_bind on; stage_start gives them to the model */
 	size_t resident_bytes;        /* of them */
 	struct model model;
 	struct kv_cache kv;        /* of these layers; all sessions */
@@ -44,8 +44,8 @@ int stages_new(const struct engine_options *o, const struct model_config *c, str
 	uint32_t *n, struct err *e);
 
 /* Decides which layers lie where, together with the other ranks, and binds their weights. `whole`:
- * those of the whole model, bound; a stage that has all layers takes them. ERR_USAGE for cuts of
- * the options that cut nothing. */
+ * those of the whole model, bound; a stage that has all layers takes them. ERR_USAGE: cuts of the
+ * options that do not ascend, or that lie outside the model. */
 int stages_bind(struct engine *g, const struct engine_options *o, struct model_weights *whole,
 	size_t whole_bytes, struct err *e);
 
@@ -66,7 +66,8 @@ struct stage_setup {
 	const struct weights_watch *watch;
 };
 
-/* Takes the memory of the plan, loads the weights, opens s->experts. */
+/* Takes the memory of the plan, loads the weights, opens s->experts. Errors: ERR_MEMORY, or those
+ * of reading the file. stages_free releases what a failed call has taken. */
 int stage_open(struct stage *s, const struct stage_setup *setup, struct err *e);
 /* Makes the model, which asks s->source; the caller has set that. is_last: there is no next stage.
  */
