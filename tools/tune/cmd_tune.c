@@ -446,7 +446,8 @@ static int draw_speeds(struct tune *t, struct err *e)
 {
 	double x[BUDGETS_MOST], y[POLICIES + 1][BUDGETS_MOST];
 	struct svg_plot plot = {.title = "Modelled speed by cache size",
-		.subtitle = "the best lookahead of each policy; dashed: lru without lookahead",
+		.subtitle =
+			"the best lookahead of each policy; dashed: " POLICY_DEFAULT " without lookahead",
 		.x_label = "cache, GB",
 		.y_label = "tokens per second",
 		.x_from_zero = true,

@@ -92,6 +92,7 @@ hints '--sessions' -np 4
 hints '-m FILE' -hf unsloth/GLM-5.2-GGUF
 hints 'leave it out' -fa
 hints '--kv-type' -ctk q8_0
+hints '--cards 0,1' -mg 1
 hints '--system' -sys 'be brief'
 hints '-m FILE' run glm5.2
 hints "-p 'Define river.'" run 'Define river.'
@@ -153,6 +154,16 @@ run -p
 error_is_one_sentence 2
 run -p x -f "$work/text.gguf"
 exits 2
+run -p x -q -v
+error_is_one_sentence 2 'exclude each other'
+run -p x -m "$work/no-such-model" --session-dir-gb 3
+error_is_one_sentence 2 'give --session-dir as well'
+run -p x -n 1 --backend cpu --policy lru --lookahead 2 --io threads --no-direct --io-depth 4
+exits 0
+check "options of a cache that is not there are named" \
+	grep -q '^warning: no effect without --cache-gb.* --policy, --lookahead, --io, --io-depth, --no-direct$' "$work/err"
+run -p x -n 1 -q --cache-gb 0.01 --policy lru --lookahead 2 --io threads --no-direct --io-depth 4
+check "with a cache they have effect" [ ! -s "$work/err" ]
 run -f "$work/missing-prompt" -n 1
 error_is_one_sentence 3 missing-prompt
 run -p x -n 1 --cache-gb 0.000001
