@@ -139,7 +139,8 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 			.help = "write into a folder that holds other files: those with the names of a "
 					"checkpoint's are replaced, or removed where this one lacks them; all others "
 					"stay"},
-		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
+		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet,
+			.help = "neither plan, progress nor figures: notes and errors alone"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream export",
