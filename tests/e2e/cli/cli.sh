@@ -102,6 +102,14 @@ hints '--recipe' quantize a.gguf b.gguf
 if has_command serve; then
 	run serve --api-key ''
 	error_is_one_sentence 2 'key is empty'
+	for bad in '--api-key ,' '--cors chat.example.org' '--cors https://chat.example.org/' \
+		'--allow-host llm.example.org:8080' '--allow-host https://llm.example.org' '--allow-host a,b'; do
+		# shellcheck disable=SC2086 # option and value
+		run serve --port 0 $bad
+		error_is_one_sentence 2 "^glmstream: ${bad% *}[ :]"
+	done
+	run serve --port 0 --model-name ''
+	error_is_one_sentence 2 'name is empty'
 	hints '--sessions' serve -np 4
 	hints '-c N' serve --ctx-size 4096
 	hints 'did you mean serve' server
