@@ -10,6 +10,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/ranks/rank_worker.h"
+#include "src/forward/lookahead.h"
 #include "src/ranks/ranks.h"
 #include "tools/options/pocket.h"
 #include "tools/output/progress.h"
@@ -87,8 +88,8 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.fallback = "off"},
 		{"policy", 0, ARG_CHOICE, .i32 = &c->policy, .given = &c->policy_given, .words = policies,
 			.help = "which expert leaves a full cache", .fallback = POLICY_DEFAULT},
-		{"lookahead", 0, ARG_INT, .i32 = &c->lookahead, .given = &c->lookahead_given, .max = 64,
-			.words = lookaheads, .value = "N|auto",
+		{"lookahead", 0, ARG_INT, .i32 = &c->lookahead, .given = &c->lookahead_given,
+			.max = LOOKAHEAD_MAX, .words = lookaheads, .value = "N|auto",
 			.help = "fetch the experts of so many layers ahead; 0: off, auto: 1 where they come to "
 					"a card",
 			.fallback = "auto"},
@@ -254,7 +255,8 @@ static void end_worker(struct engine *g, int rc, struct err *e)
 	exit(report_end(rc, e));
 }
 
-/* Whether experts are streamed is known when the engine is open: a card may hold all of them. */
+/* Whether experts are streamed is known when the engine is open: a card may hold all of them. A
+ * trace records the predictions of --lookahead also without streaming. */
 static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 {
 	struct engine_cache cache;
@@ -265,7 +267,7 @@ static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 	const struct {
 		const char *name;
 		bool unused;
-	} options[] = {{"--policy", c->policy_given}, {"--lookahead", c->lookahead_given},
+	} options[] = {{"--policy", c->policy_given}, {"--lookahead", c->lookahead_given && !c->trace},
 		{"--io", c->io_given && !reads}, {"--io-depth", c->io_depth && !reads},
 		{"--no-direct", c->no_direct && !reads}};
 	struct buf names = {0};

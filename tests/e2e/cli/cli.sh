@@ -153,7 +153,7 @@ need_pocket
 
 for bad in "-c 0" "-c -1" "-c x" "-c 1e3x" "-n -1" "-n x" "-n 99999999999999999999" "--temp x" "--temp -1" "--temp nan" \
 	"--top-p 2" "--top-p -0.5" "--top-k -1" "--min-p 7" "--seed x" "--think maybe" "--backend abacus" "--policy none-such" \
-	"--io carrier-pigeon" "--cache-gb x" "--cache-gb -1" "--ram-gb x" "--lookahead x" "-t -1" "-t x"; do
+	"--io carrier-pigeon" "--cache-gb x" "--cache-gb -1" "--ram-gb x" "--lookahead x" "--lookahead 17" "-t -1" "-t x"; do
 	# shellcheck disable=SC2086 # option and value
 	run -p x $bad
 	error_is_one_sentence 2 "^glmstream: ${bad% *}: "
@@ -170,6 +170,8 @@ run -p x -n 1 --backend cpu --policy lru --lookahead 2 --io threads --no-direct 
 exits 0
 check "options of a cache that is not there are named" \
 	grep -q '^warning: no effect without --cache-gb.* --policy, --lookahead, --io, --io-depth, --no-direct$' "$work/err"
+run -p x -n 1 -q --backend cpu --lookahead 2 --trace "$work/predicted"
+check "a trace has the predictions of a lookahead" [ ! -s "$work/err" ]
 run -p x -n 1 -q --cache-gb 0.01 --policy lru --lookahead 2 --io threads --no-direct --io-depth 4
 check "with a cache they have effect" [ ! -s "$work/err" ]
 run -f "$work/missing-prompt" -n 1
