@@ -89,7 +89,7 @@ static int parse_accept(const struct bench_opts *o, struct bench_replay_options 
 	return rc;
 }
 
-/* What opens an engine once, on all ranks. */
+/* ERR_USAGE under mpirun, unless the part opens one engine, once, on all ranks. */
 static int check_ranks(const struct bench_opts *o, struct err *e)
 {
 	const bool once = (o->parts == PART_PREFILL && !o->common.cache_bytes) ||

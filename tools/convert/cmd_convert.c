@@ -463,7 +463,7 @@ static int open_output(struct convert_work *w, struct err *e)
 		buf_printf(&notes, "%s: starting over\n", why.text);
 	memset(w->done, 0, n * sizeof *w->done);
 	w->choice_kept = false;
-	/* first the journal, so that at no time it vouches for data that are gone */
+	/* the journal first: it must never list data that are discarded */
 	if ((code = convert_journal_restart(&w->journal, e)) ||
 		(code = gguf_writer_create(w->writer, w->opt.out, false, e))) {
 		gguf_writer_discard(w->writer);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * glmstream export: a GGUF becomes a Hugging Face checkpoint, the other direction of convert. This
- * file decides and talks. Everything that can be refused is refused before the first byte of
- * output.
+ * file parses options, makes the plan and prints. Everything that can be refused is refused before
+ * the first byte of output.
  */
 #include "src/base/args.h"
 #include "src/base/hash.h"

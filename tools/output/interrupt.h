@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Ctrl+C as a flag that long computations look at, instead of the sudden end of the program. */
+/* Turns Ctrl+C into a flag that long computations poll, in place of an immediate exit. */
 #ifndef GLM_TOOLS_INTERRUPT_H
 #define GLM_TOOLS_INTERRUPT_H
 

@@ -101,7 +101,7 @@ static uint64_t sum_of(const uint64_t *v, size_t n)
 	return sum;
 }
 
-/* Of drafts that were verified a step gives one token more for each that was right. */
+/* A step yields one token, and one more for each verified draft that was right. */
 static double tokens_per_step(const struct draft_stats *d)
 {
 	return d->steps ? 1 + (double)sum_of(d->accepted, DRAFT_MAX) / (double)d->steps : 0;

@@ -267,8 +267,8 @@ static int print_cell(const struct model_headers *model, const struct forecast *
 	return 0;
 }
 
-/* The row of a size for which the table has no card: what it lacks. ERR_RUN: it lacks nothing, so a
- * card's speed is needed. */
+/* The row of a memory size that is too small for the model: prints the size that is needed.
+ * ERR_RUN: the model fits. */
 static int print_too_small(
 	const struct model_headers *model, const struct table_row *row, struct err *e)
 {
