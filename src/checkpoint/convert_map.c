@@ -151,14 +151,43 @@ int convert_types_parse(
 	return 0;
 }
 
-bool convert_types_match(const struct convert_types *t, const char *name, enum dtype *type)
+/* The first rule that matches; -1: none does. */
+static int find_rule(const struct convert_types *t, const char *name)
 {
 	for (int i = 0; t && i < t->n; i++)
-		if (!fnmatch(t->rule[i].pattern, name, 0)) {
-			*type = t->rule[i].type;
-			return true;
-		}
-	return false;
+		if (!fnmatch(t->rule[i].pattern, name, 0))
+			return i;
+	return -1;
+}
+
+bool convert_types_match(const struct convert_types *t, const char *name, enum dtype *type)
+{
+	const int rule = find_rule(t, name);
+	if (rule >= 0)
+		*type = t->rule[rule].type;
+	return rule >= 0;
+}
+
+/* Whether --types and the recipe decide the type of such a tensor. */
+static bool has_free_type(const char *name, uint32_t n_dims)
+{
+	return n_dims >= 2 && !recipe_is_exempt(name);
+}
+
+/* Notes the rules by which no tensor got its type: a pattern may be misspelt. */
+static void note_unused_rules(struct convert_plan *p, const struct convert_types *types)
+{
+	bool used[CONVERT_TYPES_MAX] = {0};
+	for (size_t i = 0; types && i < p->n_tensors; i++) {
+		const struct convert_tensor *t = &p->tensors[i];
+		const int rule = has_free_type(t->name, t->n_dims) ? find_rule(types, t->name) : -1;
+		if (rule >= 0)
+			used[rule] = true;
+	}
+	for (int i = 0; types && i < types->n; i++)
+		if (!used[i])
+			buf_printf(
+				&p->notes, "--types: no matrix has its type by \"%s\"\n", types->rule[i].pattern);
 }
 
 /* The type of the first rule that matches the tensor, --types before the exceptions of the recipe,
@@ -167,7 +196,7 @@ static enum dtype wanted_type(
 	const struct plan_builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
 {
 	enum dtype type = recipe;
-	if (n_dims >= 2 && !recipe_is_exempt(name) && !convert_types_match(b->types, name, &type))
+	if (has_free_type(name, n_dims) && !convert_types_match(b->types, name, &type))
 		convert_types_match(b->recipe->exceptions, name, &type);
 	return type;
 }
@@ -509,6 +538,7 @@ int convert_plan_make(struct convert_plan *p, struct convert_config *cfg,
 	if (b.fallbacks > 8)
 		buf_printf(
 			&p->notes, "and %" PRIu64 " more tensors whose rows do not fit\n", b.fallbacks - 8);
+	note_unused_rules(p, types);
 	return b.code || !st ? b.code : check_rest(&b);
 }
 

@@ -96,7 +96,7 @@ struct convert_plan {
 	struct convert_source *sources; /* [n_sources] in the order of the walk */
 	size_t n_sources, cap_sources;
 	bool *used;       /* private: per source tensor */
-	struct buf notes; /* lines for people: fallbacks, things left out */
+	struct buf notes; /* lines for people: fallbacks, things left out, unused --types */
 };
 
 /* Fills a zeroed plan; `types` may be NULL; cfg->n_nextn becomes 0 when the checkpoint lacks the

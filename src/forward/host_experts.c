@@ -124,7 +124,7 @@ void host_experts_add_stats(const struct host_experts *h, struct expert_stats *s
 
 /* ---- kinds ---- */
 
-static double job_bytes(const struct expert_job *j)
+double host_experts_bytes(const struct expert_job *j)
 {
 	return (double)(j->gate.stack_bytes + j->up.stack_bytes + j->down.stack_bytes);
 }
@@ -178,7 +178,8 @@ static int time_slots(struct host_experts *h, struct expert_job *jobs, int n_job
 		int rc = p->ops->wait(p, e);
 		if (rc)
 			return rc;
-		*ns_per_byte = MIN(*ns_per_byte, (double)(clock_ns() - start) / n_jobs / job_bytes(jobs));
+		*ns_per_byte =
+			MIN(*ns_per_byte, (double)(clock_ns() - start) / n_jobs / host_experts_bytes(jobs));
 	}
 	return 0;
 }
@@ -188,7 +189,7 @@ static int time_slots(struct host_experts *h, struct expert_job *jobs, int n_job
 static int time_kind(struct host_experts *h, const struct expert_job *shape, int node,
 	struct host_kind *k, struct err *e)
 {
-	const size_t bytes = (size_t)job_bytes(shape);
+	const size_t bytes = (size_t)host_experts_bytes(shape);
 	const int most = (int)MIN(h->max_rows, (uint32_t)SLOTS_TIMED),
 			  n_jobs = (int)MIN(MAX(TIMING_BYTES / bytes, 1), h->n_used);
 	uint8_t *weights = mem_try_map(bytes * (size_t)n_jobs);
@@ -279,7 +280,7 @@ static int timed_slots(int n_slots)
 
 static uint32_t mean_ns(const struct expert_job *shape, double *mean)
 {
-	double ns = job_bytes(shape) * *mean;
+	double ns = host_experts_bytes(shape) * *mean;
 	*mean *= MEAN_SHRINKS;
 	return (uint32_t)MIN(MAX(ns, 1), 1e9);
 }
@@ -321,7 +322,7 @@ static int last_node(struct host_experts *h, const struct expert_job *jobs, int 
 	double busy[NUMA_NODES_MAX + 1] = {0};
 	int last = timed_node(h, &jobs[0]);
 	for (int i = 0; i < n_jobs; i++)
-		busy[timed_node(h, &jobs[i])] += job_bytes(&jobs[i]) * *mean_of(h, &jobs[i]);
+		busy[timed_node(h, &jobs[i])] += host_experts_bytes(&jobs[i]) * *mean_of(h, &jobs[i]);
 	for (int k = 0; k <= h->nodes.n; k++)
 		if (busy[k] > busy[last])
 			last = k;
@@ -335,8 +336,8 @@ static void note_time(
 	const int node = last_node(h, jobs, n_jobs);
 	double bytes = 0, node_bytes = 0;
 	for (int i = 0; i < n_jobs; i++) {
-		bytes += job_bytes(&jobs[i]);
-		node_bytes += timed_node(h, &jobs[i]) == node ? job_bytes(&jobs[i]) : 0;
+		bytes += host_experts_bytes(&jobs[i]);
+		node_bytes += timed_node(h, &jobs[i]) == node ? host_experts_bytes(&jobs[i]) : 0;
 	}
 	h->n_experts += (uint64_t)n_jobs;
 	h->ns += ns;

@@ -44,6 +44,9 @@ void host_experts_close(struct host_experts *h); /* after the last step; NULL is
 /* Where `route` leaves h for a step of so many rows; NULL: such steps have no experts here. */
 uint64_t *host_experts_words(const struct host_experts *h, int rows);
 
+/* Bytes of the weights of one expert. */
+double host_experts_bytes(const struct expert_job *shape);
+
 /* Whether the processor computes such experts with the card's bits. */
 bool host_experts_covers(const struct expert_job *shape);
 

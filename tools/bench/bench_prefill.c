@@ -44,29 +44,6 @@ static void on_chunk(void *user, uint32_t done, uint32_t total)
 		atomic_store(&j->stop, true);
 }
 
-/* Which experts are where: [layers][experts] of enum engine_residency, freed by the caller. */
-static uint8_t *residency_map(const struct engine *g, size_t *n)
-{
-	struct engine_cache c;
-	engine_cache_snapshot(g, &c, NULL);
-	*n = (size_t)c.n_layers * c.n_experts;
-	uint8_t *map = NEW_ARRAY(uint8_t, *n);
-	engine_cache_snapshot(g, &c, map);
-	return map;
-}
-
-static void count_kept(struct prefill_sample *s, const uint8_t *before, const struct engine *g)
-{
-	size_t n;
-	uint8_t *after = residency_map(g, &n);
-	for (size_t i = 0; i < n; i++) {
-		const bool was = before[i] == ENGINE_IN_VRAM;
-		s->cached += was;
-		s->cached_kept += was && after[i] == ENGINE_IN_VRAM;
-	}
-	free(after);
-}
-
 /* Every size `repeats` times, each from an empty timeline; the expert cache is what the runs before
  * have left. */
 static int take_prefill_samples(struct prefill_job *j, struct engine *g, struct err *e)
@@ -83,8 +60,7 @@ static int take_prefill_samples(struct prefill_job *j, struct engine *g, struct 
 	rc = session_new(g, &s, e);
 	for (int i = 0; i < j->n_sizes * j->b->repeats && !rc && !atomic_load(&j->stop); i++) {
 		const struct expert_stats before = engine_expert_stats(g);
-		size_t n_map;
-		uint8_t *cached = residency_map(g, &n_map);
+		uint8_t *cached = stats_residency(g);
 		const uint64_t start = clock_ns();
 		session_rewind(s, 0);
 		rc = session_sync(s, ids, (uint32_t)j->sizes[i / j->b->repeats], &watch, NULL, e);
@@ -97,7 +73,7 @@ static int take_prefill_samples(struct prefill_job *j, struct engine *g, struct 
 			.seconds = (double)(clock_ns() - start) * 1e-9,
 			.flops = bench_prompt_flops(g, MAX(session_length(s), 1u)),
 			.d = d};
-		count_kept(&j->samples[i], cached, g);
+		stats_count_kept(g, cached, &j->samples[i].cached, &j->samples[i].cached_kept);
 		free(cached);
 		if (!rc && j->samples[i].tokens)
 			j->n_samples = i + 1;

@@ -73,8 +73,9 @@ out:
 	return rc;
 }
 
-/* Another sample: a decode with a budget and a lookahead, a cold start first, the second one
- * counts. The engine logs nothing: it has logged its plan before. */
+/* Takes sample i of a row: a decode with its lookahead after one unmeasured decode, which is the
+ * cold start. The engine logs nothing: it has logged its plan before. ERR_RUN: the logits differ
+ * from those of row 0. */
 static int sample_decode(
 	struct stream_job *j, int i, uint64_t cache_bytes, struct stream_row *row, struct err *e)
 {

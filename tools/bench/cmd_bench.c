@@ -30,7 +30,8 @@ enum part {
 	PART_DECODE = 8,
 	PART_READ = 16,
 	PART_ALL = 31,
-	PART_SESSION = 32
+	PART_SESSION = 32,
+	PARTS_WITH_MODEL = PART_PREFILL | PART_DECODE | PART_SESSION
 };
 
 static const struct arg_word parts[] = {{"read", PART_READ}, {"copy", PART_COPY}, {"ops", PART_OPS},
@@ -50,7 +51,7 @@ struct bench_opts {
 	uint32_t peers[2], n_peers; /* bench copy: the cards */
 	uint32_t n_fill, n_prompt, n_new, repeats;
 	float seconds, most_seconds;
-	bool csv, json, new_given;
+	bool csv, json, new_given, slice_given;
 	struct bench_read_options read;
 	uint32_t slice_kib, mb;
 	const char *routing; /* NULL: the model's own */
@@ -88,7 +89,7 @@ static int parse_accept(const struct bench_opts *o, struct bench_replay_options 
 	return rc;
 }
 
-/* What opens an engine once, on all ranks. */
+/* ERR_USAGE under mpirun, unless the part opens one engine, once, on all ranks. */
 static int check_ranks(const struct bench_opts *o, struct err *e)
 {
 	const bool once = (o->parts == PART_PREFILL && !o->common.cache_bytes) ||
@@ -190,6 +191,53 @@ out:
 	return rc;
 }
 
+/* ERR_USAGE for an option that none of the parts reads. */
+static int check_parts(const struct bench_opts *o, struct err *e)
+{
+	static const char read[] = "bench read", model[] = "bench prefill, decode and session";
+	const struct common_opts *c = &o->common;
+	const int file = PART_READ | PART_SESSION | (o->draft ? PART_DECODE : 0);
+	const struct {
+		const char *name;
+		bool given;
+		int parts; /* that read it */
+		const char *where;
+	} options[] = {{"--gb", o->read.bytes, PART_READ, read},
+		{"--slice-kb", o->slice_given, PART_READ, read},
+		{"--depth", o->read.depth, PART_READ, read}, {"--no-fio", o->read.no_fio, PART_READ, read},
+		{"--dir", o->read.dir, PART_READ | PART_SESSION, "bench read and session"},
+		{"--file", o->read.path, file, "bench read, bench session and bench decode with --draft"},
+		{"--mb", o->mb, PART_COPY | PART_OPS | PART_PREFILL | PART_DECODE,
+			"bench copy, ops, prefill and decode"},
+		{"--only", o->only, PART_OPS, "bench ops"},
+		{"-n", o->new_given, PART_DECODE, "bench decode"},
+		{"--prompt", o->prompts, PARTS_WITH_MODEL, model},
+		{"--model", c->model, PARTS_WITH_MODEL, model},
+		{"--ctx", c->context, PARTS_WITH_MODEL, model},
+		{"--cache-gb", c->cache_given, PARTS_WITH_MODEL, model},
+		{"--policy", c->policy_given, PARTS_WITH_MODEL, model},
+		{"--lookahead", c->lookahead_given, PARTS_WITH_MODEL, model},
+		{"--io", c->io_given, PARTS_WITH_MODEL, model},
+		{"--io-depth", c->io_depth, PARTS_WITH_MODEL, model},
+		{"--no-direct", c->no_direct, PARTS_WITH_MODEL, model},
+		{"--replicas", c->replicas, PARTS_WITH_MODEL, model},
+		{"--chunk", c->chunk, PARTS_WITH_MODEL, model},
+		{"--trace", c->trace, PARTS_WITH_MODEL, model},
+		{"--warm", c->warm, PARTS_WITH_MODEL, model}};
+	for (size_t i = 0; i < ARRAY_LEN(options); i++) {
+		if (!options[i].given || o->parts & options[i].parts)
+			continue;
+		err_set(e, ERR_USAGE, "%s belongs to %s", options[i].name, options[i].where);
+		if (c->model && o->parts == PART_READ)
+			err_hint(e, "-f FILE names the file that bench read reads");
+		return ERR_USAGE;
+	}
+	if (o->parts == PART_SESSION && c->kv_f8)
+		return err_set(e, ERR_USAGE,
+			"bench session measures latents of 16 bits and of float32: not with --kv-type fp8");
+	return 0;
+}
+
 static int parse_prompts(struct bench_opts *o, struct err *e)
 {
 	const struct arg one = {.kind = ARG_UINT64, .min = 1, .max = INT32_MAX};
@@ -220,7 +268,7 @@ static int parse_cards(struct bench_opts *o, struct err *e)
 	struct common_cards cards = {0};
 	if (!o->common.cards)
 		return 0;
-	if (o->parts & ~(PART_PREFILL | PART_DECODE | PART_SESSION | PART_COPY) || o->parts == PART_ALL)
+	if (o->parts & ~(PARTS_WITH_MODEL | PART_COPY) || o->parts == PART_ALL)
 		return err_set(e, ERR_USAGE,
 			"--cards belongs to bench prefill, decode and session, which open a model, and to "
 			"copy");
@@ -306,8 +354,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.help = "where that file is made, or the session file", .fallback = "here"},
 		{"gb", 0, ARG_SIZE_GB, .u64 = &o.read.bytes, .max = 1000, .above_min = true, .value = "G",
 			.help = "read so much per sample", .fallback = "4, in bench all 1"},
-		{"slice-kb", 0, ARG_UINT, .u32 = &o.slice_kib, .min = 4, .max = 262144, .value = "K",
-			.help = "KiB of one read, a multiple of 4", .fallback = "1024"},
+		{"slice-kb", 0, ARG_UINT, .u32 = &o.slice_kib, .given = &o.slice_given, .min = 4,
+			.max = 262144, .value = "K", .help = "KiB of one read, a multiple of 4",
+			.fallback = "1024"},
 		{"depth", 0, ARG_UINT, .u32 = &o.read.depth, .min = 1, .max = READER_DEPTH_MAX,
 			.value = "N", .help = "queue depth: reads at a time",
 			.fallback = "1, 4, 16, 32 and 64, one after the other"},
@@ -381,13 +430,10 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		return rc == ARGS_HELP ? 0 : rc;
 	if (o.csv && o.json)
 		return err_set(e, ERR_USAGE, "--csv and --json exclude each other");
-	if (o.only && !(o.parts & PART_OPS))
-		return err_set(
-			e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
-	if ((rc = parse_prompts(&o, e)) || (rc = parse_cards(&o, e)) || (rc = parse_rows(&o, e)) ||
-		(rc = check_draft(&o, e)) || (rc = check_replay(&o, e)))
+	if ((rc = check_parts(&o, e)) || (rc = parse_prompts(&o, e)) || (rc = parse_cards(&o, e)) ||
+		(rc = parse_rows(&o, e)) || (rc = check_draft(&o, e)) || (rc = check_replay(&o, e)))
 		return rc;
 	if (o.routing || o.confine) {
 		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */

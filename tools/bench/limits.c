@@ -7,7 +7,7 @@
 #include "src/checkpoint/checkpoint.h"
 #include "tools/options/pocket.h"
 
-/* As fast as it gets of the two ways there are. */
+/* The faster of two ways to read: whole experts, and slices as the loader of a card reads. */
 static int measure_drive(
 	struct bench *b, const struct common_opts *c, struct measure_disk *d, struct err *e)
 {

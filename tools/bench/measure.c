@@ -42,7 +42,7 @@ struct measure_drive {
 	unsigned *left; /* [n_slots] reads into this slot that have not completed */
 	unsigned *idle; /* [n_slots] slots that nothing is read into, of read_for */
 	struct slice_cursor at;
-	bool watches; /* does not sleep while it reads */
+	bool polls; /* does not sleep while it reads */
 	/* Starts the next reads into a slot, those of an expert or a slice; returns the bytes of them.
 	 */
 	uint64_t (*start)(struct measure_drive *j, unsigned slot);
@@ -180,11 +180,11 @@ static int read_for(struct measure_drive *j, double seconds, double *bytes_s, st
 	while (more || n_idle < j->n_slots) {
 		/* the reader finds how many slices are best; the buffer that came back last goes first */
 		const unsigned most =
-			j->watches ? MIN(j->n_slots, reader_useful_depth(j->reader)) : j->n_slots;
+			j->polls ? MIN(j->n_slots, reader_useful_depth(j->reader)) : j->n_slots;
 		while (more && n_idle && j->n_slots - n_idle < most)
 			bytes += j->start(j, j->idle[--n_idle]);
 		struct reader_completion done[REAP_MOST];
-		int n = reader_reap(j->reader, done, !j->watches, REAP_MOST, j->watches ? 0 : -1);
+		int n = reader_reap(j->reader, done, !j->polls, REAP_MOST, j->polls ? 0 : -1);
 		more = (double)(clock_ns() - start) < seconds * 1e9;
 		if (atomic_load(interrupt_flag()))
 			return err_set(e, ERR_INTERRUPTED, "interrupted");
@@ -219,7 +219,7 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 	bool slices, unsigned depth, struct measure_disk *out, struct err *e)
 {
 	struct common_replicas replicas;
-	*j = (struct measure_drive){.start = slices ? start_slice : start_expert, .watches = slices};
+	*j = (struct measure_drive){.start = slices ? start_slice : start_expert, .polls = slices};
 	*out = (struct measure_disk){0};
 	int rc = common_opts_replicas(c, &replicas, e);
 	const struct loader_options o = {.file = file,

@@ -30,13 +30,13 @@ int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned 
 	double seconds, int repeats, struct measure_disk *out, struct err *e);
 
 /* The same bytes as a card's loader reads them: in slices, reader_useful_depth() at a time, into
- * the buffer that came back last, by a thread that polls. out's depth counts
- * the slices. */
+ * the buffer that was filled last, by a thread that polls. out->depth counts slices. */
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds,
 	int repeats, struct measure_disk *out, struct err *e);
 
-/* The way that `like` was measured, in samples, for a run that is held against a drive which others
- * share. *d: NULL where the page cache takes part. By one thread; file outlives it. */
+/* Measures the drive again in the way of `like`, a sample at a time: the rate of a shared drive
+ * changes during a run. *d becomes NULL where reads go through the page cache. One thread; `file`
+ * outlives *d. */
 struct measure_drive;
 int measure_drive_open(struct measure_drive **d, const struct common_opts *c,
 	const struct gguf *file, const struct measure_disk *like, struct err *e);
@@ -60,7 +60,7 @@ struct measure_decode {
 };
 
 /* Decodes n_new greedy tokens after ids[0..n) with an engine opened as `c` says, `repeats` times
- * after one unmeasured run, and closes it. Traces and profiles of `c` are left alone. */
+ * after one unmeasured run, and closes it. c->trace and c->warm are not used. */
 int measure_decode(const struct common_opts *c, const int32_t *ids, uint32_t n, uint32_t n_new,
 	int repeats, struct measure_decode *out, struct err *e);
 

@@ -90,33 +90,8 @@ struct run {
 	struct answer *a;
 	struct progress progress;
 	struct stats *stats;
-	uint8_t *cached; /* [layers][experts] of enum engine_residency when the prompt began, or NULL */
+	uint8_t *cached; /* stats_residency when the prompt began */
 };
-
-/* The map of engine_cache_snapshot and its size; NULL without an expert cache. */
-static uint8_t *cache_map(const struct engine *g, size_t *n)
-{
-	struct engine_cache c;
-	engine_cache_snapshot(g, &c, NULL);
-	*n = (size_t)c.n_layers * c.n_experts;
-	uint8_t *map = c.streaming ? NEW_ARRAY(uint8_t, *n) : NULL;
-	if (map)
-		engine_cache_snapshot(g, &c, map);
-	return map;
-}
-
-/* The prompt is computed: counts which of the experts that were cached still are. */
-static void count_kept(struct run *r)
-{
-	size_t n = 0;
-	uint8_t *now = r->cached ? cache_map(r->a->engine, &n) : NULL;
-	for (size_t i = 0; now && i < n; i++) {
-		bool was = r->cached[i] == ENGINE_IN_VRAM;
-		r->stats->cached_before += was;
-		r->stats->cached_kept += was && now[i] == ENGINE_IN_VRAM;
-	}
-	free(now);
-}
 
 static void on_prompt(void *user, uint32_t done, uint32_t total)
 {
@@ -126,7 +101,7 @@ static void on_prompt(void *user, uint32_t done, uint32_t total)
 		return;
 	}
 	progress_end(&r->progress);
-	count_kept(r);
+	stats_count_kept(r->a->engine, r->cached, &r->stats->cached_before, &r->stats->cached_kept);
 }
 
 static bool on_token(void *user, int32_t id)
@@ -276,9 +251,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat));
 	if (!o->common.quiet)
 		progress_begin_patient(&run.progress, "reading the prompt", "tok");
-	size_t n_map;
 	run.stats = &stats;
-	run.cached = cache_map(a->engine, &n_map);
+	run.cached = stats_residency(a->engine);
 	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
 	progress_end(&run.progress);
 	free(run.cached);

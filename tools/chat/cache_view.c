@@ -4,6 +4,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "tools/output/stats.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +49,7 @@ static const char *draw_cell(const struct cell *c, enum ink *ink)
 	return "\xc2\xb7";
 }
 
-static void draw_row(FILE *f, const struct cell *cells, int n, bool colours)
+static void draw_cells(FILE *f, const struct cell *cells, int n, bool colours)
 {
 	enum ink now = PLAIN;
 	for (int i = 0; i < n; i++) {
@@ -129,7 +130,7 @@ static void draw_map(FILE *f, const struct engine *g, const struct engine_cache 
 		else
 			snprintf(name, sizeof name, "%d-%d", layers[at], layers[end - 1]);
 		fprintf(f, "%7s  ", name);
-		draw_row(f, cells, n_cells, colours);
+		draw_cells(f, cells, n_cells, colours);
 		fprintf(f, " %3.0f %%\n", 100.0 * in / ((end - at) * (double)c->n_experts));
 	}
 	fprintf(f, "  \xe2\x96\x88 in the cache%s   + being read   = in RAM   \xc2\xb7 on disk\n",
@@ -159,13 +160,12 @@ void cache_view_print(FILE *f, const struct engine *g, int columns, bool colours
 	struct engine_cache c;
 	engine_cache_snapshot(g, &c, NULL);
 	bool cpu = !strcmp(engine_backend_name(g), "cpu");
-	if (!c.streaming) {
+	uint8_t *map = stats_residency(g);
+	if (!map) {
 		fprintf(f, "no expert cache: %s; --cache-gb G streams them through one\n",
 			cpu ? "the experts are used where the file is mapped" : "all experts are on the card");
 		return;
 	}
-	uint8_t *map = mem_new((size_t)c.n_layers, c.n_experts);
-	engine_cache_snapshot(g, &c, map);
 	draw_map(f, g, &c, map, columns, colours);
 	free(map);
 }

@@ -319,13 +319,17 @@ int chat_file_open(struct answer *a, const char *path, struct err *e)
 	if (raw && !a->talk.raw)
 		return err_set(e, ERR_INPUT,
 			"%.400s: holds a chat with the model's template, expected a --raw one", path);
-	if (!a->talk.raw && o->think_given) {
+	const char *of_template = o->system        ? "--system"
+							  : o->think_given ? "--think"
+							  : o->json_schema ? "--json-schema"
+											   : NULL;
+	if (of_template && a->talk.raw)
+		return err_set(e, ERR_INPUT, "%.400s: holds a --raw chat, which has no place for %s", path,
+			of_template);
+	if (o->think_given) {
 		a->opts->think = think;
 		conversation_set_think(&a->talk, think);
 	}
-	if (o->system && a->talk.raw)
-		return err_set(
-			e, ERR_INPUT, "%.400s: holds a --raw chat, which has no place for --system", path);
 	a->timeline_longer = o->system != NULL; /* by the old system message */
 	return o->system ? conversation_set_system(&a->talk, o->system, e) : 0;
 }

@@ -63,7 +63,7 @@ static enum outcome do_stats(struct answer *a, const char *argument)
 	stats_print_experts(stderr, engine_expert_stats(a->engine));
 	if (a->drafter) {
 		const struct draft_stats drafts = drafter_stats(a->drafter);
-		fprintf(stderr, "drafts in all: ");
+		fprintf(stderr, drafts.steps ? "drafts in all: " : "drafts in all: none");
 		stats_print_drafts(stderr, &drafts);
 		fprintf(stderr, "\n");
 	}
@@ -287,7 +287,8 @@ static const struct repl_command repl_commands[] = {
 	{"/save", "FILE", "write the chat to a file; without FILE to the one it came from", do_save},
 	{"/save!", "FILE", "the same, and replaces a file that is no session", do_save_over},
 	{"/load", "FILE", "go on with the chat in a file", do_load},
-	{"/set", "NAME VALUE", "temp, top-p, top-k, min-p, seed, n; alone it shows them", do_set},
+	{"/set", "NAME VALUE", "set temp, seed, n or another option of sampling; alone it shows all",
+		do_set},
 	{"/read", "FILE", "send the text of a file", do_read},
 	{"/quit", "", "leave; so does Ctrl+D", do_quit},
 };

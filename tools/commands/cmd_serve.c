@@ -146,6 +146,44 @@ static char *take_key(int argc, char **argv, const char *key)
 	return own;
 }
 
+/* "*", "null" or SCHEME://HOST[:PORT], as browsers send it: without a path or a slash at the end.
+ */
+static bool is_origin(const char *s)
+{
+	const char *host = strstr(s, "://");
+	return !strcmp(s, "*") || !strcmp(s, "null") ||
+		   (host && host > s && host[3] && !strpbrk(host + 3, "/, "));
+}
+
+/* What could never match a request is refused, and an empty key, which a script has when its
+ * variable is not set. Takes a missing key from the environment. */
+static int check_serve_options(struct serve_opts *o, struct err *e)
+{
+	if (!o->api_key)
+		o->api_key = getenv("GLMSTREAM_API_KEY");
+	else if (!*o->api_key)
+		return err_set(e, ERR_USAGE, "--api-key: the key is empty");
+	if (o->api_key && !*o->api_key)
+		o->api_key = NULL;
+	if (o->api_key && !o->api_key[strspn(o->api_key, ",")])
+		return err_set(e, ERR_USAGE, "--api-key: each of the keys is empty");
+	if (o->trusted_proxy && !identity_is_address(o->trusted_proxy))
+		return err_set(
+			e, ERR_USAGE, "--trusted-proxy %s: expected an address in digits", o->trusted_proxy);
+	if (o->cors && !is_origin(o->cors))
+		return err_set(e, ERR_USAGE,
+			"--cors %.200s: expected * or an origin without a path, like https://chat.example.org",
+			o->cors);
+	if (o->allow_host &&
+		(!*o->allow_host || (o->allow_host[0] != '[' && strpbrk(o->allow_host, ":/, "))))
+		return err_set(e, ERR_USAGE,
+			"--allow-host %.200s: expected one name without a port, like llm.example.org",
+			o->allow_host);
+	if (o->name && !*o->name)
+		return err_set(e, ERR_USAGE, "--model-name: the name is empty");
+	return prefix_opts_check(&o->prefix, e);
+}
+
 int cmd_serve(int argc, char **argv, struct err *e)
 {
 	struct serve_opts o = {.host = "127.0.0.1",
@@ -158,16 +196,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	int rc = parse_serve_options(&o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	if (o.api_key && !*o.api_key) /* a script's variable that is not set opens no server */
-		return err_set(e, ERR_USAGE, "--api-key: the key is empty");
-	if (!o.api_key)
-		o.api_key = getenv("GLMSTREAM_API_KEY");
-	if (o.api_key && !*o.api_key)
-		o.api_key = NULL;
-	if (o.trusted_proxy && !identity_is_address(o.trusted_proxy))
-		return err_set(
-			e, ERR_USAGE, "--trusted-proxy %s: expected an address in digits", o.trusted_proxy);
-	if ((rc = prefix_opts_check(&o.prefix, e)))
+	if ((rc = check_serve_options(&o, e)))
 		return rc;
 	const char *path = pocket_or(o.common.model, e);
 	if (!path)

@@ -463,7 +463,7 @@ static int open_output(struct convert_work *w, struct err *e)
 		buf_printf(&notes, "%s: starting over\n", why.text);
 	memset(w->done, 0, n * sizeof *w->done);
 	w->choice_kept = false;
-	/* first the journal, so that at no time it vouches for data that are gone */
+	/* the journal first: it must never list data that are discarded */
 	if ((code = convert_journal_restart(&w->journal, e)) ||
 		(code = gguf_writer_create(w->writer, w->opt.out, false, e))) {
 		gguf_writer_discard(w->writer);
@@ -600,15 +600,16 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 					"and sensitivities so that the output takes at most G * 10^9 bytes"},
 		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
 			.words = convert_type_words(&types, quantize_supported),
-			.help = "exceptions to recipe and target: tensors whose GGUF name matches the shell "
-					"pattern "
-					"get that type; the first match counts"},
+			.help = "exceptions to recipe and target: matrices whose GGUF name matches the shell "
+					"pattern get that type; the first match counts. Routers and indexer.proj stay "
+					"F32"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
 		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .value = "FILE",
 			.help = "importance matrix of `glmstream imatrix` or llama.cpp (GGUF or .dat) for q4, "
 					"q2, iq2, q2-s, iq2-s, iq2-t and --target-gb",
-			.fallback = "IQ2_XXS: column energy"},
+			.fallback =
+				"for IQ2_XXS the sum of squares of each column, else the type's own weights"},
 		{"feedback", 0, ARG_FLAG, .flag = &o->feedback,
 			.help =
 				"quantise routed experts with error feedback: columns make up for errors of the "
@@ -628,7 +629,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			.help =
 				"replace OUT.gguf if it exists, and a .partial or .journal beside it that is not "
 				"this program's"},
-		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
+		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet,
+			.help = "neither plan, progress nor figures: notes and errors alone"},
 	};
 	const struct arg positional[] = {
 		{.kind = ARG_STRING,
@@ -659,7 +661,9 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc;
-	if (!o->recipe_name == !o->target_bytes)
+	if (o->recipe_name && o->target_bytes)
+		return err_set(e, ERR_USAGE, "--recipe and --target-gb exclude each other");
+	if (!o->recipe_name && !o->target_bytes)
 		return err_set(e, ERR_USAGE, "one of --recipe NAME and --target-gb G is expected");
 	if ((rc = convert_recipe_parse(
 			 &o->recipe, o->recipe_name ? o->recipe_name : TARGET_RECIPE, e)) ||
@@ -668,6 +672,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");
+	if (o->out && !strcmp(o->out, "-"))
+		return err_set(e, ERR_USAGE, "-o: the name of a file is expected, \"-\" found");
 	return 0;
 }
 

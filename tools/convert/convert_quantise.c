@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Weights of the columns, in this order: of the imatrix; with error feedback the energy of the
- * columns; for IQ2_XXS their energy too, computed by the quantizer; else those of the type itself.
+ * The squared error of each column is weighed by the first of these that applies:
+ * - the imatrix;
+ * - with error feedback, and for IQ2_XXS (computed by the quantizer), the column's sum of squares;
+ * - the weights that the type itself defines.
  */
 #include "tools/convert/convert_quantise.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * glmstream export: a GGUF becomes a Hugging Face checkpoint, the other direction of convert. This
- * file decides and talks. Everything that can be refused is refused before the first byte of
- * output.
+ * file parses options, makes the plan and prints. Everything that can be refused is refused before
+ * the first byte of output.
  */
 #include "src/base/args.h"
 #include "src/base/hash.h"
@@ -139,7 +139,8 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 			.help = "write into a folder that holds other files: those with the names of a "
 					"checkpoint's are replaced, or removed where this one lacks them; all others "
 					"stay"},
-		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
+		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet,
+			.help = "neither plan, progress nor figures: notes and errors alone"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream export",

@@ -4,10 +4,10 @@
  * passes in turn. Pure arithmetic over the costs of each stage.
  *
  *   one stream      each token takes the sum over all stages.
- *   many streams    their rows are divided into micro-batches of equal size, but for smaller last
- * ones, which follow each other through the stages. A round, in which every stream gets one token,
- * takes the longer of: the slowest stage, once for each micro-batch; one micro-batch through all
- * stages.
+ *   many streams    their rows are divided into micro-batches of equal size (the last ones may be
+ *                   smaller), which follow each other through the stages. A round gives every
+ *                   stream one token. It takes the longer of: the slowest stage, once for each
+ *                   micro-batch; one micro-batch through all stages.
  *
  * A step of r rows in a stage takes
  *   computing   fixed_ms + (r - 1) row_ms + distinct(r) expert_ms

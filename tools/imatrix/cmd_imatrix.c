@@ -295,7 +295,7 @@ static int merge_files(const struct imatrix_options *o, struct err *e)
 
 /* ---- options ---- */
 
-/* What an addition has a use for. */
+/* Whether --merge uses the option. */
 static bool is_for_merging(const char *name)
 {
 	static const char *const names[] = {

@@ -72,8 +72,9 @@ bool imatrix_file_get(
 /*
  * Second moments, in files of `imatrix --moments` only: for each 256 columns the sums of the
  * products of two of them (FEEDBACK_MOMENTS, src/quant/feedback.h). They are entries like others,
- * with names of their own: blk.N.ffn_in.moments         of what goes into gate and up of all
- * experts, over all tokens blk.N.ffn_down_exps.moments  of what goes into down, for each expert
+ * with names of their own:
+ * - blk.N.ffn_in.moments: of the input of gate and up of all experts, over all tokens;
+ * - blk.N.ffn_down_exps.moments: of the input of down, for each expert.
  * Programs that look for the names of tensors pass them over.
  */
 #define IMATRIX_MOMENTS ".moments"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a person should know of an importance matrix: how much text, and which experts hardly any
- * token went to. */
+/* The summary of an importance matrix: how much text it is of, and which experts saw few tokens. */
 #ifndef GLM_TOOLS_IMATRIX_REPORT_H
 #define GLM_TOOLS_IMATRIX_REPORT_H
 

@@ -2,8 +2,8 @@
 /*
  * Operands of `bench ops` in the memory of a backend: what one op takes is released together.
  *
- * The first failure sticks: it is kept in `code` and `err`, and every later call does nothing and
- * returns NULL, so that an op asks for all of its operands and then looks once.
+ * The first failure is kept in `code` and `err`. Every later call does nothing and returns NULL. So
+ * an op allocates all of its operands and then checks `code` once.
  */
 #ifndef GLM_TOOLS_BENCH_POOL_H
 #define GLM_TOOLS_BENCH_POOL_H

@@ -306,7 +306,7 @@ static int run_fio(
 
 /* --- one mode, one depth --- */
 
-/* The sources take turns, so that a noisy neighbour meets all of them. */
+/* The sources take turns, so that other load disturbs all of them alike. */
 static int bench_depth(struct read_job *j, bool direct, unsigned depth, struct err *e)
 {
 	const int repeats = j->bench->repeats;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The wires of a graphics card, measured: what copies to it, from it and on it can reach. */
+/* Measures the copy bandwidth of a graphics card: from pinned host memory, back, and on the card.
+ */
 #ifndef GLM_TOOLS_MEASURE_CARD_H
 #define GLM_TOOLS_MEASURE_CARD_H
 

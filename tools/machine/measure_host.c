@@ -125,11 +125,6 @@ static struct weight shape_of(const struct gguf_tensor *t)
 	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], gguf_values_bytes(t));
 }
 
-static double job_bytes(const struct expert_job *j)
-{
-	return (double)(j->gate.stack_bytes + j->up.stack_bytes + j->down.stack_bytes);
-}
-
 static bool same_shape(const struct expert_job *a, const struct expert_job *b)
 {
 	return a->gate.type == b->gate.type && a->up.type == b->up.type &&
@@ -162,7 +157,7 @@ static int make_experts(struct host_job *h, const struct model_config *c, struct
 	for (int i = 0; i < h->n_sets; i++) {
 		struct shape_set *s = &h->sets[i];
 		struct weight *w[] = {&s->shape.gate, &s->shape.up, &s->shape.down};
-		s->copies = MAX(bench_op_copies_in_memory(job_bytes(&s->shape)), h->n_used);
+		s->copies = MAX(bench_op_copies_in_memory(host_experts_bytes(&s->shape)), h->n_used);
 		for (int k = 0; k < 3; k++)
 			*w[k] = bench_pool_weight(
 				&h->pool, w[k]->type, w[k]->n_in, w[k]->n_out, 1, s->copies, &s->stride[k]);
@@ -191,7 +186,7 @@ static double compute_layer(struct host_job *h, struct shape_set *s)
 		j->n_token_slots = 1;
 	}
 	h->processor->ops->expert_ffn(h->processor, h->x, h->jobs, h->n_used, 1, h->n_used, h->y);
-	return h->n_used * job_bytes(&s->shape);
+	return h->n_used * host_experts_bytes(&s->shape);
 }
 
 /* Layers of all shapes, each as often as the model has it, for so long. */
@@ -227,7 +222,7 @@ static int sample(
 /* In the sample that has just been taken */
 static double shape_bytes_s(const struct host_job *h, const struct shape_set *s)
 {
-	return s->done * (h->n_used * job_bytes(&s->shape)) / (double)s->ns * 1e9;
+	return s->done * (h->n_used * host_experts_bytes(&s->shape)) / (double)s->ns * 1e9;
 }
 
 static int commonest_first(const void *a, const void *b)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Options that decide how a model is opened. Only what the engine really obeys is in the table: an
- * option without effect would be worse than none. */
+/* Options that decide how a model is opened. */
 #include "tools/options/common_opts.h"
 
 #include "cache/policy/policy.h"
@@ -11,6 +10,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/ranks/rank_worker.h"
+#include "src/forward/lookahead.h"
 #include "src/ranks/ranks.h"
 #include "tools/options/pocket.h"
 #include "tools/output/progress.h"
@@ -86,15 +86,15 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.help = "let the processor compute experts of --ram-gb where that is faster than "
 					"copying them to the card; answers are the same",
 			.fallback = "off"},
-		{"policy", 0, ARG_CHOICE, .i32 = &c->policy, .words = policies,
+		{"policy", 0, ARG_CHOICE, .i32 = &c->policy, .given = &c->policy_given, .words = policies,
 			.help = "which expert leaves a full cache", .fallback = POLICY_DEFAULT},
-		{"lookahead", 0, ARG_INT, .i32 = &c->lookahead, .given = &c->lookahead_given, .max = 64,
-			.words = lookaheads, .value = "N|auto",
+		{"lookahead", 0, ARG_INT, .i32 = &c->lookahead, .given = &c->lookahead_given,
+			.max = LOOKAHEAD_MAX, .words = lookaheads, .value = "N|auto",
 			.help = "fetch the experts of so many layers ahead; 0: off, auto: 1 where they come to "
 					"a card",
 			.fallback = "auto"},
-		{"io", 0, ARG_CHOICE, .i32 = &c->io, .words = readers, .help = "how experts are read",
-			.fallback = "auto"},
+		{"io", 0, ARG_CHOICE, .i32 = &c->io, .given = &c->io_given, .words = readers,
+			.help = "how experts are read", .fallback = "auto"},
 		{"io-depth", 0, ARG_UINT, .u32 = &c->io_depth, .min = 1, .max = READER_DEPTH_MAX,
 			.value = "N", .help = "reads of about 1 MiB in flight on each drive",
 			.fallback = "found for each drive while it is used, as their length is"},
@@ -255,9 +255,35 @@ static void end_worker(struct engine *g, int rc, struct err *e)
 	exit(report_end(rc, e));
 }
 
+/* Whether experts are streamed is known when the engine is open: a card may hold all of them. A
+ * trace records the predictions of --lookahead also without streaming. */
+static void warn_of_unused(const struct common_opts *c, const struct engine *g)
+{
+	struct engine_cache cache;
+	engine_cache_snapshot(g, &cache, NULL);
+	if (cache.streaming)
+		return;
+	const bool reads = strcmp(engine_backend_name(g), "cpu") != 0; /* to fill the card */
+	const struct {
+		const char *name;
+		bool unused;
+	} options[] = {{"--policy", c->policy_given}, {"--lookahead", c->lookahead_given && !c->trace},
+		{"--io", c->io_given && !reads}, {"--io-depth", c->io_depth && !reads},
+		{"--no-direct", c->no_direct && !reads}};
+	struct buf names = {0};
+	for (size_t i = 0; i < ARRAY_LEN(options); i++)
+		if (options[i].unused)
+			buf_printf(&names, "%s%s", names.len ? ", " : "", options[i].name);
+	if (names.len)
+		log_warn("no effect without --cache-gb, as no experts are streamed: %s", buf_str(&names));
+	buf_free(&names);
+}
+
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
 {
 	*out = NULL;
+	if (c->quiet && c->verbose)
+		return err_set(e, ERR_USAGE, "-q and -v exclude each other");
 	const bool is_worker = ranks_is_worker();
 	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet || is_worker ? LOG_WARN : LOG_INFO);
 	const char *model = pocket_or(c->model, e);
@@ -320,6 +346,8 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	if (is_worker)
 		end_worker(*out, rc, e);
 	free(replicas.text);
+	if (!rc)
+		warn_of_unused(c, *out);
 	if (!rc && !c->no_summary) {
 		char summary[512];
 		engine_summary(*out, summary, sizeof summary);

@@ -28,8 +28,9 @@ struct common_opts {
 	uint64_t cache_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
 	uint64_t ram_bytes;   /* second tier */
 	int policy;           /* index into the words of --policy */
-	int cpu_experts;      /* 0: off */
-	int lookahead;        /* unless given: ENGINE_LOOKAHEAD_AUTO */
+	bool policy_given, io_given;
+	int cpu_experts; /* 0: off */
+	int lookahead;   /* unless given: ENGINE_LOOKAHEAD_AUTO */
 	bool lookahead_given;
 	int io;            /* enum reader_engine */
 	uint32_t io_depth; /* reads in flight on a drive; 0: found */
@@ -61,7 +62,8 @@ struct common_opts {
 struct arg_group common_opts_group(struct common_opts *c);
 
 /* Applies -q and -v to the log, finds the model, opens the engine, which says what it decided (not
- * with -q: one line, with -v all of it). */
+ * with -q: one line, with -v all of it). Options without effect in this engine are a warning.
+ * ERR_USAGE: options that exclude each other, or that need another one. */
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);
 
 /* The name that backend_open takes. */

@@ -15,7 +15,7 @@
 #define FETCH    "models are files, nothing is downloaded: fetch a GGUF of GLM-5.2, then -m FILE.gguf"
 #define MAPPED   "--cache-gb decides how experts are kept; there is no such choice besides"
 #define KV       "--kv-type f16 or fp8 is how the context's cache is kept"
-#define ONE_CARD "one card is used, the first that CUDA lists (CUDA_VISIBLE_DEVICES chooses)"
+#define CARDS    "--cards 0,1 lays the layers on these cards, --cards auto on all; else card 0 is used"
 #define SCHEMA   "--json-schema FILE makes every answer JSON that is valid by the schema"
 #define SERVER   "glmstream serve is the server"
 #define TEMPLATE "the model's own chat template is always used; --raw goes without"
@@ -63,14 +63,14 @@ const struct arg_habit habit_options[] = {
 	{"ctv", KV},
 	{"cache-type-k", KV},
 	{"cache-type-v", KV},
-	{"mg", ONE_CARD},
-	{"main-gpu", ONE_CARD},
-	{"sm", ONE_CARD},
-	{"split-mode", ONE_CARD},
-	{"ts", ONE_CARD},
-	{"tensor-split", ONE_CARD},
-	{"dev", ONE_CARD},
-	{"device", ONE_CARD},
+	{"mg", CARDS},
+	{"main-gpu", CARDS},
+	{"sm", CARDS},
+	{"split-mode", CARDS},
+	{"ts", CARDS},
+	{"tensor-split", CARDS},
+	{"dev", CARDS},
+	{"device", CARDS},
 	{"jinja", TEMPLATE},
 	{"chat-template", TEMPLATE},
 	{"grammar", SCHEMA},

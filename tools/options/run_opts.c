@@ -137,6 +137,8 @@ int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 			o->system ? "--system" : "--think");
 	if (o->raw && o->json_schema)
 		return err_set(e, ERR_USAGE, "--raw and --json-schema exclude each other");
+	if ((rc = prefix_opts_check(&o->prefix, e)))
+		return rc;
 	o->common.no_mtp = o->draft.mode == DRAFT_OFF;
 	if (!o->seed_given && getrandom(&o->seed, sizeof o->seed, 0) != sizeof o->seed)
 		o->seed = clock_ns();
@@ -195,8 +197,11 @@ const char *run_opts_set_name(size_t i)
 
 void run_opts_show(const struct run_opts *o, struct buf *out)
 {
-	buf_printf(out, "temp %.6g, top-p %.6g, top-k %d, min-p %.6g, seed %llu, n ", (double)o->temp,
-		(double)o->top_p, o->top_k, (double)o->min_p, (unsigned long long)o->seed);
+	buf_printf(out, "temp %.6g, top-p %.6g, top-k %d, min-p %.6g, ", (double)o->temp,
+		(double)o->top_p, o->top_k, (double)o->min_p);
+	buf_printf(out, "repeat-penalty %.6g, presence-penalty %.6g, frequency-penalty %.6g, ",
+		(double)o->repeat_penalty, (double)o->presence_penalty, (double)o->frequency_penalty);
+	buf_printf(out, "seed %llu, n ", (unsigned long long)o->seed);
 	if (o->max_new == UINT32_MAX)
 		buf_puts(out, "until the model stops");
 	else

@@ -45,7 +45,7 @@ int run_opts_set(struct run_opts *o, const char *name, const char *value, struct
 /* The names that NAME may be; NULL behind the last. */
 const char *run_opts_set_name(size_t i);
 
-/* "temp 0.7, top-p 0.95, ..." */
+/* All of them: "temp 0.7, top-p 0.95, ..., n 40". */
 void run_opts_show(const struct run_opts *o, struct buf *out);
 
 const char *think_mode_name(int mode);

@@ -26,8 +26,8 @@ struct text_lines {
  * signal ends the reading as an error of errno EINTR. */
 int text_lines_next(struct text_lines *t, struct buf *line, struct err *e);
 
-/* How many lines that are not blank come after the last one, as far as they have arrived: does not
- * wait for more. *all: there are no others. They are gone then. */
+/* Counts the lines behind the last one that are not blank and have arrived, and discards them. Does
+ * not wait. *all: the input has ended, so these are all. */
 uint64_t text_lines_rest(struct text_lines *t, bool *all);
 void text_lines_fini(struct text_lines *t);
 

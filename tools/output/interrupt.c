@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The handlers only touch lock-free atomics. No SA_RESTART: a read at the prompt returns. A request
- * to end that arrives just before the read begins would be slept over: an alarm every second ends
- * whatever read comes later.
+ * The handlers only touch lock-free atomics. No SA_RESTART: a read at the prompt returns. A signal
+ * that arrives just before a read begins does not interrupt it. So after SIGTERM or SIGHUP an alarm
+ * every second interrupts each later read.
  */
 #include "tools/output/interrupt.h"
 

@@ -32,7 +32,8 @@ int report_stdout(struct err *e);
  * status, or ends the process where ranks cannot end in order. */
 int report_end(int rc, struct err *e);
 
-/* Is stdout a pipe whose reader has closed it, as `| head` does? Then a lost write is no news. */
+/* Is stdout a pipe whose reader has closed it, as `| head` does? A lost write is then not reported.
+ */
 bool report_reader_gone(void);
 
 #endif

@@ -2,10 +2,12 @@
 /* Rates are of the work really done: reused prompt tokens cost nothing and do not count. */
 #include "tools/output/stats.h"
 
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/output/json_out.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static const char *const stop_names[] = {
 	[GENERATE_STOP_TOKEN] = "stop",
@@ -45,6 +47,31 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 	};
 }
 
+uint8_t *stats_residency(const struct engine *g)
+{
+	struct engine_cache c;
+	engine_cache_snapshot(g, &c, NULL);
+	uint8_t *map = c.streaming ? NEW_ARRAY(uint8_t, (size_t)c.n_layers * c.n_experts) : NULL;
+	if (map)
+		engine_cache_snapshot(g, &c, map);
+	return map;
+}
+
+void stats_count_kept(
+	const struct engine *g, const uint8_t *before, uint32_t *cached, uint32_t *kept)
+{
+	struct engine_cache k;
+	uint8_t *now = before ? stats_residency(g) : NULL;
+	engine_cache_snapshot(g, &k, NULL);
+	*cached = *kept = 0;
+	for (size_t i = 0; now && i < (size_t)k.n_layers * k.n_experts; i++) {
+		const bool was = before[i] == ENGINE_IN_VRAM;
+		*cached += was;
+		*kept += was && now[i] == ENGINE_IN_VRAM;
+	}
+	free(now);
+}
+
 static double per_second(uint64_t n, uint64_t ns)
 {
 	return ns ? (double)n * 1e9 / (double)ns : 0;
@@ -74,7 +101,7 @@ static uint64_t sum_of(const uint64_t *v, size_t n)
 	return sum;
 }
 
-/* Of drafts that were verified a step gives one token more for each that was right. */
+/* A step yields one token, and one more for each verified draft that was right. */
 static double tokens_per_step(const struct draft_stats *d)
 {
 	return d->steps ? 1 + (double)sum_of(d->accepted, DRAFT_MAX) / (double)d->steps : 0;

@@ -24,6 +24,15 @@ struct stats {
 /* What happened between two readings of engine_expert_stats. */
 struct expert_stats stats_between(struct expert_stats before, struct expert_stats after);
 
+/* Where each expert is now: [layers][experts] of enum engine_residency, as engine_cache_snapshot
+ * gives it. Free it with free(). NULL without an expert cache. */
+uint8_t *stats_residency(const struct engine *g);
+
+/* *cached: experts that were in the first tier by `before` (stats_residency, or NULL: none);
+ * *kept: those of them that still are. */
+void stats_count_kept(
+	const struct engine *g, const uint8_t *before, uint32_t *cached, uint32_t *kept);
+
 /* One line with a line feed; dimmed when `colours`; with `hash` also that of the logits, and
  * all about drafts. */
 void stats_print(FILE *f, const struct stats *s, bool colours, bool hash);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A long piece of work on several threads. The caller's thread waits, and meanwhile shows how far
- * it is and keeps the books.
+ * Runs a job on several threads. The caller's thread waits; about ten times a second it calls
+ * `tick`, which shows progress and writes journals.
  */
 #ifndef GLM_TOOLS_WORKERS_H
 #define GLM_TOOLS_WORKERS_H

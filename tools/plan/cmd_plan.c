@@ -267,8 +267,8 @@ static int print_cell(const struct model_headers *model, const struct forecast *
 	return 0;
 }
 
-/* The row of a size for which the table has no card: what it lacks. ERR_RUN: it lacks nothing, so a
- * card's speed is needed. */
+/* The row of a memory size that is too small for the model: prints the size that is needed.
+ * ERR_RUN: the model fits. */
 static int print_too_small(
 	const struct model_headers *model, const struct table_row *row, struct err *e)
 {
@@ -365,8 +365,10 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 				  : model_headers_make(&model, o->recipe, e);
 	if (!rc && o->no_mtp)
 		rc = model_headers_leave_mtp(&model, e);
+	const uint32_t context =
+		rc || o->context_given ? o->context : MIN(o->context, model.config.n_context);
 	if (rc || (rc = resolve_drive(o, &model, &m, e)) ||
-		(rc = machine_plan_memory(&model, &m, o->context, &p, e)) || (rc = check_rates(&m, e)) ||
+		(rc = machine_plan_memory(&model, &m, context, &p, e)) || (rc = check_rates(&m, e)) ||
 		(rc = machine_plan_forecast(&model, trace, &f, e))) {
 		if (o->model && !o->trace && rc == ERR_INPUT)
 			err_hint(e, "--trace FILE: a run of this model with --trace FILE writes one");
@@ -428,7 +430,7 @@ int cmd_plan(int argc, char **argv, struct err *e)
 			.help = "plan for this file in place of a recipe; only its headers are read"},
 		{"ctx", 'c', ARG_UINT, .u32 = &o.context, .min = 1, .max = INT32_MAX, .value = "N",
 			.given = &o.context_given, .help = "context in tokens, of each session",
-			.fallback = "32768"},
+			.fallback = "32768, at most the model's"},
 		{"sessions", 0, ARG_UINT, .u32 = &o.sessions, .given = &o.sessions_given, .min = 1,
 			.max = 64, .value = "N", .help = "plan for glmstream serve with so many sessions",
 			.fallback = "1, as in a chat; serve has 4"},
@@ -471,6 +473,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 					   o.tiers || o.sessions_given || o.no_mtp))
 		return err_set(e, ERR_USAGE,
 			"--table lists machines and models of its own: only --trace goes with it");
+	if (o.model && o.jobs_given)
+		return err_set(e, ERR_USAGE, "--jobs: the file that -m names is converted already");
 	if (o.model && o.recipe_given)
 		return err_set(e, ERR_USAGE, "-m names a file and --recipe a conversion: one of them");
 	if (o.measure && (!o.model || o.disk_given))

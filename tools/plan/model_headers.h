@@ -2,7 +2,7 @@
 /*
  * A model of which only the headers are needed: of a file that exists, or those that `convert`
  * would write for the released shape and a recipe. The latter are a sparse file in memory, so that
- * code which plans from the headers of a GGUF file needs no second way.
+ * a recipe is planned by the same code as a file.
  */
 #ifndef GLM_TOOLS_MODEL_HEADERS_H
 #define GLM_TOOLS_MODEL_HEADERS_H

@@ -405,7 +405,8 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 			.help = "replace OUT.gguf if it exists, or files of a checkpoint in the folder"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
-		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
+		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet,
+			.help = "neither plan, progress nor figures: notes and errors alone"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream synth",
@@ -433,6 +434,8 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT is missing");
+	if (o->out && !strcmp(o->out, "-"))
+		return err_set(e, ERR_USAGE, "-o: the name of a file or folder is expected, \"-\" found");
 	if (o->format != SYNTH_GGUF && o->gguf_given)
 		return err_set(e, ERR_USAGE,
 			"--recipe, --experts, --types and --alias are for a GGUF: --format %s has none of them",

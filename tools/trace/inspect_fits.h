@@ -19,15 +19,15 @@ struct inspect_fit {
 	struct err why;       /* unless it fits */
 };
 
-/* context 0: 32,768, or the model's own if that is less. */
 struct inspect_fits {
-	uint32_t context;
+	uint32_t context; /* planned for */
 	struct inspect_fit of[INSPECT_FITS_MAX];
 	int n;
 	struct err cannot; /* the model cannot be planned for at all */
 };
 
-/* card_gb 0: the usual sizes, up to the first that holds everything. */
+/* card_gb 0: the usual sizes, up to the first that holds everything. context 0: 32,768, or the
+ * model's own if that is less. */
 void inspect_fits_find(struct inspect_fits *f, const struct gguf *file,
 	const struct model_config *c, double card_gb, uint32_t context);
 void inspect_fits_print(const struct inspect_fits *f);

@@ -113,10 +113,12 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 				   : 0;
 	if (f->measure && f->disk_gb_s > 0)
 		return err_set(e, ERR_USAGE, "--measure and --disk-gb-s exclude each other");
-	if (f->gpu_given && !f->measure && !(f->disk_gb_s > 0))
-		return err_set(e, ERR_USAGE, "--gpu-ms is of use only with --disk-gb-s G or --measure");
-	if (f->cpu_gb_s > 0 && !f->measure && !(f->disk_gb_s > 0))
-		return err_set(e, ERR_USAGE, "--cpu-gb-s is of use only with --disk-gb-s G or --measure");
+	const char *of_times = f->gpu_given       ? "--gpu-ms"
+						   : f->cpu_gb_s > 0  ? "--cpu-gb-s"
+						   : f->pcie_gb_s > 0 ? "--pcie-gb-s"
+											  : NULL;
+	if (of_times && !f->measure && !(f->disk_gb_s > 0))
+		return err_set(e, ERR_USAGE, "%s is of use only with --disk-gb-s G or --measure", of_times);
 	if (f->cpu_gb_s > 0 && (!(f->pcie_gb_s > 0) || !f->ram_bytes))
 		return err_set(e, ERR_USAGE, "--cpu-gb-s is of use only with --pcie-gb-s G and --ram-gb G");
 	if (!(f->trace = pocket_trace_or(f->trace, e)))

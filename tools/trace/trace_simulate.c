@@ -27,7 +27,7 @@ struct simulate_options {
 	uint64_t expert_bytes, skip, window, prefetch_cold;
 	int order, lookahead;
 	float half_life, disk_gb_s, pcie_gb_s, gpu_ms;
-	bool modelled, per_layer, json, force;
+	bool modelled, half_life_given, per_layer, json, force;
 };
 
 struct simulation {
@@ -86,6 +86,7 @@ static int add_policy(struct simulation *j, const struct policy_ops *p, struct e
 	return 0;
 }
 
+/* The policies, and whether options of some have a use. */
 static int parse_policies(struct simulation *j, struct err *e)
 {
 	char *copy = mem_strdup(j->o.policies), *save = NULL;
@@ -109,6 +110,14 @@ static int parse_policies(struct simulation *j, struct err *e)
 	free(copy);
 	if (!rc && !j->n_policies)
 		rc = err_set(e, ERR_USAGE, "--policy: names no policy");
+	bool lfu = false;
+	for (int i = 0; i < j->n_policies; i++)
+		lfu |= !strcmp(j->policies[i]->name, "lfu");
+	if (!rc && j->o.half_life_given && !lfu)
+		rc =
+			err_set(e, ERR_USAGE, "--half-life is of the policy lfu, which --policy does not name");
+	if (!rc && j->o.prefetch_cold && !j->o.lookahead)
+		rc = err_set(e, ERR_USAGE, "--prefetch-cold limits prefetches: give --lookahead as well");
 	return rc;
 }
 
@@ -451,8 +460,9 @@ static int parse_options(struct simulate_options *o, int argc, char **argv, stru
 		{"prefetch-cold", 0, ARG_UINT64, .u64 = &o->prefetch_cold, .min = 1, .max = 1e12,
 			.value = "N", .help = "prefetches only evict what was not used in N accesses",
 			.fallback = "those of two tokens"},
-		{"half-life", 0, ARG_FLOAT, .f32 = &o->half_life, .min = 0, .max = 1e9, .above_min = true,
-			.value = "TOKENS", .help = "lfu: after how long a use counts half",
+		{"half-life", 0, ARG_FLOAT, .f32 = &o->half_life, .given = &o->half_life_given, .min = 0,
+			.max = 1e9, .above_min = true, .value = "TOKENS",
+			.help = "lfu: after how long a use counts half",
 			.fallback = "from the size of the cache"},
 		{"skip", 0, ARG_UINT64, .u64 = &o->skip, .max = 1e12, .value = "N",
 			.help = "do not count the first N tokens", .fallback = "0"},
@@ -462,7 +472,7 @@ static int parse_options(struct simulate_options *o, int argc, char **argv, stru
 	const struct arg model[] = {
 		{"disk-gb-s", 0, ARG_FLOAT, .f32 = &o->disk_gb_s, .given = &disk, .min = 0, .max = 1e6,
 			.above_min = true, .value = "G",
-			.help = "read bandwidth, for modelled tokens per second"},
+			.help = "read bandwidth, for modelled tokens per second", .fallback = "not a limit"},
 		{"pcie-gb-s", 0, ARG_FLOAT, .f32 = &o->pcie_gb_s, .given = &pcie, .min = 0, .max = 1e6,
 			.above_min = true, .value = "G", .help = "host to device bandwidth",
 			.fallback = "not a limit"},

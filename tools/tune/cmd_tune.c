@@ -60,8 +60,8 @@ struct tune {
 	struct forecast_machine machine;
 	struct bench_spread copy;
 	bool compute_guessed; /* not everything fits: a streamed run less its waits */
-	bool recorded;        /* the trace is of this run's own making */
-	uint64_t most;        /* the largest budget to be had */
+	bool recorded;        /* by this run; else --trace names an existing trace */
+	uint64_t most;        /* the largest budget that memory or --cache-gb allows */
 	int ahead_most;
 	struct forecast_point points[POINTS_MOST];
 	int n_points;
@@ -144,8 +144,7 @@ static int measure_machine(struct tune *t, struct err *e)
 
 /* ---- the trace ---- */
 
-/* A trace of our own making lies in a folder of its own: what a failure leaves of it goes with it.
- */
+/* The temporary trace has a temporary folder. Both are removed, after an error too. */
 static int record_temporary(struct tune *t, const struct loader_options *o, struct err *e)
 {
 	const char *base = getenv("TMPDIR");
@@ -283,7 +282,7 @@ static int try_processor(struct tune *t, struct err *e)
 	return 0;
 }
 
-/* Turn by turn, so that a busy machine meets both; the fastest round counts. */
+/* Alternates the settings, so that other load disturbs both alike. The fastest round counts. */
 static int confirm_settings(struct tune *t, struct err *e)
 {
 	const uint64_t start = clock_ns();
@@ -446,7 +445,8 @@ static int draw_speeds(struct tune *t, struct err *e)
 {
 	double x[BUDGETS_MOST], y[POLICIES + 1][BUDGETS_MOST];
 	struct svg_plot plot = {.title = "Modelled speed by cache size",
-		.subtitle = "the best lookahead of each policy; dashed: lru without lookahead",
+		.subtitle =
+			"the best lookahead of each policy; dashed: " POLICY_DEFAULT " without lookahead",
 		.x_label = "cache, GB",
 		.y_label = "tokens per second",
 		.x_from_zero = true,

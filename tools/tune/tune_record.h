@@ -22,8 +22,8 @@ int tune_facts_find(
 	struct tune_facts *f, const struct common_opts *c, const char *prompts, struct err *e);
 void tune_facts_fini(struct tune_facts *f);
 
-/* Answers every prompt with at most n_new tokens and records the trace in `path`, with guesses for
- * `lookahead` layers. */
+/* Answers every prompt with at most n_new tokens and records the trace in `path`, with predictions
+ * for `lookahead` layers. */
 int tune_record(const struct common_opts *c, const struct tune_facts *f, uint32_t n_new,
 	int lookahead, const char *path, struct err *e);
 

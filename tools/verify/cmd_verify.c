@@ -3,8 +3,8 @@
  * glmstream verify: are the weights of a file what they were? Values that are there are compared.
  * With --write those of a file without any are written beside it.
  *
- * --write takes what it reads for right. So where there are values it compares, and writes only
- * with --force: else a file that has rotted would be blessed by the same command a year later.
+ * --write trusts the bytes that it reads. So existing values are compared, and replaced only with
+ * --force. Otherwise the same command, given again a year later, would accept damaged bytes.
  */
 #include "src/base/args.h"
 #include "src/base/log.h"

@@ -65,6 +65,22 @@ exits 3
 run bench read --dir "$folder/none" --gb 0.01
 exits 3
 
+# an option that the part does not read is refused, not ignored
+refused() { # pattern, then the command line behind bench
+	local pattern=$1
+	shift
+	run bench "$@"
+	error_is_one_sentence 2 "$pattern"
+}
+refused '^glmstream: --model belongs to bench prefill, decode and session' read -m "$folder/model"
+check "the hint names -f" grep -q '^hint: -f FILE' "$work/err"
+refused '^glmstream: --gb belongs to bench read' copy --gb 1
+refused '^glmstream: --depth belongs to bench read' decode --depth 4
+refused '^glmstream: -n belongs to bench decode' session -n 4
+refused '^glmstream: --file belongs to .* bench decode with --draft' decode -f "$folder/model"
+refused '^glmstream: --only belongs to bench ops' copy --only q_a
+refused 'not with --kv-type fp8' session --kv-type fp8 --dir "$folder"
+
 # Ctrl+C while reading: ends, and leaves nothing
 rm -f "$folder"/*
 timeout --preserve-status -s INT 1 "$GLMSTREAM" bench read --dir "$folder" --gb 2 --depth 1 \

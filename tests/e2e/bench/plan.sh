@@ -97,6 +97,11 @@ says '224 of 224 fit'
 run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024 --trace "$work/trace" --measure --json
 exits 0
 check "the drive was measured" value disk_gb_s 0.001 1000
+run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 --trace "$work/trace" --json
+exits 0
+check "without -c the context is at most the model's" grep -q '"context": 4096,' "$work/out"
+run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 --jobs 2
+error_is_one_sentence 2 '^glmstream: --jobs: '
 run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024
 error_is_one_sentence 3 'another model'
 for draft in auto off; do # the program's own words on the CPU; the plan is of a card

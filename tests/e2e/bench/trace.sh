@@ -64,6 +64,10 @@ check "a trace that ends early is used, with a warning" grep -q '^warning: .*end
 
 run trace
 error_is_one_sentence 2 missing
+run trace simulate "$trace" --experts 100 --policy lru --half-life 9
+error_is_one_sentence 2 '^glmstream: --half-life is of the policy lfu'
+run trace simulate "$trace" --experts 100 --prefetch-cold 9
+error_is_one_sentence 2 '^glmstream: --prefetch-cold .* --lookahead'
 run trace simulate "$trace" --experts 0
 error_is_one_sentence 2 --experts
 run trace simulate "$trace" --experts 5,,7

@@ -92,6 +92,7 @@ hints '--sessions' -np 4
 hints '-m FILE' -hf unsloth/GLM-5.2-GGUF
 hints 'leave it out' -fa
 hints '--kv-type' -ctk q8_0
+hints '--cards 0,1' -mg 1
 hints '--system' -sys 'be brief'
 hints '-m FILE' run glm5.2
 hints "-p 'Define river.'" run 'Define river.'
@@ -101,6 +102,14 @@ hints '--recipe' quantize a.gguf b.gguf
 if has_command serve; then
 	run serve --api-key ''
 	error_is_one_sentence 2 'key is empty'
+	for bad in '--api-key ,' '--cors chat.example.org' '--cors https://chat.example.org/' \
+		'--allow-host llm.example.org:8080' '--allow-host https://llm.example.org' '--allow-host a,b'; do
+		# shellcheck disable=SC2086 # option and value
+		run serve --port 0 $bad
+		error_is_one_sentence 2 "^glmstream: ${bad% *}[ :]"
+	done
+	run serve --port 0 --model-name ''
+	error_is_one_sentence 2 'name is empty'
 	hints '--sessions' serve -np 4
 	hints '-c N' serve --ctx-size 4096
 	hints 'did you mean serve' server
@@ -144,7 +153,7 @@ need_pocket
 
 for bad in "-c 0" "-c -1" "-c x" "-c 1e3x" "-n -1" "-n x" "-n 99999999999999999999" "--temp x" "--temp -1" "--temp nan" \
 	"--top-p 2" "--top-p -0.5" "--top-k -1" "--min-p 7" "--seed x" "--think maybe" "--backend abacus" "--policy none-such" \
-	"--io carrier-pigeon" "--cache-gb x" "--cache-gb -1" "--ram-gb x" "--lookahead x" "-t -1" "-t x"; do
+	"--io carrier-pigeon" "--cache-gb x" "--cache-gb -1" "--ram-gb x" "--lookahead x" "--lookahead 17" "-t -1" "-t x"; do
 	# shellcheck disable=SC2086 # option and value
 	run -p x $bad
 	error_is_one_sentence 2 "^glmstream: ${bad% *}: "
@@ -153,6 +162,18 @@ run -p
 error_is_one_sentence 2
 run -p x -f "$work/text.gguf"
 exits 2
+run -p x -q -v
+error_is_one_sentence 2 'exclude each other'
+run -p x -m "$work/no-such-model" --session-dir-gb 3
+error_is_one_sentence 2 'give --session-dir as well'
+run -p x -n 1 --backend cpu --policy lru --lookahead 2 --io threads --no-direct --io-depth 4
+exits 0
+check "options of a cache that is not there are named" \
+	grep -q '^warning: no effect without --cache-gb.* --policy, --lookahead, --io, --io-depth, --no-direct$' "$work/err"
+run -p x -n 1 -q --backend cpu --lookahead 2 --trace "$work/predicted"
+check "a trace has the predictions of a lookahead" [ ! -s "$work/err" ]
+run -p x -n 1 -q --cache-gb 0.01 --policy lru --lookahead 2 --io threads --no-direct --io-depth 4
+check "with a cache they have effect" [ ! -s "$work/err" ]
 run -f "$work/missing-prompt" -n 1
 error_is_one_sentence 3 missing-prompt
 run -p x -n 1 --cache-gb 0.000001

@@ -322,6 +322,7 @@ def commands():
         (b"/set", b"temp 0, top-p"),
         (b"/set temp 0.5", b"temp 0.5,"),
         (b"/set --top-k 7", b"top-k 7,"),
+        (b"/set presence-penalty 1", b"presence-penalty 1,"),
         (b"/set temp x", b"is not a number"),
         (b"/set n -1", b"glmstream: n: -1"),
         (b"/set temp", b"usage: /set NAME VALUE"),

@@ -53,6 +53,10 @@ exits 0
 run -t 1 --temp 0 -q --json -n 5 --session "$work/raw" -p ' of'
 exits 0
 check "a raw chat goes on as one" [ "$(stat_of reused_tokens)" -ge 6 ]
+run -t 1 -q --session "$work/raw" -p x --think off
+error_is_one_sentence 3 'no place for --think'
+run -t 1 -q --session "$work/raw" -p x --system 'Be brief.'
+error_is_one_sentence 3 'no place for --system'
 run -t 1 --raw -q --session "$work/two" -p x
 error_is_one_sentence 3 "holds a chat with the model's template"
 

@@ -170,7 +170,14 @@ check "within the target" [ "$(total)" -le $target ]
 run convert "$work/tiny" --dry-run
 error_is_one_sentence 2 'one of --recipe NAME and --target-gb G is expected'
 run convert "$work/tiny" --dry-run --recipe q2 --target-gb 1
-error_is_one_sentence 2 'one of --recipe NAME and --target-gb G is expected'
+error_is_one_sentence 2 '--recipe and --target-gb exclude each other'
+run convert "$work/tiny" -o - --recipe q2
+error_is_one_sentence 2 '^glmstream: -o: '
+run convert "$work/tiny" --dry-run --recipe q2 --types '*ffn_dwn*=Q6_K,*ffn_down_exps*=Q3_K,*_norm.weight=Q8_0'
+exits 0
+check "rules of --types without effect are named" [ "$(grep -c '^--types: no matrix has its type by "' "$work/err")" = 2 ]
+check "the misspelt one is" grep -qF 'by "*ffn_dwn*"' "$work/err"
+check "that of vectors is" grep -qF 'by "*_norm.weight"' "$work/err"
 run convert "$work/tiny" --dry-run --target-gb 0
 error_is_one_sentence 2 'target-gb'
 
