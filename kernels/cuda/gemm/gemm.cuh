@@ -190,9 +190,9 @@ bool wgmma_gemm_group<4>(
  * multiply this weight on this card. */
 enum x_order wgmma_gemm_x_order(struct cuda_backend *b, const struct weight *w);
 
-/* Enqueues grouped_gemm_kernel for the types of one group (grouped_gemm_types.cu). bn (32, 64 or
- * 96): most x rows of a tile. False: another type, or the card has too little shared memory. a
- * NULL: only answers. */
+/* Enqueues grouped_gemm_kernel for the types of one group (grouped_gemm_types.cu). bn (32 or 64):
+ * most x rows of a tile. False: another type, or the card has too little shared memory. a NULL:
+ * only answers. */
 template <int GROUP>
 bool grouped_gemm_group(
 	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);

@@ -42,7 +42,7 @@ constexpr bool scales_by_16(int type)
 
 template <int T, int BN> struct grouped_gemm_shape {
 	static constexpr bool OFFSET = packed<T>::OFFSET, BY_16 = scales_by_16(T);
-	static constexpr int XS = BN == 96 ? 3 : 4, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
+	static constexpr int XS = 4, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
 	static constexpr int LINES = (SB_BYTES + 14 + 15) / 16, STRIDE = (LINES | 1) * 16;
 	static constexpr int PACKED = GEMM_M * STRIDE, X = BN * 64, S = OFFSET ? BN * 8 : 0,
 						 Q = GEMM_M * 64, F = GEMM_M * (OFFSET ? 16 : 8);
@@ -187,17 +187,14 @@ static void grouped_gemm_launch_as(struct cuda_backend *b, const struct grouped_
 template <int T>
 static bool grouped_gemm_launch(struct cuda_backend *b, const struct grouped_gemm_args *a, int bn)
 {
-	if ((size_t)grouped_gemm_shape<T, 64>::BYTES > b->max_shared ||
-		(size_t)grouped_gemm_shape<T, 96>::BYTES > b->max_shared)
+	if ((size_t)grouped_gemm_shape<T, 64>::BYTES > b->max_shared)
 		return false;
 	if (!a) /* query */
 		return true;
 	if (bn == 32)
 		grouped_gemm_launch_as<T, 32>(b, a);
-	else if (bn == 64)
-		grouped_gemm_launch_as<T, 64>(b, a);
 	else
-		grouped_gemm_launch_as<T, 96>(b, a);
+		grouped_gemm_launch_as<T, 64>(b, a);
 	return true;
 }
 
