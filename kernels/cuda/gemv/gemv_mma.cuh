@@ -604,19 +604,24 @@ static size_t gemv_mma_shared_bytes(int n_x, int64_t n_in)
 		   groups * (SUPER_BLOCK_LIMBS * sizeof(uint2)) + (groups + 3) / 4 * 16;
 }
 
-/* The tiling of a type: super-blocks of a stage, stages of a warp, warps, blocks of a
- * multiprocessor. A copy costs by the 128-byte lines that it touches, so a stage has some hundred
- * bytes of a row. SMALL: for cards with less shared memory. */
+/* The tiling of a type: super-blocks of a stage, stages of a warp, warps of a block, blocks that a
+ * multiprocessor holds at a time. A copy costs by the 128-byte lines that it touches, so a stage
+ * has some hundred bytes of a row.
+ *
+ * SMALL: for cards with less shared memory. A type may need it for many rows of x and not for few.
+ * Both must have the warps of the largest split, or the sums of a row would be in an order that
+ * depends on the number of rows: so types without codebooks give up a stage and not warps. Types
+ * with codebooks take SMALL for all numbers of rows, or for none; there a split is at most 4. */
 template <int T, bool SMALL> struct gemv_tiling {
 	static constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
 	static constexpr int CHUNK = SB_BYTES >= 150 ? 1 : SB_BYTES >= 98 ? 2 : 4;
-	static constexpr int STAGES = 2;
-	static constexpr int WARPS = SMALL ? 4 : bytes_type<T>::TABLES ? 16 : 8;
+	static constexpr int STAGES = SMALL && !bytes_type<T>::TABLES ? 1 : 2;
+	static constexpr int WARPS = !bytes_type<T>::TABLES ? 8 : SMALL ? 4 : 16;
 	static constexpr int BLOCKS = SMALL || bytes_type<T>::TABLES ? 1 : 2;
 };
 
-#define MMA_SMALL_BYTES                                                                            \
-	(92 << 10) /* of shared memory, what every card from sm_80 on gives a block */
+/* Dynamic shared memory of a block that every card from sm_80 on has. */
+#define MMA_SMALL_BYTES (92 << 10)
 
 /* The split-k factor: each warp of a split has two stages to do, or one if there are few weight
  * rows. rows: of all matrices of this shape that are multiplied together. */
