@@ -364,8 +364,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	}
 	grid_dependency_wait();
 	unsigned long long number = fence_next_value(a.fence);
-	/* this lane's values of row r for the products; those of a row are loaded before the row ahead
-	 * of it is multiplied */
+	/* This lane's values of row r for the products. Those of row r + 1 are loaded before row r is
+	 * multiplied. */
 	auto load_x = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
 		const float *from = own.x + (int64_t)r * n_in;
 #pragma unroll
@@ -376,7 +376,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	};
 	float4 next[GATE_SUPER_BLOCKS][2];
 	load_x(0, next);
-	/* squares as norm_row's threads take them, three of which this one is */
+	/* Sums of squares in norm_row's order: a thread does what threads tid, tid + 256 and tid + 512
+	 * of norm_row do. Sums past the row's n_in / 256 are not used. */
 #pragma unroll 1
 	for (int r = 0; r < a.rows; r++) {
 		const float *from = own.x + (int64_t)r * n_in;
@@ -437,9 +438,10 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 				parts[r][e][warp] = acc[e];
 		}
 	}
+	/* h: a deferred expert kernel reads it. That does not wait for this kernel, but for a message
+	 * that the host posts when it has seen the fence. */
 	if (last)
-		__threadfence(); /* h: a deferred kernel reads it when the host, which has seen the fence,
-							has posted */
+		__threadfence();
 	if (last)
 		for (int u = warp; u < a.n * a.rows; u += GATE_WARPS)
 			select_from_flags(a.of[u / a.rows], u % a.rows, a.flags + u * GATE_EXPERTS, a.report,
