@@ -103,7 +103,7 @@ template <> struct team_type<DTYPE_IQ2_XXS> { /* plain: iq2_kernel */
 	}
 };
 
-/* Where block i of 256 or 32 values lies. */
+/* Where block i of a matrix lies, blocks of `values` weights counted row by row. */
 struct block_place {
 	uint64_t row, col;
 };
