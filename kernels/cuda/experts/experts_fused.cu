@@ -84,6 +84,8 @@ struct expert_task {
 	uint32_t ready;                  /* its count when gate and up are done */
 };
 
+static_assert(sizeof(((struct cuda_backend *)0)->progress_expected) == TASKS * sizeof(uint32_t),
+	"a progress counter for each task");
 static_assert(
 	sizeof(struct work_list) + 4 * sizeof(int4) <= SHARES * sizeof(int4), "shared memory");
 

@@ -253,7 +253,7 @@ static __global__ void __launch_bounds__(1024)
 
 /* ---- the normed x for the host ---- */
 
-/* h[0 .. 4) as words, each with the fence value as its flag */
+/* Stores h[0 .. 4) as words, each with the fence value as its flag. */
 static __device__ __forceinline__ void store_h_words(
 	uint64_t *words, float4 h, unsigned long long fence)
 {
@@ -267,7 +267,8 @@ static __device__ __forceinline__ void store_h_words(
 					 : "memory");
 }
 
-/* Where gate_kernel does not do it. Grid: blocks of 256 threads, four values each. */
+/* The normed x for the host, where gate_kernel does not apply. Grid: blocks of 256 threads, four
+ * values each. */
 static __global__ void h_words_kernel(
 	const float *h, int64_t n, uint64_t *words, struct cuda_fence fence)
 {
@@ -332,7 +333,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	launch_dependents();
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in,
 		super_blocks = n_in / 256;
-	bool last = blockIdx.x == gridDim.x - 1;
+	bool last = blockIdx.x == gridDim.x - 1; /* has no weights; selects */
 	int first = last ? 0 : (int)blockIdx.x * GATE_ROWS, router = first >= a.of[0].n_experts;
 	first -= router ? a.of[0].n_experts : 0;
 	const struct route &own = a.of[router];
@@ -467,7 +468,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 #endif
 }
 
-/* Whether gate_kernel is for it. */
+/* Whether gate_kernel computes these routers: its shapes, alignment, and sums in gemv_kernel's
+ * order (a split of 8: n_in of 16 super-blocks and more). */
 static bool gate_applies(const struct cuda_backend *b, const struct route *a, int n, int rows)
 {
 	int64_t n_in = a->w.n_in;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Parts of the kernels that compute items of 16 weight rows: gemv_aligned_kernel, gemv_rows_kernel,
- * gemv_many_kernel, gemv_chain_kernel (mla_output.cuh uses some too). In brackets: which of them.
+ * gemv_many_kernel, gemv_chain_kernel, mla_output.cuh. In brackets: which of them.
  *
- *   item_part, item_position   the matrices of a launch, and where an item lies [all]
- *   item_args_set              their arguments from gemv_args [aligned, rows, many]
+ *   item_part, item_position   the matrices of a launch, and where an item lies [aligned, rows,
+ * many, chain] item_args_set              their arguments from gemv_args [aligned, rows, many]
  *   item_stage                 copies of one stage by a warp: CHUNK super-blocks of 16 rows
  *                              (cp.async) [aligned, rows, many]
  *   stage_multiply             the stage times the limbs of x, added to the warp's accumulators
  *                              [aligned]
- *   store_partials             a warp's partial sums to shared memory [aligned, chain]
+ *   store_partials             a warp's partial sums to shared memory [aligned, chain, mla]
  *   add_partials               their sum in the order of the warps [chain]
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_PIPELINE_CUH
@@ -17,6 +17,7 @@
 
 #include "kernels/cuda/gemv/gemv_mma.cuh"
 
+/* Named barrier of a group of warps; groups count from 0. */
 static __device__ __forceinline__ void sync_group(int group, int warps)
 {
 	asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(warps * 32) : "memory");
