@@ -26,5 +26,8 @@ bool limb_backend_covers(const struct op_case *c)
 {
 	struct expert_job job = {
 		.gate.type = c->type, .up.type = c->up_type ? c->up_type : c->type, .down.type = c->type};
-	return c->op == OP_EXPERT_FFN && limb_experts_covers(&job);
+	struct expert_job odd = job;
+	if (c->odd_type)
+		odd.gate.type = odd.down.type = odd.up.type = c->odd_type;
+	return c->op == OP_EXPERT_FFN && limb_experts_covers(&job) && limb_experts_covers(&odd);
 }

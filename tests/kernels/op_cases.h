@@ -37,7 +37,8 @@ struct op_case {
 	const char *name;
 	enum op_kind op;
 	enum dtype type; /* of the weights or of the cache; mla: of the cache, its weights are Q8_0 */
-	enum dtype up_type; /* expert_ffn: of the up matrix; 0: as gate */
+	enum dtype up_type;  /* expert_ffn: of the up matrix; 0: as gate */
+	enum dtype odd_type; /* expert_ffn: of experts with odd numbers; 0: as the others */
 	int rows;
 	int n_in, n_out; /* ffn, expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a
 						row; mla: of a head; query: of h, of its latent */

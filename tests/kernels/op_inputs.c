@@ -279,11 +279,12 @@ int op_expert_of(const struct op_case *c, int place)
 
 void op_expert_weights(struct op_pool *p, const struct op_case *c, int i, struct weight w[3])
 {
-	enum dtype down = c->type == DTYPE_Q4_K ? DTYPE_Q6_K : c->type;
-	w[0] = op_weight_new(p, 10 + 3 * i, c->type, c->n_in, c->n_out, 1);
-	w[1] = op_weight_new(p, 11 + 3 * i, c->up_type ? c->up_type : c->type, c->n_in, c->n_out, 1);
+	enum dtype type = i % 2 && c->odd_type ? c->odd_type : c->type,
+			   down = type == DTYPE_Q4_K ? DTYPE_Q6_K : type;
+	w[0] = op_weight_new(p, 10 + 3 * i, type, c->n_in, c->n_out, 1);
+	w[1] = op_weight_new(p, 11 + 3 * i, c->up_type ? c->up_type : type, c->n_in, c->n_out, 1);
 	w[2] = op_weight_new(
-		p, 12 + 3 * i, down == DTYPE_Q6_K && c->n_out % 256 ? c->type : down, c->n_out, c->n_in, 1);
+		p, 12 + 3 * i, down == DTYPE_Q6_K && c->n_out % 256 ? type : down, c->n_out, c->n_in, 1);
 }
 
 void op_pool_free(struct op_pool *p)

@@ -39,6 +39,11 @@ const struct op_case op_cases[] = {
 	{.name = "wide", .op = OP_RMS_NORM, .rows = 3, .n_in = 6144},
 	{.name = "odd", .op = OP_RMS_NORM, .rows = 2, .n_in = 77},
 	ALL_TYPES(MATMUL)
+	/* eight warps to a weight row; cards with little shared memory take another tiling for 3 rows */
+	{.name = "long Q2_K", .op = OP_MATMUL, .type = DTYPE_Q2_K, .rows = 3, .n_in = 16384,
+		.n_out = 24},
+	{.name = "long IQ2_S", .op = OP_MATMUL, .type = DTYPE_IQ2_S, .rows = 3, .n_in = 16384,
+		.n_out = 24},
 	{.name = "odd length F32", .op = OP_MATMUL, .type = DTYPE_F32, .rows = 5, .n_in = 1037,
 		.n_out = 6},
 	{.name = "odd length F16", .op = OP_MATMUL, .type = DTYPE_F16, .rows = 2, .n_in = 37,
@@ -194,6 +199,10 @@ const struct op_case op_cases[] = {
 		.n_in = 301, .n_out = 147, .heads = 4, .n_used = 2},
 	{.name = "full Q4_K", .op = OP_EXPERT_FFN, .type = DTYPE_Q4_K, .rows = 1, .n_in = 6144,
 		.n_out = 256, .heads = 8, .n_used = 2},
+	/* one call of both types: the card needs limbs of x in device memory for the first, and the
+	 * second's kernel makes its own, in another order */
+	{.name = "IQ2_XXS and Q8_0", .op = OP_EXPERT_FFN, .type = DTYPE_IQ2_XXS, .odd_type = DTYPE_Q8_0,
+		.rows = 2, .n_in = 8192, .n_out = 256, .heads = 8, .n_used = 4},
 	{.name = "crowd Q8_0", .op = OP_EXPERT_FFN, .type = DTYPE_Q8_0, .rows = 150, .n_in = 256,
 		.n_out = 64, .heads = 2, .n_used = 1},
 	{.name = "wide", .op = OP_MOE_COMBINE, .rows = 3, .n_in = 6144, .n_used = 8},

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The host's side of deferred experts: a node of a captured graph, experts_kernel
- * (experts_fused.cu), that learns from a mailbox which experts to compute (mailbox.cuh). The kernel
- * starts while the ops before it still run, so its tables and barriers are ready when the last of
- * them ends; experts that come late need no launch, and neither do the layers behind them.
+ * The host's side of deferred experts. A deferred kernel is a node of a captured graph:
+ * experts_kernel (experts_fused.cu), which learns from a mailbox (mailbox.cuh) which experts to
+ * compute. It starts while the ops before it still run, so its tables and barriers are ready when
+ * the last of them ends. Experts that arrive late need no launch, and neither do the layers behind
+ * them.
  *
- * - The first post to a kernel waits for the fence before it. Then the deferred kernel before it
- *   has ended, and its words may be overwritten.
- * - The kernel never waits for a host that waits for it: whoever waits for the device drains the
- *   mailbox first (cuda_deferred_drain). What else the host waits for meanwhile are copies. Copies
- *   inside the card may be kernels of the driver. A block of the deferred kernel takes a whole
- *   SM, so it leaves some free, and no other kernel of the stream starts there.
+ * - The host's first post to a kernel waits for the fence before that kernel. Then the previous
+ *   deferred kernel has ended, and the words of its messages may be overwritten.
+ * - No deadlock between host and kernel: before the host waits for the device it drains the mailbox
+ *   (cuda_deferred_drain). Otherwise it waits only for copies while the kernel runs. Copies inside
+ *   the card may be kernels of the driver: the deferred kernel, whose blocks take a whole SM each,
+ *   leaves some SMs free for them, and no other kernel of the stream starts there.
  */
 #include "kernels/cuda/experts/experts.cuh"
 #include "kernels/cuda/experts/mailbox.cuh"

@@ -19,9 +19,9 @@ static const struct weight *weight_of(const struct expert_job *job, enum pass pa
 	return pass == PASS_DOWN ? &job->down : pass == PASS_UP ? &job->up : &job->gate;
 }
 
-/* Launches of a pass: tasks of at most so many slots, which fill one, two and three tiles of limb
- * columns. Only types with tables have a kernel of two tiles (gemv_mma_launch); the others take
- * that of three. */
+/* A pass launches its tasks apart by their number of slots: at most so many, which fill one, two
+ * and three tiles of limb columns. Only types with codebooks have a kernel of two tiles
+ * (gemv_mma_launch); the others take that of three. */
 #define LAUNCHES 3
 static const int launch_slots[LAUNCHES] = {2, 5, GEMV_ROWS};
 
@@ -31,7 +31,7 @@ struct expert_pass {
 	struct gemv_args a, last;
 	struct gemv_block_scales scales;
 	enum limb_layout layout;
-	const struct weight *now; /* what the tasks gathered so far have in common */
+	const struct weight *now; /* the weight of the latest task: type and shape of all gathered */
 	int64_t n_x;              /* rows of x */
 	int n_used, most;         /* most: slots of a task */
 };
@@ -146,8 +146,8 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	if (!hidden || !cuda_experts_few(b, x, jobs, n_jobs, rows, n_used, hidden, out) ||
 		!pass_enqueue(b, PASS_GLU, x, rows, jobs, n_jobs, rows, n_used, hidden, n_ff))
 		return;
-	if (separate) { /* rows of fused jobs must not pass through silu again: each job's rows on their
-					own */
+	if (separate) { /* SwiGLU job by job: rows of jobs that PASS_GLU has computed stay as they are
+					 */
 		float *up = hidden + most * (uint64_t)n_ff;
 		if (!pass_enqueue(b, PASS_GATE, x, rows, jobs, n_jobs, rows, n_used, hidden, n_ff) ||
 			!pass_enqueue(b, PASS_UP, x, rows, jobs, n_jobs, rows, n_used, up, n_ff))

@@ -5,15 +5,16 @@
  * (gemv_mma.cuh), so the bits are the same: x as three int8 limbs, exact integer sums over a
  * super-block of 256 weights.
  *
- * Grid: one block per SM; of a deferred kernel FREE_SMS less. A block has a share of
- * four lists of stages, one after the other: gate and up of the first half of the tasks, of the
- * other half, down of the first half, of the other half. A stage is SUPER_BLOCKS super-blocks by 16
- * rows: whole rows, one or more tiles of 16 rows; in gate and up 8 rows of each.
+ * Grid: one block per SM; of a deferred kernel FREE_SMS less. There are four lists of stages, of
+ * each of which a block has a contiguous share, one after the other: gate and up of the first half
+ * of the tasks, gate and up of the other half, down of the first half, down of the other half. A
+ * stage is one or more tiles of 16 whole rows (gate and up: 8 rows of each): tiles times
+ * super-blocks of a row are SUPER_BLOCKS.
  *
- * Down of a task waits until all its stages of gate and up are done, in all blocks: progress
- * counters in global memory, a release for each stage. With more than one task they have been done
- * for long. A block may wait for one that has not started: that one waits only until kernels of
- * other streams leave an SM, and those never wait for this kernel.
+ * Down of a task waits until all stages of its gate and up are done, in all blocks: progress
+ * counters in global memory, which are increased with a release for each stage. With more than one
+ * task they were done long before. A block may wait for one that has not started: that one waits
+ * only until kernels of other streams leave an SM, and those never wait for this kernel.
  *
  * A deferred kernel (deferred_experts.cu) gets up to eight tasks from the mailbox, in rounds
  * (mailbox.cuh), and does all of the above in each round. Then it copies rows of out that the host
@@ -26,11 +27,18 @@
  *     that it leaves free must stay free; and moe_combine takes longer if it finds only those.
  *
  * Block, by warps:
- *   - WORKERS: compute two super-blocks of every stage;
- *   - one warp that fetches: bulk copies of whole stages into a ring with mbarriers `full`
- *     and `done`, and of the next hidden row. Until the workers have loaded x, no more than two
- *     stages are in flight: x would queue behind them;
- *   - FINISHERS: add up the partial sums of a stage in gemv_mma_kernel's order, and write; in turn.
+ * - WORKERS: each computes two super-blocks of every stage;
+ *   - one warp fetches: bulk copies of whole stages into a ring, and of the next hidden row. Until
+ *     the workers have loaded x, no more than two stages are in flight: x would queue behind them;
+ *   - FINISHERS take the stages in turn: they add up the partial sums of a stage in
+ *     gemv_mma_kernel's order and store the results.
+ *
+ * mbarriers, of each stage of the ring:
+ *      full   the copy has arrived, and the partial sums that lay there have been read: by the
+ *             fetching warp and its bytes, and the finisher; the workers wait
+ *      done   all workers have read the stage and stored its partial sums; the fetching warp (to
+ *             overwrite the stage) and the finisher wait
+ * and hidden_full, hidden_free (the hidden row has arrived, has been read), x_loaded.
  *
  * mma m16n8k32 is 16 weight rows by 32 weights; lane 4 r + c has rows r and r + 8. The three limbs
  * of one row of x fill three of eight columns. So the lanes of a row take different groups of
@@ -66,8 +74,8 @@
 #define BARRIERS    16
 #define FREE_SMS    4 /* SMs that a deferred kernel leaves to copies */
 #define IN_ORDER    4 /* super-blocks that gemv_mma_kernel takes at once */
-/* In units of int4: four shares and a struct work_list, up to a multiple of 128 bytes. Bulk copies
- * to other addresses are slower. */
+/* In units of int4: four shares and a struct work_list, and as much more as makes the hidden row
+ * behind them begin at a multiple of 128 bytes. Bulk copies to other addresses are slower. */
 #define SHARES 18
 
 struct expert_task {
@@ -76,6 +84,8 @@ struct expert_task {
 	uint32_t ready;                  /* its count when gate and up are done */
 };
 
+static_assert(sizeof(((struct cuda_backend *)0)->progress_expected) == TASKS * sizeof(uint32_t),
+	"a progress counter for each task");
 static_assert(
 	sizeof(struct work_list) + 4 * sizeof(int4) <= SHARES * sizeof(int4), "shared memory");
 
@@ -85,11 +95,11 @@ struct expert_args {
 	const struct cuda_tables *tables;
 	const float *x;
 	float *hidden, *out;
-	uint32_t *counts; /* [TASKS] stages of gate and up done since the backend was opened */
+	uint32_t *counts; /* [TASKS] stages of gate and up done since the backend was opened; wraps */
 	int n_tasks, ring_stages, stage_bytes;
 	bool x_aligned; /* to 16 bytes */
-	/* in: gate and up, ff: down. Weights and bytes of a row, super-blocks of a row, tiles of a
-	 * stage, stages of a task, gemv_k_split */
+	/* in_: of gate and up; ff_: of down. Weights and bytes of a row, super-blocks of a row, tiles
+	 * of a stage, stages of a task, gemv_k_split */
 	int n_embd, in_bytes, in_super_blocks, in_tiles, in_stages, in_split;
 	int n_ff, ff_bytes, ff_super_blocks, ff_tiles, ff_stages, ff_split;
 	int stages_at; /* where the ring of stages begins in shared memory */
@@ -141,7 +151,8 @@ struct cursor {
 	int list, left, task, stage;
 };
 
-/* A list's number of stages, first task and first stage of that. Once a round: it divides. */
+/* This block's share of a list: number of stages, first task, first stage of that task. Computed
+ * once a round, because it divides. */
 static __device__ __forceinline__ int4 share_of(const struct expert_args &a, int n_tasks, int list)
 {
 	int half = (n_tasks + 1) / 2, first = list & 1 ? half : 0, n = list & 1 ? n_tasks - half : half,
@@ -151,6 +162,7 @@ static __device__ __forceinline__ int4 share_of(const struct expert_args &a, int
 	return make_int4(to - from, first + from / n_stages, from % n_stages, 0);
 }
 
+/* If the current list has no stage left: goes to the next one that has. */
 static __device__ __forceinline__ void cursor_find(const int4 *shares, struct cursor &c)
 {
 	while (!c.left && c.list < 4 && ++c.list < 4) {
@@ -225,6 +237,10 @@ static __device__ __forceinline__ void round_end(bool wait)
 
 /* ---- the kernel ---- */
 
+/* By a finisher, when the workers are done with a stage: adds its partial sums up, releases their
+ * place (`full`), stores the results, and counts a stage of gate and up. sums: scratch of the warp.
+ */
+
 template <int PARTIALS, bool DEFERRED>
 static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 	const struct work_list *work, const struct cursor &at, const float4 *partials, float *sums,
@@ -281,7 +297,8 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 	__syncwarp();
 }
 
-/* This lane's eight values of a super-block. FAR: not from the L1 cache */
+/* This lane's eight values of a super-block. FAR: from the L2 cache, for x of a deferred kernel,
+ * which has started before x was written. */
 template <bool FAR>
 static __device__ __forceinline__ void load_eight(const float *x, bool aligned, float v[8])
 {
@@ -636,7 +653,7 @@ static bool shape_applies(const struct cuda_backend *b, const struct expert_job 
 
 bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job, int rows)
 {
-	/* a replayed launch would wait for the same progress again */
+	/* A launch that is captured and replayed would have the same values of `ready` every time. */
 	return !b->capturing && job->n_token_slots <= (rows < MANY_ROWS ? SLOTS_MOST : SLOTS_MANY) &&
 		   shape_applies(b, job);
 }

@@ -19,7 +19,8 @@
  *   - Super-blocks u and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2
  *     and 3 the others; columns 0 to 2 and 4 to 6 are the limbs.
  *   - Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the end.
- *   - Minima are multiplied by sums of 16 limbs, which have 12 bits and so take two columns each.
+ * - Minima are multiplied by sums of 16 limbs. These have 12 bits, so each takes two columns: the
+ *     signed low byte, and the rest divided by 256.
  *
  * expert_type<T>
  *   SUPER_BLOCK_BYTES  of a super-block; TABLE_BYTES: of the tables in shared memory
@@ -36,10 +37,11 @@
 
 #include "kernels/cuda/gemv/gemv_mma.cuh"
 
-/* Shared address of the tables: where dynamic shared memory begins. */
+/* Shared address of the tables: where dynamic shared memory begins, behind what the system
+ * reserves. The kernel checks it. */
 #define TABLES_AT 1024
 
-/* The kernel is empty there; nothing uses these. */
+/* experts_kernel is empty below compute capability 9.0: nothing uses these functions. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177
 #endif
@@ -213,7 +215,8 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 					w[i][k] = h ? w[i][k] + scale * a[k] : scale * a[k];
 			}
 		}
-		/* two lanes have a part each of both rows: each ends with the whole of one */
+		/* Lanes 2 i and 2 i + 1 have half of the groups of a super-block each, of both rows. They
+		 * exchange sums: the even lane ends with row r, the odd one with row r + 8. */
 		float unit = half_float(get16(p + (c & 1 ? stride8 - 8 : 0))) * 0.125f;
 		float v[3];
 #pragma unroll

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * expert_ffn for many rows (prefill; kernels: grouped_gemm.cuh, wgmma_gemm.cuh, gemm.cu). Jobs are
- * taken in batches of at most SLOTS_MOST (token, rank) slots. That is halved in two passes, whose x
- * panels are twice as large, and halved where weights are unpacked, because their panel takes up to
- * GEMM_W_MOST bytes: so the buffers stay within CUDA_SCRATCH_MOST. A batch:
+ * taken in batches of at most SLOTS_MOST (token, rank) slots, so that the buffers stay within
+ * CUDA_SCRATCH_MOST. The limit is halved with two passes (gemm.cuh), whose x panels are twice as
+ * large; and halved where weights are unpacked, whose panel takes up to GEMM_W_MOST bytes. A batch:
  *   1. the rows of the slots are gathered and rounded to halves (gemm.cuh);
  *   2. gate and up give [slots][gate, up];
  *   3. SwiGLU of those is split in the same way;
@@ -20,8 +20,9 @@
 #define JOBS_MOST  256
 #define TILES_MOST (SLOTS_MOST / 32 + JOBS_MOST)
 
-/* What a batch needs on the device, front to back without holes. It is about 90 KB, and lies on the
- * stack: several backends may compute at the same time. */
+/* What a batch needs on the device. `packed` and `panel` are filled from their beginning, without
+ * holes between matrices. About 90 KB, on the stack, because several backends may compute at the
+ * same time; batch_upload takes as much again. */
 struct batch_list {
 	int32_t token_slot[SLOTS_MOST + 7 * JOBS_MOST];
 	struct grouped_gemm_tile packed[3 * TILES_MOST]; /* gate, up, down: n_tiles each */
@@ -30,9 +31,9 @@ struct batch_list {
 
 struct expert_batch {
 	const struct expert_job *jobs; /* [n], of the same types and shapes */
-	int n, n_tiles, n_x;           /* n_x: slots, and those that fill up */
-	int most;                      /* slots */
-	int bn;
+	int n, n_tiles, n_x;           /* n_x: rows of x: slots, and padding up to batch_unit */
+	int most;                      /* slots of a batch, at most */
+	int bn;                        /* x rows of a tile, at most */
 	bool packed;
 	enum x_order order, down_order; /* X_PLAIN: not for wgmma_gemm_enqueue */
 	int64_t n_embd, n_ff, ff_pad, embd_pad;
@@ -135,7 +136,7 @@ static void panel_down(struct cuda_backend *b, const struct expert_batch *r, flo
 	}
 }
 
-/* ---- straight ---- */
+/* ---- from packed blocks ---- */
 
 static void packed_gemm_enqueue(struct cuda_backend *b, enum x_order order, enum dtype type,
 	const struct grouped_gemm_args *a, int bn)
@@ -243,7 +244,8 @@ static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, i
 			panel[0][r->n_tiles].n_x = panel[1][r->n_tiles].n_x = n_x;
 		}
 		r->n_x += take;
-		/* tiles begin at multiples; the rows between are split and not used */
+		/* the next job begins at a multiple of batch_unit; padding repeats a row that is not used
+		 */
 		for (; r->n_x % batch_unit(r); r->n_x++)
 			list->token_slot[r->n_x] = list->token_slot[r->n_x - 1];
 		left -= take;

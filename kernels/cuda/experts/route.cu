@@ -253,7 +253,7 @@ static __global__ void __launch_bounds__(1024)
 
 /* ---- the normed x for the host ---- */
 
-/* h[0 .. 4) as words, each with the fence value as its flag */
+/* Stores h[0 .. 4) as words, each with the fence value as its flag. */
 static __device__ __forceinline__ void store_h_words(
 	uint64_t *words, float4 h, unsigned long long fence)
 {
@@ -267,7 +267,8 @@ static __device__ __forceinline__ void store_h_words(
 					 : "memory");
 }
 
-/* Where gate_kernel does not do it. Grid: blocks of 256 threads, four values each. */
+/* The normed x for the host, where gate_kernel does not apply. Grid: blocks of 256 threads, four
+ * values each. */
 static __global__ void h_words_kernel(
 	const float *h, int64_t n, uint64_t *words, struct cuda_fence fence)
 {
@@ -332,7 +333,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	launch_dependents();
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in,
 		super_blocks = n_in / 256;
-	bool last = blockIdx.x == gridDim.x - 1;
+	bool last = blockIdx.x == gridDim.x - 1; /* has no weights; selects */
 	int first = last ? 0 : (int)blockIdx.x * GATE_ROWS, router = first >= a.of[0].n_experts;
 	first -= router ? a.of[0].n_experts : 0;
 	const struct route &own = a.of[router];
@@ -364,8 +365,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	}
 	grid_dependency_wait();
 	unsigned long long number = fence_next_value(a.fence);
-	/* this lane's values of row r for the products; those of a row are loaded before the row ahead
-	 * of it is multiplied */
+	/* This lane's values of row r for the products. Those of row r + 1 are loaded before row r is
+	 * multiplied. */
 	auto load_x = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
 		const float *from = own.x + (int64_t)r * n_in;
 #pragma unroll
@@ -376,7 +377,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	};
 	float4 next[GATE_SUPER_BLOCKS][2];
 	load_x(0, next);
-	/* squares as norm_row's threads take them, three of which this one is */
+	/* Sums of squares in norm_row's order: a thread does what threads tid, tid + 256 and tid + 512
+	 * of norm_row do. Sums past the row's n_in / 256 are not used. */
 #pragma unroll 1
 	for (int r = 0; r < a.rows; r++) {
 		const float *from = own.x + (int64_t)r * n_in;
@@ -437,9 +439,10 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 				parts[r][e][warp] = acc[e];
 		}
 	}
+	/* h: a deferred expert kernel reads it. That does not wait for this kernel, but for a message
+	 * that the host posts when it has seen the fence. */
 	if (last)
-		__threadfence(); /* h: a deferred kernel reads it when the host, which has seen the fence,
-							has posted */
+		__threadfence();
 	if (last)
 		for (int u = warp; u < a.n * a.rows; u += GATE_WARPS)
 			select_from_flags(a.of[u / a.rows], u % a.rows, a.flags + u * GATE_EXPERTS, a.report,
@@ -465,7 +468,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 #endif
 }
 
-/* Whether gate_kernel is for it. */
+/* Whether gate_kernel computes these routers: its shapes, alignment, and sums in gemv_kernel's
+ * order (a split of 8: n_in of 16 super-blocks and more). */
 static bool gate_applies(const struct cuda_backend *b, const struct route *a, int n, int rows)
 {
 	int64_t n_in = a->w.n_in;

@@ -2,13 +2,15 @@
 /*
  * The gemm from panels (gemm.cuh), the splitting of activations, and the prefill ops.
  *
- * split_rows_kernel: grid (x rows, 1 or 8 a block; matrices of a stack), block 256: a row's largest
- * value, then its halves, their sums and its scale.
+ * split_rows_kernel: grid (x rows, 1 or 8 a block; matrices of a stack), block 256: finds a row's
+ * largest value, then stores its halves, their sums and its scale.
  *
  * gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256.
- * Steps of 32 weights come to shared memory by cp.async, STAGES - 1 ahead. A warp multiplies 32 or
- * 64 weight rows by 16 or 32 x rows with mma.m16n8k16; products of a group of 16 or 32 start from
- * zero and are then scaled and added to the accumulators.
+ * Steps of 32 weights are copied to shared memory by cp.async, STAGES - 1 ahead; one block barrier
+ * a step. A warp multiplies 32 or 64 weight rows by 16 or 32 x rows with mma.m16n8k16; sums of a
+ * group of 16 or 32 start from zero and are then scaled and added to the accumulators. Shared
+ * memory of a stage (struct gemm_shape): q, x, factors, sums of x. Whole tiles are copied: panels
+ * are padded.
  *
  * Bytes moved: the weight panel once per BN x rows and the x panel once per 128 weight rows, mostly
  * from the L2 cache; outputs once.

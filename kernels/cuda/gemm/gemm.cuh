@@ -6,6 +6,7 @@
  *   - the wgmma gemm (wgmma_gemm.cuh, sm_90a) multiplies packed blocks;
  *   - the grouped gemm (grouped_gemm.cuh), for experts, multiplies packed blocks;
  *   - gemm_kernel (gemm.cu) multiplies panels: weights unpacked to halves in scratch (unpack.cu).
+ * Large dense products may go to cublasLt instead (library_gemm.cuh).
  *
  * A weight is factor * q + offset, q a small integer or a scaled half (exact for every type but
  * F32, which becomes two panels of halves). Of F8_E4M3 q is the value, and factor its block scale.
@@ -79,7 +80,7 @@ struct split_args {
 	int rows;
 };
 
-/* A tile: x rows that are multiplied by one matrix of a weight panel. */
+/* A tile of gemm_kernel: x rows that are multiplied by one matrix of a weight panel. */
 struct gemm_tile {
 	int32_t w_first;      /* panel row where the matrix begins */
 	int32_t x_first, n_x; /* x_first is even */
@@ -139,7 +140,8 @@ static inline int64_t up_to(int64_t n, int64_t unit)
 /* unpack.cu */
 void gemm_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_args *a);
 
-/* A tile: x rows that are multiplied by one matrix of packed weights. */
+/* A tile of the grouped or the wgmma gemm: x rows that are multiplied by one matrix of packed
+ * weights. */
 struct grouped_gemm_tile {
 	const uint8_t *w;
 	int32_t x_first, n_x; /* x_first is even */
@@ -190,9 +192,9 @@ bool wgmma_gemm_group<4>(
  * multiply this weight on this card. */
 enum x_order wgmma_gemm_x_order(struct cuda_backend *b, const struct weight *w);
 
-/* Enqueues grouped_gemm_kernel for the types of one group (grouped_gemm_types.cu). bn (32, 64 or
- * 96): most x rows of a tile. False: another type, or the card has too little shared memory. a
- * NULL: only answers. */
+/* Enqueues grouped_gemm_kernel for the types of one group (grouped_gemm_types.cu). bn (32 or 64):
+ * most x rows of a tile. False: another type, or the card has too little shared memory. a NULL:
+ * only answers. */
 template <int GROUP>
 bool grouped_gemm_group(
 	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);

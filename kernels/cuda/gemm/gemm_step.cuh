@@ -45,7 +45,8 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 					acc[m][n][i] = 0;
 	}
 
-	/* a_at, x_at: shared addresses; f_at, s_at: pointers */
+	/* By the whole block; the caller has synchronised it behind the stores of the operands. a_at,
+	 * x_at: shared addresses of a and x, multiples of 128; f_at, s_at: f and sums (OFFSET only). */
 	__device__ __forceinline__ void step(
 		uint32_t a_at, uint32_t x_at, const uint8_t *f_at, const uint8_t *s_at)
 	{
@@ -87,7 +88,8 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 					f[j][0] = v.x, f[j][1] = v.y;
 				}
 			}
-			/* in this order consecutive products do not depend on each other */
+			/* Both halves of a step go to the same d unless BY_16; in this order consecutive
+			 * products do not depend on each other. */
 			float d[NT][2][4] = {};
 #pragma unroll
 			for (int s = 0; s < 2; s++)

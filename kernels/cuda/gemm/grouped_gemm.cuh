@@ -4,9 +4,21 @@
  * a panel of its weights in memory would cost more than the product.
  *
  * grouped_gemm_kernel: grid (tiles of 128 weight rows, tiles of at most BN x rows of one expert),
- * block 256. Super-blocks of the 128 rows come to shared memory as stored (whole 16-byte lines),
- * one super-block ahead; x panels XS - 1 steps of 32 ahead. While the tensor cores do a step, the
- * threads unpack the next one: a thread 16 weights of a row, to q and factors.
+ * block 256. Super-blocks of the 128 rows are copied to shared memory as stored, one super-block
+ * ahead; x panels XS - 1 steps of 32 ahead (cp.async). While the tensor cores multiply a step, the
+ * threads unpack the next one: thread 2 r + h weights 16 h .. 16 h + 15 of row r, to q and factors.
+ * One block barrier a step: behind it, all copies and stores of the step are visible, and the
+ * buffers of the step before are free.
+ *
+ * Shared memory (struct grouped_gemm_shape): packed super-blocks [2][128 rows], x [XS], sums of x
+ * [XS], q [2], factors [2], codebook.
+ *
+ * Bounds: weights are copied in whole lines, 16 bytes at a multiple of 16, because rows of most
+ * types begin at any multiple of 2. The first line of a row may begin up to 14 bytes before it, the
+ * last one end up to 14 bytes behind it: of the last row of a tensor whose bytes are no multiple of
+ * 16 (say, Q2_K with an odd number of super-blocks), behind the tensor. These bytes are not used.
+ * They lie in the allocation, which begins at a multiple of 256 and whose size is one, and is
+ * larger than what was asked for (cuda_alloc, gpu_copier.cu).
  *
  * Bytes moved: the packed weights once per tile of x rows, x once per 128 weight rows (L2 cache),
  * outputs once.
@@ -17,7 +29,8 @@
 #include "kernels/cuda/common/block_dot.cuh"
 #include "kernels/cuda/gemm/gemm_step.cuh"
 
-/* The codebook that get() reads, if it is a single one: it is copied to shared memory. */
+/* Where in struct cuda_tables the codebook lies that packed<T>::get reads, if it is a single one:
+ * it is copied to shared memory. BYTES 0: none is. */
 template <int T> struct grouped_gemm_table {
 	static constexpr size_t AT = 0, BYTES = 0;
 };
@@ -34,6 +47,7 @@ GROUPED_GEMM_TABLE(IQ1_M, iq1s);
 GROUPED_GEMM_TABLE(IQ4_NL, iq4nl);
 GROUPED_GEMM_TABLE(IQ4_XS, iq4nl);
 
+/* Whether 16 weights share a scale; else 32 or more do. */
 constexpr bool scales_by_16(int type)
 {
 	return type == DTYPE_Q2_K || type == DTYPE_Q3_K || type == DTYPE_Q6_K || type == DTYPE_IQ2_XS ||
@@ -42,7 +56,7 @@ constexpr bool scales_by_16(int type)
 
 template <int T, int BN> struct grouped_gemm_shape {
 	static constexpr bool OFFSET = packed<T>::OFFSET, BY_16 = scales_by_16(T);
-	static constexpr int XS = BN == 96 ? 3 : 4, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
+	static constexpr int XS = 4, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
 	static constexpr int LINES = (SB_BYTES + 14 + 15) / 16, STRIDE = (LINES | 1) * 16;
 	static constexpr int PACKED = GEMM_M * STRIDE, X = BN * 64, S = OFFSET ? BN * 8 : 0,
 						 Q = GEMM_M * 64, F = GEMM_M * (OFFSET ? 16 : 8);
@@ -98,7 +112,8 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 					(const void *)((at & ~(uintptr_t)15) + line));
 		}
 	};
-	/* 16 weights of row `mine`, in an order with few bank conflicts */
+	/* 16 weights of row `mine`, four at a time, in an order with few bank conflicts. low: the lower
+	 * bits of the row's address, for the bytes before its first weight in a line */
 	int mine = tid / 2, half = tid % 2;
 	uint32_t low =
 		(uint32_t)(uintptr_t)tile.w + (uint32_t)min(m0 + mine, g.n_out - 1) * (uint32_t)g.row_bytes;
@@ -187,17 +202,14 @@ static void grouped_gemm_launch_as(struct cuda_backend *b, const struct grouped_
 template <int T>
 static bool grouped_gemm_launch(struct cuda_backend *b, const struct grouped_gemm_args *a, int bn)
 {
-	if ((size_t)grouped_gemm_shape<T, 64>::BYTES > b->max_shared ||
-		(size_t)grouped_gemm_shape<T, 96>::BYTES > b->max_shared)
+	if ((size_t)grouped_gemm_shape<T, 64>::BYTES > b->max_shared)
 		return false;
 	if (!a) /* query */
 		return true;
 	if (bn == 32)
 		grouped_gemm_launch_as<T, 32>(b, a);
-	else if (bn == 64)
-		grouped_gemm_launch_as<T, 64>(b, a);
 	else
-		grouped_gemm_launch_as<T, 96>(b, a);
+		grouped_gemm_launch_as<T, 64>(b, a);
 	return true;
 }
 

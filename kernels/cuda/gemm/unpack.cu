@@ -3,8 +3,9 @@
  * Packed weights to panels of halves (gemm.cuh).
  *
  * unpack_kernel: grid (groups of 8 rows times super-blocks, matrices), block 256: a warp decodes a
- * super-block of a row, a lane 4 weights of each half of it (block_decode.cuh). Bytes moved: the
- * packed weights once in, 2.25 to 2.5 bytes a weight out.
+ * super-block of a row, a lane 4 weights of each half of it (block_decode.cuh). Floats are scaled
+ * by a power of two, one for each 32, so that halves hold them. Bytes moved: the packed weights
+ * once in, 2.25 to 2.5 bytes a weight out.
  */
 #include "kernels/cuda/common/block_decode.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"

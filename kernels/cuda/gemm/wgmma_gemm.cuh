@@ -10,17 +10,28 @@
  *               (or, where the type has QUADS, 16 s + 4 c + i) of the 32: the weights that lane
  *               c of a row unpacks
  *
- * wgmma_gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack),
- * block 256: a warp multiplies 16 weight rows by all x rows. Bulk copies load x, WGMMA_AHEAD steps
- * of 32 ahead; the warps issue them in turn, one thread each. A warp loads its own weights
- * (cp.async), a super-block ahead, and unpacks a step while the products of the step before run.
+ * wgmma_gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack; with
+ * a list of tiles 1), block 256, two warpgroups: a warp multiplies 16 weight rows by all x rows.
+ * Bulk copies load x, WGMMA_AHEAD steps of 32 ahead; lane 0 of warp s issues the one of step s of
+ * each super-block. A warp loads its own weights (cp.async), a super-block ahead, and unpacks a
+ * step while the products of the step before run.
+ *
+ * Barriers: mbarriers `full` and `empty` of each stage of x (and of the sums): the copy has
+ * arrived; all warps have multiplied it. Weights of a warp need only __syncwarp. There is no block
+ * barrier behind the first.
+ *
+ * Shared memory (struct wgmma_gemm_shape), from a multiple of 1024 bytes on, which the swizzle of
+ * wgmma needs: x [WGMMA_STAGES], packed super-blocks [warp][2][16 rows], codebooks, sums [2],
+ * mbarriers. Weights are copied in whole 16-byte lines, as in grouped_gemm.cuh: see its bounds.
  *
  * weight = unit * (byte * by): wgmma gets byte * by as a half, and its sums are scaled by the
- * super-block's unit in float32. The product is exact where by is a small integer. Where each step
- * has a factor of its own (ROUNDS), unit is the power of two below the super-block's largest
- * factor, by is factor / unit, and the product is rounded to 11 bits. If x has two passes, a third
- * one multiplies x with these rounding errors. Limits of by as a half: a factor below 2^-14 of unit
- * loses bits (a subnormal half). Where the largest factor is 2^127 or more, by is 0.
+ * super-block's unit in float32. The product is exact where by is an integer and byte * by at most
+ * 2048. Else (ROUNDS) it is rounded to 11 bits: of IQ4_XS, whose products are larger, and of types
+ * whose steps have float factors. Of these unit is the power of two below the super-block's largest
+ * factor, and by is factor / unit. If x has two passes, a third one multiplies x with these
+ * rounding errors. Q6_K is not multiplied here: it would need ROUNDS. Limits of by as a half: a
+ * factor below 2^-14 of unit loses bits (a subnormal half). Where the largest factor is 2^127 or
+ * more, by is 0.
  *
  * Types with minima (LEAST): weight = factor * byte - minimum * least (block_bytes.cuh). The sums
  * of 16 x, as two halves, times the sixteen `least` integers of the super-block are one more
@@ -45,7 +56,8 @@
 #define WGMMA_WARPS   8
 #define WGMMA_THREADS (WGMMA_WARPS * 32)
 #define WGMMA_STAGES  8 /* the steps of a super-block */
-/* steps that x is loaded ahead: fewer than stages, so that no warp waits for the slowest */
+/* Steps that x is loaded ahead. Two fewer than stages: what is overwritten was multiplied two steps
+ * ago, so that a warp seldom waits for the slowest one. */
 #define WGMMA_AHEAD 6
 
 constexpr int num_up(int n, int unit)
@@ -323,7 +335,7 @@ static __global__ void __launch_bounds__(
 	bool third_pass = false;
 	float next_unit[2], inverse[2] = {1, 1}, next_minimum[2] = {0, 0};
 	uint32_t next_least[2][2] = {}; /* [row][step c, step c + 4] */
-	int filled = 8; /* steps of the super-block that has begun; the row ends behind them */
+	int filled = 8; /* steps of the super-block being unpacked before the row ends */
 	auto begin_super_block = [&](int sb) {
 		async_wait<1>();
 		__syncwarp();

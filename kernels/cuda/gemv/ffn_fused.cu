@@ -11,11 +11,14 @@
  * third of a row of gate: the first 32 overwrite the first thirds, which are in registers by then,
  * the other 16 second thirds.
  *
- *      1  split x into limbs. A warp: 8 rows of gate and 8 of up, an eighth of the width:
- *         super-blocks p, p + 8, p + 16
- *      2  the hidden values of the block go to all blocks
- *      3  warps 0 to 7: limbs of 256 hidden values of all blocks. Warps 4 to 15: 16 rows of
- *         down, super-blocks p and p + 4
+ * 1  The warps split x into limbs. Then each multiplies 8 rows of gate and 8 of up by an
+ *         eighth of x: warp 8 i + p has the super-blocks p, p + 8, p + 16.
+ *      2  Warp 0 adds up the partial sums and stores the block's 16 hidden values for all blocks.
+ *      3  Warps 0 to 7 load the hidden values of all blocks, 256 each, and split them into limbs.
+ *         Then warps 4 to 15 multiply 16 rows of down each: warp 4 + 4 i + p has the super-blocks p
+ *         and p + 4 of rows 16 i on.
+ *
+ * Shared memory: rows of gate and up (ROW_STRIDE apart), limbs, their scales, partial sums.
  *
  * Exchange of the hidden values by flag-in-data words (flag_words.cuh), without a barrier. Launches
  * alternate between two sets of words; each clears the other set, which nobody has read since the
@@ -54,8 +57,9 @@
 #define AT_PARTIALS (AT_SCALES + N_IN / 256 * 4)
 #define BYTES       (AT_PARTIALS + WARPS * 16 * 4)
 
-/* mbarriers: thirds of the rows of gate and up have arrived (3); the first 32 rows of down, the
- * others; the first thirds are in registers of all warps, the second thirds; x has arrived */
+/* mbarriers, all of one phase. HAS_THIRD + t: third t of the rows of gate and up has arrived.
+ * HAS_DOWN: the first 32 rows of down, + 1: the others. LOADED: all warps have the first thirds in
+ * registers, + 1: the second thirds. HAS_X: all threads have their values of x. */
 enum { HAS_THIRD, HAS_DOWN = 3, LOADED = 5, HAS_X = 7, N_BARRIERS };
 
 static_assert(
@@ -292,8 +296,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* Whether the kernel may use the memory that it needs, which is more than max_shared, for it has
- * hardly any static arrays; and all blocks can be resident at a time. Queried once. */
+/* Whether all blocks can be resident at a time with the shared memory that they need. That is more
+ * than max_shared, which leaves more for static arrays than this kernel has. Queried once. */
 static bool ffn_fused_supported(struct cuda_backend *b)
 {
 	int *known = &b->ffn_supported;

@@ -4,15 +4,27 @@
  * all gemv kernels, and gemv_kernel itself, which is for float weights. Packed weights:
  * gemv_mma.cuh.
  *
- * Types that few files hold for most of their weights: gemv_decoded.cu.
+ * Types that few files hold for most of their weights (block_decode.cuh): gemv_decoded.cu.
+ *
+ * Which kernel multiplies what:
+ *
+ *      F32, F16, BF16                          gemv_kernel
+ *      types of block_decode.cuh               gemv_decoded_kernel
+ *      other packed types                      gemv_mma_kernel, except
+ *        Q8_0, Q4_K: plain rows of x, no stack, weight rows at multiples of 16 bytes
+ *          4 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory
+ *          3 to 16 rows of x                   gemv_rows_kernel
+ *          1, 2 rows of x                      gemv_aligned_kernel, if the block splits x itself
+ *                                              (gemv_makes_limbs) and enough SMs have work
  *
  * gemv_kernel: split-k gemv in registers. Grid: x = groups of activation rows (fastest, so that
  * weights stay in the L2 cache) times groups of weight rows; y = tasks times matrices of a stack.
  * Block: 8 warps, no dynamic shared memory. `split` warps share a weight row (gate and up: two
- * rows): warp p takes the super-blocks (256 weights) p, p + split, ...; a lane takes weights 4 lane
- * and 4 lane + 128 on of each. Weights are loaded to registers, SUPER_BLOCKS super-blocks at a
- * time, the first while the kernel before still runs: a row of up to 6144 weights is there when x
- * is.
+ * rows): warp p takes the super-blocks (256 weights) p, p + split, ...; a lane takes weights
+ * 4 lane .. 4 lane + 3 and 4 lane + 128 .. 4 lane + 131 of each. A warp loads SUPER_BLOCKS
+ * super-blocks to registers at a time, and the first of them before it waits for the previous
+ * kernel: with one row of x, that is all of a row of up to 6144 weights. Loads past the end of a
+ * row give zeros; warps past the last weight row load the last one again and store nothing.
  *
  * Bytes moved per call: every weight row once per group of NX activation rows (after the first from
  * the L2 cache); the activation rows once per group of weight rows, from the L1 cache; the outputs.
@@ -23,7 +35,8 @@
  *
  * Names in this folder: sb = super-block, n_sb = super-blocks of a row, limb = one of the three
  * signed bytes that a value of x is split into, partials = partial sums of the warps that share a
- * row.
+ * row, chunk = the super-blocks of a row that one stage in shared memory holds, glu = gate and up
+ * at once.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_CUH
 #define GLM_KERNELS_CUDA_GEMV_CUH
@@ -68,7 +81,7 @@ struct gemv_args {
 	/* gemv_mma_kernel: x as limbs (gemv_split_limbs) and their scales; NULL: the kernel splits x */
 	const uint2 *limbs;
 	const float *scales;
-	int own_rows; /* x rows (of all matrices of a stack) whose limbs a block has room for */
+	int own_rows; /* x rows (of all matrices of a stack) whose limbs fit in shared memory */
 	int item_end[GEMV_TASKS]; /* gemv_mma_kernel: items of the tasks so far */
 	/* gemv_mma_kernel: bytes of a copy, 16, 4 or 2; gemv_kernel: whether four weights are aligned
 	 */
@@ -77,9 +90,9 @@ struct gemv_args {
 	int64_t x_stack, y_stack; /* floats between matrices of a stack */
 	int64_t row_bytes, stack_bytes;
 	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
-	int split, row_groups, out_most;    /* out_most: the largest n_out */
+	int split, row_groups, out_most;    /* split: of gemv_k_split; out_most: the largest n_out */
 	enum gemv_rows rows;
-	bool flat; /* gemv_mma_kernel: a row is one chunk, and rows are contiguous */
+	bool flat; /* gemv_mma_kernel: a row is one chunk, and eight rows are copied as one extent */
 	bool glu;
 	bool x_aligned; /* all x rows are 16-byte aligned and n_in is a multiple of 4 */
 };
@@ -102,8 +115,9 @@ static inline bool gemv_makes_limbs(
 	return n_x <= 2 && b->max_shared > 200 << 10 && values <= most;
 }
 
-/* The split-k factor: warps that share a weight row. It depends on the weight's type and shape
- * alone. rows: weight rows of all matrices of this shape that decode multiplies together. */
+/* The split-k factor: warps that share a weight row, 1, 2, 4 or 8. It depends on the weight's type
+ * and shape alone. rows: weight rows of all matrices of this shape that decode multiplies together.
+ */
 int gemv_k_split(enum dtype type, int64_t n_in, int64_t rows);
 
 /* Splits all x rows, n_x per matrix of a stack, into limbs in scratch memory; sets a->limbs and
@@ -111,8 +125,9 @@ int gemv_k_split(enum dtype type, int64_t n_in, int64_t rows);
 bool gemv_split_limbs(
 	struct cuda_backend *b, struct gemv_args *a, int64_t n_x, enum limb_layout layout);
 
-/* Gives *a the limbs of x that its type needs: those of *last if they have the same layout, none if
- * the kernel splits x itself. n_x: rows of x; most: of a task. False: the failure is kept. */
+/* Sets a->limbs and a->scales to what this type needs: those of *last if they have the same layout;
+ * NULL for floats, and if the kernel splits x itself. n_x: rows of x; most: of a task.
+ * *last_layout: LAYOUT_FLOATS before the first call for an x. False: the failure is kept. */
 bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype type, int64_t n_x,
 	int most, struct gemv_args *last, enum limb_layout *last_layout);
 
@@ -122,22 +137,13 @@ struct gemv_task *gemv_task_add(struct gemv_args *a, struct gemv_block_scales *s
 	const struct weight *w, const struct weight *up);
 
 /* Enqueues a->task[0 .. n_tasks), all of the given type; sets the fields that follow from the
- * others (groups, alignment). gemv_prepare_limbs comes first. False: the failure is kept. */
+ * others (groups, alignment). Preconditions: a->split is gemv_k_split's; gemv_prepare_limbs has
+ * been called. False: the failure is kept. */
 bool gemv_enqueue(struct cuda_backend *b, enum dtype type, struct gemv_args *a);
 
 typedef void gemv_launcher(struct cuda_backend *b, const struct gemv_args *a, int n_x);
 
-static __device__ __forceinline__ void copy_commit()
-{
-	asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int LEFT> static __device__ __forceinline__ void copy_wait()
-{
-	asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
-/* x[0 .. 4) at weight k, zeros past n_in */
+/* x[k .. k + 4), zeros past n_in. aligned: x is 16-byte aligned and n_in a multiple of 4. */
 static __device__ __forceinline__ void load_x(
 	const float *x, int k, int n_in, bool aligned, float v[4])
 {
@@ -172,7 +178,7 @@ template <> struct raw_four<DTYPE_F32> {
 	}
 };
 
-/* row[k .. k + 4), zeros past n_in; aligned: four lie at a multiple of their size */
+/* row[k .. k + 4), zeros past n_in. aligned: groups of four begin at a multiple of their bytes. */
 template <int T>
 static __device__ __forceinline__ typename raw_four<T>::type load_weights(
 	const uint8_t *row, int k, int n_in, bool aligned)
@@ -207,8 +213,9 @@ static __device__ __forceinline__ void gemv_x_rows(const struct gemv_args &a,
 	}
 }
 
-/* Adds the lanes' and the split's sums and stores the outputs of a block from weight row out_first
- * on. part_sum: shared memory. */
+/* Adds the sums of the lanes, then of the warps of the split, and stores the outputs of a block
+ * from weight row out_first on. All threads of the block call it: it has a barrier. part_sum:
+ * shared. */
 template <int NX, bool GLU>
 static __device__ __forceinline__ void gemv_store(const struct gemv_args &a,
 	const struct gemv_task &t, int lane, int warp, int split, int stack, int row_group,
@@ -324,14 +331,9 @@ __global__ void __launch_bounds__(GEMV_WARPS * 32, NX == 1 ? 4 : 1)
 	gemv_store<NX, GLU>(a, t, lane, warp, split, stack, row_group, out_first, n_x, acc, part_sum);
 }
 
-/* The grid of gemv_kernel and gemv_decoded_kernel; sets a->split and a->row_groups. */
+/* The grid of gemv_kernel and gemv_decoded_kernel; sets a->row_groups. */
 template <int NX> static dim3 gemv_float_grid(struct gemv_args *a)
 {
-	int n_sb = (a->n_in + 255) / 256;
-	a->split = n_sb >= 16  ? 8
-			   : n_sb >= 8 ? 4
-			   : n_sb >= 4 ? 2
-						   : 1; /* depends on the shape of the weight alone */
 	a->row_groups = a->rows == ROWS_PLAIN ? (a->n_rows + NX - 1) / NX : 1;
 	int rows = GEMV_WARPS / a->split;
 	return dim3((unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups),

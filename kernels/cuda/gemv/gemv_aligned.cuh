@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The aligned gemv: gemv_mma_kernel's task (gemv_mma.cuh) for the commonest case, one or two rows
- * of x and matrices (no stacks) whose rows are 16-byte aligned. The same sums in the same order, so
- * the same bits. It is faster for two reasons: less code runs between the end of the op before
- * and the first product, and shares are even. One block per multiprocessor takes any number of
- * 16-row items, where gemv_mma_kernel's two blocks take one or two items each.
+ * The aligned gemv: what gemv_mma_kernel (gemv_mma.cuh) computes, for the commonest case: one or
+ * two rows of x and matrices (no stacks) whose rows are 16-byte aligned. The sums and their order
+ * are the same, so the bits are the same. It is faster for two reasons: less code runs between the
+ * end of the previous kernel and the first product, and shares are even. One block per
+ * multiprocessor takes any number of 16-row items, where gemv_mma_kernel's two blocks take one or
+ * two items each.
  *
  * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: at most one block per
- * multiprocessor, each with a contiguous range of items. Block: 16 warps in groups of `split`,
- * which take the block's items in turns and synchronise on their own named barrier. A warp copies
- * STAGES chunks ahead (cp.async), across items; the first copies start before it waits for the op
- * before. Then the block splits the x rows into limbs.
+ * multiprocessor, each with a contiguous range of items. Block: 16 warps in groups of `split`. The
+ * groups take the block's items in turns; each synchronises on a named barrier of its own, once per
+ * item, behind the partial sums. A warp copies STAGES chunks ahead (cp.async), across items; the
+ * first copies start before it waits for the previous kernel. Then the block splits the x rows into
+ * limbs; a block barrier follows.
+ *
+ * Shared memory: stages [warp][STAGES], partial sums [2 buffers][warp][32], limbs [x row][sb],
+ * their scales.
  *
  * Bytes moved: every packed row once; x once per block from the L2 cache.
  *
@@ -23,15 +28,8 @@
 
 #include "kernels/cuda/gemv/gemv_many.cuh"
 
-#define ALIGNED_PARTS  4
 #define ALIGNED_WARPS  16
 #define ALIGNED_STAGES 2 /* chunks that a warp fetches ahead */
-
-struct aligned_part {
-	const uint8_t *w, *up;
-	float *y;
-	int n_out, item_end;
-};
 
 struct gemv_aligned_args {
 	const float *x;
@@ -40,10 +38,10 @@ struct gemv_aligned_args {
 	int row_bytes, n_in, n_rows, n_parts, log_split;
 	uint32_t add; /* a bit for each part */
 	bool glu, x_aligned;
-	struct aligned_part part[ALIGNED_PARTS];
+	struct item_part part[ITEM_PARTS];
 };
 
-/* Shared memory: the stages of all warps, two buffers of partial sums, limbs, their scales */
+/* Bytes of the stages of all warps. */
 template <int T> static constexpr __host__ __device__ int aligned_ring_bytes()
 {
 	return ALIGNED_WARPS * ALIGNED_STAGES * MMA_ROWS *
@@ -55,27 +53,6 @@ template <int T> static size_t aligned_shared_bytes(int n_rows, int n_in)
 	size_t n_sb = (size_t)n_rows * (size_t)((n_in + 255) / 256);
 	return aligned_ring_bytes<T>() + 2 * ALIGNED_WARPS * 32 * sizeof(float) +
 		   n_sb * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
-}
-
-/* The position of an item: part and first row */
-struct item_position {
-	int part, row;
-};
-
-static __device__ __forceinline__ struct item_position aligned_item_position(
-	const struct gemv_aligned_args &a, int item)
-{
-	struct item_position p = {0, 0};
-	int before = 0;
-#pragma unroll
-	for (int i = 0; i < ALIGNED_PARTS - 1; i++)
-		if (i + 1 < a.n_parts && item >= a.part[i].item_end) {
-			p.part = i + 1;
-			before = a.part[i].item_end;
-		}
-	item -= before;
-	p.row = item * (a.glu ? MMA_ROWS / 2 : MMA_ROWS);
-	return p;
 }
 
 template <int T>
@@ -101,6 +78,11 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 
 	launch_dependents();
 
+	auto position_of = [&](int item) {
+		struct item_position p = item_position_of(a, item, 1);
+		p.row *= a.glu ? MMA_ROWS / 2 : MMA_ROWS;
+		return p;
+	};
 	/* The copies run STAGES chunks ahead of the products, across items. */
 	struct item_stage<T> copies;
 	int ahead = first + group, ahead_chunk = part, ahead_stage = 0, ahead_rows = 0;
@@ -110,8 +92,8 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 	auto set_rows = [&]() {
 		if (ahead >= end)
 			return;
-		struct item_position p = aligned_item_position(a, ahead);
-		const struct aligned_part &t = a.part[p.part];
+		struct item_position p = position_of(ahead);
+		const struct item_part &t = a.part[p.part];
 		int64_t at = (int64_t)p.row * a.row_bytes;
 		ahead_rows = t.n_out - p.row;
 		from0 = t.w + at;
@@ -129,7 +111,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 				set_rows();
 			}
 		}
-		copy_commit();
+		async_commit();
 	};
 	set_rows();
 #pragma unroll 1
@@ -137,7 +119,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 		fetch();
 
 	/* this warp's super-blocks of x; four at a time, so that their loads overlap */
-	struct item_position p = aligned_item_position(a, first + group);
+	struct item_position p = position_of(first + group);
 	int own_sb = a.n_rows * n_sb, own_sb_index[4];
 	const float *own_x[4];
 	auto locate_x = [&](int u) {
@@ -188,7 +170,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 		float acc[1][4] = {{0, 0, 0, 0}};
 #pragma unroll 1
 		for (int chunk = part; chunk < chunks; chunk += split) {
-			copy_wait<STAGES - 1>();
+			async_wait<STAGES - 1>();
 			__syncwarp();
 			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
 			stage_multiply<T>(row, chunk, n_sb, a.n_in, c, a.tables, shared, column, scales, acc);
@@ -206,7 +188,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 			__syncwarp();
 		item += groups;
 		if (item < end)
-			p = aligned_item_position(a, item);
+			p = position_of(item);
 		if (!adds)
 			continue;
 		float v[2] = {0, 0};
@@ -219,39 +201,25 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 		if (stores)
 			*y = a.glu ? swiglu_one(v[0], v[1]) : add ? __fadd_rn(old, v[0]) : v[0];
 	}
-	copy_wait<0>();
+	async_wait<0>();
 }
 
 /* False: the kernel does not apply; nothing was enqueued. */
 template <int T> static bool gemv_aligned_launch(struct cuda_backend *b, const struct gemv_args *p)
 {
 	struct gemv_aligned_args a = {};
-	int rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
 	size_t bytes = aligned_shared_bytes<T>(p->n_rows, p->n_in);
-	if (p->rows != ROWS_PLAIN || p->n_rows > 2 || p->n_stack > 1 || p->n_tasks > ALIGNED_PARTS ||
-		bytes > b->max_shared || p->row_bytes > INT_MAX / 8)
+	if (p->n_rows > 2 || bytes > b->max_shared || !item_args_set(&a, p))
 		return false;
-	uintptr_t all = (uintptr_t)p->row_bytes;
-	for (int i = 0; i < p->n_tasks; i++) {
-		const struct gemv_task *t = &p->task[i];
-		items += (t->n_out + rows - 1) / rows;
-		a.part[i] = {t->w, p->glu ? t->up : t->w, t->y, t->n_out, items};
-		a.add |= (uint32_t)t->add << i;
-		all |= (uintptr_t)a.part[i].w | (uintptr_t)a.part[i].up;
-	}
+	int items = a.part[a.n_parts - 1].item_end;
 	/* gemv_mma_kernel has smaller items: it is faster where this kernel would leave more than a
 	 * quarter of the multiprocessors without work */
 	int rounds = (items + b->n_sm - 1) / b->n_sm, blocks = items < b->n_sm ? items : b->n_sm;
-	if (all % 16 || 4 * (int64_t)items < 3 * (int64_t)rounds * b->n_sm)
+	if (4 * (int64_t)items < 3 * (int64_t)rounds * b->n_sm)
 		return false;
 	a.x = p->x;
-	a.x_row = p->x_row, a.y_row = p->y_row;
-	a.tables = p->tables;
-	a.row_bytes = (int)p->row_bytes;
-	a.n_in = p->n_in, a.n_rows = p->n_rows, a.n_parts = p->n_tasks;
-	while (1 << a.log_split < p->split)
-		a.log_split++;
-	a.glu = p->glu, a.x_aligned = p->x_aligned;
+	a.x_row = p->x_row;
+	a.x_aligned = p->x_aligned;
 	if (cuda_allow_shared(b, (const void *)gemv_aligned_kernel<T>, bytes))
 		cuda_launch(
 			b, gemv_aligned_kernel<T>, dim3((unsigned)blocks), ALIGNED_WARPS * 32, bytes, a);

@@ -14,10 +14,10 @@
  * and a producer warp. The producer loads the weights of both steps by bulk copies into a ring per
  * side: while values pass between the steps, the next chunks of each side are there or in flight.
  *
- *      item         16 weight rows, as in gemv_pipeline.cuh
- *      unit         what a side computes at a time. First step: an item; of chunk k warp w has
- *                   super-block 8 k + w. Second step: two items, warps 0 .. 3 the first, 4 .. 7
- *                   the second; of chunk k = 0, 1 warp w has super-block 4 k + w % 4
+ * item         16 weight rows, as in gemv_pipeline.cuh
+ *      unit         what a side computes at a time. First step: an item; warp w multiplies
+ *                   super-block 8 k + w of chunk k. Second step: two items, warps 0 .. 3 the first,
+ *                   4 .. 7 the second; warp w multiplies super-block 4 k + w % 4 of chunk k = 0, 1
  *      chunk        what one stage of a ring holds: 16 lines of 2176 bytes. First step: line r is
  *                   2176 bytes of row r. Second step: half of row r, then half of row 16 + r
  *      tile         two rows of x: six columns of an mma, three limbs each (gemv_mma.cuh)
@@ -36,6 +36,10 @@
  * all blocks of this one have called launch_dependents, that is, are resident. Each block counts
  * itself when it waits for nothing more (chain_exit); the last one resets the counters and advances
  * the tag (chain_reset). The next launch reads them after all kernels before it have ended.
+ *
+ * Shared memory: rings of side 0 and 1, partial sums [2 buffers][warp][tile][x row][16], limbs of x
+ * [super-block][x row], their scales. Both steps use the same bytes for their limbs: CHAIN_READ
+ * lies between the last read of the first and the first write of the second.
  *
  * Compute capability 9.0. Bytes moved: every packed row once; x of each step once per block from
  * the L2 cache.
@@ -65,7 +69,7 @@ struct chain_state {
 	alignas(128) uint32_t append_items_done; /* finished items that the cache block reads */
 	alignas(128) uint32_t blocks_done;       /* blocks that wait for nothing more */
 	alignas(128) uint32_t tag;               /* sequence tag of this launch; never 0 */
-	alignas(128) uint2 handoff[CHAIN_ROWS][CHAIN_VALUES]; /* value and tag */
+	alignas(128) uint2 handoff[CHAIN_ROWS][CHAIN_VALUES]; /* value, tag of the launch */
 };
 
 /* Destination of a part's outputs */
@@ -139,9 +143,9 @@ template <int ROWS> struct chain_form {
 /* Named barriers */
 enum {
 	CHAIN_ALL = 1, /* all consumer warps: the limbs of x are written */
-	CHAIN_READ,    /* all consumer warps: the limbs of the first x are no longer needed */
+	CHAIN_READ,    /* all consumer warps: the limbs of the first x have been read */
 	CHAIN_NORM,    /* a side: the items that it reads have been finished by all blocks */
-	CHAIN_DONE = CHAIN_NORM + 2, /* all warps: nobody polls any more */
+	CHAIN_DONE = CHAIN_NORM + 2, /* all warps: this block polls nothing more */
 	CHAIN_GROUP /* the warps that share an item: 2 groups in the first step, then 4 */
 };
 
@@ -202,24 +206,9 @@ static __device__ __forceinline__ void load_full_super_block(const float *x, int
 	v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
 }
 
-/* The part and the first row of an item. */
-static __device__ __forceinline__ struct item_position chain_item_position(
-	const struct chain_step &t, int item)
-{
-	struct item_position p = {0, 0};
-	int before = 0;
-#pragma unroll
-	for (int i = 0; i < CHAIN_PARTS - 1; i++)
-		if (i + 1 < t.n_parts && item >= t.part[i].item_end) {
-			p.part = i + 1;
-			before = t.part[i].item_end;
-		}
-	p.row = (item - before) * MMA_ROWS;
-	return p;
-}
-
 /* Called by one thread of each block, when the block waits for nothing more and has read the tag.
- * Returns how many blocks have called it before, for chain_reset, which may come much later. */
+ * Returns how many blocks have called it before; chain_reset needs that, and may be called much
+ * later. */
 static __device__ __forceinline__ uint32_t chain_exit(struct chain_state *state)
 {
 	__threadfence();
@@ -258,15 +247,16 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
 	}
 }
 
-/* The sums of squares of the second x, a super-block a warp */
+/* The sums of squares of the second x: a super-block by each warp of a side. */
 template <int ROWS> struct chain_norm {
 	double sums[ROWS][CHAIN_SIDE];
 	uint64_t barrier[ROWS]; /* mbarrier: all sums of a row are there */
 };
 
-/* v = this lane's values of super-block sb of a row of the second x. Adds to the row's norm the
- * squares of the values sums_at .. + 4 and sums_at + sums_step .. + 4, in rms_norm's order.
- * handoff: of the row; at: of the first four values of v. */
+/* v = this lane's eight values of a super-block of a row of the second x: four from `at` on, four
+ * from at + 16 on. The warp also adds the squares of four values of each lane from sums_at on and
+ * four from sums_at + sums_step on (the values of a warp of rms_norm, in its order), stores the sum
+ * in *sum_to and arrives at `barrier`. handoff: of the row. */
 static __device__ __forceinline__ void load_and_square(const struct poll_report &report,
 	const uint2 *handoff, int at, int sums_at, int sums_step, uint32_t tag, double *sum_to,
 	uint32_t barrier, float v[8])
@@ -285,7 +275,7 @@ static __device__ __forceinline__ void load_and_square(const struct poll_report 
 		v[i] = all[i];
 }
 
-/* Norms v with this lane's eight of `gain`. sums: of the row's n_sb super-blocks. */
+/* Norms v with this lane's eight values of `gain`, when all n_sb sums of the row are there. */
 static __device__ __forceinline__ void norm_values(const double *sums, int n_sb, uint32_t barrier,
 	int n_in, float eps, const float gain[8], float v[8])
 {
@@ -342,7 +332,7 @@ static __device__ __forceinline__ void chain_produce(
 		struct chain_share share = chain_share_of(a, s, side);
 #pragma unroll 1
 		for (int u = share.first; u < share.end; u += 2) {
-			struct item_position p = chain_item_position(t, u << s);
+			struct item_position p = item_position_of(t, u << s, MMA_ROWS);
 			const uint8_t *from = t.part[p.part].w + (int64_t)(p.row + row) * t.row_bytes;
 #pragma unroll 1
 			for (int k = 0; k < share.chunks; k++) {
@@ -516,7 +506,7 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 
 #pragma unroll 1
 		for (int u = share.first; u < share.end; u += 2, turn++) {
-			struct item_position p = chain_item_position(t, (u << s) + (s ? w / 4 : 0));
+			struct item_position p = item_position_of(t, (u << s) + (s ? w / 4 : 0), MMA_ROWS);
 			const struct chain_part &q = t.part[p.part];
 			float *y = q.y;
 			enum chain_target to = q.to;

@@ -2,12 +2,15 @@
 /*
  * gemv for the types of block_decode.cuh: weights become floats in registers, those of F8_E4M3
  * times their block scale. One kernel serves all of them and branches by type once for every
- * sixteen weights of a lane. A kernel for each type would be faster, but so rare types are not
+ * sixteen weights of a lane. A kernel for each type would be faster, but types that rare are not
  * worth the compile time and the size of ten kernels.
  *
  * gemv_decoded_kernel: grid, block, split-k and order of additions as gemv_kernel (gemv.cuh).
  * Bytes moved: every weight row once per group of NX activation rows, in loads of one, two or
- * (F8_E4M3) four bytes.
+ * (F8_E4M3) four bytes. Unlike in gemv_kernel, no weights are loaded before the dependency wait.
+ * Lanes past the end of a row decode its first weights, and take zeros in their place.
+ *
+ * Its arguments have 4,364 bytes: more than 4,096 need a driver of CUDA 12.1 or newer.
  */
 #include "kernels/cuda/common/block_decode.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
@@ -15,7 +18,7 @@
 #define FOURS 4 /* groups of four weights that a lane decodes at a time */
 
 /* w[j] = the weights k[j] .. k[j] + 3 of row[j]; zeros past n_in. F8_E4M3 only: scales[j] are the
- * block scales of the matrix whose row number `weight_row` is row[j]. */
+ * block scales of the matrix of which row[j] is row `weight_row`. */
 template <int T>
 static __device__ __forceinline__ void decode_fours(const uint8_t *const row[FOURS],
 	const int k[FOURS], int n_in, const struct cuda_tables *t, const uint8_t *const scales[FOURS],

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv for up to DECODE_MAX_ROWS rows of x: what gemv_rows_kernel (gemv_rows.cuh) computes, for the
- * same matrices, with the same sums in the same order. There every block needs the limbs of all of
- * x, 3 bytes a value, for each of its items: with 16 rows three times the bytes of the weights.
- * Here a block has one share of k and one group of rows of x, so the limbs of that fit into shared
- * memory and are loaded once. The partial sums of the shares go through global memory:
- * gemv_many_sum_kernel adds them up in the order of the shares.
+ * gemv for MANY_ROWS to DECODE_MAX_ROWS rows of x: what gemv_rows_kernel (gemv_rows.cuh) computes,
+ * for the same matrices, with the same sums in the same order. That kernel reads the limbs of all
+ * of x, 3 bytes a value, for each item: with 16 rows three times the bytes of the weights. Here a
+ * block has one share of k and one group of rows of x, whose limbs fit in shared memory and are
+ * loaded once. The partial sums of the shares go through global memory: gemv_many_sum_kernel adds
+ * them up in the order of the shares.
  *
  *      kind     a share of k (gemv_k_split) with a group of up to 8 * ROW_TILES rows of x. Block i
  *               has kind i % kinds; the blocks of a kind divide the items
@@ -14,8 +14,9 @@
  *               three limbs of its results
  *
  * Grid: about one block per SM. Block: as many warps as shared memory has stages for, at most
- * many_warps. A warp copies MANY_STAGES chunks ahead (cp.async), across items. The first copies
- * start before the wait for the previous op.
+ * many_warps. A warp copies MANY_STAGES chunks ahead (cp.async), across items, to stages of its
+ * own. The first copies start before the wait for the previous kernel. The only block barrier is
+ * behind the loads of the limbs.
  *
  * Shared memory: limbs of the share [super-block][step][limb][row][c] of 8 bytes, scales
  * [super-block][row], stages of the warps.
@@ -29,12 +30,12 @@
 #include "kernels/cuda/gemv/gemv_rows.cuh"
 
 #define MANY_STAGES   2
-#define MANY_LEAST    4 /* warps of a block */
-#define MANY_PARTIALS ((size_t)16 << 20)
+#define MANY_LEAST    4                  /* warps of a block, at least */
+#define MANY_PARTIALS ((size_t)16 << 20) /* bytes of partial sums of a launch, at most */
 #define MANY_ROWS     4   /* the fewest rows for which it is faster than gemv_rows_kernel */
 #define MANY_SUM      256 /* threads of a block of gemv_many_sum_kernel */
 
-/* As many as registers allow. */
+/* Warps of a block, at most: as many as registers allow. */
 static constexpr __host__ __device__ int many_warps(int row_tiles)
 {
 	return row_tiles > 2 ? 8 : 16;
@@ -45,7 +46,7 @@ struct gemv_many_args {
 	float *partials; /* [split][n_items][groups * 8 * ROW_TILES rows of x][16 weight rows] */
 	int first_item, n_items; /* of this launch */
 	int groups, group_rows;  /* of rows of x */
-	int share_blocks;        /* super-blocks of a share, at most */
+	int share_blocks;        /* super-blocks of a share, at most; a multiple of a chunk's */
 };
 
 template <int T, int ROW_TILES>
@@ -85,8 +86,8 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 	auto set_rows = [&]() {
 		if (ahead >= end)
 			return;
-		struct rows_position p = rows_item_position(a, m.first_item + ahead, tile_rows);
-		const struct rows_part &t = a.part[p.part];
+		struct item_position p = item_position_of(a, m.first_item + ahead, tile_rows);
+		const struct item_part &t = a.part[p.part];
 		int64_t at = (int64_t)p.row * a.row_bytes;
 		ahead_rows = t.n_out - p.row;
 		from0 = t.w + at;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 				set_rows();
 			}
 		}
-		copy_commit();
+		async_commit();
 	};
 	set_rows();
 #pragma unroll 1
@@ -113,7 +114,8 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 	grid_dependency_wait();
 
 	/* Limbs and scales of the share. Rows past the last of the group repeat it; their sums are not
-	 * stored. A super-block's limbs of a row are 48 lines of 16 bytes: [step][limb][half]. */
+	 * stored. A super-block's limbs of a row are 48 lines of 16 bytes: [step][limb][half]. `local`
+	 * counts the super-blocks of the share. */
 	auto super_block_of = [&](int local) {
 		return (share + local / CHUNK * split) * CHUNK + local % CHUNK;
 	};
@@ -123,16 +125,16 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 		int64_t row = x_first + min(r, n_x - 1);
 		int at = ((local * 8 + line / 6) * 3 + line % 6 / 2) * X + r;
 		if (sb < n_sb)
-			copy_line(shared_address(limbs + 4 * at + line % 2 * 2),
+			async_copy(shared_address(limbs + 4 * at + line % 2 * 2),
 				a.limbs + (row * n_sb + sb) * SUPER_BLOCK_LIMBS + 2 * line);
 	}
-	copy_commit();
+	async_commit();
 	for (int i = threadIdx.x; i < X * m.share_blocks; i += blockDim.x) {
 		int sb = super_block_of(i / X);
 		int64_t row = x_first + min(i % X, n_x - 1);
 		scales[i] = sb < n_sb ? a.scales[row * n_sb + sb] : 0;
 	}
-	copy_wait<0>();
+	async_wait<0>();
 	__syncthreads();
 
 	int stage = 0, r0 = lane / 4, c = lane % 4;
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 		int local = 0;
 #pragma unroll 1
 		for (int chunk = share; chunk < chunks; chunk += split, local += CHUNK) {
-			copy_wait<MANY_STAGES - 1>();
+			async_wait<MANY_STAGES - 1>();
 			__syncwarp();
 			const uint8_t *row = stages + stage * STAGE + r0 * STRIDE;
 #pragma unroll
@@ -185,11 +187,12 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 						__fmaf_rn(65536.0f, v[0][i], __fmaf_rn(256.0f, v[1][i], v[2][i]));
 			}
 	}
-	copy_wait<0>();
+	async_wait<0>();
 }
 
-/* y from the partial sums. Grid: (items times 16 in blocks of MANY_SUM, rows of x). x_rows: rows of
- * x for which a group has room in partials, 8 * ROW_TILES; group_rows of them are used. */
+/* y from the partial sums. Grid: (items times 16 weight rows in blocks of MANY_SUM threads, rows of
+ * x); a thread for each output. x_rows: rows of x of a group in partials, 8 * ROW_TILES; group_rows
+ * of them are used. */
 static __global__ void __launch_bounds__(MANY_SUM)
 	gemv_many_sum_kernel(const __grid_constant__ struct gemv_many_args m, int x_rows)
 {
@@ -199,8 +202,8 @@ static __global__ void __launch_bounds__(MANY_SUM)
 		x = blockIdx.y, tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, split = 1 << a.log_split;
 	if (item >= m.n_items || j >= tile_rows)
 		return;
-	struct rows_position p = rows_item_position(a, m.first_item + item, tile_rows);
-	const struct rows_part &t = a.part[p.part];
+	struct item_position p = item_position_of(a, m.first_item + item, tile_rows);
+	const struct item_part &t = a.part[p.part];
 	int64_t stride = (int64_t)m.n_items * m.groups * x_rows * MMA_ROWS;
 	const float *from =
 		m.partials +
@@ -224,7 +227,7 @@ static __global__ void __launch_bounds__(MANY_SUM)
 	*to = a.glu ? swiglu_one(v, up) : a.add >> p.part & 1 ? __fadd_rn(*to, v) : v;
 }
 
-/* False: not enough shared memory; nothing was enqueued. */
+/* False: not enough shared memory; nothing was enqueued. True: enqueued, or the failure is kept. */
 template <int T, int ROW_TILES>
 static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_rows_args *a)
 {

@@ -4,20 +4,36 @@
  * once per super-block (types with float scales: once per step of 32; types with minima: one term
  * more).
  *
- * Algorithm: Ozaki split. 256 values of x become 24-bit integers with one scale, and those three
- * signed bytes (limbs), so a row of x becomes three columns. Packed weights are signed bytes times
- * a scale (block_bytes.cuh). One mma.m16n8k32 multiplies 16 weight rows x 32 weights by 8 columns.
- * Sums are exact integers over 256 weights (32 where the type has float scales), then become a
- * float. x loses what is below 2^-24 of the largest value of its super-block.
+ * Algorithm: Ozaki split. 256 values of x become integers of 24 bits with a common scale. Each of
+ * them is split into three signed bytes (limbs), so a row of x becomes three columns. Packed
+ * weights are signed bytes times a scale (block_bytes.cuh). One mma.m16n8k32 multiplies 16 weight
+ * rows x 32 weights by 8 columns. Sums are exact integers over 256 weights (32 where the type has
+ * float scales), then become a float. A value of x is off by at most about 2^-24 of the largest of
+ * its super-block.
  *
- * limbs_kernel: grid (super-blocks, x rows), block 32. gemv_mma_kernel: grid-stride over items =
- * tasks x matrices of a stack x groups of weight rows x groups of x rows (fastest); 16 weight rows
- * a warp; split-k as in gemv_kernel; weights come by cp.async, STAGES chunks ahead.
+ * limbs_kernel: grid (super-blocks, x rows), block 32.
+ *
+ * gemv_mma_kernel: items = tasks x matrices of a stack x groups of weight rows x groups of x rows
+ * (fastest). Grid: at most BLOCKS blocks per SM, each with a contiguous range of items. Block:
+ * WARPS warps, 16 weight rows a warp (glu: 8 of gate and 8 of up). `split` warps share the rows:
+ * warp p of them takes the chunks p, p + split, ... A warp copies its own weights (cp.async),
+ * STAGES chunks ahead, so only __syncwarp protects a stage. Block barriers: behind the limbs that
+ * the block has made, and one per item behind the partial sums (two, where there is a single buffer
+ * of them).
  *
  *      lane = 4 r + c   rows r and r + 8 of the tile, eight weights of each step of 32
  *      columns          3 x + limb, x = activation row of the group: up to 2 rows are 1 tile
- *                       of 8 columns, up to 8 rows 3 tiles
- *      limbs            [x row][sb][step][limb][c] of 8 bytes, then scales [x row][sb]
+ *                       of 8 columns, up to 5 rows 2 tiles, up to 8 rows 3 tiles
+ *      limbs            [x row][sb][step][limb][c] of 8 bytes, then scales [x row][sb]; of a
+ *                       stack, x row counts [row][matrix]
+ *
+ * Shared memory, in this order: codebooks (types with TABLES), stages [warp][STAGES], partial sums,
+ * limbs and scales of the block's x rows (OWN).
+ *
+ * Bounds: copies of 16 bytes only where rows begin and end at multiples of 16 (unit), or eight rows
+ * do (flat); others are of 4 or 2 bytes. None reads past a row's end, or past the last row. What a
+ * stage holds behind the end of a row is undefined: the limbs there are zeros, and float scales are
+ * replaced by zeros.
  *
  * With one or two x rows a block splits x itself (gemv_makes_limbs), for all matrices of a stack
  * that it has items of at once.
@@ -25,13 +41,15 @@
  * Bytes moved: every packed row once per group of x rows; x once by limbs_kernel or by each block;
  * 3 bytes a value per 16 weight rows from the caches or shared memory.
  *
- * Order of additions: super-blocks ascending, the warps of the split in order, limbs in order. It
- * depends on the weight's shape alone.
+ * Order of additions of an output: each of its three columns over the super-blocks of a warp,
+ * ascending; the columns of the warp, as 65536 high + (256 middle + low); the warps of the split in
+ * order. It depends on the weight's type and shape alone.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_MMA_CUH
 #define GLM_KERNELS_CUDA_GEMV_MMA_CUH
 
 #include "kernels/cuda/common/block_bytes.cuh"
+#include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
 
 #include <limits.h>
@@ -87,7 +105,7 @@ static constexpr __host__ __device__ int partials_per_row(int tiles)
 	return tiles == 1 ? 2 : tiles * 8;
 }
 
-/* An item: task, matrix of the stack, first weight row, group of x rows (fastest) */
+/* The position of an item. out_first: first weight row */
 struct gemv_mma_position {
 	int task, stack, out_first, row_group;
 };
@@ -179,10 +197,13 @@ static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limb
 		*scale_to = scale;
 }
 
-/* acc += one super-block of 16 weight rows times 8 * TILES columns of limbs. p0, p1: the
- * super-block of rows r and r + 8; u: its number in the stage; left: values of x from here on;
- * column: this lane's limbs of each tile (NULL: it has no column); x_scale: of its two columns.
- * BATCH: steps whose loads are under way together; STEP: from the limbs of a step to the next. */
+/* acc += one super-block of 16 weight rows times 8 * TILES columns of limbs. By a warp.
+ * - p0, p1: the super-block of rows r and r + 8, in shared memory; u: its number in the stage.
+ * - left: weights of the row from this super-block on; scales past them are not read as numbers.
+ * - column: this lane's limbs of each tile; NULL: the lane has no column. x_scale: of the columns
+ *   2 c and 2 c + 1, those of the lane's accumulators.
+ * - BATCH: steps whose loads are in flight together. STEP: uint2 from the limbs of a step to those
+ *   of the next. */
 template <int T, int TILES, int UNROLL = 8,
 	int BATCH = (bytes_type<T>::TABLES || TILES > 1) ? 1 : 4, int STEP = 12>
 static __device__ __forceinline__ void super_block_mma(const uint8_t *p0, const uint8_t *p1, int u,
@@ -285,8 +306,9 @@ static __device__ __forceinline__ void super_block_mma(const uint8_t *p0, const 
 		}
 }
 
-/* The limbs' sums as one value. Columns 0, 1, 2 and 3, 4, 5 are the limbs of x rows 0 and 1; the
- * values come out in lanes 0 and 2 of a row's four lanes. */
+/* The sums of three limbs as one value, of x rows 0 and 1, whose limbs are the columns 0, 1, 2 and
+ * 3, 4, 5. two: of columns 2 c and 2 c + 1. Of a row's four lanes, lane 0 returns the value of x
+ * row 0 and lane 2 that of x row 1; what lanes 1 and 3 return is of no use. */
 static __device__ __forceinline__ float combine_limbs(const float two[2], int lane)
 {
 	float b0 = __shfl_sync(0xffffffffu, two[0], (lane & ~3) | 1),
@@ -362,8 +384,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	uint2 *limbs = (uint2 *)(partials + PARTIAL_BUFFERS * WARPS * MMA_ROWS * PARTIALS);
 	float *own_scales = (float *)(limbs + (OWN ? a.own_rows * n_sb * SUPER_BLOCK_LIMBS : 0));
 	struct lane_tables tables = {shared, 4u * lane};
-	/* this warp's stages; the asm keeps them in registers, else they are recomputed at every access
-	 */
+	/* Offset of this warp's stages, and the shared address to which this lane copies. The asm keeps
+	 * both in registers, else they are recomputed at every access. */
 	uint32_t stages = shape::TABLES + warp * (STAGES * STAGE),
 			 lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane;
 	asm("" : "+r"(stages), "+r"(lines_to));
@@ -440,7 +462,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 				}
 			}
 		}
-		copy_commit();
+		async_commit();
 	};
 	set_rows();
 #pragma unroll
@@ -453,12 +475,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		__syncthreads();
 
 	int stage = 0, turn = 0;
-	/* the x rows whose limbs are in shared memory: own_made of them from matrix own_stack on, or
-	 * (own_x) the numbers of the first and the last */
+	/* OWN: the x rows whose limbs are in shared memory. ROWS_PLAIN: own_made of them, from matrix
+	 * own_stack on. Else own_x: the numbers of the first and the last, which are all. */
 	int own_stack = 0, own_made = 0;
 	int64_t own_x = -1;
-	/* of n_x x rows from matrix own_stack on; four super-blocks of a warp at a time: their loads
-	 * are under way together */
+	/* Splits n_slots rows into limbs: n_x rows of x of each matrix from own_stack on. A warp takes
+	 * four super-blocks at a time, whose loads overlap. */
 	auto make_own = [&](int n_slots, int n_x, auto x_row) {
 		for (int u = warp; u < n_slots * n_sb; u += 4 * WARPS) {
 			float v[4][8];
@@ -517,7 +539,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			}
 		}
 
-		/* prefetch of the values that sums are added to */
+		/* Where output i of the block's item goes: x row r, weight row j of the item. With one tile
+		 * a thread has at most one output; what its sum is added to is loaded before the products.
+		 */
 		auto output_of = [&](int i, int &r, int &j) {
 			r = TILES == 1 ? i >= block_rows : i / block_rows;
 			j = i - r * block_rows;
@@ -542,7 +566,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			for (int i = 0; i < 4; i++)
 				acc[n][i] = 0;
 		for (int chunk = part; chunk < chunks; chunk += split) {
-			copy_wait<STAGES - 1>();
+			async_wait<STAGES - 1>();
 			__syncwarp();
 			const uint8_t *row = shared + stages + stage * STAGE + r0 * stride;
 			if (shape::PHASE && a.unit == 16 && now.out_first + my_row + w_rows <= n_out)
@@ -589,10 +613,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			__syncthreads();
 		next_item(a, now, block_rows, n_out);
 	}
-	copy_wait<0>();
+	async_wait<0>();
 }
 
-/* Shared memory of a block that splits n_x rows into limbs */
+/* Dynamic shared memory of a block that splits n_x rows into limbs; 0: it splits none. */
 template <int T, int TILES, int WARPS, int STAGES, int CHUNK>
 static size_t gemv_mma_shared_bytes(int n_x, int64_t n_in)
 {
@@ -604,22 +628,27 @@ static size_t gemv_mma_shared_bytes(int n_x, int64_t n_in)
 		   groups * (SUPER_BLOCK_LIMBS * sizeof(uint2)) + (groups + 3) / 4 * 16;
 }
 
-/* The tiling of a type: super-blocks of a stage, stages of a warp, warps, blocks of a
- * multiprocessor. A copy costs by the 128-byte lines that it touches, so a stage has some hundred
- * bytes of a row. SMALL: for cards with less shared memory. */
+/* The tiling of a type: super-blocks of a stage, stages of a warp, warps of a block, blocks that a
+ * multiprocessor holds at a time. A copy costs by the 128-byte lines that it touches, so a stage
+ * has some hundred bytes of a row.
+ *
+ * SMALL: for cards with less shared memory. A type may need it for many rows of x and not for few.
+ * Both must have the warps of the largest split, or the sums of a row would be in an order that
+ * depends on the number of rows: so types without codebooks give up a stage and not warps. Types
+ * with codebooks take SMALL for all numbers of rows, or for none; there a split is at most 4. */
 template <int T, bool SMALL> struct gemv_tiling {
 	static constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
 	static constexpr int CHUNK = SB_BYTES >= 150 ? 1 : SB_BYTES >= 98 ? 2 : 4;
-	static constexpr int STAGES = 2;
-	static constexpr int WARPS = SMALL ? 4 : bytes_type<T>::TABLES ? 16 : 8;
+	static constexpr int STAGES = SMALL && !bytes_type<T>::TABLES ? 1 : 2;
+	static constexpr int WARPS = !bytes_type<T>::TABLES ? 8 : SMALL ? 4 : 16;
 	static constexpr int BLOCKS = SMALL || bytes_type<T>::TABLES ? 1 : 2;
 };
 
-#define MMA_SMALL_BYTES                                                                            \
-	(92 << 10) /* of shared memory, what every card from sm_80 on gives a block */
+/* Dynamic shared memory of a block that every card from sm_80 on has. */
+#define MMA_SMALL_BYTES (92 << 10)
 
-/* The split-k factor: each warp of a split has two stages to do, or one if there are few weight
- * rows. rows: of all matrices of this shape that are multiplied together. */
+/* The split-k factor: the largest with which each warp of a split has two chunks to do, or one if
+ * there are few weight rows. rows: of all matrices of this shape that are multiplied together. */
 template <int T> static int gemv_mma_k_split(int64_t n_in, int64_t rows)
 {
 	typedef struct gemv_tiling<T, false> cut;
@@ -653,7 +682,7 @@ static void gemv_mma_launch_tiling(struct cuda_backend *b, const struct gemv_arg
 	a.unit = all % 16 == 0 ? 16 : all % 4 == 0 && gemv_stage<T, CHUNK>::BYTES % 4 == 0 ? 4 : 2;
 	int blocks = cut::BLOCKS * b->n_sm;
 	blocks = items < blocks ? items : blocks;
-	/* a block splits the x rows of all matrices of the stack that it has items of at once */
+	/* A block makes the limbs of as many matrices of the stack as it has items of, if they fit. */
 	int stack_items = items / a.n_stack,
 		stacks = items ? ((items + blocks - 1) / blocks + stack_items - 2) / stack_items + 1 : 1;
 	stacks = stacks < a.n_stack ? stacks : a.n_stack;

@@ -3,11 +3,12 @@
  * gemv for 3 to 16 rows of x, where gemv_many_kernel (gemv_many.cuh) does not apply: what
  * gemv_mma_kernel (gemv_mma.cuh) computes, for matrices (no stacks) whose rows are 16-byte aligned.
  * The sums and their order are the same, so the bits are the same. It is faster because less code
- * runs for each tile: no columns are tested, up to 5 rows of x are 2 tiles of limb columns instead
- * of 3, and one block per SM takes any number of items.
+ * runs for each tile: every column of a tile is multiplied (those past the last row of x repeat
+ * it), up to 5 rows of x are 2 tiles of limb columns instead of 3, and one block per SM takes any
+ * number of items.
  *
  *      item   16 weight rows (glu: 8 of gate and 8 of up) by all rows of x
- *      part   one of up to ROWS_PARTS matrices that multiply the same x (struct rows_part)
+ *      part   one of up to ITEM_PARTS matrices that multiply the same x (struct item_part)
  *      split  warps that share an item (gemv_k_split): warp number `share` of them has the
  *             chunks share, share + split, ...; the partial sums are added in warp order
  *      tile   8 limb columns. A row of x is three int8 limbs, so three columns: TILES is 2 for up
@@ -15,10 +16,14 @@
  *
  * Grid: at most one block per SM, each with a contiguous range of items. Block: rows_warps warps in
  * groups of `split`. The groups take the block's items in turns; each synchronises on a named
- * barrier of its own. A warp copies ROWS_STAGES chunks ahead (cp.async), across items. The first
- * copies start before the wait for the previous op.
+ * barrier of its own, twice per item: behind the partial sums, and behind their reads. A warp
+ * copies ROWS_STAGES chunks ahead (cp.async), across items. The first copies start before the wait
+ * for the previous kernel.
  *
- * Bytes moved: every packed row once; 3 bytes a value of x per item from the L2 cache.
+ * Shared memory: stages [warp][ROWS_STAGES], partial sums [warp][16 weight rows][8 TILES columns].
+ * Limbs are read from the L2 cache.
+ *
+ * Bytes moved: every packed row once; 3 bytes per value of x for each item, from the L2 cache.
  *
  * Tried, one H200, o of Q8_0 at 4 rows: several tiles of weight rows by the same limbs, 8 warps:
  * 2,345 GB/s against 2,663; 16 warps with 6 tiles spill: a step of 16 rows 12.5 against 9.6 ms.
@@ -28,21 +33,14 @@
 
 #include "kernels/cuda/gemv/gemv_pipeline.cuh"
 
-#define ROWS_PARTS  4
 #define ROWS_STAGES 2
 #define ROWS_MAX_X  16
 
-/* As many as registers allow. */
+/* Warps of a block: as many as registers allow. */
 static constexpr __host__ __device__ int rows_warps(int tiles)
 {
 	return tiles > 3 ? 8 : 16;
 }
-
-struct rows_part {
-	const uint8_t *w, *up; /* up: glu only */
-	float *y;              /* [n_rows][y_row] */
-	int n_out, item_end;   /* item_end: items of the parts up to this one */
-};
 
 struct gemv_rows_args {
 	const uint2 *limbs;  /* [n_rows][super-blocks][SUPER_BLOCK_LIMBS] of x, by limbs_kernel */
@@ -52,33 +50,13 @@ struct gemv_rows_args {
 	int row_bytes, n_in, n_rows, n_parts, log_split;
 	uint32_t add; /* bit i: part i is added to y */
 	bool glu;     /* y = silu(w x) * (up x) */
-	struct rows_part part[ROWS_PARTS];
+	struct item_part part[ITEM_PARTS];
 };
 
 template <int T, int TILES> static constexpr size_t rows_shared_bytes()
 {
 	return (size_t)rows_warps(TILES) *
 		   (ROWS_STAGES * item_stage<T>::STAGE + MMA_ROWS * 8 * TILES * sizeof(float));
-}
-
-/* The part of an item and its first weight row. */
-struct rows_position {
-	int part, row;
-};
-
-static __device__ __forceinline__ struct rows_position rows_item_position(
-	const struct gemv_rows_args &a, int item, int item_rows)
-{
-	struct rows_position p = {0, 0};
-	int before = 0;
-#pragma unroll
-	for (int i = 0; i < ROWS_PARTS - 1; i++)
-		if (i + 1 < a.n_parts && item >= a.part[i].item_end) {
-			p.part = i + 1;
-			before = a.part[i].item_end;
-		}
-	p.row = (item - before) * item_rows;
-	return p;
 }
 
 template <int T, int TILES>
@@ -113,8 +91,8 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 	auto set_rows = [&]() {
 		if (ahead >= end)
 			return;
-		struct rows_position p = rows_item_position(a, ahead, tile_rows);
-		const struct rows_part &t = a.part[p.part];
+		struct item_position p = item_position_of(a, ahead, tile_rows);
+		const struct item_part &t = a.part[p.part];
 		int64_t at = (int64_t)p.row * a.row_bytes;
 		ahead_rows = t.n_out - p.row;
 		from0 = t.w + at;
@@ -132,7 +110,7 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 				set_rows();
 			}
 		}
-		copy_commit();
+		async_commit();
 	};
 	set_rows();
 #pragma unroll 1
@@ -157,8 +135,8 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 
 	int stage = 0;
 	for (int item = first + group; item < end; item += groups) {
-		struct rows_position p = rows_item_position(a, item, tile_rows);
-		const struct rows_part &t = a.part[p.part];
+		struct item_position p = item_position_of(a, item, tile_rows);
+		const struct item_part &t = a.part[p.part];
 		float acc[TILES][4];
 #pragma unroll
 		for (int n = 0; n < TILES; n++)
@@ -167,7 +145,7 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 				acc[n][i] = 0;
 #pragma unroll 1
 		for (int chunk = share; chunk < chunks; chunk += split) {
-			copy_wait<ROWS_STAGES - 1>();
+			async_wait<ROWS_STAGES - 1>();
 			__syncwarp();
 			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
 #pragma unroll
@@ -215,7 +193,7 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 		else
 			__syncwarp();
 	}
-	copy_wait<0>();
+	async_wait<0>();
 }
 
 template <int T, int TILES>
@@ -231,35 +209,13 @@ static bool gemv_rows_launch_as(struct cuda_backend *b, struct gemv_rows_args *a
 	return true;
 }
 
-/* The arguments of the kernels for aligned rows of x. False: these do not apply. */
+/* The arguments of gemv_rows_kernel and gemv_many_kernel. False: these do not apply. */
 static inline bool gemv_rows_args_of(const struct gemv_args *p, struct gemv_rows_args *out)
 {
-	struct gemv_rows_args a = {};
-	int tile_rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
-	if (p->rows != ROWS_PLAIN || p->n_stack > 1 || p->n_tasks > ROWS_PARTS ||
-		p->row_bytes > INT_MAX / 8 || p->split > GEMV_WARPS)
-		return false;
-	while (1 << a.log_split < p->split)
-		a.log_split++;
-	uintptr_t all = (uintptr_t)p->row_bytes;
-	for (int i = 0; i < p->n_tasks; i++) {
-		const struct gemv_task *t = &p->task[i];
-		items += (t->n_out + tile_rows - 1) / tile_rows;
-		a.part[i] = {t->w, p->glu ? t->up : t->w, t->y, t->n_out, items};
-		a.add |= (uint32_t)t->add << i;
-		all |= (uintptr_t)a.part[i].w | (uintptr_t)a.part[i].up;
-	}
-	if (all % 16)
-		return false;
-	a.limbs = p->limbs;
-	a.scales = p->scales;
-	a.tables = p->tables;
-	a.y_row = p->y_row;
-	a.row_bytes = (int)p->row_bytes;
-	a.n_in = p->n_in, a.n_rows = p->n_rows, a.n_parts = p->n_tasks;
-	a.glu = p->glu;
-	*out = a;
-	return true;
+	*out = {};
+	out->limbs = p->limbs;
+	out->scales = p->scales;
+	return item_args_set(out, p);
 }
 
 /* False: the kernel does not apply; nothing was enqueued. */

@@ -64,6 +64,8 @@ bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype 
 	int most, struct gemv_args *last, enum limb_layout *last_layout)
 {
 	enum limb_layout layout = gemv_limb_layout(type);
+	a->limbs = NULL; /* tasks of another type, launched before, may have left theirs */
+	a->scales = NULL;
 	if (layout == LAYOUT_FLOATS || gemv_makes_limbs(b, type, most, a->n_in))
 		return true;
 	if (layout != *last_layout) {

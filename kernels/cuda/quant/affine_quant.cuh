@@ -13,19 +13,24 @@
 #define AFFINE_ROUNDS 4
 #define AFFINE_VALUES 32 /* most of a sub-block */
 
+/* A type, as struct affine of quantize_k.h. Constants: loops over a sub-block unroll. */
 struct affine_type {
-	int n_sub, n_vec;
-	float top;
-	int s_top, radius;
-	float growth;
+	int n_sub, n_vec;      /* sub-blocks in a block, vectors of eight in a sub-block */
+	float top;             /* largest code */
+	int s_top;             /* largest integer scale and minimum */
+	int radius;            /* of the lattice search */
+	float growth;          /* most of team_growth; 0: d and dmin do not grow */
+	float feedback_growth; /* most of feedback_growth */
 	enum team_weighting how;
 };
 
+/* d and dmin as they are stored, rounded to halves: bits, and values in the block's unit. */
 struct affine_scales {
 	float d, dmin;
 	uint16_t d_bits, dmin_bits;
 };
 
+/* Squared error of a sub-block with the best codes for weight = a code - b. */
 QUANT_FN float affine_error(
 	const float *x, const float *w, const struct affine_type *p, float a, float b)
 {
@@ -39,6 +44,7 @@ QUANT_FN float affine_error(
 	return lanes_sum(sum);
 }
 
+/* Least squares for *a and *b with the codes that they give; they stay where that does not help. */
 QUANT_FN void affine_refit(
 	const float *x, const float *w, const struct affine_type *p, float *a, float *b)
 {
@@ -69,6 +75,7 @@ QUANT_FN void affine_refit(
 	}
 }
 
+/* The best real pair of a sub-block, among refits of 25 pairs around its range. */
 QUANT_FN void affine_search(
 	const float *x, const float *w, const struct affine_type *p, float *best_a, float *best_b)
 {
@@ -97,6 +104,7 @@ QUANT_FN void affine_search(
 		}
 }
 
+/* Given d and dmin, the best integers near a / d and b / dmin; returns their error. */
 QUANT_FN float affine_lattice(const float *x, const float *w, const struct affine_type *p, float d,
 	float dmin, float a, float b, int8_t *s_out, int8_t *m_out)
 {
@@ -119,7 +127,7 @@ QUANT_FN float affine_lattice(const float *x, const float *w, const struct affin
 	return best;
 }
 
-/* A thread's sub-block in registers. */
+/* Loads sub-block j to registers of the calling thread. */
 QUANT_FN void affine_take(
 	const struct quant_state *s, const struct affine_type *p, int j, float *x, float *w)
 {
@@ -271,15 +279,15 @@ QUANT_FN void affine_encode(struct quant_state *s, struct quant_team t, const st
 /* The parameters of encode_q2_k, encode_q4_k and encode_q5_k. */
 #define AFFINE_Q2_K                                                                                \
 	{                                                                                              \
-		16, 2, 3, 15, 1, 0.04f, TEAM_DAMPED                                                        \
+		16, 2, 3, 15, 1, 0.04f, 0.02f, TEAM_DAMPED                                                 \
 	}
 #define AFFINE_Q4_K                                                                                \
 	{                                                                                              \
-		8, 4, 15, 63, 2, 0, TEAM_EVEN                                                              \
+		8, 4, 15, 63, 2, 0, 0, TEAM_EVEN                                                           \
 	}
 #define AFFINE_Q5_K                                                                                \
 	{                                                                                              \
-		8, 4, 31, 63, 2, 0, TEAM_EVEN                                                              \
+		8, 4, 31, 63, 2, 0, 0, TEAM_EVEN                                                           \
 	}
 
 QUANT_FN void affine_store_q2_k(const struct quant_state *s, struct quant_team t,
@@ -307,7 +315,7 @@ QUANT_FN void team_encode_q2_k(struct quant_state *s, struct quant_team t,
 	affine_store_q2_k(s, t, &f, out);
 }
 
-/* Six-bit integers, by one thread. */
+/* Packs the 6-bit scales and minima of Q4_K and Q5_K. By one thread. */
 QUANT_FN void affine_pack6(const struct quant_state *s, uint8_t *sc)
 {
 	k_pack6(sc, (const uint8_t *)s->best_s, (const uint8_t *)s->best_m);

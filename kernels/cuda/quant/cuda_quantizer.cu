@@ -103,7 +103,7 @@ template <> struct team_type<DTYPE_IQ2_XXS> { /* plain: iq2_kernel */
 	}
 };
 
-/* Where block i of 256 or 32 values lies. */
+/* Where block i of a matrix lies, blocks of `values` weights counted row by row. */
 struct block_place {
 	uint64_t row, col;
 };
@@ -324,7 +324,10 @@ static int quantizer_run(
 		rc = enqueue_task(q, t, t->source.rows * row_bytes, (uint64_t *)&bad);
 	const cudaError_t waited = cudaStreamSynchronize(q->stream);
 	*not_finite = bad;
-	return rc != cudaSuccess || (rc = waited) != cudaSuccess ? card_err(rc, "quantising", e) : 0;
+	if (rc == cudaSuccess && (rc = waited) == cudaSuccess)
+		return 0;
+	cudaGetLastError(); /* reported here, not by the next task */
+	return card_err(rc, "quantising", e);
 }
 
 static bool quantizer_supports(const struct quantize_task *t)
@@ -393,7 +396,9 @@ extern "C" int quantizer_cuda_open(struct quantizer **out, struct err *e)
 	q->base.ops = &cuda_quantizer_ops;
 	if ((rc = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking)) ||
 		(rc = cudaMalloc(&q->not_finite, sizeof *q->not_finite)) ||
-		(rc = cudaMemcpyToSymbol(iq2_codebook, iq2xxs_grid, sizeof iq2_codebook))) {
+		(rc = cudaMemcpyToSymbol(iq2_codebook, iq2xxs_grid, sizeof iq2_codebook)) ||
+		(rc = cudaStreamSynchronize(NULL))) { /* a small copy may return before it is done, and
+												 q->stream does not wait for it */
 		quantizer_close(&q->base);
 		return card_err(rc, "a quantizer", e);
 	}

@@ -40,7 +40,8 @@ struct team_feedback_sums {
 	float error, least, even;
 };
 
-/* Errors e of group i move the targets of the groups behind it. */
+/* Moves the targets of the groups behind group i by its errors e. Begins and ends with a barrier of
+ * the team. */
 QUANT_FN void feedback_spread(struct feedback_state *st, struct quant_team t,
 	const struct quant_feedback *f, int i, const float *e)
 {
@@ -208,8 +209,8 @@ QUANT_FN void affine_feedback_pass(struct feedback_state *st, struct quant_team 
 }
 
 QUANT_FN void affine_feedback(struct feedback_state *st, struct quant_team t,
-	const struct affine_type *p, float growth, const struct quant_feedback *f,
-	const struct plain_fit *fit, struct affine_scales *out)
+	const struct affine_type *p, const struct quant_feedback *f, const struct plain_fit *fit,
+	struct affine_scales *out)
 {
 	struct affine_scales now = {fit->d, fit->dmin, 0, 0};
 	float best = INFINITY, factor = 1;
@@ -222,7 +223,7 @@ QUANT_FN void affine_feedback(struct feedback_state *st, struct quant_team t,
 			best = sums.error;
 			*out = now;
 			feedback_keep(st, t);
-			factor = feedback_growth(&sums, growth);
+			factor = feedback_growth(&sums, p->feedback_growth);
 		}
 		now.d = quant_scale(fit->exponent, now.d * sums.least, &now.d_bits);
 		now.dmin = quant_scale(fit->exponent, now.dmin * sums.least, &now.dmin_bits);
@@ -259,8 +260,7 @@ QUANT_FN void sym_feedback_pass(struct feedback_state *st, struct quant_team t,
 
 /* Returns the bits of d. */
 QUANT_FN uint16_t sym_feedback(struct feedback_state *st, struct quant_team t,
-	const struct sym_type *p, float growth, const struct quant_feedback *f,
-	const struct plain_fit *fit)
+	const struct sym_type *p, const struct quant_feedback *f, const struct plain_fit *fit)
 {
 	float d = fit->d, best = INFINITY, best_d = d;
 	uint16_t bits;
@@ -270,7 +270,7 @@ QUANT_FN uint16_t sym_feedback(struct feedback_state *st, struct quant_team t,
 		const struct team_feedback_sums sums = feedback_sums(st, f);
 		if (sums.error < best) {
 			best = sums.error;
-			best_d = d * feedback_growth(&sums, growth);
+			best_d = d * feedback_growth(&sums, p->feedback_growth);
 			feedback_keep(st, t);
 		}
 		d = quant_scale(fit->exponent, d * sums.least, &bits);
@@ -383,7 +383,7 @@ QUANT_FN void team_feedback_q2_k(FEEDBACK_PARAMETERS, struct block_q2_k *out)
 	const struct affine_type p = AFFINE_Q2_K;
 	struct affine_scales scales;
 	feedback_begin(st, t, f, m, row, col, fit->exponent);
-	affine_feedback(st, t, &p, 0.02f, f, fit, &scales);
+	affine_feedback(st, t, &p, f, fit, &scales);
 	affine_store_q2_k(&st->best, t, &scales, out);
 }
 
@@ -392,7 +392,7 @@ QUANT_FN void team_feedback_q4_k(FEEDBACK_PARAMETERS, struct block_q4_k *out)
 	const struct affine_type p = AFFINE_Q4_K;
 	struct affine_scales scales;
 	feedback_begin(st, t, f, m, row, col, fit->exponent);
-	affine_feedback(st, t, &p, 0, f, fit, &scales);
+	affine_feedback(st, t, &p, f, fit, &scales);
 	affine_store_q4_k(&st->best, t, &scales, out);
 }
 
@@ -401,7 +401,7 @@ QUANT_FN void team_feedback_q5_k(FEEDBACK_PARAMETERS, struct block_q5_k *out)
 	const struct affine_type p = AFFINE_Q5_K;
 	struct affine_scales scales;
 	feedback_begin(st, t, f, m, row, col, fit->exponent);
-	affine_feedback(st, t, &p, 0, f, fit, &scales);
+	affine_feedback(st, t, &p, f, fit, &scales);
 	affine_store_q5_k(&st->best, t, &scales, out);
 }
 
@@ -409,7 +409,7 @@ QUANT_FN void team_feedback_q3_k(FEEDBACK_PARAMETERS, struct block_q3_k *out)
 {
 	const struct sym_type p = SYM_Q3_K;
 	feedback_begin(st, t, f, m, row, col, fit->exponent);
-	const uint16_t d = sym_feedback(st, t, &p, 0.01f, f, fit);
+	const uint16_t d = sym_feedback(st, t, &p, f, fit);
 	sym_store_q3_k(&st->best, t, d, out);
 }
 
@@ -417,7 +417,7 @@ QUANT_FN void team_feedback_q6_k(FEEDBACK_PARAMETERS, struct block_q6_k *out)
 {
 	const struct sym_type p = SYM_Q6_K;
 	feedback_begin(st, t, f, m, row, col, fit->exponent);
-	const uint16_t d = sym_feedback(st, t, &p, 0, f, fit);
+	const uint16_t d = sym_feedback(st, t, &p, f, fit);
 	sym_store_q6_k(&st->best, t, d, out);
 }
 

@@ -215,7 +215,7 @@ QUANT_FN float iq2_sum8(const float *v)
 	return sum;
 }
 
-/* A group's codes and signs as they are stored. */
+/* The seven sign bits of eight weights x as they are stored, for a row of the codebook. */
 QUANT_FN uint32_t iq2_signs(const float *x, const float *w, uint64_t row)
 {
 	uint32_t minus = 0;
@@ -233,8 +233,9 @@ QUANT_FN uint32_t iq2_signs(const float *x, const float *w, uint64_t row)
 	return (odd ? minus ^ 1u << cheapest : minus) & 127;
 }
 
-/* d and the s of all groups, in st->s[best]; every thread returns the same. first: the warp's first
- * group. */
+/* Searches d and the s of all groups; every thread gets the same d (returned), its bits and
+ * best_s[8]. first: the warp's first group. All threads of the thread block call it: it has
+ * barriers. */
 QUANT_FN float iq2_block_search(struct iq2_state *st, const struct iq2_rows *rows, int first,
 	int lane, uint8_t *best_s, uint16_t *best_bits)
 {
@@ -299,8 +300,9 @@ QUANT_FN float iq2_block_search(struct iq2_state *st, const struct iq2_rows *row
 	return best_d;
 }
 
-/* The block at (row, col). codebook: the 256 rows. loader: one of the threads that load the block,
- * team t; all threads of the thread block call this. */
+/* Encodes the block at (row, col). All threads of the thread block call it. codebook: the 256 rows;
+ * t: the warp; loader: whether the thread is of the warp that loads the block (the first one);
+ * first: the warp's first group. */
 QUANT_FN void team_encode_iq2_xxs(struct iq2_state *st, struct quant_team t, bool loader, int first,
 	const uint64_t *codebook, const struct raw_matrix *m, uint64_t row, uint64_t col,
 	const float *importance, struct plain_fit *fit, struct block_iq2_xxs *out)

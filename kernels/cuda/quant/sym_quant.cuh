@@ -13,14 +13,19 @@
 
 #define SYM_ROUNDS 4
 
+/* A type, as struct sym of quantize_sym.h. */
 struct sym_type {
-	float low, high;
-	int n_candidates;
-	float first, spread;
-	int s_low, s_high, radius;
-	float growth;
+	float low, high;  /* range of the codes */
+	int n_candidates; /* scales tried on either side */
+	float first,
+		spread; /* the candidates use the codes up to high + first .. high + first + spread */
+	int s_low, s_high;     /* range of the integer scales; Q8_0 and Q4_0 have none */
+	int radius;            /* of the search for s */
+	float growth;          /* most of team_growth; 0: d does not grow */
+	float feedback_growth; /* most of feedback_growth */
 };
 
+/* Squared error of n values with the best codes for scale a. */
 QUANT_FN float sym_error(const float *x, const float *w, int n, float a, const struct sym_type *p)
 {
 	const float inverse = a != 0 ? 1 / a : 0;
@@ -33,6 +38,7 @@ QUANT_FN float sym_error(const float *x, const float *w, int n, float a, const s
 	return lanes_sum(sum);
 }
 
+/* Least squares for the scale, with the codes that scale a gives. */
 QUANT_FN float sym_refit(const float *x, const float *w, int n, float a, const struct sym_type *p)
 {
 	const float inverse = 1 / a;
@@ -76,6 +82,7 @@ QUANT_FN float sym_search(
 	return best_a;
 }
 
+/* Given d, the best integer scale near a / d to *s; returns its error. */
 QUANT_FN float sym_lattice(
 	const float *x, const float *w, const struct sym_type *p, float d, float a, int8_t *s)
 {
@@ -97,6 +104,7 @@ QUANT_FN float sym_lattice(
 	return least;
 }
 
+/* Loads sub-block j to registers of the calling thread. */
 QUANT_FN void sym_take(const struct quant_state *s, int j, float *x, float *w)
 {
 	QUANT_UNROLL
@@ -198,19 +206,19 @@ QUANT_FN uint16_t sym_encode(struct quant_state *s, struct quant_team t, const s
 /* The parameters of encode_q3_k, encode_q6_k, encode_q8_0 and encode_q4_0. */
 #define SYM_Q3_K                                                                                   \
 	{                                                                                              \
-		-4, 3, 8, -1, 3, -32, 31, 2, 0.015f                                                        \
+		-4, 3, 8, -1, 3, -32, 31, 2, 0.015f, 0.01f                                                 \
 	}
 #define SYM_Q6_K                                                                                   \
 	{                                                                                              \
-		-32, 31, 8, 1, -6, -128, 127, 3, 0                                                         \
+		-32, 31, 8, 1, -6, -128, 127, 3, 0, 0                                                      \
 	}
 #define SYM_Q8_0                                                                                   \
 	{                                                                                              \
-		-128, 127, 16, 1, -16, 0, 0, 0, 0                                                          \
+		-128, 127, 16, 1, -16, 0, 0, 0, 0, 0                                                       \
 	}
 #define SYM_Q4_0                                                                                   \
 	{                                                                                              \
-		-8, 7, 12, -1, 3, 0, 0, 0, 0                                                               \
+		-8, 7, 12, -1, 3, 0, 0, 0, 0, 0                                                            \
 	}
 
 QUANT_FN void sym_store_q3_k(
