@@ -155,6 +155,9 @@ struct cpu_tiling cpu_matmul_tiling(
 void cpu_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
 void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
 	int n_norms, float eps, int rows, int n, int64_t out_stride);
+size_t cpu_matmul_scratch(const struct backend *b, const struct weight *w, int rows);
+size_t cpu_expert_scratch(
+	const struct backend *b, const struct expert_job *shape, int rows, int n_used);
 void cpu_ffn(struct backend *b, const struct ffn *a, int rows);
 void cpu_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
 void cpu_rope_angles(

@@ -240,6 +240,12 @@ static bool takes_limbs(const struct cpu_backend *b, const struct weight *w, int
 	return cpu_is_fast_prompt(b, rows) && limb_matmul_covers(w);
 }
 
+size_t cpu_matmul_scratch(const struct backend *base, const struct weight *w, int rows)
+{
+	const struct cpu_backend *b = (const struct cpu_backend *)base;
+	return takes_limbs(b, w, rows) ? limb_matmul_bytes(b, w, rows) : 0;
+}
+
 static void matmul_limbs(
 	struct cpu_backend *b, const struct matmul *parts, int n, const float *x, int rows)
 {

@@ -267,6 +267,14 @@ static bool experts_take_limbs(
 	return covered;
 }
 
+size_t cpu_expert_scratch(
+	const struct backend *base, const struct expert_job *shape, int rows, int n_used)
+{
+	const struct cpu_backend *b = (const struct cpu_backend *)base;
+	return experts_take_limbs(b, shape, 1, rows) ? limb_expert_prompts_bytes(b, shape, rows, n_used)
+												 : 0;
+}
+
 void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out)
 {

@@ -115,7 +115,40 @@ static uint32_t fitting_context(const struct model_config *c, const struct plan 
 /* What this run may take of the backend's memory. */
 static size_t usable_bytes(const struct plan *p)
 {
-	return p->on_card ? bytes_left(p->available, CARD_RESERVE + p->scratch) : p->available;
+	return bytes_left(p->available, p->scratch + (p->on_card ? CARD_RESERVE : 0));
+}
+
+/* An expert of a layer, without its data. */
+static struct weight expert_of(const struct gguf_tensor *t)
+{
+	struct weight w = expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], gguf_values_bytes(t));
+	w.scales = t->scales ? t->scales[0].data : NULL;
+	return w;
+}
+
+/* The most that products of the layers computed here take for themselves in steps of `rows` rows.
+ * The head has the inputs of other products, and is not of every row. */
+static size_t prompt_scratch(
+	const struct model_config *c, const struct model_weights *w, const struct backend *b, int rows)
+{
+	if (!b->ops->matmul_scratch)
+		return 0;
+	size_t most = w->eh_proj.n_in ? b->ops->matmul_scratch(b, &w->eh_proj, rows) : 0;
+	for (uint32_t i = c->first_layer; i < config_all_end(c, true); i++) {
+		const struct layer_weights *l = &w->layers[i];
+		const struct weight *all[] = {&l->q_a, &l->q_b, &l->kv_a, &l->k_b, &l->v_b, &l->attn_out,
+			&l->index_q, &l->index_k, &l->index_proj, &l->gate, &l->up, &l->down};
+		for (size_t k = 0; k < ARRAY_LEN(all); k++)
+			if (all[k]->n_in)
+				most = MAX(most, b->ops->matmul_scratch(b, all[k], rows));
+		const struct expert_tensors *t = &w->experts[i];
+		if (!t->gate)
+			continue;
+		const struct expert_job shape = {
+			.gate = expert_of(t->gate), .up = expert_of(t->up), .down = expert_of(t->down)};
+		most = MAX(most, b->ops->expert_scratch(b, &shape, rows, (int)c->n_used));
+	}
+	return most;
 }
 
 static uint32_t mtp_sessions(const struct plan *p)
@@ -135,11 +168,14 @@ static uint32_t default_chunk(const struct model_config *c, const struct plan *p
 }
 
 /* Context, chunk, KV caches and workspace. `taken`: bytes that experts take for certain. */
-static int plan_context(const struct model_config *c, const struct engine_options *o, size_t taken,
-	unsigned kv_part, struct plan *p, struct err *e)
+static int plan_context(const struct model_config *c, const struct engine_options *o,
+	const struct model_weights *w, size_t taken, unsigned kv_part, struct plan *p, struct err *e)
 {
+	const struct backend *b = p->loader.backend;
 	size_t fixed = p->resident + taken;
 	uint32_t chunk = o->chunk ? o->chunk : default_chunk(c, p);
+	if (!p->on_card) /* of the longest steps, until the context is known */
+		p->scratch = prompt_scratch(c, w, b, (int)MIN(chunk, c->n_context));
 	if (p->on_card)
 		fixed += workspace_bytes(c, mtp_sessions(p), p->embed_row, chunk);
 	size_t left = bytes_left(usable_bytes(p), p->on_card ? fixed : p->resident);
@@ -149,6 +185,8 @@ static int plan_context(const struct model_config *c, const struct engine_option
 		return err_set(e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows",
 			p->sessions, p->context);
 	p->chunk = MIN(chunk, p->context);
+	if (!p->on_card)
+		p->scratch = prompt_scratch(c, w, b, (int)p->chunk);
 	const struct kv_cache_bytes kv = kv_bytes(c, p, p->context);
 	p->kv = kv.device;
 	p->kv_host = kv.host;
@@ -173,17 +211,17 @@ static int plan_tiers(struct plan *p, bool verbose, struct err *e)
 
 /* --cache-gb and --ram-gb with a number or auto, on the CPU: both tiers are the same memory, so
  * auto needs one only. */
-static int stream_from_host(
-	const struct model_config *c, const struct engine_options *o, struct plan *p, struct err *e)
+static int stream_from_host(const struct model_config *c, const struct engine_options *o,
+	const struct model_weights *w, struct plan *p, struct err *e)
 {
-	int rc = plan_context(c, o, 0, AUTO_KV_PART, p, e);
+	int rc = plan_context(c, o, w, 0, AUTO_KV_PART, p, e);
 	if (rc)
 		return rc;
 	if (o->ram_bytes == ENGINE_CACHE_AUTO)
 		p->loader.tier_bytes[1] = 0;
 	size_t fixed = p->resident + p->kv + p->workspace + p->loader.tier_bytes[1];
 	if (o->cache_bytes == ENGINE_CACHE_AUTO)
-		p->loader.tier_bytes[0] = bytes_left(p->available, fixed) / 10 * 9;
+		p->loader.tier_bytes[0] = bytes_left(usable_bytes(p), fixed) / 10 * 9;
 	return plan_tiers(p, o->cache_bytes != ENGINE_CACHE_AUTO, e);
 }
 
@@ -267,7 +305,7 @@ static int stream_to_card(const struct model_config *c, const struct engine_opti
 	if (rc)
 		return rc;
 	size_t staging = p->tiers.device_staging_bytes;
-	if ((rc = plan_context(c, o, given ? p->tiers.tier_bytes[0] + staging : 0,
+	if ((rc = plan_context(c, o, w, given ? p->tiers.tier_bytes[0] + staging : 0,
 			 given ? AUTO_KV_PART : AUTO_KV_PART_STREAM, p, e)))
 		return rc;
 	size_t left = bytes_left(usable_bytes(p), p->resident + p->kv + p->workspace + staging);
@@ -303,10 +341,10 @@ static void plan_log(const struct plan *p)
 {
 	const struct loader_plan *t = &p->tiers;
 	char scratch[40] = "", reserve[40] = "";
-	if (p->on_card) {
+	if (p->scratch)
 		snprintf(scratch, sizeof scratch, ", %.3f GB scratch of ops", gigabytes(p->scratch));
+	if (p->on_card)
 		snprintf(reserve, sizeof reserve, ", %.1f of them left free", gigabytes(CARD_RESERVE));
-	}
 	log_verbose("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
 				"workspace (%u rows)%s; %.1f GB available%s",
 		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions,
@@ -386,6 +424,8 @@ static int plan_check(const struct model_config *c, const struct plan *p,
 	if (p->on_card)
 		snprintf(beside, sizeof beside, " beside %.2f GB scratch and %.1f GB left free,",
 			gigabytes(p->scratch), gigabytes(CARD_RESERVE));
+	else if (p->scratch)
+		snprintf(beside, sizeof beside, " beside %.2f GB scratch,", gigabytes(p->scratch));
 	err_set(e, ERR_MEMORY,
 		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts)%s and %s "
 		"has %.2f GB free",
@@ -443,7 +483,7 @@ static int plan_place(const struct model_config *c, const struct engine_options 
 		.embed_row = (o->copier || on_card) && (!c->first_layer || mtp) ? w->embed.row_bytes : 0,
 		.available = machine->card_bytes,
 		.on_card = on_card,
-		.scratch = b->scratch_bytes,
+		.scratch = on_card ? b->scratch_bytes : 0,
 		.streaming = o->cache_bytes != 0,
 		.loader = plan_loader_options(c, o, file, b),
 	};
@@ -462,7 +502,7 @@ static int plan_place(const struct model_config *c, const struct engine_options 
 	int rc;
 	if (p->on_card && !p->streaming) {
 		p->experts = plan_expert_bytes(w, n_layers);
-		if ((rc = plan_context(c, o, p->experts, AUTO_KV_PART, p, e)))
+		if ((rc = plan_context(c, o, w, p->experts, AUTO_KV_PART, p, e)))
 			return rc;
 		size_t need = resident + p->kv + p->workspace + p->experts;
 		if (p->available && need > usable_bytes(p)) {
@@ -474,9 +514,9 @@ static int plan_place(const struct model_config *c, const struct engine_options 
 		}
 	}
 	if (!p->streaming)
-		rc = p->on_card ? 0 : plan_context(c, o, 0, AUTO_KV_PART, p, e);
+		rc = p->on_card ? 0 : plan_context(c, o, w, 0, AUTO_KV_PART, p, e);
 	else
-		rc = p->on_card ? stream_to_card(c, o, w, p, e) : stream_from_host(c, o, p, e);
+		rc = p->on_card ? stream_to_card(c, o, w, p, e) : stream_from_host(c, o, w, p, e);
 	if (rc)
 		return rc;
 	if (p->loader.lookahead == ENGINE_LOOKAHEAD_AUTO)

@@ -27,7 +27,7 @@ struct plan {
 	size_t kv_host;               /* on a card: latents in host memory, else 0 */
 	size_t embed_row;             /* on a card: of the embedding, uploaded for a token; else 0 */
 	size_t ram_copies;            /* --ram-gb auto: part of the second tier for inclusive copies */
-	size_t scratch;               /* on a card: what ops take for themselves */
+	size_t scratch;               /* what ops take for themselves; on the CPU: fast prompts */
 	size_t experts;               /* all experts when they are copied to the card, else 0 */
 	size_t least;                 /* after a refusal, see plan_on_machine; else 0 */
 	struct loader_options loader; /* final budgets; borrows from the engine's options */

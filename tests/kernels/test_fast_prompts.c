@@ -23,6 +23,7 @@
  * times a usual one (op_random). */
 #define ERROR  1e-3
 #define FEWEST (CPU_DECODE_ROWS + 1)
+#define MIB    ((size_t)1 << 20)
 
 #define TYPE_CASES(t)                                                                              \
 	{.name = "fewest " #t,                                                                         \
@@ -211,6 +212,46 @@ static void test_floats_remain(void **state)
 	floats->ops->close(floats);
 }
 
+/* The memory plan counts what a case takes, to the MiB that cpu_scratch rounds up to. A small case
+ * takes fewer threads, and a little less memory, than planned. */
+static void test_planned_scratch(void **state)
+{
+	(void)state;
+	struct backend *b;
+	for (int level = 0; limb_isa_available(level); level++)
+		for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+			const struct op_case *c = &cases[i];
+			struct weight w = {.type = c->type,
+				.n_in = c->n_in,
+				.n_out = c->n_out,
+				.n_stack = c->op == OP_STACKED_MATMUL ? c->heads : 1};
+			struct expert_job shape = {.gate = w, .up = w, .down = w};
+			size_t planned = 0;
+			b = fast_backend(level, 3);
+			if (c->up_type)
+				shape.up.type = c->up_type;
+			shape.down.n_in = c->n_out;
+			shape.down.n_out = c->n_in;
+			if (c->op == OP_EXPERT_FFN)
+				planned = b->ops->expert_scratch(b, &shape, c->rows, c->n_used);
+			else
+				planned = MAX(b->ops->matmul_scratch(b, &w, c->rows),
+					c->op == OP_FFN ? b->ops->matmul_scratch(b, &shape.down, c->rows) : 0);
+			free(op_case_run(b, c, 0, c->rows));
+			const size_t taken = cpu_of(b)->scratch_bytes;
+			if (taken > num_align_up(planned, MIB) || planned > taken + MIB)
+				fail_msg("%s, %s: %zu bytes planned, %zu taken", op_names[c->op], c->name, planned,
+					taken);
+			assert_int_equal(b->ops->matmul_scratch(b, &w, CPU_DECODE_ROWS), 0);
+			assert_int_equal(b->ops->expert_scratch(b, &shape, CPU_DECODE_ROWS, 8), 0);
+			b->ops->close(b);
+		}
+	b = float_backend();
+	const struct weight w = {.type = DTYPE_Q4_K, .n_in = 256, .n_out = 256, .n_stack = 1};
+	assert_int_equal(b->ops->matmul_scratch(b, &w, 512), 0);
+	b->ops->close(b);
+}
+
 /* The option takes effect where there are tiles. */
 static void test_option(void **state)
 {
@@ -231,6 +272,7 @@ int main(void)
 		cmocka_unit_test(test_formula),
 		cmocka_unit_test(test_steps),
 		cmocka_unit_test(test_floats_remain),
+		cmocka_unit_test(test_planned_scratch),
 		cmocka_unit_test(test_option),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

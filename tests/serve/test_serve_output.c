@@ -354,6 +354,61 @@ static void test_own_calls(void **state)
 	free(logits);
 }
 
+/* An answer with a schema: behind a call that the model opened in its place, another call or the
+ * end of the turn may come, and no text. */
+static void test_calls_before_answer(void **state)
+{
+	(void)state;
+	static const char call_text[] = "<tool_call>now</tool_call>",
+					  keyed_text[] = "<tool_call>get_weather<arg_key>city</arg_key>"
+									 "<arg_value>Rome</arg_value></tool_call>";
+	const char *const calls[] = {call_text, keyed_text, call_text};
+	struct err e = {0};
+	json_t *tools = json_text_parse(tools_text, strlen(tools_text), false, NULL);
+	json_t *v = json_pack("{s:s}", "type", "integer");
+	struct schema *answer;
+	struct token_trie *trie = token_trie_new(t);
+	float *logits = NEW_ARRAY(float, (size_t)n_valid);
+	const int32_t call = tokenizer_find_added(t, "<tool_call>");
+	assert_int_equal(schema_compile(v, v, SCHEMA_JSON, &answer, &e), 0);
+	for (int choice = TOOL_CHOICE_AUTO; choice <= TOOL_CHOICE_REQUIRED; choice++) {
+		if (choice == TOOL_CHOICE_NONE)
+			continue;
+		const struct output_options o = {.chat = true,
+			.tools = tools,
+			.choice = (enum tool_choice)choice,
+			.answer = answer,
+			.tokens = trie};
+		struct got g = {0};
+		struct output *out = output_new(&o, t, NULL, on_output, &g);
+		for (size_t k = 0; k < ARRAY_LEN(calls); k++) {
+			struct token_ids ids = {0};
+			assert_int_equal(
+				tokenizer_encode(t, calls[k], strlen(calls[k]), TOKENIZER_PARSE_ADDED, &ids, NULL),
+				0);
+			for (size_t i = 0; i < ids.n; i++) {
+				assert_true(output_allows(out, ids.data[i]));
+				assert_int_equal(output_push(out, ids.data[i], NULL, n_valid), OUTPUT_GO_ON);
+			}
+			token_ids_free(&ids);
+			memset(logits, 0, (size_t)n_valid * sizeof *logits);
+			output_mask(out, logits, n_valid);
+			for (int32_t i = 0; i < n_valid; i++)
+				assert_int_equal(logits[i] != -INFINITY, i == call || tokenizer_is_stop(t, i));
+		}
+		output_finish(out, true);
+		assert_int_equal(g.n_complete, ARRAY_LEN(calls));
+		assert_int_equal(g.text.len, 0);
+		output_free(out);
+		got_free(&g);
+	}
+	token_trie_free(trie);
+	schema_free(answer);
+	json_decref(v);
+	json_decref(tools);
+	free(logits);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -361,6 +416,7 @@ int main(void)
 		cmocka_unit_test(test_probabilities),
 		cmocka_unit_test(test_forced_calls),
 		cmocka_unit_test(test_no_calls),
+		cmocka_unit_test(test_calls_before_answer),
 		cmocka_unit_test(test_own_calls),
 	};
 	return cmocka_run_group_tests(tests, serve_output_setup, serve_output_teardown);

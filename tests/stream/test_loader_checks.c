@@ -643,6 +643,81 @@ static void test_all_on_card(void **state)
 	free(layers);
 }
 
+/* A model of which the gate matrices of a layer lie apart and have scales, as in a checkpoint with
+ * tensors of several types: its experts have four ranges, those of other layers three. */
+struct mixed_model {
+	struct gguf file;
+	struct gguf_tensor *tensors;
+	struct gguf_run *runs, *scales; /* [n_experts] */
+	struct check_values values;
+};
+
+static void mixed_model_make(struct mixed_model *m, const struct gguf_tensor *gate)
+{
+	const uint64_t n = config.n_experts, matrix = gate->bytes / n;
+	m->file = *file;
+	m->tensors = NEW_ARRAY(struct gguf_tensor, file->n_tensors);
+	memcpy(m->tensors, file->tensors, file->n_tensors * sizeof *m->tensors);
+	m->file.tensors = m->tensors;
+	m->runs = NEW_ARRAY(struct gguf_run, n);
+	m->scales = NEW_ARRAY(struct gguf_run, n);
+	for (uint64_t k = 0; k < n; k++) {
+		m->runs[k] = (struct gguf_run){
+			gate->file, gate->offset + k * matrix, matrix, gate->data + k * matrix};
+		m->scales[k] = m->runs[k];
+		m->scales[k].bytes = 64;
+	}
+	struct gguf_tensor *t = &m->tensors[gate - file->tensors];
+	t->runs = m->runs;
+	t->n_runs = n;
+	t->scales = m->scales;
+	t->bytes += n * m->scales[0].bytes;
+	check_map_init(&m->values.map, &m->file);
+	m->values.values = NEW_ARRAY(uint64_t, check_map_n(&m->values.map));
+	for (uint64_t i = 0; i < check_map_n(&m->values.map); i++) {
+		const struct gguf_run r = check_map_range(&m->values.map, i).run;
+		m->values.values[i] = xxh3_of(r.data, r.bytes);
+	}
+}
+
+static void test_experts_of_several_ranges(void **state)
+{
+	(void)state;
+	struct expert_tensors *layers = expert_layers();
+	struct backend_ops ops = *backend->ops;
+	struct backend with_card = *backend;
+	struct mixed_model m = {0};
+	struct err e = {0};
+	struct expert_source *s;
+	mixed_model_make(&m, layers[config.n_dense].gate);
+	for (uint32_t l = config.n_dense; l < config.n_layers; l++) {
+		layers[l].gate = m.tensors + (layers[l].gate - file->tensors);
+		layers[l].up = m.tensors + (layers[l].up - file->tensors);
+		layers[l].down = m.tensors + (layers[l].down - file->tensors);
+	}
+	ops.alloc = card_alloc;
+	ops.free = card_free;
+	ops.copier_open = card_copier_open;
+	with_card.ops = &ops;
+	assert_int_equal(copier_null_open(NULL, &whole_card, &e), 0);
+	const struct tensor_load_options o = {.file = file,
+		.backend = &with_card,
+		.copier = whole_card,
+		.reader = {.custom = &reader_null_engine, .custom_options = &(struct reader_faults){0}},
+		.check_values = &m.values};
+	if (source_device_open(layers, (int)config.n_layers, &o, &s, &e))
+		fail_msg("%s", e.text);
+	assert_int_equal(s->stats.checked, (config.n_layers - config.n_dense) * config.n_experts);
+	s->ops->close(s);
+	whole_card->ops->close(whole_card);
+	check_map_fini(&m.values.map);
+	free(m.values.values);
+	free(m.runs);
+	free(m.scales);
+	free(m.tensors);
+	free(layers);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -661,8 +736,8 @@ int main(void)
 		cmocka_unit_test(test_failed_reads),
 		cmocka_unit_test(test_failed_copies_and_close),
 	};
-	const struct CMUnitTest mapped[] = {
-		cmocka_unit_test(test_mapped), cmocka_unit_test(test_all_on_card)};
+	const struct CMUnitTest mapped[] = {cmocka_unit_test(test_mapped),
+		cmocka_unit_test(test_all_on_card), cmocka_unit_test(test_experts_of_several_ranges)};
 	int failed = cmocka_run_group_tests_name("mapped", mapped, values_setup, values_teardown);
 	static const int pools[] = {-1, 1, 3};
 	for (size_t i = 0; i < ARRAY_LEN(pools); i++) {

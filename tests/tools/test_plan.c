@@ -114,6 +114,51 @@ static void test_run(void **state)
 	model_headers_close(&h);
 }
 
+/* ---- the CPU: products of fast prompts take memory for themselves ---- */
+
+static size_t matmul_takes(const struct backend *b, const struct weight *w, int rows)
+{
+	(void)b;
+	return (size_t)(w->n_in * w->n_stack * rows);
+}
+
+static size_t expert_takes(
+	const struct backend *b, const struct expert_job *shape, int rows, int n_used)
+{
+	(void)b;
+	return (size_t)((shape->gate.n_in + shape->gate.n_out) * rows * n_used);
+}
+
+static void test_fast_prompts(void **state)
+{
+	static const struct backend_ops with = {.name = "cpu",
+										.free_bytes = free_bytes,
+										.matmul_scratch = matmul_takes,
+										.expert_scratch = expert_takes},
+									without = {.name = "cpu", .free_bytes = free_bytes};
+	(void)state;
+	struct backend fast = {.ops = &with}, floats = {.ops = &without};
+	struct model_headers h;
+	struct err e = {0};
+	struct plan p, q;
+	assert_int_equal(model_headers_make(&h, "iq2-s", &e), 0);
+	const struct engine_options o = {.context = 4096, .chunk = 2048};
+	card_free = (size_t)1 << 45;
+	assert_int_equal(plan_make(&h.config, &o, h.file, &h.weights, h.resident, &floats, &q, &e), 0);
+	assert_int_equal(q.scratch, 0);
+	assert_int_equal(plan_make(&h.config, &o, h.file, &h.weights, h.resident, &fast, &p, &e), 0);
+	/* of GLM-5.2: experts of 6144 -> 2048, 8 a token, take more than any other product */
+	assert_int_equal(p.scratch, (size_t)(6144 + 2048) * 8 * 2048);
+	card_free = q.resident + q.kv + q.workspace + p.scratch;
+	assert_int_equal(plan_make(&h.config, &o, h.file, &h.weights, h.resident, &fast, &p, &e), 0);
+	card_free--;
+	assert_int_equal(plan_make(&h.config, &o, h.file, &h.weights, h.resident, &floats, &q, &e), 0);
+	assert_int_equal(
+		plan_make(&h.config, &o, h.file, &h.weights, h.resident, &fast, &p, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.text, "GB scratch"));
+	model_headers_close(&h);
+}
+
 /* No size of card is named where another card would not help, or where the plan is of a part. */
 static void test_not_named(void **state)
 {
@@ -274,8 +319,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_least), cmocka_unit_test(test_run),
 		cmocka_unit_test(test_not_named), cmocka_unit_test(test_context_of_sessions),
-		cmocka_unit_test(test_impossible), cmocka_unit_test(test_latents_on_host),
-		cmocka_unit_test(test_host_part)};
+		cmocka_unit_test(test_fast_prompts), cmocka_unit_test(test_impossible),
+		cmocka_unit_test(test_latents_on_host), cmocka_unit_test(test_host_part)};
 	log_set_level(LOG_WARN);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -229,32 +229,70 @@ static int64_t task_rows(int64_t n, int threads)
 	return LIMB_ROWS * ((groups + threads - 1) / threads);
 }
 
-/* Lays out the scratch memory; false: there is none, the failure is kept. */
-static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int rows, int threads)
+/* How the work is divided among `threads`: rows and tasks of a job. */
+static void divide_rows(struct limb_ffn_job *a, int threads)
 {
+	a->in_rows = task_rows(a->n_ff, threads);
+	a->down_rows = task_rows(a->n_embd, threads);
+	a->in_tasks = (a->n_ff + a->in_rows - 1) / a->in_rows;
+	a->down_tasks = (a->n_embd + a->down_rows - 1) / a->down_rows;
+}
+
+/* Sizes of the parts of the scratch memory, in their order. */
+struct limb_ffn_sizes {
+	uint64_t x_bytes; /* limbs of x for a type */
+	uint64_t hidden_limb_bytes, hidden_bytes, thread_bytes, job_bytes;
+	uint64_t bytes; /* all of it */
+};
+
+/* Sets the sizes of a thread's memory in *a, too. */
+static struct limb_ffn_sizes scratch_sizes(struct limb_ffn_job *a, int rows, int threads)
+{
+	const uint64_t slots = (uint64_t)a->n_slots;
 	if (a->isa->gather)
 		a->panel_bytes = limb_panel_bytes(a->isa->most_x, MAX(a->n_embd, a->n_ff));
 	a->memory_bytes = a->panel_bytes + (size_t)a->isa->most_x *
 										   (size_t)MAX(a->in_rows, a->down_rows) * sizeof(float);
-	uint64_t x_blocks = (uint64_t)rows * (uint64_t)limb_x_blocks(a->n_embd),
-			 hidden_blocks = (uint64_t)a->n_slots * (uint64_t)limb_x_blocks(a->n_ff),
-			 blocks = x_blocks * (uint64_t)a->n_types + hidden_blocks,
-			 hidden_bytes =
-				 num_align_up((uint64_t)a->n_slots * (uint64_t)a->n_ff * sizeof(float), 64);
-	uint8_t *at = cpu_scratch(b,
-		blocks * sizeof(struct limb_block) + hidden_bytes + a->memory_bytes * (uint64_t)threads +
-			((uint64_t)a->n_jobs + 1) * (sizeof(int64_t) + sizeof(int32_t)),
-		"expert_ffn");
+	struct limb_ffn_sizes s = {
+		.x_bytes = (uint64_t)rows * (uint64_t)limb_x_blocks(a->n_embd) * sizeof(struct limb_block),
+		.hidden_limb_bytes = slots * (uint64_t)limb_x_blocks(a->n_ff) * sizeof(struct limb_block),
+		.hidden_bytes = num_align_up(slots * (uint64_t)a->n_ff * sizeof(float), 64),
+		.thread_bytes = a->memory_bytes * (uint64_t)threads,
+		.job_bytes = ((uint64_t)a->n_jobs + 1) * (sizeof(int64_t) + sizeof(int32_t))};
+	s.bytes = s.x_bytes * (uint64_t)a->n_types + s.hidden_limb_bytes + s.hidden_bytes +
+			  s.thread_bytes + s.job_bytes;
+	return s;
+}
+
+/* Lays out the scratch memory; false: there is none, the failure is kept. */
+static bool scratch_layout(struct cpu_backend *b, struct limb_ffn_job *a, int rows, int threads)
+{
+	const struct limb_ffn_sizes s = scratch_sizes(a, rows, threads);
+	uint8_t *at = cpu_scratch(b, s.bytes, "expert_ffn");
 	if (!at)
 		return false;
-	for (int i = 0; i < a->n_types; i++, at += x_blocks * sizeof(struct limb_block))
+	for (int i = 0; i < a->n_types; i++, at += s.x_bytes)
 		a->x_limbs[i].blocks = (struct limb_block *)(void *)at;
 	a->hidden_limbs = (struct limb_block *)(void *)at;
-	at += hidden_blocks * sizeof(struct limb_block);
+	at += s.hidden_limb_bytes;
 	a->hidden = (float *)(void *)at;
-	a->memory = at + hidden_bytes;
-	a->first_slot = (int64_t *)(void *)(a->memory + a->memory_bytes * (size_t)threads);
+	a->memory = at + s.hidden_bytes;
+	a->first_slot = (int64_t *)(void *)(a->memory + s.thread_bytes);
 	return true;
+}
+
+uint64_t limb_expert_prompts_bytes(
+	const struct cpu_backend *b, const struct expert_job *shape, int rows, int n_used)
+{
+	struct limb_ffn_job a = {.isa = limb_isa_of_prompts(b->limbs),
+		.n_embd = shape->gate.n_in,
+		.n_ff = shape->gate.n_out,
+		.n_slots = (int64_t)rows * n_used};
+	a.n_jobs = (int)MIN(a.n_slots, INT32_MAX);
+	add_type(&a, shape->gate.type);
+	add_type(&a, shape->up.type);
+	divide_rows(&a, b->threads);
+	return scratch_sizes(&a, rows, b->threads).bytes;
 }
 
 static void experts_run(struct backend *base, const float *x, const struct expert_job *jobs,
@@ -280,10 +318,7 @@ static void experts_run(struct backend *base, const float *x, const struct exper
 	}
 	double macs = (double)a.n_embd * (double)a.n_ff * (double)a.n_slots;
 	int threads = cpu_threads_for(b, 3 * macs);
-	a.in_rows = task_rows(a.n_ff, threads);
-	a.down_rows = task_rows(a.n_embd, threads);
-	a.in_tasks = (a.n_ff + a.in_rows - 1) / a.in_rows;
-	a.down_tasks = (a.n_embd + a.down_rows - 1) / a.down_rows;
+	divide_rows(&a, threads);
 	if (!scratch_layout(b, &a, rows, threads))
 		return;
 	a.first_slot[0] = 0;

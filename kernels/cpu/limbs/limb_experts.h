@@ -28,4 +28,9 @@ void limb_expert_ffn(struct backend *b, const float *x, const struct expert_job 
 void limb_expert_prompts(struct backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, float *out);
 
+/* The most bytes of cpu_scratch that limb_expert_prompts takes for `rows` rows, each with n_used
+ * experts of these shapes. The matrices are covered; their data are not read. */
+uint64_t limb_expert_prompts_bytes(
+	const struct cpu_backend *b, const struct expert_job *shape, int rows, int n_used);
+
 #endif

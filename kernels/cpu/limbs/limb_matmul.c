@@ -111,30 +111,55 @@ static bool same_limbs(const struct limb_product *a, const struct limb_product *
 		   a->w.type == b->w.type && a->w.n_in == b->w.n_in && a->w.n_stack == b->w.n_stack;
 }
 
+/* Where the parts of the scratch memory of a product lie. */
+struct limb_matmul_layout {
+	const struct limb_isa *isa;
+	int unit, n_units;
+	size_t panel_bytes;
+	uint64_t block_bytes, panels_bytes, bytes; /* of all blocks, of all panels, of everything */
+};
+
+static struct limb_matmul_layout layout_of(
+	const struct cpu_backend *b, const struct weight *w, int rows)
+{
+	const uint64_t stack = (uint64_t)w->n_stack;
+	struct limb_matmul_layout l = {.isa = limb_isa_of_prompts(b->limbs)};
+	l.unit = l.isa->most_x > LIMB_X ? WIDE_UNIT : LIMB_X;
+	l.n_units = (rows + l.unit - 1) / l.unit;
+	if (l.isa->gather)
+		l.panel_bytes = limb_panel_bytes(l.unit, w->n_in);
+	l.block_bytes =
+		stack * (uint64_t)rows * (uint64_t)limb_x_blocks(w->n_in) * sizeof(struct limb_block);
+	l.panels_bytes = stack * (uint64_t)l.n_units * l.panel_bytes;
+	l.bytes = l.block_bytes + l.panels_bytes +
+			  (uint64_t)b->threads * LIMB_WIDE * TASK_ROWS * sizeof(float);
+	return l;
+}
+
+uint64_t limb_matmul_bytes(const struct cpu_backend *b, const struct weight *w, int rows)
+{
+	return layout_of(b, w, rows).bytes;
+}
+
 /* Lays out the scratch memory for product p. Limbs that the product before has left there stay
  * valid if same_limbs: the sizes are then equal, so that cpu_scratch moves nothing. False: no
  * memory, the failure is kept. */
 static bool matmul_layout(
 	struct cpu_backend *b, struct limb_matmul_job *a, const struct limb_product *p, int rows)
 {
-	const uint64_t stack = (uint64_t)p->w.n_stack,
-				   n_blocks = stack * (uint64_t)rows * (uint64_t)limb_x_blocks(p->w.n_in);
-	const struct limb_isa *isa = limb_isa_of_prompts(b->limbs);
-	*a = (struct limb_matmul_job){
-		.isa = isa, .p = p, .rows = rows, .unit = isa->most_x > LIMB_X ? WIDE_UNIT : LIMB_X};
-	a->n_units = (rows + a->unit - 1) / a->unit;
-	if (isa->gather)
-		a->panel_bytes = limb_panel_bytes(a->unit, p->w.n_in);
-	const uint64_t panels = stack * (uint64_t)a->n_units * a->panel_bytes;
-	uint8_t *at = cpu_scratch(b,
-		n_blocks * sizeof *a->blocks + panels +
-			(uint64_t)b->threads * LIMB_WIDE * TASK_ROWS * sizeof(float),
-		"matmul");
+	const struct limb_matmul_layout l = layout_of(b, &p->w, rows);
+	uint8_t *at = cpu_scratch(b, l.bytes, "matmul");
 	if (!at)
 		return false;
-	a->blocks = (struct limb_block *)(void *)at;
-	a->panels = (int8_t *)at + n_blocks * sizeof *a->blocks;
-	a->added = (float *)(void *)(a->panels + panels);
+	*a = (struct limb_matmul_job){.isa = l.isa,
+		.p = p,
+		.rows = rows,
+		.unit = l.unit,
+		.n_units = l.n_units,
+		.blocks = (struct limb_block *)(void *)at,
+		.panels = (int8_t *)at + l.block_bytes,
+		.panel_bytes = l.panel_bytes};
+	a->added = (float *)(void *)(a->panels + l.panels_bytes);
 	return true;
 }
 

@@ -32,10 +32,14 @@ struct limb_product {
 /* Whether limb_matmul computes products with this matrix. */
 bool limb_matmul_covers(const struct weight *w);
 
+/* Bytes of cpu_scratch that a product of `rows` rows with w takes: for each row of x 5 bytes a
+ * value, with AMX 7, and a little for each thread. w is covered. */
+uint64_t limb_matmul_bytes(const struct cpu_backend *b, const struct weight *w, int rows);
+
 /* Computes n products of `rows` rows, one after the other. Products that read the same x with
  * weights of one type should be neighbours: x is split into limbs once for them.
  * - Preconditions, not checked: rows >= 1; every matrix is covered; no y overlaps an x.
- * - Memory: cpu_scratch, for each row of x 5 bytes a value, with AMX 7.
+ * - Memory: cpu_scratch, limb_matmul_bytes of the largest product.
  * - Errors are kept in the backend: ERR_INTERRUPTED (set_cancel), ERR_MEMORY. Then y may be written
  *   in part. */
 void limb_matmul(struct cpu_backend *b, const struct limb_product *products, int n, int rows);

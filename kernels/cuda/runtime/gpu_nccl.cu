@@ -6,17 +6,22 @@
 
 extern "C" {
 #include "kernels/nccl.h"
+#include "kernels/nccl_gate.h"
 }
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* What an abort waits for a call of NCCL in progress. It takes microseconds to enqueue a transfer.
+ */
+#define ABORT_WAIT_MS 1000
+
 struct nccl_channel {
 	struct cuda_backend *b;
 	const struct nccl_calls *calls;
 	nccl_comm comm;
-	bool aborted; /* atomic; once set, only the thread of nccl_channel_abort uses comm */
+	struct nccl_gate gate; /* of comm; closed by nccl_channel_abort */
 };
 
 static_assert(sizeof(struct nccl_id) == NCCL_ID_BYTES, "an id of NCCL has another length");
@@ -86,9 +91,11 @@ static void transfer(struct nccl_channel *c, const struct nccl_part *parts, int 
 {
 	struct cuda_backend *b = c->b;
 	if (!cuda_begin(&b->base, sends ? "sending rows by NCCL" : "receiving rows by NCCL") ||
-		__atomic_load_n(&c->aborted, __ATOMIC_ACQUIRE))
+		nccl_gate_is_closed(&c->gate))
 		return;
 	cuda_deferred_drain(b);
+	if (!nccl_gate_enter(&c->gate))
+		return;
 	int rc = c->calls->ncclGroupStart();
 	for (int i = 0; i < n && !rc; i++)
 		rc = sends ? c->calls->ncclSend(
@@ -96,6 +103,7 @@ static void transfer(struct nccl_channel *c, const struct nccl_part *parts, int 
 				   : c->calls->ncclRecv(
 						 parts[i].data, parts[i].bytes, NCCL_INT8, 0, c->comm, b->stream);
 	int ended = c->calls->ncclGroupEnd();
+	nccl_gate_leave(&c->gate);
 	rc = rc ? rc : ended;
 	b->next_serialized = true; /* a kernel of NCCL is before it in the stream */
 	if (rc != NCCL_SUCCESS && !b->base.failure.code)
@@ -115,12 +123,15 @@ void nccl_channel_receive(struct nccl_channel *c, const struct nccl_part *parts,
 static void *abort_comm(void *user)
 {
 	struct nccl_channel *c = (struct nccl_channel *)user;
+	nccl_gate_wait(&c->gate, ABORT_WAIT_MS);
 	c->calls->ncclCommAbort(c->comm);
 	return NULL;
 }
 
-/* ncclCommAbort runs in a thread of its own: it may wait for a call of NCCL that another thread is
- * in, and the caller has to end the process in time. */
+/* ncclCommAbort frees the communicator, so a transfer that is being enqueued ends first. One that
+ * takes longer than ABORT_WAIT_MS waits for the other process inside NCCL, where it polls the abort
+ * flag: it does not return without ncclCommAbort. All of it runs in a thread of its own, because
+ * the caller has to end the process in time. */
 void nccl_channel_abort(struct nccl_channel *c, const char *why)
 {
 	pthread_t thread;
@@ -128,7 +139,7 @@ void nccl_channel_abort(struct nccl_channel *c, const char *why)
 	/* the first reason is kept; it is there before any op can end early */
 	__atomic_compare_exchange_n(
 		&c->b->timeline->aborted, &none, why, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-	if (__atomic_exchange_n(&c->aborted, true, __ATOMIC_SEQ_CST))
+	if (!nccl_gate_close(&c->gate))
 		return;
 	if (!pthread_create(&thread, NULL, abort_comm, c))
 		pthread_detach(thread);
@@ -137,7 +148,7 @@ void nccl_channel_abort(struct nccl_channel *c, const char *why)
 /* After an abort the memory stays: a thread may still use it, and the process is about to end. */
 void nccl_channel_close(struct nccl_channel *c)
 {
-	if (!c || __atomic_load_n(&c->aborted, __ATOMIC_ACQUIRE))
+	if (!c || nccl_gate_is_closed(&c->gate))
 		return;
 	cuda_select(c->b->device);
 	cudaStreamSynchronize(c->b->stream);

@@ -21,6 +21,7 @@ enum state {
 	VALUE,
 	AFTER_VALUE,
 	ANSWER, /* a text by the answer's schema; at its start a call may open as well */
+	CALLED, /* behind a call in place of such a text: another call, or the end of the turn */
 };
 
 static int name_order(const void *a, const void *b)
@@ -246,6 +247,8 @@ static bool token_allowed(const struct constraint *f, int32_t id, struct state_f
 		return !tokenizer_is_stop(t, id) && !is_call_tag(f, id);
 	case OPEN:
 		return id == f->call;
+	case CALLED:
+		return id == f->call || tokenizer_is_stop(t, id);
 	case NAME:
 		if (added)
 			return k.name_done && ((id == f->key && k.keys) || (id == f->end_call && k.end));
@@ -373,6 +376,11 @@ static void use_key(struct constraint *f)
 	buf_clear(&f->so_far);
 }
 
+static int state_behind_call(const struct constraint *f)
+{
+	return f->options.answer ? CALLED : FREE;
+}
+
 void constraint_token(struct constraint *f, int32_t id)
 {
 	if (!f->tokenizer)
@@ -410,10 +418,16 @@ void constraint_token(struct constraint *f, int32_t id)
 		names_begin(f);
 		f->state = NAME;
 		break;
+	case CALLED:
+		if (id == f->call) {
+			names_begin(f);
+			f->state = NAME;
+		}
+		break;
 	case NAME:
 	case KEY:
 		if (id == f->end_call) {
-			f->state = FREE;
+			f->state = state_behind_call(f);
 		} else if (id == f->key) {
 			call_choose(f);
 			f->state = KEY;
@@ -439,7 +453,7 @@ void constraint_token(struct constraint *f, int32_t id)
 		}
 		break;
 	case AFTER_VALUE:
-		f->state = id == f->key ? KEY : FREE;
+		f->state = id == f->key ? KEY : state_behind_call(f);
 		f->empty = true;
 		buf_clear(&f->so_far);
 		break;

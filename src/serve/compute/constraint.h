@@ -12,7 +12,9 @@
  * - The values of strict arguments follow their schemas, other values are free.
  *
  * Answers with a schema: the reasoning is free, then the text follows the schema, unless the model
- * opens a call instead; text after that call is free. The turn can end when the text is complete.
+ * opens a call instead. Behind a call only another one or the end of the turn may come: the client
+ * answers calls first, and the schema applies to the text of a later turn. The turn can end when
+ * the text is complete.
  *
  * The turn cannot end before a required call or an answer with a schema is complete; only a limit
  * of tokens can cut it.
