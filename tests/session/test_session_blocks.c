@@ -50,7 +50,7 @@ static int read_again(FILE *f, struct err *e)
 	return rc;
 }
 
-static void test_no_memory(void **state)
+static void test_no_memory_to_expand(void **state)
 {
 	(void)state;
 	struct block_stream b;
@@ -73,7 +73,7 @@ static void test_no_memory(void **state)
 	fclose(f);
 }
 #else
-static void test_no_memory(void **state)
+static void test_no_memory_to_expand(void **state)
 {
 	(void)state;
 	skip();
@@ -82,6 +82,6 @@ static void test_no_memory(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_memory)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_memory_to_expand)};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
