@@ -217,7 +217,7 @@ void cache_slot_free(struct cache *c, int32_t slot)
 
 void cache_plan_add(struct cache *c, int kind, int32_t slot, int32_t source, uint64_t from_offset)
 {
-	int32_t key = c->slots[slot].key;
+	int32_t key = c->slots[slot].key, keep = c->slots[slot].kept ? c->index[key] : -1;
 	if (c->n_transfers == c->cap_transfers)
 		bug("more than %d transfers in one plan", c->cap_transfers);
 	c->transfers[c->n_transfers++] = (struct cache_transfer){.kind = kind,
@@ -227,7 +227,9 @@ void cache_plan_add(struct cache *c, int kind, int32_t slot, int32_t source, uin
 		.source = source,
 		.from_offset = from_offset,
 		.to_offset = offset_of(c, slot),
-		.bytes = bytes_of(c, key)};
+		.bytes = bytes_of(c, key),
+		.keep = keep,
+		.keep_offset = keep >= 0 ? offset_of(c, keep) : 0};
 }
 
 static struct slot *used_slot(struct cache *c, int32_t slot)
@@ -269,6 +271,8 @@ void cache_commit(struct cache *c, int32_t slot)
 	struct slot *s = used_slot(c, slot);
 	if (s->state != CACHE_FILLING)
 		bug("slot %d committed twice", slot);
+	if (s->kept)
+		cache_commit(c, c->index[s->key]);
 	s->state = CACHE_READY;
 	if (s->from >= 0) {
 		if (s->prefill)
@@ -289,6 +293,8 @@ void cache_abort(struct cache *c, int32_t slot)
 	int32_t key = s->key, from = s->from;
 	if (s->state != CACHE_FILLING)
 		bug("slot %d aborted after its commit", slot);
+	if (s->kept)
+		cache_abort(c, c->index[key]);
 	if (from >= 0)
 		c->slots[from].pins--;
 	if (s->prefill) {
@@ -306,6 +312,14 @@ void cache_abort(struct cache *c, int32_t slot)
 
 /* ---- questions ---- */
 
+/* Whether the load into a prefill slot fills this slot of tier 1. */
+static bool filled_by_prefill(const struct cache *c, int32_t slot)
+{
+	const int32_t borrowed = c->prefill_index[c->slots[slot].key];
+	return tier_of(c, slot) == 1 && borrowed >= 0 && c->slots[borrowed].kept &&
+		   c->slots[borrowed].state == CACHE_FILLING;
+}
+
 struct cache_slot cache_slot_get(const struct cache *c, int32_t slot)
 {
 	if (slot < 0 || slot >= c->n_slots)
@@ -318,7 +332,10 @@ struct cache_slot cache_slot_get(const struct cache *c, int32_t slot)
 		.layer = -1,
 		.expert = -1,
 		.pins = s->pins,
-		.load_id = s->load_id};
+		.load_id = s->load_id,
+		.load = slot};
+	if (s->state == CACHE_FILLING && filled_by_prefill(c, slot))
+		out.load = c->prefill_index[s->key];
 	if (s->state != CACHE_FREE) {
 		out.layer = s->key / c->n_experts;
 		out.expert = s->key % c->n_experts;

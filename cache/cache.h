@@ -7,7 +7,8 @@
  *      disk ---load---> tier 0 ---demotion---> tier 1 ---eviction---> gone
  *      (file)           (VRAM)  <--promotion-- (RAM)
  *
- * Only a warm-up loads into tier 1.
+ * Only a warm-up loads into tier 1 alone. A read for prefill may fill a slot of tier 1 on its way
+ * (cache_keep_reads).
  *
  * A slot is FREE, FILLING (its bytes are in flight) or READY. Only a READY slot without pins can
  * become a victim. An expert is in one tier. After a promotion tier 1 keeps an inclusive copy until
@@ -49,8 +50,9 @@
  * the policy, and demotes cold experts until the low watermark of free slots is reached. Every call
  * of the compute side that takes a plan flushes first: the policy sees all accesses in the order of
  * the calls, whichever call flushes. A simulated cache therefore counts exactly what a live one
- * does, with two exceptions: hot experts (cache_set_hot), of which a trace says nothing; and a tier
- * 1 that evicts, since its victims also depend on which transfers have ended.
+ * does, with two exceptions: hot experts and kept reads (cache_set_hot, cache_keep_reads), of which
+ * a trace says nothing; and a tier 1 that evicts, since its victims also depend on which transfers
+ * have ended.
  *
  * Sizes. Each tier is a slab arena (slab.h) of a few size classes. An expert that needs a slot
  * gets, in this order:
@@ -188,6 +190,10 @@ struct cache_transfer {
 	uint64_t from_offset; /* of source in its tier's memory; 0 when it is -1 */
 	uint64_t to_offset;   /* of slot in its tier's memory */
 	uint64_t bytes;       /* of the expert, as in expert_bytes */
+	int32_t keep;         /* LOAD from disk into a prefill slot: slot of tier 1 that holds the
+						   * bytes, too, when the load ends (cache_keep_reads); -1: none. It is
+						   * committed or aborted with `slot` */
+	uint64_t keep_offset; /* of keep in its tier's memory; 0 when it is -1 */
 };
 
 struct cache_plan {
@@ -241,6 +247,8 @@ struct cache_slot {
 	uint64_t offset;  /* in the memory of the tier */
 	uint64_t bytes;   /* of the expert */
 	uint64_t load_id; /* a number that no other load has; 0 when FREE */
+	int32_t load;     /* FILLING: the slot of the transfer that fills it. It is another one only for
+					   * cache_transfer.keep */
 };
 
 struct cache;
@@ -344,9 +352,16 @@ enum cache_result cache_warm(
 /* Marks an expert that the warm-up will bring to tier 0 as hot, for the life of the cache. If it is
  * in no tier, cache_acquire and cache_read_ahead with CACHE_PREFILL load it into a free slot of
  * tier 0, from which its release does not evict it. Without a free slot beside those of the low
- * watermark they take a prefill slot. To be called in the order of the warm-up. True: it is hot,
- * or was already. False: the hot experts would not fit in tier 0, and nothing changes. */
+ * watermark they take a prefill slot. When the hot experts fill tier 0, the next ones are hot for
+ * tier 1 (cache_keep_reads). To be called in the order of the warm-up. True: it is hot, or was
+ * already. False: the hot experts would not fit in the tiers, and nothing changes. */
 bool cache_set_hot(struct cache *c, int layer, int expert);
+
+/* From now on an expert that prefill reads from disk into a prefill slot fills a free slot of tier
+ * 1 with the same read, if there is one. Nothing is evicted. Hot experts have priority: others are
+ * kept only as far as tier 1 has room beside all that are hot for it. Off until it is called: the
+ * caller must be able to read through tier 1's memory. */
+void cache_keep_reads(struct cache *c);
 
 /* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):
  * CACHE_OK with its promotion planned and no pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD.

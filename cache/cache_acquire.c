@@ -16,13 +16,13 @@
 
 static int32_t access_prefill(struct cache *c, int32_t key)
 {
-	int32_t slot = c->index[key];
-	if (slot >= 0)
+	int32_t slot = c->index[key], borrowed = c->prefill_index[key];
+	if (slot >= 0 && !(borrowed >= 0 && c->slots[borrowed].kept)) /* kept: this step has read it */
 		c->stats.prefill_hits[tier_of(c, slot)]++;
 	else
 		c->stats.prefill_misses++;
-	if ((slot < 0 || tier_of(c, slot) == 1) && c->prefill_index[key] >= 0)
-		slot = c->prefill_index[key];
+	if ((slot < 0 || tier_of(c, slot) == 1) && borrowed >= 0)
+		slot = borrowed;
 	return slot;
 }
 
@@ -176,6 +176,40 @@ void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *pl
 
 /* ---- reservations ---- */
 
+/* Reserves a free slot of tier 1 for an expert that is in neither tier, and enters it in the
+ * policy's list. */
+static enum cache_result reserve_tier1(struct cache *c, int32_t key, int32_t *slot)
+{
+	if (!c->arena[1].n_slabs)
+		return CACHE_NO_COLD;
+	enum cache_result result = cache_slot_alloc(c, 1, key, CACHE_WARM, slot);
+	if (result != CACHE_OK)
+		return result;
+	cache_slot_fill(c, *slot, key);
+	c->index[key] = *slot;
+	c->last_use[key] = c->clock;
+	c->policy.ops->insert(&c->policy, list_of(c, 1, class_of(c, key)), key);
+	return CACHE_OK;
+}
+
+/* Whether an expert is hot for this tier from now on: it was, or fits beside those that are. */
+static bool fits_hot(struct cache *c, int32_t key, int tier)
+{
+	if (!c->hot[key] && c->hot_bytes[tier] + bytes_of(c, key) <= c->arena[tier].bytes) {
+		c->hot_bytes[tier] += bytes_of(c, key);
+		c->hot[key] = (uint8_t)(1 + tier);
+	}
+	return c->hot[key];
+}
+
+/* Whether the read of an expert that is in neither tier also fills a free slot of tier 1, which is
+ * reserved then. */
+static bool keep_read(struct cache *c, int32_t key)
+{
+	int32_t slot;
+	return c->keep_reads && fits_hot(c, key, 1) && reserve_tier1(c, key, &slot) == CACHE_OK;
+}
+
 /* Reserves a prefill slot with one pin. An expert in tier 1 stays there, pinned until its copy into
  * the prefill slot ends. */
 static enum cache_result reserve_prefill(struct cache *c, int32_t key, int32_t *got)
@@ -196,6 +230,7 @@ static enum cache_result reserve_prefill(struct cache *c, int32_t key, int32_t *
 	cache_slot_fill(c, slot, key);
 	c->slots[slot].pins = 1;
 	c->slots[slot].from = in;
+	c->slots[slot].kept = in < 0 && keep_read(c, key);
 	c->prefill_index[key] = *got = slot;
 	return CACHE_OK;
 }
@@ -246,7 +281,8 @@ static enum cache_result reserve_cached(
 /* Prefill: reserves a free slot of tier 0, pinned, for a hot expert that is in neither tier. */
 static bool reserve_hot(struct cache *c, int32_t key, int32_t *slot)
 {
-	if (!c->hot[key] || c->index[key] >= 0 || reserve_cached(c, key, CACHE_WARM, slot) != CACHE_OK)
+	if (c->hot[key] != 1 || c->index[key] >= 0 ||
+		reserve_cached(c, key, CACHE_WARM, slot) != CACHE_OK)
 		return false;
 	c->slots[*slot].pins = 1;
 	return true;
@@ -449,33 +485,17 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
 	return reserve_planned(c, layer, expert, CACHE_PREFETCH, &slot, plan);
 }
 
-/* Reserves a free slot of tier 1 for an expert that is in neither tier. */
-static enum cache_result reserve_tier1(struct cache *c, int32_t key)
-{
-	int32_t slot;
-	if (c->index[key] >= 0)
-		return CACHE_PRESENT;
-	if (!c->arena[1].n_slabs)
-		return CACHE_NO_COLD;
-	enum cache_result result = cache_slot_alloc(c, 1, key, CACHE_WARM, &slot);
-	if (result != CACHE_OK)
-		return result;
-	cache_slot_fill(c, slot, key);
-	c->index[key] = slot;
-	c->last_use[key] = c->clock;
-	c->policy.ops->insert(&c->policy, list_of(c, 1, class_of(c, key)), key);
-	cache_plan_add(c, CACHE_LOAD, slot, -1, 0);
-	return CACHE_OK;
-}
-
 enum cache_result cache_warm(
 	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;
 	if (tier == 0)
 		return reserve_planned(c, layer, expert, CACHE_WARM, &slot, plan);
+	const int32_t key = cache_key(c, layer, expert);
 	plan_begin(c);
-	enum cache_result result = reserve_tier1(c, cache_key(c, layer, expert));
+	enum cache_result result = c->index[key] >= 0 ? CACHE_PRESENT : reserve_tier1(c, key, &slot);
+	if (result == CACHE_OK)
+		cache_plan_add(c, CACHE_LOAD, slot, -1, 0);
 	plan_end(c, plan);
 	return result;
 }
@@ -483,13 +503,12 @@ enum cache_result cache_warm(
 bool cache_set_hot(struct cache *c, int layer, int expert)
 {
 	const int32_t key = cache_key(c, layer, expert);
-	if (c->hot[key])
-		return true;
-	if (c->hot_bytes + bytes_of(c, key) > c->arena[0].bytes)
-		return false;
-	c->hot_bytes += bytes_of(c, key);
-	c->hot[key] = true;
-	return true;
+	return fits_hot(c, key, 0) || fits_hot(c, key, 1);
+}
+
+void cache_keep_reads(struct cache *c)
+{
+	c->keep_reads = true;
 }
 
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan)

@@ -43,6 +43,8 @@ struct slot {
 	bool from_disk;  /* of a prefetched one: it was read from disk, not copied from tier 1 */
 	bool prefill;    /* borrowed by prefill, FREE or not */
 	bool read_ahead; /* one of pins is cache_read_ahead's */
+	bool kept; /* of a prefill slot: its load fills, or has filled, a slot of tier 1, too. While
+				* it is FILLING index[key] is that slot */
 };
 
 /* What cache_flush has to do. */
@@ -70,8 +72,9 @@ struct cache {
 	struct slot *slots;     /* [n_slots] */
 	int32_t *index;         /* [n_keys] slot in tier 0 or 1, -1: in neither */
 	int32_t *prefill_index; /* [n_keys] prefill slot, -1: none */
-	bool *hot;              /* [n_keys] cache_set_hot */
-	uint64_t hot_bytes;
+	uint8_t *hot;           /* [n_keys] cache_set_hot: 1 + the tier it is hot for; 0: not hot */
+	uint64_t hot_bytes[CACHE_TIERS];
+	bool keep_reads;   /* cache_keep_reads */
 	int32_t *borrowed; /* [n_borrowed, at most n_prefill_slots] the prefill slots */
 	int n_borrowed;
 	int32_t *inclusive_copy; /* [n_keys] slot of its inclusive copy, -1: none */

@@ -12,7 +12,8 @@
  * its read before it is posted.
  *
  * A load into tier 1 (to_tier1) reads its chunks into the slot itself. Each takes a staging buffer
- * all the same, whose memory is not used: buffers bound the number of chunks being read.
+ * all the same, whose memory is not used: buffers bound the number of chunks being read. So does a
+ * load that keeps its bytes in tier 1 (keep): its chunks are copied to the card from there.
  *
  * Everything here belongs to the thread that called attach, except in open and close. While a chunk
  * is hashed, its read's check belongs to the pool's thread, which also reads the buffer.
@@ -159,6 +160,8 @@ static void begin_load(
 	if (!q->src && expert_check_due(t->base.config.check, q->layer, q->expert))
 		x->check = transfer_acquire_check(&t->base, &t->checks, q, &x->failure);
 #ifdef LOADER_POISON
+	if (q->keep)
+		memset(q->keep, READER_POISON, q->bytes);
 	x->parts_left++;
 	if (q->to_tier1) {
 		memset(q->dst, READER_POISON, q->bytes);
@@ -218,12 +221,13 @@ static uint8_t *buffer_memory(const struct card_transfer *t, int32_t buffer)
 	return t->memory->host_staging.base + (uint64_t)buffer * t->memory->plan.buffer_bytes;
 }
 
-/* Where the bytes of a chunk are read to: into tier 1 itself, or into the buffer's memory. */
-static uint8_t *chunk_memory(const struct card_transfer *t, int32_t buffer)
+/* Where the bytes of a chunk are read to: into tier 1 itself, or into the buffer's memory.
+ * dst_offset: of the chunk in its slot. */
+static uint8_t *chunk_memory(const struct card_transfer *t, const struct transfer_request *q,
+	int32_t buffer, uint64_t dst_offset)
 {
-	const struct buffer *b = &t->buffers[buffer];
-	const struct transfer_request *q = &t->slots[b->slot].q;
-	return q->to_tier1 ? q->dst + b->dst_offset : buffer_memory(t, buffer);
+	uint8_t *in_tier1 = q->to_tier1 ? q->dst : q->keep;
+	return in_tier1 ? in_tier1 + dst_offset : buffer_memory(t, buffer);
 }
 
 /* Drops one reference: the copy or the check of the chunk has ended. */
@@ -328,7 +332,7 @@ static void post_chunks_to_check(struct card_transfer *t, int32_t slot, unsigned
 		b->waits = false;
 		b->task.hash = hash_chunk;
 		b->run = &k->run;
-		b->memory = chunk_memory(t, (int32_t)i);
+		b->memory = chunk_memory(t, &t->slots[slot].q, (int32_t)i, b->dst_offset);
 		check_pool_post(t->base.config.check_pool, k->thread, &b->task);
 		k->next_chunk++;
 		i = UINT32_MAX; /* the next one may be in any buffer */
@@ -372,8 +376,8 @@ static void card_read_done(struct transfer *base, const struct reader_completion
 	t->buffers[buffer].bytes = c->bytes;
 	x->parts_left += !!x->check;
 	if (!x->q.to_tier1)
-		copy_in(
-			t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, RELEASE_BUFFER, buffer);
+		copy_in(t, b.slot, b.dst_offset, chunk_memory(t, &x->q, buffer, b.dst_offset), c->bytes,
+			RELEASE_BUFFER, buffer);
 	if (x->check)
 		post_chunks_to_check(t, b.slot, b.read);
 	if (x->q.to_tier1) { /* the read has put it into its slot */
@@ -473,7 +477,7 @@ static enum start_result start_read(struct card_transfer *t, int32_t slot)
 		.offset = r->offset + x->next_at,
 		.bytes = n,
 		.need = MIN(n, r->need - x->next_at),
-		.dst = x->q.to_tier1 ? x->q.dst + r->dst_offset + x->next_at : buffer_memory(t, buffer),
+		.dst = chunk_memory(t, &x->q, buffer, r->dst_offset + x->next_at),
 		.tag = (uint64_t)buffer,
 		.urgent = demand,
 	};

@@ -146,7 +146,9 @@ void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_s
  * slots of the first tier, and when that is full into free slots of the second. With a card the
  * second tier is used only once all of its memory is pinned (loader_pin_in_background). Returns at
  * once. Experts that do not exist are ignored. A prompt that reads one of the experts for the first
- * tier leaves it there, so that it need not be read again. */
+ * tier leaves it there, so that it need not be read again. With a card, what a prompt reads for
+ * other use also stays in free slots of the second tier once all of that is pinned, experts of the
+ * warm-up first (cache_keep_reads). */
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);
 
 #endif

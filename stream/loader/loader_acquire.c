@@ -126,9 +126,11 @@ static void boost_refs(struct loader *l, const struct cache_request *q)
 {
 	for (int i = 0; i < q->n; i++) {
 		const struct cache_ref *r = &q->refs[i];
-		if (r->slot >= 0 && (r->state == CACHE_REF_IN_FLIGHT || r->state == CACHE_REF_NONE) &&
-			cache_slot_get(l->shared.cache, r->slot).state == CACHE_FILLING)
-			loader_queue_boost(l, r->slot);
+		if (r->slot < 0 || (r->state != CACHE_REF_IN_FLIGHT && r->state != CACHE_REF_NONE))
+			continue;
+		const struct cache_slot slot = cache_slot_get(l->shared.cache, r->slot);
+		if (slot.state == CACHE_FILLING)
+			loader_queue_boost(l, slot.load);
 	}
 }
 

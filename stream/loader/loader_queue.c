@@ -74,6 +74,7 @@ static void queue_transfer(
 			.src = t->source < 0 ? NULL : slot_memory(l, load, t->from_offset),
 			.dst = slot_memory(l, tier, t->to_offset),
 			.to_tier1 = load && tier == 1,
+			.keep = t->keep < 0 ? NULL : slot_memory(l, 1, t->keep_offset),
 			.bytes = t->bytes},
 	};
 	x->priority = load ? priority : TRANSFER_DEMOTION;
@@ -158,6 +159,15 @@ static bool read_ahead_names(const void *queue, int layer, int expert)
 	return false;
 }
 
+/* Whether reads may go to tier 1: there is one, and all of it is pinned, so that the card can copy
+ * from it. *later: it is still being pinned; the I/O thread is woken when that ends. */
+static bool may_read_to_tier1(const struct loader *l, bool *later)
+{
+	const int state = l->card ? atomic_load(&l->card->tier1.state) : PINNED_READY;
+	*later = l->tier_memory_bytes[1] && state == PINNED_IN_PROGRESS;
+	return l->tier_memory_bytes[1] && state == PINNED_READY;
+}
+
 void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, int n)
 {
 	struct work_queue *q = &l->shared.queue;
@@ -177,6 +187,10 @@ void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, in
 		a[1] = t;
 	}
 	cache_read_ahead_drop(l->shared.cache, read_ahead_names, q);
+	bool later;
+	if (l->card &&
+		may_read_to_tier1(l, &later)) /* without a card it would take a copy of its own */
+		cache_keep_reads(l->shared.cache);
 }
 
 bool loader_queue_clear_read_ahead(struct loader *l)
@@ -314,16 +328,6 @@ static bool reserve_promotion(struct loader *l)
 	return false;
 }
 
-/* Whether a warm-up may read into tier 1: there is one, and all of it is pinned, so that its
- * experts can be promoted. *later: it is still being pinned; the I/O thread is woken when that
- * ends. */
-static bool may_warm_tier1(const struct loader *l, bool *later)
-{
-	const int state = l->card ? atomic_load(&l->card->tier1.state) : PINNED_READY;
-	*later = l->tier_memory_bytes[1] && state == PINNED_IN_PROGRESS;
-	return l->tier_memory_bytes[1] && state == PINNED_READY;
-}
-
 /* Reserves a free slot for the next expert of the warm-up: of the first tier, else of the second.
  * False: none is left, or no slot is free. */
 static bool reserve_warm(struct loader *l)
@@ -337,7 +341,7 @@ static bool reserve_warm(struct loader *l)
 		if (cache_find(s->cache, k.layer, k.expert) >= 0)
 			continue;
 		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
-		if (result != CACHE_OK && may_warm_tier1(l, &later))
+		if (result != CACHE_OK && may_read_to_tier1(l, &later))
 			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);
 		if (later)
 			return false;

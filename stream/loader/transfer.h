@@ -4,6 +4,7 @@
  *
  *     load      file or slot of tier 1 --> slot of tier 0
  *     load      file                   --> slot of tier 1 (to_tier1)
+ *     load      file --> slot of tier 1 (keep) --> slot of tier 0, with a card only
  *     demotion  slot of tier 0         --> slot of tier 1
  *
  * A struct transfer does all of this for one source; a single one is called a load or a demotion.
@@ -71,6 +72,9 @@ struct transfer_request {
 	const uint8_t *src; /* load: in tier 1, or NULL: its file; demotion: in tier 0 */
 	uint8_t *dst;
 	bool to_tier1;  /* load: dst is in tier 1, and src is NULL */
+	uint8_t *keep;  /* load from a file to a card: pinned memory of tier 1 [bytes] that the file is
+					 * read to in place of staging buffers, and that holds the bytes when the load
+					 * ends; NULL: none */
 	uint64_t bytes; /* of a slot of this expert */
 };
 

@@ -67,6 +67,13 @@ static int check_slot(const struct cache *c, int32_t i, struct err *e)
 			return err_set(e, ERR_RUN,
 				"slot %d is filled from slot %d, which does not hold its key pinned", i, s->from);
 	}
+	if (s->kept && (!s->prefill || s->from >= 0))
+		return err_set(e, ERR_RUN, "slot %d wrongly fills another", i);
+	if (s->kept && s->state == CACHE_FILLING) {
+		const int32_t keep = c->index[s->key];
+		if (keep < 0 || tier_of(c, keep) != 1 || c->slots[keep].state != CACHE_FILLING)
+			return err_set(e, ERR_RUN, "slot %d fills slot %d, which is not FILLING", i, keep);
+	}
 	if (s->prefill) {
 		if (c->prefill_index[s->key] != i || !s->pins)
 			return err_set(e, ERR_RUN, "prefill slot %d: key %d said to be in %d, %u pins", i,

@@ -171,12 +171,105 @@ static void test_hot_load_fails(void **state)
 	cache_free(c);
 }
 
+/* What prefill reads into a prefill slot stays in a free slot of tier 1, once that is asked for.
+ * Experts that are hot for tier 1 have its slots, others what is left; nobody is evicted. */
+static void test_keep_reads(void **state)
+{
+	(void)state;
+	struct cache *c = make_cache(4, 4, 2);
+	const struct cache_stats *s = cache_stats(c);
+	struct cache_plan p;
+	struct prefill_request o;
+	for (int i = 0; i < 7; i++)
+		assert_true(cache_set_hot(c, 0, i)); /* 4 to 6 for tier 1, which has room for one more */
+	cache_begin_step(c, CACHE_PREFILL, &p);
+	assert_int_equal(cache_read_ahead(c, 0, 4, &p), CACHE_OK);
+	assert_int_equal(p.transfers[0].keep, -1); /* not asked for */
+	cache_commit(c, p.transfers[0].slot);
+	assert_int_equal(acquire(c, &o, 4), CACHE_OK);
+	release(c, &o);
+	assert_int_equal(cache_find(c, 0, 4), -1);
+	cache_keep_reads(c);
+	for (int i = 4; i < 10; i++) {
+		struct cache_transfer t;
+		assert_int_equal(cache_read_ahead(c, 0, i, &p), CACHE_OK);
+		assert_int_equal(p.n, 1);
+		t = p.transfers[0];
+		assert_true(cache_slot_get(c, t.slot).prefill);
+		assert_int_equal(t.keep >= 0, i < 8); /* 8, 9: no room beside those that are hot */
+		if (t.keep >= 0) {
+			const struct cache_slot keep = cache_slot_get(c, t.keep);
+			assert_int_equal(keep.state, CACHE_FILLING);
+			assert_int_equal(keep.load, t.slot);
+			assert_int_equal(keep.offset, t.keep_offset);
+			assert_int_equal(keep.expert, i);
+		}
+		check_invariants(c);
+		assert_int_equal(cache_read_ahead(c, 0, i, &p), CACHE_PRESENT);
+		assert_int_equal(acquire(c, &o, i), CACHE_OK);
+		assert_int_equal(o.ref.slot, t.slot);
+		cache_commit(c, t.slot);
+		release(c, &o);
+		if (t.keep >= 0)
+			assert_int_equal(cache_slot_get(c, cache_find(c, 0, i)).state, CACHE_READY);
+		else
+			assert_int_equal(cache_find(c, 0, i), -1);
+	}
+	assert_int_equal(s->prefill_misses, 7); /* none was there before the step */
+	assert_int_equal(s->evictions + s->demotions, 0);
+	assert_int_equal(cache_read_ahead(c, 0, 5, &p), CACHE_OK); /* the next chunk copies it */
+	assert_true(p.transfers[0].source >= 0 && p.transfers[0].keep < 0);
+	cache_commit(c, p.transfers[0].slot);
+	cache_begin_step(c, CACHE_DECODE, &p);
+	bring(c, 4); /* a token finds it in tier 1 */
+	assert_int_equal(s->hits[1], 1);
+	check_invariants(c);
+	cache_free(c);
+}
+
+/* A read that fills a slot of either tier fails: the expert is in neither. While it is in flight a
+ * token that asks for the expert waits for it. */
+static void test_kept_read_fails(void **state)
+{
+	(void)state;
+	for (int fails = 0; fails < 2; fails++) {
+		struct cache *c = make_cache(4, 4, 2);
+		struct cache_plan p;
+		struct cache_ref ref = {.expert = 3};
+		struct cache_request q = {.use = CACHE_DECODE, .refs = &ref, .n = 1};
+		cache_keep_reads(c);
+		cache_begin_step(c, CACHE_PREFILL, &p);
+		assert_int_equal(cache_read_ahead(c, 0, 3, &p), CACHE_OK);
+		const struct cache_transfer t = p.transfers[0];
+		cache_begin_step(c, CACHE_DECODE, &p);
+		assert_int_equal(cache_acquire(c, &q, &p), CACHE_BUSY);
+		assert_int_equal(p.n, 0);
+		assert_int_equal(ref.slot, t.keep);
+		check_invariants(c);
+		if (fails)
+			cache_abort(c, t.slot);
+		else
+			cache_commit(c, t.slot);
+		check_invariants(c);
+		assert_int_equal(cache_slot_get(c, t.slot).state, CACHE_FREE);
+		assert_int_equal(cache_find(c, 0, 3), fails ? -1 : t.keep);
+		cache_release(c, &ref, 1, &p);
+		bring(c, 3);
+		assert_int_equal(cache_slot_get(c, cache_find(c, 0, 3)).tier, 0);
+		assert_int_equal(cache_stats(c)->promotions, !fails);
+		check_invariants(c);
+		cache_free(c);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cache_warm),
 		cmocka_unit_test(test_cache_set_hot),
 		cmocka_unit_test(test_hot_load_fails),
+		cmocka_unit_test(test_keep_reads),
+		cmocka_unit_test(test_kept_read_fails),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

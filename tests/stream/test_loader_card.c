@@ -281,6 +281,72 @@ static void test_warm_second_tier(void **state)
 	}
 }
 
+/* A prompt uses every expert of every layer, read ahead layer by layer. */
+static void prompt_all(struct expert_source *s)
+{
+	const int n = (int)config.n_experts, group = s->max_pinned[EXPERT_PREFILL];
+	int32_t ids[CONFIG_MAX_EXPERTS];
+	struct err e = {0};
+	for (int i = 0; i < n; i++)
+		ids[i] = i;
+	s->ops->step(s, EXPERT_PREFILL, 512, 0);
+	for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
+		s->ops->read_ahead(s, (int)layer, ids, n);
+		if (layer + 1 < config.n_layers)
+			s->ops->read_ahead(s, (int)layer + 1, ids, n);
+		for (int first = 0; first < n; first += group) {
+			struct expert_ref refs[CONFIG_MAX_EXPERTS];
+			const int m = first + group < n ? group : n - first;
+			refs_from(refs, first, m);
+			if (use_experts(s, (int)layer, EXPERT_PREFILL, refs, m, &e))
+				fail_msg("%s", e.text);
+		}
+	}
+}
+
+/* What a prompt reads stays in free slots of the second tier once that is pinned. The prompt itself
+ * reads and copies to the card what it would without. The answer after it need not read these
+ * experts, and they hold the bytes of the file. */
+static void test_prompt_fills_second_tier(void **state)
+{
+	(void)state;
+	struct expert_stats prompt[2];
+	for (int pinned = 0; pinned < 2; pinned++) {
+		struct loader_options o = source_options(0.1, full.everything_bytes / 2);
+		struct loader_plan plan;
+		struct err e = {0};
+		o.lookahead = 0;
+		card_faults = (struct copier_faults){.seed = 1, .latency_max_us = 20};
+		assert_int_equal(loader_plan(&o, &plan, &e), 0);
+		struct expert_source *s = open_source(&o);
+		if (pinned) {
+			loader_pin_in_background(s);
+			assert_int_equal(source_wait_pinned(s, &e), 0);
+		}
+		prompt_all(s);
+		prompt[pinned] = s->stats;
+		const int kept = experts_in(s, 1);
+		s->ops->step(s, EXPERT_DECODE, 1, 512);
+		use_all(s);
+		const struct cache_stats c = source_cache_stats(s);
+		print_message("second tier %s: %d of %d experts after a prompt, %llu hits of it and %llu "
+					  "misses in the answer\n",
+			pinned ? "pinned" : "not pinned", kept, plan.n_experts, (unsigned long long)c.hits[1],
+			(unsigned long long)c.misses);
+		if (pinned) {
+			assert_in_range(kept, plan.n_fit[1] * 3 / 4, plan.n_fit[1]);
+			assert_true(c.hits[1] > 0);
+		} else {
+			assert_int_equal(kept, 0);
+		}
+		close_source(s);
+	}
+	/* the read-ahead may come to an expert that was used already, and load it again */
+	assert_in_range(
+		prompt[1].bytes_read, prompt[0].bytes_read * 9 / 10, prompt[0].bytes_read * 11 / 10);
+	assert_in_range(prompt[1].bytes_in, prompt[0].bytes_in * 9 / 10, prompt[0].bytes_in * 11 / 10);
+}
+
 static void test_card_refusals(void **state)
 {
 	(void)state;
@@ -319,6 +385,7 @@ int main(void)
 		cmocka_unit_test(test_slow_copies),
 		cmocka_unit_test(test_pinned_by_steps),
 		cmocka_unit_test(test_warm_second_tier),
+		cmocka_unit_test(test_prompt_fills_second_tier),
 		cmocka_unit_test(test_card_refusals),
 	};
 	card_kind = CARD_EMULATED;

@@ -303,6 +303,50 @@ static void test_second_tier(void **state)
 		}
 }
 
+/* A prompt's read that also fills a slot of the second tier: wrong once, it is read again and stays
+ * in both; wrong twice, the prompt fails and the expert is in neither. */
+static void test_kept_read(void **state)
+{
+	(void)state;
+	if (card_kind == CARD_NONE)
+		return; /* nothing is kept */
+	const int layer = (int)config.n_dense, wrong = (int)config.n_experts - 1;
+	for (size_t p = 0; p < ARRAY_LEN(parts); p++)
+		for (unsigned times = 0; times < 2; times++) {
+			struct reader_faults f = {.seed = p,
+				.flip = true,
+				.flip_offset = offset_in(layer, parts[p], wrong),
+				.flip_times = times};
+			struct loader_options o = checked_options(0, full.everything_bytes, CHECK_FIRST, &f);
+			struct expert_source *s = open_source(&o);
+			struct expert_ref refs[2];
+			struct err e = {0};
+			int in[2];
+			loader_pin_in_background(s);
+			assert_int_equal(source_wait_pinned(s, &e), 0);
+			s->ops->step(s, EXPERT_PREFILL, 512, 0);
+			s->ops->read_ahead(s, layer, (const int32_t[]){wrong - 1, wrong}, 2);
+			int rc = 0;
+			for (int i = 0; i < 2 && !rc; i++) {
+				refs_from(refs, wrong - 1 + i, 1);
+				rc = use_experts(s, layer, EXPERT_PREFILL, refs, 1, &e);
+			}
+			assert_int_equal(rc, times ? 0 : ERR_RUN);
+			source_layer_resident(s, layer, in);
+			assert_int_equal(in[0], 0);
+			assert_int_equal(in[1], 1 + !!times);
+			/* it may have failed as a read-ahead, and again as a demand */
+			assert_in_range(s->stats.reread, 1, times ? 1 : 2);
+			assert_int_equal(s->stats.wrong, times ? 0 : s->stats.reread);
+			refs_from(refs, wrong - 1, 1 + !!times);
+			s->ops->step(s, EXPERT_DECODE, 1, 512);
+			if (use_experts(s, layer, EXPERT_DECODE, refs, 1 + !!times, &e))
+				fail_msg("%s", e.text);
+			assert_int_equal(s->stats.hit_ram, 1 + !!times);
+			close_source(s);
+		}
+}
+
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 
 /* Without memory for the error of a load, or for the state of its check, this load fails, and the
@@ -726,6 +770,7 @@ int main(void)
 		cmocka_unit_test(test_transient),
 		cmocka_unit_test(test_permanent),
 		cmocka_unit_test(test_second_tier),
+		cmocka_unit_test(test_kept_read),
 		cmocka_unit_test(test_side_by_side),
 		cmocka_unit_test(test_hashed_by_slice),
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
