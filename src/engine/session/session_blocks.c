@@ -8,7 +8,6 @@
 #include "src/engine/session/session_blocks.h"
 
 #include "src/base/hash.h"
-#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -54,12 +53,14 @@ static size_t compress_block(struct block_stream *b, const void *data, size_t n)
 	return LZ4F_isError(got) || got > n - n / 16 ? 0 : got;
 }
 
-/* NULL when the frame of `stored` bytes in b->packed holds exactly n; else what is wrong. */
-static const char *decompress_block(struct block_stream *b, size_t stored, void *out, size_t n)
+/* Expands the frame of `stored` bytes in b->packed, which must hold exactly n. ERR_INPUT: *error
+ * says what is wrong with it. ERR_MEMORY. */
+static int decompress_block(
+	struct block_stream *b, size_t stored, void *out, size_t n, const char **error)
 {
 	LZ4F_dctx *d;
 	if (LZ4F_isError(LZ4F_createDecompressionContext(&d, LZ4F_VERSION)))
-		bug("out of memory: lz4 context");
+		return ERR_MEMORY; /* it fails in no other way */
 	size_t in = 0, done = 0, want = 1;
 	const char *why = NULL;
 	while (!why && want && in < stored) {
@@ -75,7 +76,10 @@ static const char *decompress_block(struct block_stream *b, size_t stored, void 
 	LZ4F_freeDecompressionContext(d);
 	if (!why && (want || in != stored || done != n))
 		why = "it holds another number of bytes than it should";
-	return why;
+	if (why && !strcmp(why, "ERROR_allocation_failed"))
+		return ERR_MEMORY;
+	*error = why;
+	return why ? ERR_INPUT : 0;
 }
 #else
 static size_t compressed_bound(size_t n)
@@ -91,13 +95,15 @@ static size_t compress_block(struct block_stream *b, const void *data, size_t n)
 	return 0;
 }
 
-static const char *decompress_block(struct block_stream *b, size_t stored, void *out, size_t n)
+static int decompress_block(
+	struct block_stream *b, size_t stored, void *out, size_t n, const char **error)
 {
 	(void)b;
 	(void)stored;
 	(void)out;
 	(void)n;
-	return "this program was built without lz4";
+	*error = "this program was built without lz4";
+	return ERR_INPUT;
 }
 #endif
 
@@ -165,10 +171,13 @@ int block_read(struct block_stream *b, void *out, size_t n, struct err *e)
 		return err_set(e, ERR_INPUT,
 			"%.400s: block %u is damaged: check value %016llx, expected %016llx", b->name,
 			b->n_blocks, (unsigned long long)check, (unsigned long long)load_u64(head + 8));
-	const char *why = coding == CODING_LZ4 ? decompress_block(b, stored, out, n) : NULL;
-	if (why)
-		return err_set(e, ERR_INPUT, "%.400s: block %u is an lz4 frame that cannot be read: %s",
-			b->name, b->n_blocks, why);
+	const char *why = NULL;
+	int rc = coding == CODING_LZ4 ? decompress_block(b, stored, out, n, &why) : 0;
+	if (rc == ERR_MEMORY)
+		return err_set(e, rc, "%.400s: no memory to expand block %u", b->name, b->n_blocks);
+	if (rc)
+		return err_set(e, rc, "%.400s: block %u is an lz4 frame that cannot be read: %s", b->name,
+			b->n_blocks, why);
 	b->n_blocks++;
 	b->raw_bytes += n;
 	b->stored_bytes += stored;

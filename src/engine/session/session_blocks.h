@@ -45,7 +45,8 @@ void block_stream_fini(struct block_stream *b); /* accepts a zeroed struct; leav
 int block_write(struct block_stream *b, const void *data, size_t n, struct err *e);
 
 /* Reads the next block, which must hold exactly n bytes. ERR_INPUT when it does not, ends early or
- * is damaged; ERR_RUN when the file cannot be read. `out` is undefined after an error. */
+ * is damaged; ERR_RUN when the file cannot be read; ERR_MEMORY. `out` is undefined after an error.
+ */
 int block_read(struct block_stream *b, void *out, size_t n, struct err *e);
 
 #endif
