@@ -122,8 +122,8 @@ static struct engine_cache make_engine_cache(const struct engine *g, const struc
 	return (struct engine_cache){.n_layers = c->n_layers + c->n_mtp,
 		.n_experts = c->n_experts,
 		.n_mtp = c->n_mtp,
-		.streaming = f->streaming,
-		.policy = f->streaming ? policy : NULL,
+		.streaming = g->streaming,
+		.policy = g->streaming ? policy : NULL,
 		.lookahead = (int)f->lookahead,
 		.tier_bytes = {f->tier_bytes[0], f->tier_bytes[1]},
 		.everything_bytes = f->everything_bytes,
@@ -237,8 +237,8 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 	if ((rc = stages_bind(g, o, &whole, bytes, e)) || (rc = stages_plan(g, &planned, e)))
 		goto out;
 	struct rank_figures here = describe_rank(g);
+	g->streaming = here.streaming || (g->ranks && g->ranks->streaming);
 	g->cache = make_engine_cache(g, &here);
-	g->streaming = g->cache.streaming;
 	const struct plan *p = &g->stages->plan;
 	g->context = p->context;
 	g->chunk = p->chunk;

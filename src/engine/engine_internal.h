@@ -19,7 +19,7 @@ struct engine {
 	struct engine_ranks *ranks;      /* other layers lie on other ranks; NULL: all are here */
 	struct stage_pipeline *pipeline; /* NULL while opening and closing */
 	struct numa_nodes nodes;         /* of the host */
-	bool streaming;                  /* some stage streams its experts */
+	bool streaming;                  /* some stage, here or on another rank, streams its experts */
 	struct engine_cache cache;       /* what of it does not change */
 	uint64_t fingerprint;
 	bool exact_prompts;         /* asked for, and the backend is a card */

@@ -201,6 +201,32 @@ static int open_fast_on_one(struct ranks *r, struct err *e)
 	return open_engine(r, ranks_me(r) == 1, &g, e);
 }
 
+/* Rank 1 streams its experts, rank 0 does not. Is a profile kept, and is the policy known? */
+static int keep_profile(struct ranks *r, struct err *e)
+{
+	const bool is_worker = ranks_me(r);
+	const struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+		.backend = "cpu",
+		.threads = 1,
+		.context = 64,
+		.cache_bytes = is_worker ? 20000000 : 0,
+		.profile_folder = "/nonexistent/profiles", /* no profile of earlier runs, and none after */
+		.ranks = r};
+	struct engine *g;
+	int rc = engine_open(&o, &g, e);
+	if (rc)
+		return rc;
+	struct engine_cache cache;
+	engine_cache_snapshot(g, &cache, NULL);
+	if (!is_worker)
+		fprintf(stderr, "rank 0 keeps %s, policy %s\n", g->profile_folder ? "a profile" : "none",
+			cache.streaming && cache.policy ? cache.policy : "none");
+	else
+		rc = engine_run_worker(g, e);
+	const int failed = engine_close(g, e);
+	return rc ? rc : failed;
+}
+
 /* Rank 1 leaves. Then rank 0 is refused every command with the sentence that names it. */
 static int refuse_commands(struct ranks *r, struct err *e)
 {
@@ -317,7 +343,8 @@ static const struct role {
 	{"end_early", end_early}, {"end_late", end_late}, {"long_message", long_message},
 	{"hang", hang}, {"die", die}, {"refuse_commands", refuse_commands},
 	{"refuse_messages", refuse_messages}, {"open_fast_on_one", open_fast_on_one},
-	{"share_a_card", share_a_card}, {"share_a_named_card", share_a_named_card}};
+	{"keep_profile", keep_profile}, {"share_a_card", share_a_card},
+	{"share_a_named_card", share_a_named_card}};
 
 #ifdef COVERAGE_FOLDER
 void __gcov_dump(void); /* _exit writes no counts of coverage */
@@ -534,6 +561,15 @@ static void test_other_arithmetic_is_refused(void **state)
 	expect_said("the backend is cpu fast, that of rank 0 is cpu");
 }
 
+static void test_profile_where_a_worker_streams(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	if (run_ranks("keep_profile", 2))
+		fail_msg("%s", said);
+	expect_said("rank 0 keeps a profile, policy lfu");
+}
+
 static void test_without_mpirun(void **state)
 {
 	(void)state;
@@ -560,6 +596,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_cards_that_collide),
 		cmocka_unit_test(test_shared_card_is_refused),
 		cmocka_unit_test(test_other_arithmetic_is_refused),
+		cmocka_unit_test(test_profile_where_a_worker_streams),
 		cmocka_unit_test(test_messages),
 		cmocka_unit_test(test_disagreement_names_the_lowest_rank),
 		cmocka_unit_test(test_rank_that_leaves_is_named),

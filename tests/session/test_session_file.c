@@ -27,6 +27,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
+#if HAVE_LZ4
+#include <dlfcn.h>
+#include <lz4frame.h>
+#endif
 
 #define MODEL    "tools/pocket/pocket.gguf"
 #define N_PROMPT 200 /* more than index_topk 128: sparse selection is in use */
@@ -540,6 +544,72 @@ static void test_killed(void **state)
 	engine_close(g, NULL);
 }
 
+/* ---- blocks ---- */
+
+/* Without memory to expand a block it is ERR_MEMORY, not a damaged file. These functions stand
+ * before those of lz4 and fail when the case wants it. */
+#if HAVE_LZ4
+static bool no_context, no_buffer;
+
+LZ4F_errorCode_t LZ4F_createDecompressionContext(LZ4F_dctx **out, unsigned version)
+{
+	LZ4F_errorCode_t (*real)(LZ4F_dctx **, unsigned);
+	*(void **)(void *)&real = dlsym(RTLD_NEXT, "LZ4F_createDecompressionContext");
+	return no_context ? (LZ4F_errorCode_t)-9 : real(out, version); /* ERROR_allocation_failed */
+}
+
+size_t LZ4F_decompress(LZ4F_dctx *d, void *to, size_t *to_bytes, const void *from,
+	size_t *from_bytes, const LZ4F_decompressOptions_t *o)
+{
+	size_t (*real)(
+		LZ4F_dctx *, void *, size_t *, const void *, size_t *, const LZ4F_decompressOptions_t *);
+	*(void **)(void *)&real = dlsym(RTLD_NEXT, "LZ4F_decompress");
+	return no_buffer ? (size_t)-9 : real(d, to, to_bytes, from, from_bytes, o);
+}
+
+static uint8_t zeros[BLOCK_MAX_BYTES], block_read_back[BLOCK_MAX_BYTES];
+
+static int read_block_again(FILE *f, struct err *e)
+{
+	struct block_stream b;
+	rewind(f);
+	assert_int_equal(block_stream_init(&b, f, "the file", 0, e), 0);
+	memset(block_read_back, 1, sizeof block_read_back);
+	int rc = block_read(&b, block_read_back, sizeof block_read_back, e);
+	block_stream_fini(&b);
+	return rc;
+}
+
+static void test_no_memory_for_blocks(void **state)
+{
+	(void)state;
+	struct block_stream b;
+	struct err e = {0};
+	FILE *f = tmpfile();
+	assert_non_null(f);
+	assert_int_equal(block_stream_init(&b, f, "the file", 0, &e), 0);
+	assert_int_equal(block_write(&b, zeros, sizeof zeros, &e), 0);
+	assert_true(b.stored_bytes < b.raw_bytes);
+	block_stream_fini(&b);
+	no_context = true;
+	assert_int_equal(read_block_again(f, &e), ERR_MEMORY);
+	no_context = false;
+	no_buffer = true;
+	assert_int_equal(read_block_again(f, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.text, "the file: no memory to expand block 0"));
+	no_buffer = false;
+	assert_int_equal(read_block_again(f, &e), 0);
+	assert_memory_equal(block_read_back, zeros, sizeof block_read_back);
+	fclose(f);
+}
+#else
+static void test_no_memory_for_blocks(void **state)
+{
+	(void)state;
+	skip();
+}
+#endif
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -553,6 +623,7 @@ int main(void)
 		cmocka_unit_test(test_every_byte),
 		cmocka_unit_test(test_absurd_heads),
 		cmocka_unit_test(test_killed),
+		cmocka_unit_test(test_no_memory_for_blocks),
 	};
 	return cmocka_run_group_tests(tests, session_file_setup, temp_dir_drop);
 }

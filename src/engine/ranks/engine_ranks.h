@@ -20,6 +20,7 @@ struct engine_ranks {
 	struct stage_link *in, *out;  /* from the rank before, to the next; NULL: none */
 	struct rank_figures *figures; /* rank 0: [count] */
 	bool counts;                  /* rank 0 keeps a profile */
+	bool streaming;               /* some rank streams its experts */
 	bool ready;                   /* rank 0: the workers take commands */
 	struct profile_key *warm;     /* [n_warm] given before that */
 	size_t n_warm;
@@ -47,7 +48,8 @@ int engine_ranks_handshake(struct engine *g, const struct engine_options *o, int
  * ERR_USAGE: more stages than layers. */
 int engine_ranks_cut(struct engine *g, const struct rank_room *mine, bool mtp,
 	const struct model_weights *whole, struct err *e);
-/* *limits: of this rank, then the least of all. */
+/* *limits: of this rank, then of all: the least context and chunk, and whether any streams. Sets
+ * k->streaming. */
 int engine_ranks_limits(struct engine_ranks *k, struct rank_limits *limits, struct err *e);
 /* rc, *e: how loading went. mine: of this rank. Opens the links; rank 0 prints the plan, and adds
  * the figures of the others to g->cache. */

@@ -139,9 +139,13 @@ int engine_ranks_limits(struct engine_ranks *k, struct rank_limits *limits, stru
 	for (uint32_t i = 0; i < ranks_count(k->ranks) && !rc && !ranks_me(k->ranks); i++) {
 		limits->context = MIN(limits->context, all[i].context);
 		limits->chunk = MIN(limits->chunk, all[i].chunk);
+		limits->streaming |= all[i].streaming;
 	}
 	free(all);
-	return rc ? rc : ranks_broadcast(k->ranks, limits, sizeof *limits, e);
+	if (!rc)
+		rc = ranks_broadcast(k->ranks, limits, sizeof *limits, e);
+	k->streaming = !rc && limits->streaming;
+	return rc;
 }
 
 /* ---- ready ---- */
@@ -216,7 +220,6 @@ int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc
 		n += f->n_experts;
 		if (!i || !f->streaming)
 			continue;
-		cache->streaming = g->streaming = true;
 		cache->lookahead = MAX(cache->lookahead, (int)f->lookahead);
 		cache->tier_bytes[0] += f->tier_bytes[0];
 		cache->tier_bytes[1] += f->tier_bytes[1];

@@ -16,7 +16,8 @@
  *   broadcast   struct rank_cuts: which layers each gets
  *   agree       each has a memory plan
  *   gather      struct rank_limits of it
- *   broadcast   struct rank_limits: the least of them, with which each plans again
+ *   broadcast   struct rank_limits: the least context and chunk, with which each plans again, and
+ *               whether any rank streams
  *   agree       each has; nobody allocates before
  *   agree       the layers are loaded
  *   -           each opens its links (rank_link.h)
@@ -72,8 +73,10 @@ struct rank_cuts {
 	uint32_t first_stage[RANKS_MAX + 1]; /* of the ranks in order, 1 .. n - 1, 0 */
 };
 
+/* Of the memory plan of a rank. */
 struct rank_limits {
 	uint32_t context, chunk;
+	uint32_t streaming; /* not 0: some of its stages stream their experts */
 };
 
 /* What of a rank does not change. */

@@ -186,7 +186,10 @@ int stages_plan(struct engine *g, const struct engine_options *o, struct err *e)
 	int rc = plan_here(g, o, e);
 	log_set_level(level);
 	struct ranks *ranks = g->ranks->ranks;
-	struct rank_limits limits = {g->stages->plan.context, g->stages->plan.chunk};
+	struct rank_limits limits = {
+		.context = g->stages->plan.context, .chunk = g->stages->plan.chunk};
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		limits.streaming |= g->stages[i].plan.streaming;
 	if ((rc = ranks_agree(ranks, rc, e)) || (rc = engine_ranks_limits(g->ranks, &limits, e)))
 		return rc;
 	agreed.context = limits.context;
