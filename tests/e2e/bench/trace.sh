@@ -73,7 +73,7 @@ error_is_one_sentence 2 --experts
 run trace simulate "$trace" --experts 5,,7
 error_is_one_sentence 2 --experts
 run trace simulate "$trace" --cache-gb 1
-error_is_one_sentence 2 "how large an expert is"
+error_is_one_sentence 2 "no sizes of experts"
 run trace simulate "$trace" --experts 100 --policy mru
 error_is_one_sentence 2 mru
 run trace simulate "$work/nowhere" --experts 100
