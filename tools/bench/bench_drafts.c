@@ -115,8 +115,8 @@ static int answer_both(struct drafts_bench *d, uint32_t prompt, uint32_t first, 
 	}
 	if (r[PLAIN].logits_hash != r[DRAFTED].logits_hash ||
 		r[PLAIN].new_tokens != r[DRAFTED].new_tokens)
-		return err_set(
-			e, ERR_RUN, "the answer to question %u is another one with drafts", prompt + 1);
+		return err_set(e, ERR_RUN,
+			"drafts changed the answer to question %u: this is a fault of the program", prompt + 1);
 	d->tokens += r[PLAIN].new_tokens;
 	stats_add(&d->stats, &r[DRAFTED].drafts);
 	return 0;
@@ -136,7 +136,7 @@ static int run_sample(struct drafts_bench *d, uint32_t sample, struct err *e)
 	draft_timeline_free(d->timeline);
 	drafter_free(drafter);
 	if (!rc && !d->tokens)
-		rc = err_set(e, ERR_RUN, "no answer has a token");
+		rc = err_set(e, ERR_RUN, "every answer is empty");
 	return rc;
 }
 

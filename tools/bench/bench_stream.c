@@ -97,8 +97,8 @@ static int sample_decode(
 	if (!i || d.ms.median < row->best.ms.median)
 		row->best = d;
 	if (d.logits_hash != j->rows[0].best.logits_hash)
-		return err_set(
-			e, ERR_RUN, "logits of two ways to stream the same tokens differ: this must not be");
+		return err_set(e, ERR_RUN,
+			"the logits depend on the lookahead or the cache: this is a fault of the program");
 	return 0;
 }
 

@@ -64,8 +64,9 @@ static const char *const notes[] = {
 	"refused.",
 };
 
-int clients_print(void)
+int clients_print(struct err *e)
 {
+	(void)e;
 	manual_print_wrapped(intro);
 	for (size_t i = 0; i < ARRAY_LEN(clients); i++) {
 		printf("\n%s:\n", clients[i].name);

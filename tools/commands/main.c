@@ -2,6 +2,7 @@
 /* glmstream: finds the command in the table, calls it, reports how it ended. Without a command:
  * run. */
 #include "src/base/args.h"
+#include "src/base/num.h"
 #include "src/ranks/ranks.h"
 #include "src/format/json_parse.h"
 #include "tools/commands/commands.h"
@@ -84,9 +85,28 @@ static const struct command *find_command(const char *name, struct err *e)
 	return NULL;
 }
 
+/* `glmstream help ABOUT [PART]`: a text, or the options of a command. */
+static int help_about(int argc, char **argv, const char *about, struct err *e)
+{
+	static const struct {
+		const char *name;
+		int (*print)(struct err *e);
+	} texts[] = {{"--man", manual_print}, {"--bash", completion_print_bash},
+		{"--zsh", completion_print_zsh}, {"clients", clients_print}, {"proxy", proxies_print}};
+	for (size_t i = 0; i < ARRAY_LEN(texts); i++)
+		if (!strcmp(about, texts[i].name))
+			return argc > 3 ? err_set(e, ERR_USAGE, "unexpected argument \"%.60s\"", argv[3])
+							: texts[i].print(e);
+	const struct command *c = find_command(about, e);
+	char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};
+	return c ? c->run(argc > 3 ? 3 : 2, help, e) : ERR_USAGE;
+}
+
 static int dispatch(int argc, char **argv, struct err *e)
 {
 	const char *first = argc > 1 ? argv[1] : "";
+	if (argc > 2 && (!strcmp(first, "--version") || !strcmp(first, "--help")))
+		return err_set(e, ERR_USAGE, "unexpected argument \"%.60s\"", argv[2]);
 	if (!strcmp(first, "--version")) {
 		printf("glmstream %s\n", GLM_VERSION);
 		return 0;
@@ -100,21 +120,8 @@ static int dispatch(int argc, char **argv, struct err *e)
 	}
 	if (argc < 2 || first[0] == '-')
 		return cmd_run(argc, argv, e);
-	if (!strcmp(about, "--man"))
-		return manual_print(e);
-	if (!strcmp(about, "--bash"))
-		return completion_print_bash(e);
-	if (!strcmp(about, "--zsh"))
-		return completion_print_zsh(e);
-	if (!strcmp(about, "clients"))
-		return clients_print();
-	if (!strcmp(about, "proxy"))
-		return proxies_print();
-	if (*about) { /* help COMMAND [PART] */
-		const struct command *c = find_command(about, e);
-		char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};
-		return c ? c->run(argc > 3 ? 3 : 2, help, e) : ERR_USAGE;
-	}
+	if (*about)
+		return help_about(argc, argv, about, e);
 	struct err unknown = {0};
 	const struct command *c = find_command(first, &unknown);
 	if (!c && habit_is_model(first))

@@ -27,12 +27,12 @@ void manual_print_wrapped(const char *text);
 void manual_print_indented(const char *lines);
 
 /* ---- clients.c: the lines that programs need to use the server ---- */
-int clients_print(void);      /* `glmstream help clients` */
-void clients_print_man(void); /* the manual's section */
+int clients_print(struct err *e); /* `glmstream help clients`; returns 0 */
+void clients_print_man(void);     /* the manual's section */
 
 /* ---- proxies.c: the server behind a proxy, and against whom it is protected ---- */
-int proxies_print(void);      /* `glmstream help proxy` */
-void proxies_print_man(void); /* the manual's sections */
+int proxies_print(struct err *e); /* `glmstream help proxy`; returns 0 */
+void proxies_print_man(void);     /* the manual's sections */
 void threats_print_man(void);
 
 /* ---- completion.c ---- */

@@ -60,8 +60,9 @@ static const char *const notes[] = {
 	"server's own port.",
 };
 
-int proxies_print(void)
+int proxies_print(struct err *e)
 {
+	(void)e;
 	manual_print_wrapped(intro);
 	putchar('\n');
 	manual_print_indented(command);

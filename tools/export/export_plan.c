@@ -126,7 +126,7 @@ static int check_rest(struct export_plan *p, const struct gguf *file,
 			continue;
 		const char *why = known_extra(cfg, t->name);
 		if (!why)
-			return err_set(e, ERR_INPUT, "%s: tensor %s belongs to nothing in this architecture",
+			return err_set(e, ERR_INPUT, "%s: tensor %s is not part of this architecture",
 				file->files[t->file].path, t->name);
 		size_t k = 0;
 		while (k + 1 < ARRAY_LEN(reasons) && reasons[k] && strcmp(reasons[k], why))

@@ -185,7 +185,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 			.help = "instead the logits of N drafts by the MTP layer, behind the likeliest next "
 					"token; each step takes the draft of the one before"},
 		{"taps", 0, ARG_STRING, .string = &taps_path, .value = "FILE",
-			.help = "also write what happened inside: safetensors with resid_last, router, "
+			.help = "also write intermediate results: safetensors with resid_last, router, "
 					"index_topk_last.L"},
 		{"kv-f32", 0, ARG_FLAG, .flag = &common.kv_f32,
 			.help = "keep the cache in float32 instead of 16 bit"},
@@ -194,7 +194,8 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	const struct args args = {.command = "glmstream dump-logits",
 		.usage = "-m MODEL --ids FILE -o OUT.f32 [options]",
 		.about = "Computes a sequence of token ids and writes logits. Prints {\"rows\", \"vocab\", "
-				 "\"logits_hash\"} on stdout, with --mtp-steps also {\"next_id\", \"draft_ids\"}.",
+				 "\"logits_hash\"} on stdout (with -o - on stderr), with --mtp-steps also "
+				 "{\"next_id\", \"draft_ids\"}.",
 		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids "
 				   "- --all -o logits.f32",
 		.groups = groups,

@@ -46,7 +46,8 @@ static struct arg_group own_group(struct run_opts *o)
 			.fallback = "none"},
 		{"json-schema", 0, ARG_STRING, .string = &o->json_schema, .value = "FILE",
 			.help = "every answer is JSON that is valid by the JSON schema in this file"},
-		{"json", 0, ARG_FLAG, .flag = &o->json, .help = "statistics as one JSON object on stderr"},
+		{"json", 0, ARG_FLAG, .flag = &o->json,
+			.help = "statistics of each answer as a JSON object on stderr"},
 	};
 	_Static_assert(sizeof list <= sizeof o->args, "args");
 	memcpy(o->args, list, sizeof list);

@@ -23,8 +23,8 @@ struct arg_group sandbox_opts_group(struct sandbox_opts *o)
 {
 	const struct arg list[] = {
 		{"no-sandbox", 0, ARG_FLAG, .flag = &o->off,
-			.help = "let the process open any file, start programs and make connections; by "
-					"default it gives that up when the model is open"},
+			.help = "let the process open any file, start programs and make connections. By "
+					"default it gives that up; a chat on a terminal may open files"},
 	};
 	_Static_assert(sizeof list == sizeof o->args, "args");
 	memcpy(o->args, list, sizeof list);

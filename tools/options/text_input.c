@@ -164,8 +164,8 @@ int text_input_ids(
 			id = id * 10 + (text[i++] - '0');
 		if (i == from || id > INT32_MAX ||
 			(i < len && (!text[i] || !strchr(" \t\r\n\v\f", text[i]))))
-			return err_set(e, ERR_INPUT, "%s: \"%.*s\" in place %zu is no token id", name,
-				(int)MIN(strcspn(text + from, " \t\r\n\v\f"), 30), text + from, word);
+			return err_set(e, ERR_INPUT, "%s: word %zu, \"%.*s\", is no token id", name, word + 1,
+				(int)MIN(strcspn(text + from, " \t\r\n\v\f"), 30), text + from);
 		if (token_ids_push(out, (int32_t)id))
 			return err_set(e, ERR_MEMORY, "%s: no memory for more than %zu ids", name, out->n);
 		word++;

@@ -411,8 +411,9 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 		return tensors ? err_set(e, ERR_USAGE, "--tensors lists a file, --hosts and --cards do not")
 					   : inspect_cluster_run(&cluster, &shared, e);
 	}
-	if (inspect_cluster_has_other(&cluster))
-		return err_set(e, ERR_USAGE, "options of a cluster need --hosts N or --cards M");
+	const char *of_cluster = inspect_cluster_option(&cluster);
+	if (of_cluster)
+		return err_set(e, ERR_USAGE, "--%s needs --hosts N or --cards M", of_cluster);
 	model = pocket_or(model, e);
 	if (!model)
 		return e->code;

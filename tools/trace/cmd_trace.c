@@ -166,6 +166,10 @@ static int record(int argc, char **argv, struct err *e)
 		err_set(e, ERR_USAGE, "trace record: the file to write is missing");
 		return err_hint(e, "glmstream trace record FILE -m MODEL -p TEXT");
 	}
+	for (int i = 2; i < argc; i++)
+		if (!strcmp(argv[i], "--trace") || !strncmp(argv[i], "--trace=", 8))
+			return err_set(e, ERR_USAGE,
+				"trace record: \"%.200s\" is the trace already, --trace names another", argv[1]);
 	char **args = NEW_ARRAY(char *, (size_t)argc + 2);
 	args[0] = "run";
 	args[1] = "--trace";

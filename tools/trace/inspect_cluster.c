@@ -45,7 +45,7 @@ struct arg_group inspect_cluster_group(struct inspect_cluster *c)
 			.value = "N", .help = "hosts of the cluster, all alike", .fallback = "1"},
 		{"cards", 0, ARG_UINT, .u32 = &c->cards, .given = &c->on, .min = 1, .max = 1024,
 			.value = "M", .help = "cards of each host, all alike", .fallback = "1"},
-		{"card", 0, ARG_STRING, .string = &c->card, .given = &c->other, .value = "NAME",
+		{"card", 0, ARG_STRING, .string = &c->card, .given = &c->card_given, .value = "NAME",
 			.help = "a card of the table: H200, \"RTX 4090\"; or --vram-gb"},
 		{"card-gb-s", 0, ARG_FLOAT, .f32 = &c->card_gb_s, .given = &c->card_gb_s_given, .max = 1e6,
 			.above_min = true, .value = "G", .help = "bandwidth of its memory",
@@ -54,9 +54,9 @@ struct arg_group inspect_cluster_group(struct inspect_cluster *c)
 			.words = convert_recipe_words(),
 			.help = "without MODEL: GLM-5.2 as glmstream convert makes it",
 			.fallback = RECIPE_DEFAULT},
-		{"streams", 0, ARG_UINT, .u32 = &c->streams, .given = &c->other, .min = 1, .max = 4096,
-			.value = "N", .help = "answers at a time, of --ctx tokens each; and one alone",
-			.fallback = "64"},
+		{"streams", 0, ARG_UINT, .u32 = &c->streams, .given = &c->streams_given, .min = 1,
+			.max = 4096, .value = "N",
+			.help = "answers at a time, of --ctx tokens each; and one alone", .fallback = "64"},
 		{"step-rows", 0, ARG_UINT, .u32 = &c->step_rows, .given = &c->rows_given, .min = 1,
 			.max = 4096, .value = "N", .help = "most rows of a step",
 			.fallback = TEXT(CARD_STEP_ROWS)},
@@ -80,12 +80,12 @@ struct arg_group inspect_cluster_group(struct inspect_cluster *c)
 		"Forecast of a cluster (with --hosts or --cards)", c->args, ARRAY_LEN(list)};
 }
 
-bool inspect_cluster_has_other(const struct inspect_cluster *c)
+const char *inspect_cluster_option(const struct inspect_cluster *c)
 {
 	for (size_t i = 0; i < ARRAY_LEN(c->args); i++)
 		if (*c->args[i].given && c->args[i].given != &c->on)
-			return true;
-	return false;
+			return c->args[i].name;
+	return NULL;
 }
 
 /* ---- the cluster ---- */

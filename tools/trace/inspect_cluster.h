@@ -11,8 +11,8 @@
 /* Zero-initialise; inspect_cluster_group, parse, inspect_cluster_run if `on`. */
 struct inspect_cluster {
 	bool on; /* --hosts or --cards */
-	bool other, recipe_given, card_gb_s_given, rows_given, part_given, hop_given, net_given,
-		net_gb_s_given;
+	bool card_given, streams_given, recipe_given, card_gb_s_given, rows_given, part_given,
+		hop_given, net_given, net_gb_s_given;
 	const char *card, *recipe;
 	uint32_t hosts, cards, streams, step_rows;
 	float card_gb_s, row_part, hop_us, net_us, net_gb_s;
@@ -21,8 +21,8 @@ struct inspect_cluster {
 
 struct arg_group inspect_cluster_group(struct inspect_cluster *c);
 
-/* Whether an option was given that is of use only with a cluster. */
-bool inspect_cluster_has_other(const struct inspect_cluster *c);
+/* The name of an option that was given and needs --hosts or --cards; NULL: there is none. */
+const char *inspect_cluster_option(const struct inspect_cluster *c);
 
 /* Options of the command that hold for the cluster too. */
 struct inspect_shared {

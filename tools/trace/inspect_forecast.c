@@ -25,32 +25,30 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 			.help = "a trace of this model, as a run with --trace FILE writes it; \"shipped\": the "
 					"synthetic one of GLM-5.2 that comes with the program; of a cluster also "
 					"\"random\""},
-		{"cache-gb", 0, ARG_STRING, .string = &f->cache_gb, .given = &f->other, .value = "G,...",
+		{"cache-gb", 0, ARG_STRING, .string = &f->cache_gb, .value = "G,...",
 			.help = "budgets of the first tier in GB; of a cluster the one of each card",
 			.fallback = "a row from the smallest that works to all experts; of a cluster what "
 						"memory leaves"},
-		{"ram-gb", 0, ARG_SIZE_GB, .u64 = &f->ram_bytes, .given = &f->other, .max = 1e6,
-			.value = "G", .help = "second tier, of a cluster that of each host",
-			.fallback = "none"},
-		{"policy", 0, ARG_STRING, .string = &f->policy, .given = &f->other, .value = "NAME",
+		{"ram-gb", 0, ARG_SIZE_GB, .u64 = &f->ram_bytes, .max = 1e6, .value = "G",
+			.help = "second tier, of a cluster that of each host", .fallback = "none"},
+		{"policy", 0, ARG_STRING, .string = &f->policy, .value = "NAME",
 			.help = "lru, lfu or sieve", .fallback = POLICY_DEFAULT},
-		{"lookahead", 0, ARG_INT, .i32 = &f->lookahead, .given = &f->other, .max = 64, .value = "N",
+		{"lookahead", 0, ARG_INT, .i32 = &f->lookahead, .max = 64, .value = "N",
 			.help = "prefetch by the trace's predictions up to N layers ahead",
 			.fallback = "0; of a cluster as a run decides"},
-		{"disk-gb-s", 0, ARG_FLOAT, .f32 = &f->disk_gb_s, .given = &f->other, .max = 1e6,
-			.above_min = true, .value = "G",
+		{"disk-gb-s", 0, ARG_FLOAT, .f32 = &f->disk_gb_s, .max = 1e6, .above_min = true,
+			.value = "G",
 			.help =
 				"read bandwidth of the drive, for modelled tokens per second; of a cluster that "
 				"of each host",
 			.fallback = "of a cluster 3.5"},
-		{"measure", 0, ARG_FLAG, .flag = &f->measure, .given = &f->other,
+		{"measure", 0, ARG_FLAG, .flag = &f->measure,
 			.help = "measure that bandwidth by reading experts of the model; with --pcie-gb-s and "
 					"--ram-gb also how fast the processor computes experts of its types"},
-		{"pcie-gb-s", 0, ARG_FLOAT, .f32 = &f->pcie_gb_s, .given = &f->other, .max = 1e6,
-			.above_min = true, .value = "G", .help = "bandwidth of the link to a card",
+		{"pcie-gb-s", 0, ARG_FLOAT, .f32 = &f->pcie_gb_s, .max = 1e6, .above_min = true,
+			.value = "G", .help = "bandwidth of the link to a card",
 			.fallback = "not a limit; of a cluster from the table of cards"},
-		{"cpu-gb-s", 0, ARG_FLOAT, .f32 = &f->cpu_gb_s, .given = &f->other, .max = 1e6,
-			.above_min = true, .value = "G",
+		{"cpu-gb-s", 0, ARG_FLOAT, .f32 = &f->cpu_gb_s, .max = 1e6, .above_min = true, .value = "G",
 			.help = "weights of experts in --ram-gb that the processor computes beside the link, "
 					"as with --cpu-experts auto; needs --pcie-gb-s and --ram-gb",
 			.fallback = "measured with --measure, else the card computes all"},
@@ -60,6 +58,9 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 	};
 	_Static_assert(sizeof list == sizeof f->args, "args");
 	memcpy(f->args, list, sizeof list);
+	for (size_t i = 0; i < ARRAY_LEN(list); i++)
+		if (!f->args[i].given)
+			f->args[i].given = &f->given[i];
 	return (struct arg_group){"Forecast from a trace", f->args, ARRAY_LEN(list)};
 }
 
@@ -107,10 +108,11 @@ static int measure_processor(struct inspect_forecast *f, const struct gguf *file
 int inspect_forecast_run(struct inspect_forecast *f, const char *model, const struct gguf *file,
 	const struct model_config *c, struct err *e)
 {
+	for (size_t i = 0; i < ARRAY_LEN(f->args) && !f->trace; i++)
+		if (*f->args[i].given)
+			return err_set(e, ERR_USAGE, "--%s needs --trace FILE", f->args[i].name);
 	if (!f->trace)
-		return f->other || f->gpu_given
-				   ? err_set(e, ERR_USAGE, "options of the forecast need --trace FILE")
-				   : 0;
+		return 0;
 	if (f->measure && f->disk_gb_s > 0)
 		return err_set(e, ERR_USAGE, "--measure and --disk-gb-s exclude each other");
 	const char *of_times = f->gpu_given       ? "--gpu-ms"

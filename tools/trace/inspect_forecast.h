@@ -17,8 +17,9 @@ struct inspect_forecast {
 	uint64_t ram_bytes;
 	int lookahead;
 	float disk_gb_s, pcie_gb_s, cpu_gb_s, gpu_ms;
-	bool measure, gpu_given, other; /* other: an option that needs --trace */
+	bool measure, gpu_given;
 	struct arg args[10];
+	bool given[10]; /* of the args without a flag of their own */
 	struct forecast forecast;
 	struct forecast_machine machine;
 	struct measure_host host;      /* of --measure with a card and a second tier */
@@ -28,7 +29,9 @@ struct inspect_forecast {
 
 struct arg_group inspect_forecast_group(struct inspect_forecast *f);
 
-/* Does nothing without --trace. `model` is the path of the file. */
+/* Does nothing without --trace; ERR_USAGE for options that need it. `model` is the path of the
+ * file.
+ */
 int inspect_forecast_run(struct inspect_forecast *f, const char *model, const struct gguf *file,
 	const struct model_config *c, struct err *e);
 void inspect_forecast_print(const struct inspect_forecast *f);

@@ -154,7 +154,7 @@ static int find_budgets(struct simulation *j, struct err *e)
 		return err_set(
 			e, ERR_USAGE, "--experts and --cache-gb both give the capacity: one of them is enough");
 	if ((o->cache_gb || o->ram_gb) && !j->t.bytes_known && !o->expert_bytes) {
-		err_set(e, ERR_USAGE, "%.400s: the trace does not know how large an expert is", o->path);
+		err_set(e, ERR_USAGE, "%.400s: the trace has no sizes of experts", o->path);
 		return err_hint(e, "add --expert-bytes N, or give the capacity as --experts N");
 	}
 	j->in_slots = !o->cache_gb;
@@ -209,8 +209,8 @@ static int run_all(struct simulation *j, struct err *e)
 				if (rc)
 					return rc;
 				if (!out->stats.accesses)
-					return err_set(
-						e, ERR_INPUT, "%.400s: no decode step is left to count", j->o.path);
+					return err_set(e, ERR_INPUT, "%.400s: holds no decode step to count%s",
+						j->o.path, j->o.skip ? " behind those of --skip" : "");
 			}
 	return 0;
 }
@@ -520,8 +520,7 @@ int trace_simulate(int argc, char **argv, struct err *e)
 		(rc = find_budgets(&j, e)))
 		goto out;
 	if (o->modelled && !bytes_known(&j)) {
-		rc = err_set(
-			e, ERR_USAGE, "%.400s: the trace does not know how large an expert is", o->path);
+		rc = err_set(e, ERR_USAGE, "%.400s: the trace has no sizes of experts", o->path);
 		err_hint(e, "add --expert-bytes N to model speeds");
 		goto out;
 	}

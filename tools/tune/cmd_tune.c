@@ -628,7 +628,8 @@ int cmd_tune(int argc, char **argv, struct err *e)
 		.n_groups = ARRAY_LEN(groups)};
 	int rc = report_parse(&args, argc, argv, e);
 	if (!rc && t->common.cache_given && !t->common.cache_bytes)
-		rc = err_set(e, ERR_USAGE, "--cache-gb 0: nothing can be streamed through nothing");
+		rc = err_set(
+			e, ERR_USAGE, "--cache-gb 0: experts cannot be streamed through a cache of 0 bytes");
 	if (!rc) {
 		interrupt_catch(false);
 		rc = tune(t, e);

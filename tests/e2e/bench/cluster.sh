@@ -150,7 +150,7 @@ error_is_one_sentence 2 'not in the table.*H200'
 run inspect --cards 2 --vram-gb 100
 error_is_one_sentence 2 'no card of 100 GB'
 run inspect --card H200
-error_is_one_sentence 2 'need --hosts N or --cards M'
+error_is_one_sentence 2 'glmstream: --[a-z-]+ needs --hosts N or --cards M'
 run inspect --cards 2 --card H200 --measure
 error_is_one_sentence 2 'this machine.*--disk-gb-s'
 run inspect --cards 2 --card H200 --gpu-ms 0

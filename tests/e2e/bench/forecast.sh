@@ -80,6 +80,10 @@ error_is_one_sentence 2 "--ctx"
 run bench
 exits 0
 check "bench alone says what there is" grep -q '^Usage: glmstream bench read|copy|ops' "$work/out"
+run inspect "$POCKET" --ram-gb 1
+error_is_one_sentence 2 '^glmstream: --ram-gb needs --trace FILE'
+run inspect "$POCKET" --trace "$work/all" --pcie-gb-s 9
+error_is_one_sentence 2 '^glmstream: --pcie-gb-s is of use only with'
 run inspect "$POCKET" --cache-gb 0.004
 error_is_one_sentence 2 "--trace"
 run inspect "$POCKET" --trace "$work/all" --cache-gb 0.001

@@ -64,6 +64,8 @@ check "a trace that ends early is used, with a warning" grep -q '^warning: .*end
 
 run trace
 error_is_one_sentence 2 missing
+run trace record "$work/a.trace" --trace "$work/b.trace" -p x -n 1
+error_is_one_sentence 2 'trace record: .*a.trace" is the trace already'
 run trace simulate "$trace" --experts 100 --policy lru --half-life 9
 error_is_one_sentence 2 '^glmstream: --half-life is of the policy lfu'
 run trace simulate "$trace" --experts 100 --prefetch-cold 9
@@ -73,7 +75,7 @@ error_is_one_sentence 2 --experts
 run trace simulate "$trace" --experts 5,,7
 error_is_one_sentence 2 --experts
 run trace simulate "$trace" --cache-gb 1
-error_is_one_sentence 2 "how large an expert is"
+error_is_one_sentence 2 "no sizes of experts"
 run trace simulate "$trace" --experts 100 --policy mru
 error_is_one_sentence 2 mru
 run trace simulate "$work/nowhere" --experts 100

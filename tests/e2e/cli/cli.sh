@@ -41,6 +41,11 @@ for c in $commands; do
 done
 run no-such-command
 error_is_one_sentence 2 no-such-command
+for surplus in '--version -p' '--help run' 'help clients now' 'help --man page'; do
+	# shellcheck disable=SC2086 # words
+	run $surplus
+	error_is_one_sentence 2 "unexpected argument"
+done
 run help clients
 for word in ANTHROPIC_BASE_URL model_providers.glmstream openai-compatible Cline apiBase OPENAI_API_BASE_URL \
 	'aider --model' OLLAMA_HOST; do
