@@ -27,7 +27,7 @@
  *     that it leaves free must stay free; and moe_combine takes longer if it finds only those.
  *
  * Block, by warps:
- * - WORKERS: each computes two super-blocks of every stage;
+ *   - WORKERS: each computes two super-blocks of every stage;
  *   - one warp fetches: bulk copies of whole stages into a ring, and of the next hidden row. Until
  *     the workers have loaded x, no more than two stages are in flight: x would queue behind them;
  *   - FINISHERS take the stages in turn: they add up the partial sums of a stage in

@@ -19,7 +19,7 @@
  *   - Super-blocks u and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2
  *     and 3 the others; columns 0 to 2 and 4 to 6 are the limbs.
  *   - Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the end.
- * - Minima are multiplied by sums of 16 limbs. These have 12 bits, so each takes two columns: the
+ *   - Minima are multiplied by sums of 16 limbs. These have 12 bits, so each takes two columns: the
  *     signed low byte, and the rest divided by 256.
  *
  * expert_type<T>

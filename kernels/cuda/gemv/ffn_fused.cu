@@ -11,7 +11,7 @@
  * third of a row of gate: the first 32 overwrite the first thirds, which are in registers by then,
  * the other 16 second thirds.
  *
- * 1  The warps split x into limbs. Then each multiplies 8 rows of gate and 8 of up by an
+ *      1  The warps split x into limbs. Then each multiplies 8 rows of gate and 8 of up by an
  *         eighth of x: warp 8 i + p has the super-blocks p, p + 8, p + 16.
  *      2  Warp 0 adds up the partial sums and stores the block's 16 hidden values for all blocks.
  *      3  Warps 0 to 7 load the hidden values of all blocks, 256 each, and split them into limbs.

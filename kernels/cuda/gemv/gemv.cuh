@@ -11,11 +11,15 @@
  *      F32, F16, BF16                          gemv_kernel
  *      types of block_decode.cuh               gemv_decoded_kernel
  *      other packed types                      gemv_mma_kernel, except
- *        Q8_0, Q4_K: plain rows of x, no stack, weight rows at multiples of 16 bytes
+ *        Q8_0, Q4_K: plain rows of x, no stack, at most ITEM_PARTS matrices, weight rows at
+ *        multiples of 16 bytes
  *          4 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory
  *          3 to 16 rows of x                   gemv_rows_kernel
  *          1, 2 rows of x                      gemv_aligned_kernel, if the block splits x itself
  *                                              (gemv_makes_limbs) and enough SMs have work
+ *
+ * Ops of several products have kernels of their own for the common shapes, with the same sums:
+ * latents (gemv_chain.cuh), ffn (ffn_fused.cu), expert_ffn (experts_fused.cu), mla.
  *
  * gemv_kernel: split-k gemv in registers. Grid: x = groups of activation rows (fastest, so that
  * weights stay in the L2 cache) times groups of weight rows; y = tasks times matrices of a stack.

@@ -14,7 +14,7 @@
  * and a producer warp. The producer loads the weights of both steps by bulk copies into a ring per
  * side: while values pass between the steps, the next chunks of each side are there or in flight.
  *
- * item         16 weight rows, as in gemv_pipeline.cuh
+ *      item         16 weight rows, as in gemv_pipeline.cuh
  *      unit         what a side computes at a time. First step: an item; warp w multiplies
  *                   super-block 8 k + w of chunk k. Second step: two items, warps 0 .. 3 the first,
  *                   4 .. 7 the second; warp w multiplies super-block 4 k + w % 4 of chunk k = 0, 1
