@@ -152,7 +152,7 @@ $(TESTS): $(TEST_AUX:%.c=$(BUILD)/%.o)
 $(addprefix $(BUILD)/tests/,test_replayed_routing test_stages): \
   $(BUILD)/tools/bench/replayed_routing.o
 $(addprefix $(BUILD)/tests/,test_cluster test_convert_target test_convert_units test_host_experts \
-  test_imatrix test_measure_host test_plan): $(BUILD)/libtools.a
+  test_common_opts test_imatrix test_measure_host test_plan): $(BUILD)/libtools.a
 $(TESTS): private LIBS += -lcmocka
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 	$(call say,LD,$@)

@@ -16,6 +16,7 @@
 #include "src/engine/ranks/rank_link.h"
 #include "src/forward/model.h"
 #include "src/ranks/ranks.h"
+#include "tests/ranks/rank_test.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -144,8 +145,6 @@ void nccl_channel_close(struct nccl_channel *channel)
 }
 
 /* ---- what a rank does ---- */
-
-#define FAIL(...) (fprintf(stderr, "WRONG: " __VA_ARGS__), fputc('\n', stderr), 1)
 
 static float value_of(uint32_t step, uint32_t i)
 {
@@ -320,29 +319,17 @@ static int run_cases(struct ranks *r, struct err *e)
 	return rc;
 }
 
-#ifdef COVERAGE_FOLDER
-void __gcov_dump(void); /* _exit writes no counts of coverage */
-#define WRITE_COUNTS() __gcov_dump()
-#else
-#define WRITE_COUNTS() ((void)0)
-#endif
-
 static int run_rank(void)
 {
 	struct err e = {0};
 	struct ranks *r = NULL;
-	bool abrupt;
 	log_set_level(LOG_INFO);
 	int rc = ranks_open(&r, &e);
 	if (!rc) {
 		me = ranks_me(r);
 		rc = run_cases(r, &e);
 	}
-	rc = ranks_close(r, rc, &abrupt, &e);
-	if (rc)
-		fprintf(stderr, "from %u: %s\n", me, e.text);
-	WRITE_COUNTS();
-	_exit(rc != 0);
+	rank_end(r, rc, &e);
 }
 
 /* ---- the case ---- */
@@ -350,28 +337,15 @@ static int run_rank(void)
 static void test_carriers(void **state)
 {
 	(void)state;
-	static char said[65536];
-	char self[1024], command[2048];
-	if (!HAVE_MPI || system("command -v mpirun >/dev/null 2>&1"))
-		skip();
-	ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-	assert_true(length > 0);
-	self[length] = 0;
-	snprintf(command, sizeof command,
-		"OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 100 mpirun "
-		"--oversubscribe --bind-to none -np 2 '%s' rank 2>&1 </dev/null",
-		self);
-	FILE *f = popen(command, "r");
-	assert_non_null(f);
-	said[fread(said, 1, sizeof said - 1, f)] = 0;
-	int status = pclose(f);
+	NEED_MPIRUN();
+	const int status = mpirun_self("rank", 2);
 	if (status)
-		fail_msg("status %x:\n%s", (unsigned)status, said);
-	const char *at = said; /* the receiver's lines, in the order of the cases */
+		fail_msg("status %d:\n%s", status, mpirun_said);
+	const char *at = mpirun_said; /* the receiver's lines, in the order of the cases */
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
 		at = strstr(at, "rows of rank 1 (");
 		if (!at)
-			fail_msg("%zu lines in:\n%s", i, said);
+			fail_msg("%zu lines in:\n%s", i, mpirun_said);
 		at = strstr(at, ") come ") + strlen(") come ");
 		if (strncmp(at, cases[i].carrier, strlen(cases[i].carrier)) != 0)
 			fail_msg("%s: %.80s", cases[i].name, at);

@@ -12,6 +12,7 @@
 #include "src/engine/ranks/rank_cards.h"
 #include "src/engine/ranks/rank_worker.h"
 #include "src/ranks/ranks.h"
+#include "tests/ranks/rank_test.h"
 
 #include <limits.h>
 #include <setjmp.h>
@@ -27,8 +28,6 @@
 #include <cmocka.h>
 
 /* ---- what a rank does ---- */
-
-#define FAIL(...) (fprintf(stderr, "WRONG: " __VA_ARGS__), fputc('\n', stderr), 1)
 
 static void sleep_ms(long ms)
 {
@@ -346,83 +345,42 @@ static const struct role {
 	{"keep_profile", keep_profile}, {"share_a_card", share_a_card},
 	{"share_a_named_card", share_a_named_card}};
 
-#ifdef COVERAGE_FOLDER
-void __gcov_dump(void); /* _exit writes no counts of coverage */
-#define WRITE_COUNTS() __gcov_dump()
-#else
-#define WRITE_COUNTS() ((void)0)
-#endif
-
 static int run_role(const char *name)
 {
 	struct err e = {0};
 	struct ranks *r = NULL;
-	bool abrupt;
 	int rc = ranks_open(&r, &e);
 	for (size_t i = 0; i < ARRAY_LEN(roles) && !rc; i++)
 		if (!strcmp(roles[i].name, name))
 			rc = roles[i].run(r, &e);
-	const uint32_t me = r ? ranks_me(r) : 0;
-	rc = ranks_close(r, rc, &abrupt, &e);
-	if (rc)
-		fprintf(stderr, "from %u: %s\n", me, e.text);
-	WRITE_COUNTS();
-	_exit(rc > 0 ? rc : err_exit_status(rc));
+	rank_end(r, rc, &e);
 }
 
 /* ---- the cases ---- */
 
-static char said[65536];
-
-/* The exit status of mpirun with n ranks; what they wrote is in `said`. */
-static int run_ranks(const char *role, int n)
-{
-	char self[1024], command[2048];
-	ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-	assert_true(length > 0);
-	self[length] = 0;
-	snprintf(command, sizeof command,
-		"OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 100 mpirun "
-		"--oversubscribe --bind-to none -np %d '%s' %s 2>&1 </dev/null",
-		n, self, role);
-	FILE *f = popen(command, "r");
-	assert_non_null(f);
-	size_t used = fread(said, 1, sizeof said - 1, f);
-	said[used] = 0;
-	int status = pclose(f);
-	if (getenv("RANKS_SAID"))
-		fprintf(stderr, "%s %d:\n%s", role, n, said);
-	assert_true(WIFEXITED(status));
-	return WEXITSTATUS(status);
-}
-
-#define NEED_MPIRUN()                                                                              \
-	if (!HAVE_MPI || system("command -v mpirun >/dev/null 2>&1"))                                  \
-	skip()
-
 static void expect_said(const char *text)
 {
-	if (!strstr(said, text))
-		fail_msg("expected \"%s\" in:\n%s", text, said);
+	if (!strstr(mpirun_said, text))
+		fail_msg("expected \"%s\" in:\n%s", text, mpirun_said);
 }
 
 static void test_messages(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	if (run_ranks("talk", 3))
-		fail_msg("%s", said);
+	if (mpirun_self("talk", 3))
+		fail_msg("%s", mpirun_said);
 }
 
 static void test_disagreement_names_the_lowest_rank(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	assert_int_equal(run_ranks("disagree", 3), 3);
+	assert_int_equal(mpirun_self("disagree", 3), 3);
 	/* by any rank: mpirun may end the others before they have said it */
 	expect_said(": rank 1 (");
 	expect_said("): no file of rank 1");
-	assert_null(strstr(said, "no file of rank 2"));
+	assert_null(strstr(mpirun_said, "no file of rank 2"));
 }
 
 static void test_rank_that_leaves_is_named(void **state)
@@ -430,15 +388,15 @@ static void test_rank_that_leaves_is_named(void **state)
 	(void)state;
 	NEED_MPIRUN();
 	/* 3 or 1: that of the rank which mpirun sees end first */
-	assert_int_not_equal(run_ranks("leave", 2), 0);
+	assert_int_not_equal(mpirun_self("leave", 2), 0);
 	expect_said("from 0: rank 1 (");
 	expect_said("has ended: it had to go");
-	assert_int_not_equal(run_ranks("notice", 2), 0);
+	assert_int_not_equal(mpirun_self("notice", 2), 0);
 	expect_said("noticed: rank 1 (");
 	expect_said("called 1 times");
-	assert_int_equal(run_ranks("end_early", 2), 1);
+	assert_int_equal(mpirun_self("end_early", 2), 1);
 	expect_said("has ended before this rank");
-	assert_int_equal(run_ranks("long_message", 2), 1);
+	assert_int_equal(mpirun_self("long_message", 2), 1);
 	expect_said("from 0: rank 1 (");
 	expect_said(") MPI: MPI_ERR_TRUNCATE");
 }
@@ -447,8 +405,8 @@ static void test_rank_that_ends_late_is_waited_for(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	if (run_ranks("end_late", 2))
-		fail_msg("%s", said);
+	if (mpirun_self("end_late", 2))
+		fail_msg("%s", mpirun_said);
 	expect_said("waiting for rank 1 (");
 }
 
@@ -456,7 +414,7 @@ static void test_rank_that_hangs_is_named(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	assert_int_equal(run_ranks("hang", 3), 1);
+	assert_int_equal(mpirun_self("hang", 3), 1);
 	expect_said("glmstream: rank ");
 	expect_said(": rank 2 (");
 	expect_said("has not answered for 7 s");
@@ -466,7 +424,7 @@ static void test_rank_that_is_killed_is_named(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	assert_int_not_equal(run_ranks("die", 3), 0);
+	assert_int_not_equal(mpirun_self("die", 3), 0);
 	expect_said(" noticed that process rank 1 "); /* mpirun, or prterun of Open MPI 5 */
 }
 
@@ -474,7 +432,7 @@ static void test_commands_to_a_lost_rank(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	assert_int_not_equal(run_ranks("refuse_commands", 2), 0);
+	assert_int_not_equal(mpirun_self("refuse_commands", 2), 0);
 	expect_said("11 of 11 are refused");
 }
 
@@ -482,7 +440,7 @@ static void test_commands_that_make_no_sense(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	assert_int_not_equal(run_ranks("refuse_messages", 2), 0);
+	assert_int_not_equal(mpirun_self("refuse_messages", 2), 0);
 	expect_said("12 of 12 are refused");
 	expect_said("rank 0 sent a command of 3 bytes");
 }
@@ -534,14 +492,14 @@ static void test_shared_card_is_refused(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	assert_int_equal(run_ranks("share_a_card", 3), err_exit_status(ERR_USAGE));
+	assert_int_equal(mpirun_self("share_a_card", 3), err_exit_status(ERR_USAGE));
 	/* by any rank: mpirun may end the others before they have said it */
 	expect_said(": rank 2 (");
 	expect_said("): card 3 (GPU-b2b2b2b2-b2b2-b2b2-b2b2-b2b2b2b2b2b2) is also card 3 of rank 1 (");
 	expect_said("): give each rank cards of its own with --cards");
 	expect_said(": two ranks share a card if both name it with --cards");
-	if (run_ranks("share_a_named_card", 3))
-		fail_msg("%s", said);
+	if (mpirun_self("share_a_named_card", 3))
+		fail_msg("%s", mpirun_said);
 }
 
 /* --fast-prompts gives other bits, so all ranks must have it, or none. */

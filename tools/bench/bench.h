@@ -45,6 +45,7 @@ struct bench {
 	double read_bytes_s, mac_s;   /* of the processor, by bench_copy */
 	double device_bytes_s;        /* read and written by a copy on the card, by bench_ops */
 	double device_flop_s;         /* backend_library_flops, by bench_measure_flops or bench_ops */
+	char card_limit[48];          /* the limit of a card that figures name, and the card's number */
 	struct bench_figure *figures; /* [n_figures] */
 	size_t n_figures;
 };
@@ -113,8 +114,9 @@ struct generate_result;
 int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
 	const struct generate_options *o, struct generate_result *r, struct err *e);
 
-/* Sets b->device_flop_s from card 0, unless these options compute on the processor or no card
- * answers. It takes 400 MB of the card: call it before an engine is opened. */
+/* Sets b->device_flop_s and b->card_limit from the first card of these options, unless they compute
+ * on the processor or no card answers. It takes 400 MB of the card: call it before an engine is
+ * opened. */
 void bench_measure_flops(struct bench *b, const struct common_opts *c);
 /* Floating point operations that each token of a prompt of n >= 1 tokens takes, mean, from an empty
  * timeline: products with weights (without the head), scores of the indexer, attention. */

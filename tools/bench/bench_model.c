@@ -64,9 +64,11 @@ void bench_measure_flops(struct bench *b, const struct common_opts *c)
 	const char *name = common_opts_backend(c);
 	if (name && !strcmp(name, "cpu"))
 		return;
-	if (backend_open(&(struct backend_options){.name = "cuda"}, &card, &e))
+	const struct backend_options options = {.name = "cuda", .card = common_opts_first_card(c)};
+	if (backend_open(&options, &card, &e))
 		return;
 	b->device_flop_s = backend_library_flops(card);
+	snprintf(b->card_limit, sizeof b->card_limit, "product of halves on card %u", options.card);
 	card->ops->close(card);
 }
 
@@ -104,7 +106,7 @@ int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct e
 	else if (!rc) {
 		const double flops = bench_prompt_flops(g, p.n);
 		bench_add(b, "prefill", "tok/s", bench_rate(s, p.n), b->device_flop_s / flops,
-			"product of halves", "%u tokens, %.4g GFLOP each", p.n, flops * 1e-9);
+			b->card_limit, "%u tokens, %.4g GFLOP each", p.n, flops * 1e-9);
 	}
 	char what[48];
 	snprintf(what, sizeof what, "%u tokens in chunks of %u", n_prompt, batch_max_rows(g));

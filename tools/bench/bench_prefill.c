@@ -102,7 +102,7 @@ static void add_prefill_samples(struct prefill_job *j, const struct limits *l)
 			(unsigned long long)j->sizes[i / b->repeats], cut, i % b->repeats + 1);
 		bench_add(b, "prefill", "tok/s", bench_one(tokens / s->seconds),
 			bound > 0 ? tokens / bound : 0,
-			bound == products ? "product of halves"
+			bound == products ? b->card_limit
 			: link > disk     ? "link"
 							  : "drive",
 			"%s", name);

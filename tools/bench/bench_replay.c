@@ -17,7 +17,7 @@
  * as random numbers of a fixed seed say. What is computed and read for the others is paid for. The
  * tokens of a step are done at the same moment.
  *
- * With stages on several cards the limit is the link of card 0 alone, so more than 100 % is
+ * With stages on several cards the limit is the link of the first card alone, so more than 100 % is
  * possible.
  *
  * A shared drive is not the same a second later. While its reads are the bound, decoding pauses now

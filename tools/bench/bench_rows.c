@@ -228,6 +228,7 @@ int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *row
 	struct rows_bench *r = NEW(struct rows_bench);
 	struct rows_figures *f = NEW_ARRAY(struct rows_figures, n_rows);
 	struct measure_card card = {0};
+	const uint32_t number = common_opts_first_card(c);
 	*r = (struct rows_bench){.b = b, .n_prompt = n_prompt, .n_new = n_new};
 	int rc = open_rows(r, *c, rows, n_rows, temperature, e);
 	if (!rc)
@@ -248,10 +249,11 @@ int bench_rows(struct bench *b, const struct common_opts *c, const uint64_t *row
 	if (!strcmp(backend, "cpu"))
 		rc = bench_copy(b, true, e);
 	else
-		rc = measure_card(backend, 0, MIN(b->repeats, 5), &card, e);
+		rc = measure_card(backend, number, MIN(b->repeats, 5), &card, e);
+	snprintf(b->card_limit, sizeof b->card_limit, "copy on card %u", number);
 	for (int i = 0; i < n_rows && !rc; i++)
 		report_rows(r, &f[i], card.there ? card.copy_bytes_s.median : b->read_bytes_s,
-			card.there ? "copy" : "read");
+			card.there ? b->card_limit : "read");
 out:
 	free(r->ids);
 	free(r);

@@ -40,7 +40,7 @@ int limits_measure_before(
 static int measure_processor(struct bench *b, const struct common_opts *c, const char *backend,
 	struct measure_host *out, struct err *e)
 {
-	const struct backend_options options = {.name = backend};
+	const struct backend_options options = {.name = backend, .card = common_opts_first_card(c)};
 	struct backend *card = NULL;
 	struct copier *copier = NULL;
 	struct gguf *file = NULL;
@@ -82,13 +82,14 @@ int limits_measure(struct bench *b, const struct common_opts *c, const char *sec
 	const char *backend, struct limits *l, struct err *e)
 {
 	const struct bench_spread before = l->disk.bytes_s;
+	const uint32_t card = common_opts_first_card(c);
 	int rc = measure_drive(b, c, &l->disk, e);
 	if (l->before && !rc) {
 		struct bench_spread *d = &l->disk.bytes_s;
 		*d = (struct bench_spread){
 			(before.median + d->median) / 2, MIN(before.low, d->low), MAX(before.high, d->high)};
 	}
-	if (rc || (rc = measure_card(backend, 0, MIN(b->repeats, 5), &l->card, e)))
+	if (rc || (rc = measure_card(backend, card, MIN(b->repeats, 5), &l->card, e)))
 		return rc;
 	bench_add(b, section, "GB/s", bench_scale(l->disk.bytes_s, 1e-9), 0, NULL,
 		"limit: drive, experts of %.4g MB, %u %sat a time%s%s", l->disk.expert_bytes * 1e-6,
@@ -96,12 +97,12 @@ int limits_measure(struct bench *b, const struct common_opts *c, const char *sec
 		l->disk.direct ? "" : ", page cache");
 	if (!l->card.there)
 		return 0;
-	bench_add(
-		b, section, "GB/s", bench_scale(l->card.in_bytes_s, 1e-9), 0, NULL, "limit: host to card");
-	bench_add(
-		b, section, "GB/s", bench_scale(l->card.out_bytes_s, 1e-9), 0, NULL, "limit: card to host");
-	bench_add(b, section, "GB/s", bench_scale(l->card.copy_bytes_s, 1e-9), 0, NULL,
-		"limit: copy on the card");
+	const struct bench_spread *rates[] = {
+		&l->card.in_bytes_s, &l->card.out_bytes_s, &l->card.copy_bytes_s};
+	const char *const names[] = {"host to card", "card to host", "copy"};
+	for (size_t i = 0; i < ARRAY_LEN(rates); i++)
+		bench_add(b, section, "GB/s", bench_scale(*rates[i], 1e-9), 0, NULL, "limit: %s, card %u",
+			names[i], card);
 	if (c->cpu_experts && !(rc = measure_processor(b, c, backend, &l->host, e)) && l->host.there)
 		add_processor(b, section, &l->host);
 	return rc;

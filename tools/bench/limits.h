@@ -11,7 +11,7 @@
 struct limits {
 	struct measure_disk disk; /* experts of this model through the reader of these options */
 	bool before;              /* the drive has been measured before the run */
-	struct measure_card card; /* card 0; zero on the CPU */
+	struct measure_card card; /* the first card of these options; zero on the CPU */
 	struct measure_host host; /* zero unless the options let the processor compute experts */
 };
 

@@ -189,6 +189,12 @@ int common_opts_cards(const struct common_opts *c, struct common_cards *cards, s
 	}
 }
 
+uint32_t common_opts_first_card(const struct common_opts *c)
+{
+	struct common_cards cards;
+	return common_opts_cards(c, &cards, NULL) || cards.n == ENGINE_CARDS_AUTO ? 0 : cards.card[0];
+}
+
 struct watch {
 	struct progress progress;
 	struct common_loading *loading;

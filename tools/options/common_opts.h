@@ -76,6 +76,8 @@ struct common_cards {
 	uint32_t n; /* 0: none were named; ENGINE_CARDS_AUTO */
 };
 int common_opts_cards(const struct common_opts *c, struct common_cards *cards, struct err *e);
+/* The first of these, of which figures of one card are; 0 without numbers, or with bad ones. */
+uint32_t common_opts_first_card(const struct common_opts *c);
 
 /* The policies by the numbers in common_opts.policy; NULL behind the last. */
 const char *common_opts_policy(int i);
