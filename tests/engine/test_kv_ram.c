@@ -98,7 +98,8 @@ static void test_bits(void **state)
 {
 	(void)state;
 	static const uint32_t chunks[] = {0, 40, 1};
-	for (size_t i = 0; i < IF_SLOW_BUILD(2, ARRAY_LEN(chunks)); i++) {
+	for (size_t i = IF_SLOW_BUILD(kv_f8, 0); i < IF_SLOW_BUILD(kv_f8 + 1u, ARRAY_LEN(chunks));
+		 i++) {
 		const struct timeline_hashes want = hashes_of(ENGINE_KV_RAM_OFF, chunks[i]),
 									 got = hashes_of(ENGINE_KV_RAM_ON, chunks[i]);
 		assert_true(want.prompt == got.prompt);

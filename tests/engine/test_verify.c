@@ -125,8 +125,9 @@ static void test_rows_are_single_steps(void **state)
 		for (size_t p = 0; p < ARRAY_LEN(prompts); p += IF_SLOW_BUILD(2, 1)) {
 			uint32_t at = prompts[p];
 			for (uint32_t n = 0; n <= SESSION_ROWS_MAX; n++) { /* 0: one by one */
-				session_rewind(s, 0);
-				ok(session_sync(s, text, at, NULL, NULL, &e), &e);
+				session_rewind(s, n ? at : 0);
+				if (!n)
+					ok(session_sync(s, text, at, NULL, NULL, &e), &e);
 				for (uint32_t i = 0; i < SESSION_ROWS_MAX && !n; i++) {
 					ok(session_extend(s, text + at + i, 1, NULL, NULL, &e), &e);
 					if (b)
@@ -166,7 +167,7 @@ static void test_kept_rows(void **state)
 	struct engine *g = poisoned_engine(2, 0);
 	struct session *s = session_of(g, true), *fresh = session_of(g, true);
 	struct err e = {0};
-	for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
+	for (size_t p = 0; p < ARRAY_LEN(prompts); p += IF_SLOW_BUILD(2, 1)) {
 		for (uint32_t keep = 1; keep <= 6; keep += IF_SLOW_BUILD(2, 1)) {
 			uint32_t at = prompts[p], length = at + keep;
 			session_rewind(s, 0);

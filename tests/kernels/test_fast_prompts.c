@@ -10,6 +10,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tests/kernels/op_cases.h"
+#include "tests/support/slow_build.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -142,7 +143,7 @@ static void test_formula(void **state)
 	(void)state;
 	struct backend *b = fast_backend(0, 2), *floats = float_backend();
 	double worst = 0;
-	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+	for (size_t i = 0; i < ARRAY_LEN(cases); i += IF_SLOW_BUILD(5, 1)) {
 		const struct op_case *c = &cases[i];
 		const size_t n = case_values(c);
 		float *got = op_case_run(b, c, 0, c->rows), *other = op_case_run(floats, c, 0, c->rows);
@@ -177,7 +178,7 @@ static void test_steps(void **state)
 		const struct op_case *c = &cases[i];
 		const size_t width = (size_t)op_case_width(c);
 		float *whole = op_case_run(b, c, 0, c->rows);
-		for (int n = FEWEST; n < c->rows; n += 31)
+		for (int n = FEWEST; n < c->rows; n += IF_SLOW_BUILD(124, 31))
 			for (int first = 0; first + n <= c->rows; first += n) {
 				float *part = op_case_run(b, c, first, n);
 				op_case_same_bits(
@@ -194,7 +195,7 @@ static void test_floats_remain(void **state)
 	(void)state;
 	struct backend *b = fast_backend(0, 2), *floats = float_backend();
 	assert_int_equal(b->ops->decode_rows, CPU_DECODE_ROWS);
-	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+	for (size_t i = 0; i < ARRAY_LEN(cases); i += IF_SLOW_BUILD(5, 1)) {
 		struct op_case c = cases[i];
 		for (int other_type = 0; other_type < 2; other_type++) {
 			const int n = other_type ? c.rows : CPU_DECODE_ROWS;

@@ -23,7 +23,7 @@
 #define OUTSTANDING   128u     /* requests: more than the deepest queue takes */
 #define US            1000u
 #define DRIVES_MAX    4
-#define RANDOM_DRIVES IF_SLOW_BUILD(3, 24)
+#define RANDOM_DRIVES IF_SLOW_BUILD(1, 24)
 
 static struct reader *open_model(struct reader_sim model, unsigned n, struct reader_options o)
 {
@@ -132,7 +132,7 @@ static const struct {
 static void test_speeds(void **state)
 {
 	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+	for (size_t i = 0; i < ARRAY_LEN(table); i += IF_SLOW_BUILD(2, 1)) {
 		const struct sim_drive *d = &table[i].drive;
 		struct reader *r = open_sim(d, 1, 7, (struct reader_options){0});
 		const struct figures f = read_for(r, 6, REQUEST, OUTSTANDING);
@@ -177,7 +177,7 @@ static double staged_most(const struct sim_drive *d)
 static void test_staged(void **state)
 {
 	(void)state;
-	for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+	for (size_t i = IF_SLOW_BUILD(1, 0); i < ARRAY_LEN(table); i += IF_SLOW_BUILD(2, 1)) {
 		const struct sim_drive *d = &table[i].drive;
 		struct reader *r = open_sim(d, 1, 7, (struct reader_options){.staged = true});
 		assert_int_equal(reader_useful_depth(r), READER_USEFUL_DEPTH);

@@ -26,6 +26,7 @@
 #include <cmocka.h>
 
 #include "tests/reader/reader_help.h"
+#include "tests/support/slow_build.h"
 
 static void test_random_reads(void **state)
 {
@@ -134,7 +135,7 @@ static void test_cancel(void **state)
 {
 	struct reader *r =
 		open_ab(*state, (struct reader_options){.depth = 2, .slice_bytes = 64 * KIB});
-	for (unsigned round = 0; round < 60; round++) {
+	for (unsigned round = 0; round < IF_SANITIZER(24, 60); round++) {
 		unsigned seen[16] = {0}, n_cancelled = 0;
 		memset(arena, GUARD, 16 * 256 * KIB);
 		for (unsigned i = 0; i < 16; i++) {
@@ -176,13 +177,13 @@ static void test_cancel(void **state)
 	reader_close(r);
 }
 
-/* A thousand readers closed in the middle of things: nothing is written after close returned. */
+/* Many readers closed in the middle of things: nothing is written after close returned. */
 static void test_close_in_flight(void **state)
 {
 	struct rng g = {7};
 	enum { BYTES = 512 * KIB };
 	memset(arena, GUARD, BYTES);
-	for (unsigned i = 0; i < 1000; i++) {
+	for (unsigned i = 0; i < IF_SANITIZER(250, 1000); i++) {
 		struct reader *r = open_ab(
 			*state, (struct reader_options){
 						.depth = 1 + rng_below(&g, 8), .slice_bytes = 16 * KIB, .threads = 3});

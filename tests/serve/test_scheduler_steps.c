@@ -11,6 +11,7 @@
 #include "src/engine/session/session_image.h"
 #include "src/serve/compute/scheduler_internal.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/slow_build.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -208,7 +209,7 @@ static void test_writers_take_turns(void **state)
 static void test_one_way(void **state)
 {
 	(void)state;
-	enum { FEW = 16, JOBS = 32 };
+	enum { FEW = 16, JOBS = IF_SLOW_BUILD(16, 32) };
 	struct fixture f = fixture_open(6, 64, 300, 0, MS);
 	struct backend *b = engine_last(g)->backend;
 	const struct backend_ops *global = b->ops;
@@ -243,8 +244,8 @@ static void test_one_way(void **state)
 			many_steps += !is_few;
 		}
 	}
-	assert_in_range(few_steps, 5, 50);
-	assert_in_range(many_steps, 50, 1000);
+	assert_in_range(few_steps, IF_SLOW_BUILD(2, 5), 50);
+	assert_in_range(many_steps, IF_SLOW_BUILD(15, 50), 1000);
 	b->ops = global;
 	fixture_close(&f);
 }
@@ -260,7 +261,7 @@ static void test_short_beside_long(void **state)
 	step(&f, &reads);
 	submit(&f, 100, 1);
 	step(&f, &reads);
-	const struct job *the_long = submit(&f, 1590, 1);
+	const struct job *the_long = submit(&f, 1100, 1);
 	assert_int_equal(step(&f, &reads), 512);
 	const struct job *the_short = submit(&f, 40, 1), *second;
 	assert_int_equal(step(&f, &reads), 40);
@@ -324,7 +325,7 @@ static void test_preemption(void **state)
 	(void)state;
 	static const uint32_t lengths[] = {5, 350};
 	for (uint32_t i = 0; i < 2; i++)
-		for (int drafts = 0; drafts < 2; drafts++) {
+		for (int drafts = IF_SLOW_BUILD((int)i, 0); drafts < 2; drafts++) {
 			struct token_ids alone[3] = {0}, got[3] = {0};
 			uint64_t preempted;
 			kv_f32 = i != (uint32_t)drafts;
@@ -529,7 +530,7 @@ static void test_failure_pauses(void **state)
 	struct crowd c = crowd_open(2);
 	copies.fails = true;
 	submit_late(&c, 1, 1000);
-	assert_int_equal(steps_until(&c, 1, 300), 300);
+	assert_int_equal(steps_until(&c, 1, 220), 220);
 	assert_int_equal(copies.n, 3); /* at once, after 64 steps and after 128 more */
 	assert_null(c.f.s->first->swapped);
 	copies.fails = false;
@@ -654,7 +655,7 @@ static void test_answers_of_stages(void **state)
 	(void)state;
 	uint64_t one[STAGED], more[STAGED];
 	assert_int_equal(answers_of_stages(1, one), 0);
-	for (uint32_t n = 2; n < 4; n++) {
+	for (uint32_t n = IF_SLOW_BUILD(3, 2); n < 4; n++) {
 		assert_in_range(answers_of_stages(n, more), 2, 5);
 		assert_memory_equal(one, more, sizeof one);
 	}

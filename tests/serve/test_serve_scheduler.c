@@ -10,6 +10,7 @@
 #include "src/engine/generate.h"
 #include "src/serve/compute/scheduler.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/slow_build.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -19,8 +20,9 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define N_SESSIONS 10      /* more than a step writes for */
-#ifdef __SANITIZE_THREAD__ /* which computes with one thread, and slowly */
+#define N_SESSIONS 10 /* more than a step writes for */
+/* where the address sanitizer or that of threads, which lets one compute, is slow */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define N_JOBS   10
 #define N_NEW    8 /* tokens of an answer */
 #define CHUNK    32
@@ -175,6 +177,7 @@ static void test_same_as_generate(void **state)
 		{.temperature = 1.3f, .top_p = 1, .min_p = 0.1f},
 		{.temperature = 1, .top_p = 0.95f, .repetition = 1.2f},
 	};
+	enum { LENGTH = IF_SLOW_BUILD(12, 25) };
 	struct token_ids want[2 * ARRAY_LEN(options)] = {0};
 	struct answer got[ARRAY_LEN(want)] = {0};
 	struct job *jobs[ARRAY_LEN(want)];
@@ -182,12 +185,12 @@ static void test_same_as_generate(void **state)
 	struct session *session = session_of(g, false);
 	unsigned retry;
 	for (uint32_t i = 0; i < ARRAY_LEN(want); i++) {
-		struct job *j = jobs[i] = make_job(mail, i, 500 + i, 20 + 7 * i, 25);
+		struct job *j = jobs[i] = make_job(mail, i, 500 + i, 20 + IF_SLOW_BUILD(3, 7) * i, LENGTH);
 		struct err e = {0};
 		j->sampling = options[i / 2];
 		j->sampling.seed = i;
 		j->options.logprobs = i % 2 && i % 4 == 1;
-		struct generate_options o = {.max_new = 25, .sampler = j->sampling};
+		struct generate_options o = {.max_new = LENGTH, .sampler = j->sampling};
 		struct generate_result r;
 		assert_int_equal(generate(session, j->prompt.data, (uint32_t)j->prompt.n, &o, &r, &e), 0);
 		for (uint32_t k = 0; k < r.new_tokens; k++)

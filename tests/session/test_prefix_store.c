@@ -8,6 +8,7 @@
 #include "src/engine/engine_internal.h"
 #include "src/engine/prefix_store.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/slow_build.h"
 #include "tests/support/temp_dir.h"
 
 #include <stdarg.h>
@@ -24,7 +25,8 @@
 #include <cmocka.h>
 
 #define MODEL    "tools/pocket/pocket.gguf"
-#define N_TEXT   1100 /* two blocks and a piece */
+#define N_TEXT   1040 /* two blocks and a piece */
+#define N_PIECE  520  /* a block and a piece */
 #define N_DAMAGE 1025
 #define CONTEXT  2048
 
@@ -99,8 +101,8 @@ static int prefix_store_setup(void **state)
 	struct rng r = {17};
 	for (size_t i = 0; i < N_TEXT; i++) {
 		text[i] = (int32_t)rng_below(&r, 8000);
-		other[i] =
-			i < 600 ? text[i] : (int32_t)rng_below(&r, 8000); /* one block and a piece in common */
+		other[i] = i < N_PIECE ? text[i]
+							   : (int32_t)rng_below(&r, 8000); /* one block and a piece in common */
 	}
 	return temp_dir_make(state);
 }
@@ -115,25 +117,25 @@ static void test_exact_prompts(void **state)
 	g->library_version = 0; /* two passes take no library */
 	struct prefix_store *p = open_store("exact", 0, g);
 	struct session *s = session_of(g, false);
-	sync_to(s, text, 600, 0);
-	keep(p, s, 600, 1);
+	sync_to(s, text, N_PIECE, 0);
+	keep(p, s, N_PIECE, 1);
 	session_free(s);
 	s = session_of(g, false);
 	g->exact_prompts = !g->exact_prompts;
-	restore(p, s, text, 600, 0, 0);
+	restore(p, s, text, N_PIECE, 0, 0);
 	g->exact_prompts = !g->exact_prompts;
 	g->fast_prompts = !g->fast_prompts;
-	restore(p, s, text, 600, 0, 0);
+	restore(p, s, text, N_PIECE, 0, 0);
 	g->fast_prompts = !g->fast_prompts;
-	restore(p, s, text, 600, 512, 512);
+	restore(p, s, text, N_PIECE, 512, 512);
 	session_free(s);
 	/* so are those of products by another library, or another version of it */
-	for (uint32_t version = 1; version <= 2; version++) {
+	for (uint32_t version = 1; version <= IF_SLOW_BUILD(1, 2); version++) {
 		s = session_of(g, false);
 		g->library_version = version;
-		restore(p, s, text, 600, 0, 0);
-		sync_to(s, text, 600, 0);
-		keep(p, s, 600, 1);
+		restore(p, s, text, N_PIECE, 0, 0);
+		sync_to(s, text, N_PIECE, 0);
+		keep(p, s, N_PIECE, 1);
 		session_free(s);
 	}
 	prefix_store_close(p);
@@ -159,8 +161,8 @@ static void test_same_bits(void **state)
 	restore(p, a, text, N_TEXT, 0, N_TEXT); /* nothing to gain: the logits stay */
 	assert_true(logits_hash(a) == hash);
 	/* another text over the same session takes what is common; its own blocks come beside */
-	restore(p, a, other, N_TEXT, 0, 600);
-	sync_to(a, other, N_TEXT, 600);
+	restore(p, a, other, N_TEXT, 0, N_PIECE);
+	sync_to(a, other, N_TEXT, N_PIECE);
 	keep(p, a, N_TEXT, 1);
 	uint64_t other_hash = logits_hash(a);
 	session_free(a);
@@ -175,12 +177,12 @@ static void test_same_bits(void **state)
 	assert_true(logits_hash(a) == hash);
 	draft_of(a, 42, got);
 	assert_memory_equal(want, got, n_vocab * sizeof *got);
-	/* from 600 common tokens on: the second block comes whole from disk */
-	restore(p, a, other, N_TEXT, 424, 1024);
+	/* from the common tokens on: the second block comes whole from disk */
+	restore(p, a, other, N_TEXT, 1024 - N_PIECE, 1024);
 	sync_to(a, other, N_TEXT, 1024);
 	assert_true(logits_hash(a) == other_hash);
 	/* a prompt that ends on a block, and inside one */
-	restore(p, a, text, 1024, 424, 1024);
+	restore(p, a, text, 1024, 1024 - N_PIECE, 1024);
 	sync_to(a, text, 1024, 1023);
 	uint64_t half = logits_hash(a);
 	session_rewind(a, 0);
@@ -193,7 +195,7 @@ static void test_same_bits(void **state)
 	restore(p, a, text, 511, 0, 0);
 	/* bad ids change nothing */
 	int32_t bad[] = {text[0], -1};
-	restore(p, a, text, 600, 512, 512);
+	restore(p, a, text, N_PIECE, 512, 512);
 	assert_int_equal(prefix_store_restore(p, a, bad, 2, NULL, &e), ERR_INPUT);
 	assert_int_equal(session_length(a), 512);
 	free(want);
@@ -212,20 +214,20 @@ static void test_mtp(void **state)
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	float *want = NEW_ARRAY(float, n_vocab), *got = NEW_ARRAY(float, n_vocab);
 	struct session *s = session_of(g, true);
-	int32_t second[1100];
+	int32_t second[N_TEXT];
 	memcpy(second, text, sizeof second);
 	second[512] = (text[512] + 1) % 8000;
-	sync_to(s, second, 1100, 0);
+	sync_to(s, second, N_TEXT, 0);
 	draft_of(s, 42, want);
 	struct prefix_store *p = open_store("parting", 0, g);
 	session_rewind(s, 0);
-	sync_to(s, text, 1100, 0);
-	keep(p, s, 1100, 2);
-	sync_to(s, second, 1100, 512);
-	keep(p, s, 1100, 1);
+	sync_to(s, text, N_TEXT, 0);
+	keep(p, s, N_TEXT, 2);
+	sync_to(s, second, N_TEXT, 512);
+	keep(p, s, N_TEXT, 1);
 	session_rewind(s, 0);
-	restore(p, s, second, 1100, 1024, 1024);
-	sync_to(s, second, 1100, 1024);
+	restore(p, s, second, N_TEXT, 1024, 1024);
+	sync_to(s, second, N_TEXT, 1024);
 	draft_of(s, 42, got);
 	assert_memory_equal(want, got, n_vocab * sizeof *got);
 	free(want);
@@ -243,32 +245,33 @@ static void test_apart(void **state)
 	struct engine *g = prefix_store_open_engine(1, false);
 	struct prefix_store *p = open_store("apart", 0, g);
 	struct session *s = session_of(g, false);
-	sync_to(s, text, 600, 0);
-	keep(p, s, 600, 1);
+	sync_to(s, text, N_PIECE, 0);
+	keep(p, s, N_PIECE, 1);
 	session_free(s);
 	s = session_of(g, true);
-	restore(p, s, text, 600, 512, 512); /* without MTP rows: they are made from the tokens ... */
-	sync_to(s, text, 600, 512);
+	restore(
+		p, s, text, N_PIECE, 512, 512); /* without MTP rows: they are made from the tokens ... */
+	sync_to(s, text, N_PIECE, 512);
 	uint64_t hash = logits_hash(s);
 	float *draft = NEW_ARRAY(float, engine_config(g)->n_vocab);
 	draft_of(s, 42, draft);
-	keep(p, s, 600, 0); /* ... and are not kept */
+	keep(p, s, N_PIECE, 0); /* ... and are not kept */
 	session_rewind(s, 0);
-	sync_to(s, text, 600, 0);
+	sync_to(s, text, N_PIECE, 0);
 	assert_true(logits_hash(s) == hash);
-	keep(p, s, 600, 1);
-	int32_t backwards[600];
-	for (int i = 0; i < 600; i++)
-		backwards[i] = text[599 - i];
-	sync_to(s, backwards, 600, 0);
+	keep(p, s, N_PIECE, 1);
+	int32_t backwards[N_PIECE];
+	for (int i = 0; i < N_PIECE; i++)
+		backwards[i] = text[N_PIECE - 1 - i];
+	sync_to(s, backwards, N_PIECE, 0);
 	hash = logits_hash(s);
-	keep(p, s, 600, 1);
+	keep(p, s, N_PIECE, 1);
 	session_free(s);
 	s = session_of(g, false);
-	restore(p, s, backwards, 600, 512, 512); /* with MTP rows, which are passed over */
-	sync_to(s, backwards, 600, 512);
+	restore(p, s, backwards, N_PIECE, 512, 512); /* with MTP rows, which are passed over */
+	sync_to(s, backwards, N_PIECE, 512);
 	assert_true(logits_hash(s) == hash);
-	keep(p, s, 600, 0);
+	keep(p, s, N_PIECE, 0);
 	free(draft);
 	session_free(s);
 	prefix_store_close(p);
@@ -276,9 +279,9 @@ static void test_apart(void **state)
 	g = prefix_store_open_engine(1, true);
 	p = open_store("apart", 0, g);
 	s = session_of(g, false);
-	restore(p, s, text, 600, 0, 0);
-	sync_to(s, text, 600, 0);
-	keep(p, s, 600, 1);
+	restore(p, s, text, N_PIECE, 0, 0);
+	sync_to(s, text, N_PIECE, 0);
+	keep(p, s, N_PIECE, 1);
 	assert_int_equal(prefix_store_stats(p).files, 4);
 	session_free(s);
 	prefix_store_close(p);
@@ -298,7 +301,7 @@ static void test_damage(void **state)
 	int n = list("damage", &l);
 	assert_int_equal(n, 4);
 	struct rng r = {3};
-	for (int round = 0; round < 4; round++) {
+	for (int round = IF_SLOW_BUILD(2, 0); round < 4; round++) {
 		int which = 2 + round % 2; /* behind . and .. */
 		char *path = mem_printf("%s/%s", temp_dir_path("damage"), l[which]->d_name);
 		struct stat st;
@@ -322,7 +325,7 @@ static void test_damage(void **state)
 		keep(p, s, N_DAMAGE, 1);
 		free(path);
 	}
-	assert_int_equal(prefix_store_stats(p).blocks_damaged, 4);
+	assert_int_equal(prefix_store_stats(p).blocks_damaged, IF_SLOW_BUILD(2, 4));
 	/* a file under another's name: right in itself, but not what is asked for */
 	char *first = mem_printf("%s/%s", temp_dir_path("damage"), l[2]->d_name);
 	char *second = mem_printf("%s/%s", temp_dir_path("damage"), l[3]->d_name);
@@ -371,7 +374,7 @@ static void test_limit(void **state)
 	prefix_store_close(p);
 	/* room for two: a second text, one block in common, pushes out the end of the first */
 	p = open_store("limit", block * 5 / 2, g);
-	sync_to(s, other, N_TEXT, 600);
+	sync_to(s, other, N_TEXT, N_PIECE);
 	keep(p, s, N_TEXT, 1);
 	assert_true(folder_bytes("limit") <= block * 5 / 2);
 	assert_int_equal(prefix_store_stats(p).blocks_evicted, 1);
@@ -430,9 +433,9 @@ static void test_full_folder(void **state)
 	struct engine *g = prefix_store_open_engine(1, false);
 	struct prefix_store *p = open_store("full", 0, g);
 	struct session *s = session_of(g, false);
-	sync_to(s, text, 600, 0);
-	keep(p, s, 600, 1);
-	sync_to(s, text, 1030, 600);
+	sync_to(s, text, N_PIECE, 0);
+	keep(p, s, N_PIECE, 1);
+	sync_to(s, text, 1030, N_PIECE);
 	signal(SIGXFSZ, SIG_IGN);
 	limit_files(4096);
 	assert_int_not_equal(prefix_store_keep(p, s, 1030, &e), 0);
@@ -475,8 +478,8 @@ static void test_foreign_files(void **state)
 	struct session *s = session_of(g, false);
 	struct prefix_store *p = open_store("foreign", 0, g);
 	assert_int_equal(prefix_store_stats(p).files, 0);
-	sync_to(s, text, 600, 0);
-	keep(p, s, 600, 1);
+	sync_to(s, text, N_PIECE, 0);
+	keep(p, s, N_PIECE, 1);
 	uint64_t block = prefix_store_stats(p).bytes;
 	prefix_store_close(p);
 	p = open_store("foreign", block * 3 / 2, g); /* evicts if foreign files counted */

@@ -70,7 +70,7 @@ static void test_chunks(void **state)
 	static const uint32_t chunks[] = {512, 1, 2, 3, 7, 31, 32, 33, 64, 150};
 	for (int f32 = 0; f32 < 2; f32++) {
 		uint64_t want = 0;
-		for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+		for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i += IF_SLOW_BUILD(3, 1)) {
 			struct engine *g = session_open_engine(chunks[i], 1, f32);
 			uint64_t h = fresh_hash(g, N_TOKENS);
 			if (!i)
@@ -157,7 +157,7 @@ static void test_mtp_rewind(void **state)
 	(void)state;
 	uint32_t ways[] = {512, 1, 40};
 	float *want = NULL;
-	for (size_t i = 0; i < 3; i++) {
+	for (size_t i = 0; i < IF_SLOW_BUILD(2, 3); i++) {
 		struct engine *g = session_open_engine(ways[i], 1, false);
 		uint32_t n_vocab = engine_config(g)->n_vocab;
 		struct session *s = session_of(g, false);
@@ -235,7 +235,7 @@ static void test_cancel(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (uint32_t at = 20; at < N_TOKENS; at += IF_SLOW_BUILD(120, 40)) {
+	for (uint32_t at = 20; at < N_TOKENS; at += IF_SLOW_BUILD(240, 40)) {
 		struct canceller c = {.at = at};
 		struct session_watch watch = {.progress = cancel_at, .user = &c, .cancel = &c.flag};
 		session_rewind(s, 0);
@@ -286,7 +286,7 @@ static void test_cancel_inside_chunk(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (uint32_t at = 1; at < N_TOKENS; at += IF_SLOW_BUILD(123, 41)) {
+	for (uint32_t at = 1; at < N_TOKENS; at += IF_SLOW_BUILD(205, 41)) {
 		struct observer o = {.stop_at = at};
 		struct session_watch watch = {
 			.progress = observe_chunk, .partial = observe_partial, .user = &o, .cancel = &o.flag};
@@ -330,7 +330,7 @@ static void test_cancel_any_time(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (int i = 0; i < IF_SLOW_BUILD(4, 12); i++) {
+	for (int i = 0; i < IF_SLOW_BUILD(2, 12); i++) {
 		atomic_bool flag = false;
 		struct session_watch watch = {.cancel = &flag};
 		pthread_t thread;

@@ -15,6 +15,7 @@
 #include "src/engine/session/session_file.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/mutate_model.h"
+#include "tests/support/slow_build.h"
 #include "tests/support/temp_dir.h"
 
 #include <stdarg.h>
@@ -143,7 +144,8 @@ static void continues(bool kv_f32, bool mtp)
 		bool mtp;
 	} others[] = {{0, 512, 1, 0, true}, {7, 300, 1, 0, true}, {64, 1024, 2, 0, true},
 		{0, 512, 1, 3000000, true}, {0, 512, 1, 8000000, false}};
-	for (size_t i = 0; i < (kv_f32 ? 2 : ARRAY_LEN(others)); i++) {
+	for (size_t i = IF_SLOW_BUILD(mtp, 0); i < (kv_f32 ? 2 : ARRAY_LEN(others));
+		 i += IF_SLOW_BUILD(2, 1)) {
 		o.chunk = others[i].chunk;
 		o.context = others[i].context;
 		o.sessions = others[i].sessions;
@@ -504,7 +506,7 @@ static void test_killed(void **state)
 	if (strcmp(defaults.backend, "cpu") != 0)
 		skip();
 	const char *wish = getenv("GLM_KILLS");
-	int kills = wish ? atoi(wish) : 20;
+	int kills = wish ? atoi(wish) : IF_SLOW_BUILD(8, 20);
 	struct err e = {0};
 	struct engine *g = engine_of(&defaults);
 	struct session *s = session_of(g, false);

@@ -126,8 +126,8 @@ static uint64_t sessions_hash(struct engine *g, uint64_t hash)
 static uint64_t run_hash(const struct engine_options *o)
 {
 	struct engine *g = engine_of(o);
-	uint64_t hash = sessions_hash(g, answer_hash(g, 0));
-	assert_true(answer_hash(g, 3) == answer_hash(g, 0));
+	const uint64_t plain = answer_hash(g, 0), hash = sessions_hash(g, plain);
+	assert_true(answer_hash(g, 3) == plain);
 	assert_int_equal(engine_close(g, NULL), 0);
 	return hash;
 }
@@ -140,7 +140,7 @@ static void test_every_cut(void **state)
 	struct engine_options o = cut_options(1, NULL);
 	one_stage = run_hash(&o);
 	for (uint32_t cut = 1; cut < N_LAYERS; cut++)
-		for (int k = 0; k < 2; k++) {
+		for (int k = IF_SLOW_BUILD((int)cut % 2, 0); k < IF_SLOW_BUILD((int)cut % 2 + 1, 2); k++) {
 			o = cut_options(2, &cut);
 			o = k ? streamed(o, 0.6, (int)(cut % 3)) : o;
 			if (run_hash(&o) != one_stage)
@@ -157,7 +157,7 @@ static void test_many_stages(void **state)
 			struct engine_options o = cut_options(3, (uint32_t[]){a, b});
 			if (k % 2)
 				o = streamed(o, 0.8, (int)(k % 3));
-			if (k % 5 < 3 && run_hash(&o) != one_stage)
+			if (k % 5 < IF_SLOW_BUILD(1, 3) && run_hash(&o) != one_stage)
 				fail_msg("cuts before layers %u and %u: other logits", a, b);
 		}
 	struct engine_options o = cut_options(N_LAYERS, (uint32_t[]){1, 2, 3, 4, 5, 6});

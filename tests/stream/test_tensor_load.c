@@ -10,6 +10,7 @@
 #include "tests/support/copier_null.h"
 #include "tests/support/reader_null.h"
 #include "tests/support/reader_sim.h"
+#include "tests/support/slow_build.h"
 #include "stream/tensor_load.h"
 
 #include <setjmp.h>
@@ -95,7 +96,7 @@ static int load(
 static void test_spans(void **state)
 {
 	(void)state;
-	for (uint64_t seed = 1; seed <= 40; seed++) {
+	for (uint64_t seed = 1; seed <= IF_SANITIZER(15, 40); seed++) {
 		struct rng r = {seed};
 		struct reader_faults null = {.seed = seed,
 			.latency_min_us = 1,
@@ -306,7 +307,7 @@ static void test_checked(void **state)
 	}
 	const struct gguf_tensor *experts = gguf_find_tensor(file, "blk.4.ffn_up_exps.weight"),
 							 *norm = gguf_find_tensor(file, "output_norm.weight");
-	for (uint64_t seed = 1; seed <= 8; seed++) {
+	for (uint64_t seed = 1; seed <= IF_SANITIZER(4, 8); seed++) {
 		struct err e = {0};
 		struct reader_faults f = {
 			.seed = seed, .latency_min_us = 1, .latency_max_us = 3000, .no_sleep = true};

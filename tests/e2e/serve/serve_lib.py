@@ -14,6 +14,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
 PROGRAM = os.environ.get("GLMSTREAM", os.path.join(ROOT, "build/release/glmstream"))
 POCKET = os.path.join(ROOT, "tools/pocket/pocket.gguf")
 SLOW = "san-thread" in PROGRAM  # a hundred times slower
+SAN = "san-" in PROGRAM  # ten times slower: repetitions are fewer
 checks, wrong = 0, []
 lock = threading.Lock()
 
