@@ -515,7 +515,7 @@ static void test_other_arithmetic_is_refused(void **state)
 	b->ops->close(b);
 	if (!has_amx)
 		skip();
-	assert_int_equal(run_ranks("open_fast_on_one", 2), err_exit_status(ERR_RUN));
+	assert_int_equal(mpirun_self("open_fast_on_one", 2), err_exit_status(ERR_RUN));
 	expect_said("the backend is cpu fast, that of rank 0 is cpu");
 }
 
@@ -523,8 +523,8 @@ static void test_profile_where_a_worker_streams(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	if (run_ranks("keep_profile", 2))
-		fail_msg("%s", said);
+	if (mpirun_self("keep_profile", 2))
+		fail_msg("%s", mpirun_said);
 	expect_said("rank 0 keeps a profile, policy lfu");
 }
 
