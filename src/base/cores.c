@@ -13,7 +13,6 @@
 #include <string.h>
 
 #define CORES_MAX ((size_t)1 << 20)
-#define NODES_MAX 64
 
 /* The kernel refuses a set that is smaller than its own (EINVAL): the size grows until it fits. */
 int cores_allowed(void)
@@ -63,14 +62,13 @@ bool cores_list_names(const char *list, int number)
 	return false;
 }
 
-/* The first line of a file below `system`; "" where there is none. */
-static const char *read_line(char *line, size_t size, const char *system, const char *name, int n)
+const char *cores_first_line(char *line, size_t size, const char *system, const char *name)
 {
 	char path[512];
 	*line = 0;
-	if (snprintf(path, sizeof path, name, system, n) >= (int)sizeof path)
+	if (snprintf(path, sizeof path, "%s/%s", system, name) >= (int)sizeof path)
 		return line;
-	FILE *f = fopen(path, "r");
+	FILE *f = fopen(path, "re");
 	if (!f)
 		return line;
 	if (!fgets(line, (int)size, f))
@@ -83,20 +81,27 @@ static const char *read_line(char *line, size_t size, const char *system, const 
 /* Whether one of `others`, which have lower numbers, shares the core of `cpu`. */
 static bool is_sibling(const char *system, int cpu, const int *others, int n)
 {
-	char line[1024];
-	read_line(line, sizeof line, system, "%s/cpu/cpu%d/topology/thread_siblings_list", cpu);
+	char line[1024], name[64];
+	snprintf(name, sizeof name, "cpu/cpu%d/topology/thread_siblings_list", cpu);
+	cores_first_line(line, sizeof line, system, name);
 	for (int i = 0; i < n; i++)
 		if (cores_list_names(line, others[i]))
 			return true;
 	return false;
 }
 
-/* The processors of the NUMA node of `cpu`; "": unknown. */
-static const char *node_of(char *line, size_t size, const char *system, int cpu)
+/* The list of the processors of the NUMA node that `cpu` is in; "": unknown. */
+static const char *node_cpulist(char *line, size_t size, const char *system, int cpu)
 {
-	for (int node = 0; cpu >= 0 && node < NODES_MAX; node++)
-		if (cores_list_names(read_line(line, size, system, "%s/node/node%d/cpulist", node), cpu))
+	char online[4096], name[64];
+	cores_first_line(online, sizeof online, system, "node/online");
+	for (int node = 0; cpu >= 0 && node < CORES_NODES_MAX; node++) {
+		if (!cores_list_names(online, node))
+			continue;
+		snprintf(name, sizeof name, "node/node%d/cpulist", node);
+		if (cores_list_names(cores_first_line(line, size, system, name), cpu))
 			return line;
+	}
 	*line = 0;
 	return line;
 }
@@ -104,7 +109,7 @@ static const char *node_of(char *line, size_t size, const char *system, int cpu)
 void cores_pin_order(const char *system, int near, int *cpus, int n)
 {
 	char line[4096];
-	const char *node = node_of(line, sizeof line, system, near);
+	const char *node = node_cpulist(line, sizeof line, system, near);
 	int *order = NEW_ARRAY(int, n), *rank = NEW_ARRAY(int, n), done = 0;
 	for (int i = 0; i < n; i++)
 		rank[i] =

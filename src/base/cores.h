@@ -5,6 +5,7 @@
 #define GLM_BASE_CORES_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* How many logical processors the process may use (its affinity mask); 1 if the system does not
  * say. */
@@ -19,6 +20,13 @@ int cores_list(int *cpus, int most);
 /* Whether a list of the kernel, as "0-3,8,10-11", contains the number. The part behind a damaged
  * one is ignored. */
 bool cores_list_names(const char *list, int number);
+
+/* NUMA nodes have lower numbers than this: the kernel's limit. */
+#define CORES_NODES_MAX 1024
+
+/* The first line of the file `name` below `system`, cut to line[size] and without its line feed; ""
+ * where there is none. Returns line. */
+const char *cores_first_line(char *line, size_t size, const char *system, const char *name);
 
 /* Sorts cpus[n] (in: ascending) into the order in which compute threads are pinned to them:
  * - logical processors of the NUMA node of `near` before those of other nodes;

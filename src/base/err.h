@@ -45,14 +45,15 @@ struct err {
 int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* err_set with ": " and the text of errno number `errnum` added; the code is -errnum (ERR_INPUT for
- * ENOENT, EACCES, EISDIR and ENOTDIR, ERR_MEMORY for ENOMEM). */
+ * ENOENT, EACCES, EISDIR, ENOTDIR and ELOOP, ERR_MEMORY for ENOMEM). */
 int err_errno(struct err *e, int errnum, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* Puts "<text>: " before the sentence. Returns e->code. */
+/* Puts "<text>: " before the sentence. Returns e->code, so `e` must hold the error and not be NULL.
+ */
 int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Sets the second line. Returns e->code. */
+/* Sets the second line. Returns e->code; `e` as in err_prefix. */
 int err_hint(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Makes foreign text, such as a file's name or a string in it, safe to print on a terminal. Control

@@ -10,7 +10,7 @@
 
 static enum log_level threshold = LOG_INFO; /* set once at start, then constant */
 
-static const char *process_name = ""; /* the same */
+static const char *process_name = ""; /* set once at start, then constant */
 
 void log_set_name(const char *name)
 {

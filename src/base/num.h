@@ -52,8 +52,8 @@ static inline bool num_is_pow2(uint64_t v)
 	return v && !(v & (v - 1));
 }
 
-/* The number i of the interval that holds v: first[i] <= v < first[i + 1]. first[n + 1] never
- * descends, and first[0] <= v < first[n]. */
+/* The number i of the interval that holds v: first[i] <= v < first[i + 1]. `first` has
+ * n + 1 elements in ascending order, and first[0] <= v < first[n]. */
 static inline size_t num_interval_of(const uint64_t *first, size_t n, uint64_t v)
 {
 	size_t lo = 0, hi = n;

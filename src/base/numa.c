@@ -17,24 +17,8 @@
 #include <unistd.h>
 
 #define PIECES_MAX 1024
-#define IDS_MAX    1024 /* of nodes: the kernel's limit */
 
 /* ---- which nodes there are ---- */
-
-/* The first line of system/node/name; "" where there is none. */
-static void node_line(char *line, size_t size, const char *system, const char *name)
-{
-	char path[512];
-	*line = 0;
-	if (snprintf(path, sizeof path, "%s/node/%s", system, name) >= (int)sizeof path)
-		return;
-	FILE *f = fopen(path, "re");
-	if (!f)
-		return;
-	if (!fgets(line, (int)size, f))
-		*line = 0;
-	fclose(f);
-}
 
 /* Memory of a node that is free or page cache; 0: it has none. */
 static uint64_t node_free_bytes(const char *system, int id)
@@ -55,22 +39,35 @@ static uint64_t node_free_bytes(const char *system, int id)
 	return sum;
 }
 
+/* Whether processors and memory of this node may be used: fills *node. */
+static bool read_node(const char *system, int id, const int *cpus, int n, struct numa_node *node)
+{
+	char line[4096], name[64];
+	*node = (struct numa_node){.id = id, .free_bytes = node_free_bytes(system, id)};
+	snprintf(name, sizeof name, "node/node%d/cpulist", id);
+	cores_first_line(line, sizeof line, system, name);
+	for (int i = 0; i < n; i++)
+		if (cores_list_names(line, cpus[i]))
+			CPU_SET(cpus[i], &node->cpus);
+	return node->free_bytes && CPU_COUNT(&node->cpus);
+}
+
 void numa_read(const char *system, const int *cpus, int n, const char *mems, struct numa_nodes *out)
 {
-	char online[4096], line[4096], name[64];
+	char online[4096];
 	*out = (struct numa_nodes){0};
-	node_line(online, sizeof online, system, "online");
-	for (int id = 0; id < IDS_MAX && out->n < NUMA_NODES_MAX; id++) {
-		if (!cores_list_names(online, id) || (*mems && !cores_list_names(mems, id)))
+	cores_first_line(online, sizeof online, system, "node/online");
+	for (int id = 0; id < CORES_NODES_MAX; id++) {
+		struct numa_node node;
+		if (!cores_list_names(online, id) || (*mems && !cores_list_names(mems, id)) ||
+			!read_node(system, id, cpus, n, &node))
 			continue;
-		struct numa_node *node = &out->node[out->n];
-		*node = (struct numa_node){.id = id, .free_bytes = node_free_bytes(system, id)};
-		snprintf(name, sizeof name, "node%d/cpulist", id);
-		node_line(line, sizeof line, system, name);
-		for (int i = 0; i < n; i++)
-			if (cores_list_names(line, cpus[i]))
-				CPU_SET(cpus[i], &node->cpus);
-		out->n += node->free_bytes && CPU_COUNT(&node->cpus);
+		if (out->n == NUMA_NODES_MAX) {
+			log_warn("NUMA: node %d and later ones are left out: %d nodes are used at most", id,
+				NUMA_NODES_MAX);
+			return;
+		}
+		out->node[out->n++] = node;
 	}
 }
 
@@ -147,7 +144,7 @@ uint64_t numa_bytes_on(const struct numa_division *d, uint64_t bytes, int number
 /* id -1: the policy of the process again. */
 static int bind_pages(uint8_t *from, const uint8_t *to, int id)
 {
-	unsigned long mask[IDS_MAX / (8 * sizeof(unsigned long))] = {0};
+	unsigned long mask[CORES_NODES_MAX / (8 * sizeof(unsigned long))] = {0};
 	const size_t bits = 8 * sizeof mask[0];
 	if (to <= from)
 		return 0;
@@ -156,7 +153,7 @@ static int bind_pages(uint8_t *from, const uint8_t *to, int id)
 	/* the kernel reads one bit less than this number says */
 	const long rc = id < 0 ? syscall(SYS_mbind, from, to - from, MPOL_DEFAULT, NULL, 0ul, 0u)
 						   : syscall(SYS_mbind, from, to - from, MPOL_PREFERRED, mask,
-								 (unsigned long)IDS_MAX + 1, 0u);
+								 (unsigned long)CORES_NODES_MAX + 1, 0u);
 	return rc ? errno : 0;
 }
 

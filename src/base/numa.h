@@ -36,7 +36,7 @@ struct numa_nodes {
 
 /* system: CORES_SYSTEM, or a folder of the same layout. cpus [n]: processors that the process may
  * use. mems: nodes whose memory it may use, as "0-1"; "": any. Nodes beyond NUMA_NODES_MAX are left
- * out. */
+ * out, with a warning: no memory is placed on them, and their processors count as of no node. */
 void numa_read(
 	const char *system, const int *cpus, int n, const char *mems, struct numa_nodes *out);
 /* Of this process. */
@@ -68,7 +68,7 @@ static inline int numa_node_at(const struct numa_division *d, uint64_t offset)
 	return d->node[piece < (uint64_t)d->n ? piece : (uint64_t)d->n - 1];
 }
 
-/* Bytes of a mapping of `bytes` that lie on a node. */
+/* Bytes of a mapping that lie on a node. bytes: all of the mapping, as given to numa_divide. */
 uint64_t numa_bytes_on(const struct numa_division *d, uint64_t bytes, int number);
 
 /* Tells the kernel to put pages of base[bytes] that have not been written yet on the nodes of the
@@ -82,8 +82,8 @@ void numa_place(struct numa_division *d, void *base, uint64_t bytes);
  * stay on their nodes, and the kernel's mappings of different nodes become one again. A refusal
  * of the kernel is ignored. */
 void numa_settle(void *base, uint64_t bytes);
-/* Pages of base[bytes] that nobody has written yet will lie on the node with the kernel's number
- * `id`, if it has room. 0, or the errno with which the kernel refuses. */
+/* Pages of base[bytes], page-aligned, that nobody has written yet will lie on the node with the
+ * kernel's number `id`, if it has room. 0, or the errno with which the kernel refuses. */
 int numa_prefer(void *base, uint64_t bytes, int id);
 
 #endif

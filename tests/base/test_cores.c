@@ -32,6 +32,9 @@ static void write_line(const char *system, const char *name, int n, const char *
 	assert_int_equal(fclose(f), 0);
 }
 
+/* The nodes of a machine are 0 and this one. */
+#define SECOND_NODE 1023
+
 /* Lists of siblings of each processor and of the processors of each node; NULL ends them. */
 static const char *machine(const char *name, const char *const *siblings, const char *const *nodes)
 {
@@ -39,7 +42,9 @@ static const char *machine(const char *name, const char *const *siblings, const 
 	for (int i = 0; siblings && siblings[i]; i++)
 		write_line(system, "cpu/cpu%d/topology/thread_siblings_list", i, siblings[i]);
 	for (int i = 0; nodes && nodes[i]; i++)
-		write_line(system, "node/node%d/cpulist", i, nodes[i]);
+		write_line(system, "node/node%d/cpulist", i * SECOND_NODE, nodes[i]);
+	if (nodes)
+		write_line(system, "node/online", 0, nodes[1] ? "0,1023" : "0");
 	return system;
 }
 
