@@ -538,14 +538,20 @@ static void test_limb_types(void **state)
 		const struct split_outcome want = run_of(&r);
 		assert_int_equal(want.stats.on_host, 0);
 		r.host = true;
+		uint64_t on_host = 0, hit_ram = 0;
 		for (r.seed = 1; r.seed <= N_SEEDS; r.seed++) {
 			const struct split_outcome got = run_of(&r);
 			if (got.hash != want.hash)
 				fail_msg("%s, seed %llu: other logits", dtype_name(types[t]),
 					(unsigned long long)r.seed);
-			assert_true(got.stats.on_host > 0 && got.stats.on_host < got.stats.hit_ram);
+			on_host += got.stats.on_host;
+			hit_ram += got.stats.hit_ram;
 			layers += (N_PROMPT + N_NEW - 1) * (TYPE_LAYERS - 1);
 		}
+		/* of all seeds: what is in RAM in one run depends on when demotions end */
+		if (!on_host || on_host >= hit_ram)
+			fail_msg("%s: %llu of %llu experts in RAM by the processor", dtype_name(types[t]),
+				(unsigned long long)on_host, (unsigned long long)hit_ram);
 	}
 	print_message("%llu layers with random splits\n", (unsigned long long)layers);
 	assert_true(layers >= IF_SLOW_BUILD(1000, 2000));
