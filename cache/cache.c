@@ -333,9 +333,9 @@ struct cache_slot cache_slot_get(const struct cache *c, int32_t slot)
 		.expert = -1,
 		.pins = s->pins,
 		.load_id = s->load_id,
-		.load = slot};
+		.filled_by = slot};
 	if (s->state == CACHE_FILLING && filled_by_prefill(c, slot))
-		out.load = c->prefill_index[s->key];
+		out.filled_by = c->prefill_index[s->key];
 	if (s->state != CACHE_FREE) {
 		out.layer = s->key / c->n_experts;
 		out.expert = s->key % c->n_experts;

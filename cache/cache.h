@@ -108,7 +108,8 @@ enum cache_use {
 	CACHE_PREFETCH = 1, /* a prediction: takes free slots and cold victims only */
 	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is in tier 0, else a prefill slot, of
 						 * hot experts a free slot (cache_set_hot). Evicts only to borrow prefill
-						 * slots. The policy does not see it */
+						 * slots. The policy does not see it, only reads that are kept in tier
+						 * 1 (cache_keep_reads) */
 	CACHE_WARM = 3, /* an expert of an earlier run's profile: takes free slots only. Not traced */
 	CACHE_PROMOTE = 4, /* from tier 1, after a use there: takes the same slots as a prediction. Not
 						* traced */
@@ -191,8 +192,8 @@ struct cache_transfer {
 	uint64_t to_offset;   /* of slot in its tier's memory */
 	uint64_t bytes;       /* of the expert, as in expert_bytes */
 	int32_t keep;         /* LOAD from disk into a prefill slot: slot of tier 1 that holds the
-						   * bytes, too, when the load ends (cache_keep_reads); -1: none. It is
-						   * committed or aborted with `slot` */
+						   * bytes, too, when the load ends (cache_keep_reads); -1: none.
+						   * cache_commit or cache_abort of `slot` is that of `keep` as well */
 	uint64_t keep_offset; /* of keep in its tier's memory; 0 when it is -1 */
 };
 
@@ -244,11 +245,11 @@ struct cache_slot {
 	enum cache_state state;
 	int32_t layer, expert; /* -1 when FREE */
 	uint32_t pins;
-	uint64_t offset;  /* in the memory of the tier */
-	uint64_t bytes;   /* of the expert */
-	uint64_t load_id; /* a number that no other load has; 0 when FREE */
-	int32_t load;     /* FILLING: the slot of the transfer that fills it. It is another one only for
-					   * cache_transfer.keep */
+	uint64_t offset;   /* in the memory of the tier */
+	uint64_t bytes;    /* of the expert */
+	uint64_t load_id;  /* a number that no other load has; 0 when FREE */
+	int32_t filled_by; /* FILLING: the `slot` of the transfer that fills it: another one only for a
+						* slot that is cache_transfer.keep */
 };
 
 struct cache;
@@ -358,9 +359,11 @@ enum cache_result cache_warm(
 bool cache_set_hot(struct cache *c, int layer, int expert);
 
 /* From now on an expert that prefill reads from disk into a prefill slot fills a free slot of tier
- * 1 with the same read, if there is one. Nothing is evicted. Hot experts have priority: others are
- * kept only as far as tier 1 has room beside all that are hot for it. Off until it is called: the
- * caller must be able to read through tier 1's memory. */
+ * 1 with the same read, if there is one. Nothing is evicted.
+ * - Experts that are hot for tier 1 have priority: others are kept only as far as tier 1 has room
+ *   beside all that are hot for it, and count as such from then on.
+ * - Experts that are hot for tier 0 are not kept: the warm-up brings them there.
+ * - Off until it is called: the caller must be able to read through tier 1's memory. */
 void cache_keep_reads(struct cache *c);
 
 /* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):

@@ -17,7 +17,7 @@
 static int32_t access_prefill(struct cache *c, int32_t key)
 {
 	int32_t slot = c->index[key], borrowed = c->prefill_index[key];
-	if (slot >= 0 && !(borrowed >= 0 && c->slots[borrowed].kept)) /* kept: this step has read it */
+	if (slot >= 0 && !(borrowed >= 0 && c->slots[borrowed].kept)) /* kept: read in this step */
 		c->stats.prefill_hits[tier_of(c, slot)]++;
 	else
 		c->stats.prefill_misses++;
@@ -192,22 +192,32 @@ static enum cache_result reserve_tier1(struct cache *c, int32_t key, int32_t *sl
 	return CACHE_OK;
 }
 
-/* Whether an expert is hot for this tier from now on: it was, or fits beside those that are. */
-static bool fits_hot(struct cache *c, int32_t key, int tier)
+/* Whether an expert that is not hot would fit in the tier beside all that are hot for it. */
+static bool has_room_beside_hot(const struct cache *c, int32_t key, int tier)
 {
-	if (!c->hot[key] && c->hot_bytes[tier] + bytes_of(c, key) <= c->arena[tier].bytes) {
-		c->hot_bytes[tier] += bytes_of(c, key);
-		c->hot[key] = (uint8_t)(1 + tier);
-	}
-	return c->hot[key];
+	return c->hot_bytes[tier] + bytes_of(c, key) <= c->arena[tier].bytes;
 }
 
-/* Whether the read of an expert that is in neither tier also fills a free slot of tier 1, which is
- * reserved then. */
+static void mark_hot(struct cache *c, int32_t key, int tier)
+{
+	c->hot_bytes[tier] += bytes_of(c, key);
+	c->hot[key] = (uint8_t)(1 + tier);
+}
+
+/* Reserves a free slot of tier 1 for an expert that is in neither tier and is being read into a
+ * prefill slot, so that the same read fills both. False: none is to be filled. Experts that are hot
+ * for tier 0 are left to the warm-up, which brings them there. One that was not hot is hot for tier
+ * 1 from then on, so that those of the warm-up find room beside all that were kept. */
 static bool keep_read(struct cache *c, int32_t key)
 {
 	int32_t slot;
-	return c->keep_reads && fits_hot(c, key, 1) && reserve_tier1(c, key, &slot) == CACHE_OK;
+	if (!c->keep_reads || c->hot[key] == 1 || (!c->hot[key] && !has_room_beside_hot(c, key, 1)))
+		return false;
+	if (reserve_tier1(c, key, &slot) != CACHE_OK)
+		return false;
+	if (!c->hot[key])
+		mark_hot(c, key, 1);
+	return true;
 }
 
 /* Reserves a prefill slot with one pin. An expert in tier 1 stays there, pinned until its copy into
@@ -503,7 +513,10 @@ enum cache_result cache_warm(
 bool cache_set_hot(struct cache *c, int layer, int expert)
 {
 	const int32_t key = cache_key(c, layer, expert);
-	return fits_hot(c, key, 0) || fits_hot(c, key, 1);
+	for (int tier = 0; tier < CACHE_TIERS && !c->hot[key]; tier++)
+		if (has_room_beside_hot(c, key, tier))
+			mark_hot(c, key, tier);
+	return c->hot[key];
 }
 
 void cache_keep_reads(struct cache *c)

@@ -44,7 +44,7 @@ struct slot {
 	bool prefill;    /* borrowed by prefill, FREE or not */
 	bool read_ahead; /* one of pins is cache_read_ahead's */
 	bool kept; /* of a prefill slot: its load fills, or has filled, a slot of tier 1, too. While
-				* it is FILLING index[key] is that slot */
+				* the prefill slot is FILLING, index[key] is the slot of tier 1 */
 };
 
 /* What cache_flush has to do. */

@@ -26,7 +26,8 @@ struct nccl_gate {
 	int state; /* atomic; bits of the enum */
 };
 
-/* False: the gate is closed, and the communicator must not be used. */
+/* False: the gate is closed (or, against the order of use, another thread is inside): the
+ * communicator must not be used. */
 static inline bool nccl_gate_enter(struct nccl_gate *g)
 {
 	int open = 0;

@@ -33,7 +33,8 @@
  *    6  the plan is queued                          loader_queue_plan (loader_queue.c)
  *    7  the I/O thread takes what is next           loader_next_work (loader_queue.c)
  *    8  and gives it to the transfer                give_to_transfer (loader_io.c)
- *    9  a chunk is read into a staging buffer       start_read (card_transfer.c)
+ *    9  a chunk is read into a staging buffer, or   start_read (card_transfer.c)
+ *       into tier 1 if it stays there, too
  *   10  and copied to the slot on the card          card_read_done (card_transfer.c)
  *   11  the fence of the last copy ends the load    poll_copies (card_transfer.c)
  *       if its bytes are those of the check values  judge_load (card_transfer.c)
@@ -60,7 +61,7 @@
 #include "stream/reader/reader.h"
 
 /* On a card tier 0 is one allocation there, tier 1 is pinned host memory, and reads pass through
- * staging buffers (card_transfer.h). Otherwise both tiers are memory that reads land in directly.
+ * staging buffers or tier 1 (card_transfer.h). Otherwise both tiers are memory that reads land in directly.
  */
 struct loader_options {
 	const struct gguf *file; /* must outlive the source */

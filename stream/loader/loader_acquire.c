@@ -130,7 +130,7 @@ static void boost_refs(struct loader *l, const struct cache_request *q)
 			continue;
 		const struct cache_slot slot = cache_slot_get(l->shared.cache, r->slot);
 		if (slot.state == CACHE_FILLING)
-			loader_queue_boost(l, slot.load);
+			loader_queue_boost(l, slot.filled_by);
 	}
 }
 

@@ -187,9 +187,9 @@ void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, in
 		a[1] = t;
 	}
 	cache_read_ahead_drop(l->shared.cache, read_ahead_names, q);
-	bool later;
-	if (l->card &&
-		may_read_to_tier1(l, &later)) /* without a card it would take a copy of its own */
+	bool unused;
+	/* without a card a read lands in its slot, and tier 1 would need a copy */
+	if (l->card && may_read_to_tier1(l, &unused))
 		cache_keep_reads(l->shared.cache);
 }
 

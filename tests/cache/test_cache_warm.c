@@ -200,7 +200,7 @@ static void test_keep_reads(void **state)
 		if (t.keep >= 0) {
 			const struct cache_slot keep = cache_slot_get(c, t.keep);
 			assert_int_equal(keep.state, CACHE_FILLING);
-			assert_int_equal(keep.load, t.slot);
+			assert_int_equal(keep.filled_by, t.slot);
 			assert_int_equal(keep.offset, t.keep_offset);
 			assert_int_equal(keep.expert, i);
 		}
@@ -262,6 +262,32 @@ static void test_kept_read_fails(void **state)
 	}
 }
 
+/* An expert that is hot for tier 0 and finds no free slot there is the warm-up's to load. */
+static void test_hot_for_tier0_is_not_kept(void **state)
+{
+	(void)state;
+	struct cache *c = make_cache(4, 4, 2);
+	struct cache_plan p;
+	struct prefill_request o;
+	int borrowed = 0;
+	for (int i = 0; i < 4; i++)
+		assert_true(cache_set_hot(c, 0, i));
+	cache_begin_step(c, CACHE_PREFILL, &p);
+	cache_keep_reads(c);
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(cache_read_ahead(c, 0, i, &p), CACHE_OK);
+		const struct cache_transfer t = p.transfers[0];
+		borrowed += cache_slot_get(c, t.slot).prefill;
+		assert_int_equal(t.keep, -1);
+		assert_int_equal(acquire(c, &o, i), CACHE_OK);
+		cache_commit(c, t.slot);
+		release(c, &o);
+	}
+	assert_true(borrowed > 0);
+	check_invariants(c);
+	cache_free(c);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -269,6 +295,7 @@ int main(void)
 		cmocka_unit_test(test_cache_set_hot),
 		cmocka_unit_test(test_hot_load_fails),
 		cmocka_unit_test(test_keep_reads),
+		cmocka_unit_test(test_hot_for_tier0_is_not_kept),
 		cmocka_unit_test(test_kept_read_fails),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

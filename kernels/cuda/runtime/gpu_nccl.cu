@@ -13,9 +13,9 @@ extern "C" {
 #include <stdlib.h>
 #include <string.h>
 
-/* What an abort waits for a call of NCCL in progress. It takes microseconds to enqueue a transfer.
- */
-#define ABORT_WAIT_MS 1000
+/* What an abort waits for a call of NCCL in progress. It takes microseconds to enqueue a transfer,
+ * and the process is ended GRACE_NS (src/ranks/heartbeats.c) after the other was lost. */
+#define ABORT_WAIT_MS 200
 
 struct nccl_channel {
 	struct cuda_backend *b;

@@ -16,9 +16,10 @@
  *   broadcast   struct rank_cuts: which layers each gets
  *   agree       each has a memory plan
  *   gather      struct rank_limits of it
- *   broadcast   struct rank_limits: the least context and chunk, with which each plans again, and
- *               whether any rank streams
+ *   broadcast   the least context and chunk of them, with which each plans again
  *   agree       each has; nobody allocates before
+ *   gather      struct rank_limits of the second plan
+ *   broadcast   whether any rank streams its experts
  *   agree       the layers are loaded
  *   -           each opens its links (rank_link.h)
  *   agree       they are open

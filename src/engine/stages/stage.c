@@ -176,6 +176,16 @@ static int plan_here(struct engine *g, const struct engine_options *o, struct er
 	return rc;
 }
 
+/* Of the stages as they are planned now. */
+static struct rank_limits limits_of(const struct engine *g)
+{
+	struct rank_limits limits = {
+		.context = g->stages->plan.context, .chunk = g->stages->plan.chunk};
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		limits.streaming |= g->stages[i].plan.streaming;
+	return limits;
+}
+
 int stages_plan(struct engine *g, const struct engine_options *o, struct err *e)
 {
 	if (!g->ranks)
@@ -186,16 +196,17 @@ int stages_plan(struct engine *g, const struct engine_options *o, struct err *e)
 	int rc = plan_here(g, o, e);
 	log_set_level(level);
 	struct ranks *ranks = g->ranks->ranks;
-	struct rank_limits limits = {
-		.context = g->stages->plan.context, .chunk = g->stages->plan.chunk};
-	for (uint32_t i = 0; i < g->n_stages; i++)
-		limits.streaming |= g->stages[i].plan.streaming;
+	struct rank_limits limits = limits_of(g);
 	if ((rc = ranks_agree(ranks, rc, e)) || (rc = engine_ranks_limits(g->ranks, &limits, e)))
 		return rc;
 	agreed.context = limits.context;
 	agreed.chunk = limits.chunk;
 	/* planning measures free memory: no rank of this host may allocate before all have planned */
-	return ranks_agree(ranks, plan_here(g, &agreed, e), e);
+	if ((rc = ranks_agree(ranks, plan_here(g, &agreed, e), e)))
+		return rc;
+	/* with less context and a smaller chunk all experts of a rank may fit that did not before */
+	limits = limits_of(g);
+	return engine_ranks_limits(g->ranks, &limits, e);
 }
 
 /* ---- opening and closing ---- */
