@@ -363,9 +363,10 @@ struct backend_ops {
 	int (*alloc)(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e);
 	void (*free)(struct backend *b, enum mem_kind kind, void *p, size_t bytes);
 	size_t (*free_bytes)(struct backend *b);
-	/* For the memory plan: bytes that ops take for themselves in steps of `rows` rows with fast
-	 * prompts, at most; a backend takes the largest of its products, once. 0: without fast prompts,
-	 * or for other types. Both may be NULL: scratch_bytes says all.
+	/* For the memory plan: the most bytes that ops allocate for themselves in steps of `rows` rows
+	 * with fast prompts. A backend allocates those of its largest product, once. 0: without fast
+	 * prompts, or if the weights have a type that these do not multiply. Both are NULL, or none; if
+	 * NULL, scratch_bytes counts everything.
 	 * - matmul_scratch: products with w.
 	 * - expert_scratch: expert_ffn with n_used experts of these shapes a row. */
 	size_t (*matmul_scratch)(const struct backend *b, const struct weight *w, int rows);

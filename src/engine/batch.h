@@ -113,8 +113,8 @@ struct batch_draft {
 
 /* Drafts for n distinct sessions of one engine: the MTP layer computes draft 0 of all sessions in
  * one pass, or in several of as many sessions as its workspace holds, then draft 1 of those that
- * want it, and so on. The k may differ. ERR_INPUT and ERR_RUN
- * as session_mtp_draft, before anything was computed; after another error the ids are undefined. */
+ * want it, and so on. The k may differ. ERR_INPUT and ERR_RUN as session_mtp_draft, before anything
+ * was computed; after another error the ids are undefined. */
 int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e);
 
 /* Makes the timeline of `to` the first n tokens of `from`, n <= its length, by copying cache rows,

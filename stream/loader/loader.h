@@ -61,7 +61,8 @@
 #include "stream/reader/reader.h"
 
 /* On a card tier 0 is one allocation there, tier 1 is pinned host memory, and reads pass through
- * staging buffers or tier 1 (card_transfer.h). Otherwise both tiers are memory that reads land in directly.
+ * staging buffers or tier 1 (card_transfer.h). Otherwise both tiers are memory that reads land in
+ * directly.
  */
 struct loader_options {
 	const struct gguf *file; /* must outlive the source */

@@ -10,7 +10,8 @@
 #define IF_SLOW_BUILD(few, all) (all)
 #endif
 
-/* The same for rounds that reach rare branches only by their number: all count for coverage. */
+/* For rounds that reach rare branches only by their number: a build that counts coverage takes all
+ * of them, too. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define IF_SANITIZER(few, all) (few)
 #else

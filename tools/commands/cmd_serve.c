@@ -159,6 +159,7 @@ static bool is_origin(const char *s)
  * variable is not set. Takes a missing key from the environment. */
 static int check_serve_options(struct serve_opts *o, struct err *e)
 {
+	const bool from_environment = !o->api_key;
 	if (!o->api_key)
 		o->api_key = getenv("GLMSTREAM_API_KEY");
 	else if (!*o->api_key)
@@ -166,7 +167,8 @@ static int check_serve_options(struct serve_opts *o, struct err *e)
 	if (o->api_key && !*o->api_key)
 		o->api_key = NULL;
 	if (o->api_key && !o->api_key[strspn(o->api_key, ",")])
-		return err_set(e, ERR_USAGE, "--api-key: each of the keys is empty");
+		return err_set(e, ERR_USAGE, "%s: each of the keys is empty",
+			from_environment ? "GLMSTREAM_API_KEY" : "--api-key");
 	if (o->trusted_proxy && !identity_is_address(o->trusted_proxy))
 		return err_set(
 			e, ERR_USAGE, "--trusted-proxy %s: expected an address in digits", o->trusted_proxy);
@@ -175,7 +177,9 @@ static int check_serve_options(struct serve_opts *o, struct err *e)
 			"--cors %.200s: expected * or an origin without a path, like https://chat.example.org",
 			o->cors);
 	if (o->allow_host &&
-		(!*o->allow_host || (o->allow_host[0] != '[' && strpbrk(o->allow_host, ":/, "))))
+		(!*o->allow_host ||
+			(o->allow_host[0] == '[' ? !strchr(o->allow_host, ']') || strchr(o->allow_host, ']')[1]
+									 : !!strpbrk(o->allow_host, ":/, "))))
 		return err_set(e, ERR_USAGE,
 			"--allow-host %.200s: expected one name without a port, like llm.example.org",
 			o->allow_host);

@@ -262,13 +262,16 @@ static void end_worker(struct engine *g, int rc, struct err *e)
 }
 
 /* Whether experts are streamed is known when the engine is open: a card may hold all of them. A
- * trace records the predictions of --lookahead also without streaming. */
+ * trace records the predictions of --lookahead also without streaming. Of a command that opens
+ * several engines the first is warned of. */
 static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 {
+	static bool warned;
 	struct engine_cache cache;
 	engine_cache_snapshot(g, &cache, NULL);
-	if (cache.streaming)
+	if (cache.streaming || warned)
 		return;
+	warned = true;
 	const bool reads = strcmp(engine_backend_name(g), "cpu") != 0; /* to fill the card */
 	const struct {
 		const char *name;

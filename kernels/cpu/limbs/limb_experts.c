@@ -291,8 +291,13 @@ uint64_t limb_expert_prompts_bytes(
 	a.n_jobs = (int)MIN(a.n_slots, INT32_MAX);
 	add_type(&a, shape->gate.type);
 	add_type(&a, shape->up.type);
-	divide_rows(&a, b->threads);
-	return scratch_sizes(&a, rows, b->threads).bytes;
+	uint64_t most = 0;
+	/* a small product takes fewer threads, each with more rows */
+	for (int threads = 1; threads <= b->threads; threads++) {
+		divide_rows(&a, threads);
+		most = MAX(most, scratch_sizes(&a, rows, threads).bytes);
+	}
+	return most;
 }
 
 static void experts_run(struct backend *base, const float *x, const struct expert_job *jobs,

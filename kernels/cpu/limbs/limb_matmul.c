@@ -111,7 +111,7 @@ static bool same_limbs(const struct limb_product *a, const struct limb_product *
 		   a->w.type == b->w.type && a->w.n_in == b->w.n_in && a->w.n_stack == b->w.n_stack;
 }
 
-/* Where the parts of the scratch memory of a product lie. */
+/* The division of a product, and the bytes of the parts of its scratch memory in their order. */
 struct limb_matmul_layout {
 	const struct limb_isa *isa;
 	int unit, n_units;

@@ -32,8 +32,8 @@ struct limb_product {
 /* Whether limb_matmul computes products with this matrix. */
 bool limb_matmul_covers(const struct weight *w);
 
-/* Bytes of cpu_scratch that a product of `rows` rows with w takes: for each row of x 5 bytes a
- * value, with AMX 7, and a little for each thread. w is covered. */
+/* Bytes of cpu_scratch that a product of `rows` rows with w takes: for each row of x (of each
+ * matrix of a stack) 5 bytes a value, with AMX 7, and a little for each thread. w is covered. */
 uint64_t limb_matmul_bytes(const struct cpu_backend *b, const struct weight *w, int rows);
 
 /* Computes n products of `rows` rows, one after the other. Products that read the same x with

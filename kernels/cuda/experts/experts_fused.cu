@@ -240,7 +240,6 @@ static __device__ __forceinline__ void round_end(bool wait)
 /* By a finisher, when the workers are done with a stage: adds its partial sums up, releases their
  * place (`full`), stores the results, and counts a stage of gate and up. sums: scratch of the warp.
  */
-
 template <int PARTIALS, bool DEFERRED>
 static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 	const struct work_list *work, const struct cursor &at, const float4 *partials, float *sums,

@@ -17,8 +17,8 @@
  * types begin at any multiple of 2. The first line of a row may begin up to 14 bytes before it, the
  * last one end up to 14 bytes behind it: of the last row of a tensor whose bytes are no multiple of
  * 16 (say, Q2_K with an odd number of super-blocks), behind the tensor. These bytes are not used.
- * They lie in the allocation, which begins at a multiple of 256 and whose size is one, and is
- * larger than what was asked for (cuda_alloc, gpu_copier.cu).
+ * They lie in the allocation: its address and its size are multiples of 256, and it is larger than
+ * what was asked for (cuda_alloc, gpu_copier.cu).
  *
  * Bytes moved: the packed weights once per tile of x rows, x once per 128 weight rows (L2 cache),
  * outputs once.

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 	launch_dependents();
 
 	auto position_of = [&](int item) {
-		struct item_position p = item_position_of(a, item, 1);
+		struct item_position p = item_position_of(a, item, 1); /* row: in items */
 		p.row *= a.glu ? MMA_ROWS / 2 : MMA_ROWS;
 		return p;
 	};

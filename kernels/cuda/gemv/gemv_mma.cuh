@@ -199,7 +199,7 @@ static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limb
 
 /* acc += one super-block of 16 weight rows times 8 * TILES columns of limbs. By a warp.
  * - p0, p1: the super-block of rows r and r + 8, in shared memory; u: its number in the stage.
- * - left: weights of the row from this super-block on; scales past them are not read as numbers.
+ * - left: weights of the row from this super-block on; scales behind them are not used.
  * - column: this lane's limbs of each tile; NULL: the lane has no column. x_scale: of the columns
  *   2 c and 2 c + 1, those of the lane's accumulators.
  * - BATCH: steps whose loads are in flight together. STEP: uint2 from the limbs of a step to those
@@ -476,7 +476,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 
 	int stage = 0, turn = 0;
 	/* OWN: the x rows whose limbs are in shared memory. ROWS_PLAIN: own_made of them, from matrix
-	 * own_stack on. Else own_x: the numbers of the first and the last, which are all. */
+	 * own_stack on. Else own_x: the numbers of the first and the last row, of one or two. */
 	int own_stack = 0, own_made = 0;
 	int64_t own_x = -1;
 	/* Splits n_slots rows into limbs: n_x rows of x of each matrix from own_stack on. A warp takes

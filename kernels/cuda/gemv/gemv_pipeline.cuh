@@ -3,8 +3,8 @@
  * Parts of the kernels that compute items of 16 weight rows: gemv_aligned_kernel, gemv_rows_kernel,
  * gemv_many_kernel, gemv_chain_kernel, mla_output.cuh. In brackets: which of them.
  *
- *   item_part, item_position   the matrices of a launch, and where an item lies
- *                              [aligned, rows, many, chain]
+ *   item_part                  the matrices of a launch [aligned, rows, many]
+ *   item_position_of           where an item lies [aligned, rows, many, chain]
  *   item_args_set              their arguments from gemv_args [aligned, rows, many]
  *   item_stage                 copies of one stage by a warp: CHUNK super-blocks of 16 rows
  *                              (cp.async) [aligned, rows, many]

@@ -17,8 +17,9 @@
 struct sym_type {
 	float low, high;  /* range of the codes */
 	int n_candidates; /* scales tried on either side */
-	float first,
-		spread; /* the candidates use the codes up to high + first .. high + first + spread */
+	/* the candidates are the scales with which the largest value gets the codes from high + first
+	 * to high + first + spread; spread may be negative */
+	float first, spread;
 	int s_low, s_high;     /* range of the integer scales; Q8_0 and Q4_0 have none */
 	int radius;            /* of the search for s */
 	float growth;          /* most of team_growth; 0: d does not grow */

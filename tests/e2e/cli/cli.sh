@@ -108,7 +108,7 @@ if has_command serve; then
 	run serve --api-key ''
 	error_is_one_sentence 2 'key is empty'
 	for bad in '--api-key ,' '--cors chat.example.org' '--cors https://chat.example.org/' \
-		'--allow-host llm.example.org:8080' '--allow-host https://llm.example.org' '--allow-host a,b'; do
+		'--allow-host llm.example.org:8080' '--allow-host [::1]:80' '--allow-host https://llm.example.org' '--allow-host a,b'; do
 		# shellcheck disable=SC2086 # option and value
 		run serve --port 0 $bad
 		error_is_one_sentence 2 "^glmstream: ${bad% *}[ :]"
