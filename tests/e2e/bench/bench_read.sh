@@ -74,6 +74,8 @@ refused() { # pattern, then the command line behind bench
 }
 refused '^glmstream: --model belongs to bench prefill, decode and session' read -m "$folder/model"
 check "the hint names -f" grep -q '^hint: -f FILE' "$work/err"
+refused '^glmstream: --ram-gb belongs to bench prefill, decode and session' copy --ram-gb 4
+refused '^glmstream: --cpu-experts belongs to' ops --cpu-experts auto
 refused '^glmstream: --gb belongs to bench read' copy --gb 1
 refused '^glmstream: --depth belongs to bench read' decode --depth 4
 refused '^glmstream: -n belongs to bench decode' session -n 4
