@@ -49,7 +49,8 @@ static int cuda_open(const struct backend_options *options, struct backend **out
 	(void)options;
 	*out = NULL;
 	err_set(e, ERR_RUN, "backend cuda: this program was built without CUDA");
-	return err_hint(e, "use the CPU, or build where nvcc is installed");
+	err_hint(e, "use the CPU, or build where nvcc is installed");
+	return ERR_RUN; /* e may be NULL */
 }
 
 static uint32_t cuda_cards(void)

@@ -331,6 +331,8 @@ int cpu_backend_open_level(
 		cpu_set_fast_prompts(b);
 	else if (options->fast_prompts)
 		log_info("backend cpu: this processor has no AMX; prompts are computed in float32");
+	if (options->exact_prompts && !options->for_card)
+		log_info("backend cpu: --exact-prompts has no effect, it is for a card");
 	b->pool = cpu_pool_new(
 		options->threads ? options->threads : cores_allowed(), options->for_card, options->nodes);
 	if (!b->pool) {

@@ -544,6 +544,8 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
 	b->no_graphs = b->no_deferred = options->no_graphs;
 	b->exact_prompts = options->exact_prompts;
+	if (options->fast_prompts)
+		log_info("backend cuda: --fast-prompts has no effect, it is for the CPU");
 	b->op = "open";
 	b->device = (int)options->card;
 	b->base.bytes_s = memory_bandwidth(b->device);

@@ -179,6 +179,9 @@ run -p x -n 1 -q --backend cpu --lookahead 2 --trace "$work/predicted"
 check "a trace has the predictions of a lookahead" [ ! -s "$work/err" ]
 run -p x -n 1 -q --cache-gb 0.01 --policy lru --lookahead 2 --io threads --no-direct --io-depth 4
 check "with a cache they have effect" [ ! -s "$work/err" ]
+run -p x -n 1 --backend cpu --exact-prompts
+exits 0
+check "what is for a card is said to be" grep -q '^backend cpu: --exact-prompts has no effect' "$work/err"
 run -f "$work/missing-prompt" -n 1
 error_is_one_sentence 3 missing-prompt
 run -p x -n 1 --cache-gb 0.000001
