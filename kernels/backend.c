@@ -49,8 +49,7 @@ static int cuda_open(const struct backend_options *options, struct backend **out
 	(void)options;
 	*out = NULL;
 	err_set(e, ERR_RUN, "backend cuda: this program was built without CUDA");
-	err_hint(e, "use the CPU, or build where nvcc is installed");
-	return ERR_RUN; /* e may be NULL */
+	return err_hint(e, "use the CPU, or build where nvcc is installed");
 }
 
 static uint32_t cuda_cards(void)

@@ -94,7 +94,7 @@ int err_errno(struct err *e, int errnum, const char *fmt, ...)
 int err_prefix(struct err *e, const char *fmt, ...)
 {
 	if (!e)
-		return 0;
+		return ERR_RUN;
 	char old[ERR_TEXT_MAX];
 	memcpy(old, e->text, sizeof old);
 	va_list ap;
@@ -110,7 +110,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
 int err_hint(struct err *e, const char *fmt, ...)
 {
 	if (!e)
-		return 0;
+		return ERR_RUN;
 	va_list ap;
 	va_start(ap, fmt);
 	vsnprintf(e->hint, sizeof e->hint, fmt, ap);

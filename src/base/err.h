@@ -49,8 +49,7 @@ int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format
 int err_errno(struct err *e, int errnum, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* Puts "<text>: " before the sentence. Returns e->code; with `e` NULL 0, which is no error: only
- * who has an `e` may return it as a result. */
+/* Puts "<text>: " before the sentence. Returns e->code; ERR_RUN if `e` is NULL. */
 int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Sets the second line. Returns e->code; `e` as in err_prefix. */

@@ -4,6 +4,7 @@
 #include "src/base/num.h"
 
 #include <stdarg.h>
+#include <errno.h>
 #include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -76,11 +77,22 @@ static void test_plain_twice(void **state)
 	}
 }
 
+/* What a caller without a struct err returns is an error all the same. */
+static void test_nobody_listens(void **state)
+{
+	(void)state;
+	assert_int_equal(err_set(NULL, ERR_INPUT, "x"), ERR_INPUT);
+	assert_int_equal(err_errno(NULL, ENOENT, "x"), ERR_INPUT);
+	assert_int_equal(err_prefix(NULL, "x"), ERR_RUN);
+	assert_int_equal(err_hint(NULL, "x"), ERR_RUN);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_plain),
 		cmocka_unit_test(test_plain_twice),
+		cmocka_unit_test(test_nobody_listens),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
