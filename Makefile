@@ -154,6 +154,8 @@ $(addprefix $(BUILD)/tests/,test_replayed_routing test_stages): \
 $(addprefix $(BUILD)/tests/,test_cluster test_convert_target test_convert_units test_host_experts \
   test_common_opts test_imatrix test_measure_host test_plan): $(BUILD)/libtools.a
 $(TESTS): private LIBS += -lcmocka
+$(BUILD)/tests/test_session_file: private LIBS += \
+  -Wl,--wrap=LZ4F_createDecompressionContext,--wrap=LZ4F_decompress
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 	$(call say,LD,$@)
 	$(Q)$(CC) $(C_ALL) $(LOCAL) -o $@ $(filter %.o %/libtools.a,$^) $(LIB) $(LIBS)

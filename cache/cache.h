@@ -366,6 +366,11 @@ bool cache_set_hot(struct cache *c, int layer, int expert);
  * - Off until it is called: the caller must be able to read through tier 1's memory. */
 void cache_keep_reads(struct cache *c);
 
+/* From now on only slots within the first `bytes` of tier 1 are filled by the warm-up and by kept
+ * reads (cache_warm, cache_keep_reads); before the first call all are. Demotions take any
+ * slot. */
+void cache_set_readable(struct cache *c, uint64_t bytes);
+
 /* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):
  * CACHE_OK with its promotion planned and no pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD.
  * CACHE_NO_COLD: no victim is cold; the expert has left tier 1; or the policy, leaving that last

@@ -524,6 +524,11 @@ void cache_keep_reads(struct cache *c)
 	c->keep_reads = true;
 }
 
+void cache_set_readable(struct cache *c, uint64_t bytes)
+{
+	c->readable_bytes = bytes;
+}
+
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;

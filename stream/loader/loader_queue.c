@@ -159,13 +159,15 @@ static bool read_ahead_names(const void *queue, int layer, int expert)
 	return false;
 }
 
-/* Whether reads may go to tier 1: there is one, and all of it is pinned, so that the card can copy
- * from it. *later: it is still being pinned; the I/O thread is woken when that ends. */
-static bool may_read_to_tier1(const struct loader *l, bool *later)
+/* Lets reads go to the part of tier 1 that is pinned, so that the card can copy from it. Returns
+ * whether the part will grow: the I/O thread is woken when it has. */
+static bool set_readable(struct loader *l)
 {
-	const int state = l->card ? atomic_load(&l->card->tier1.state) : PINNED_READY;
-	*later = l->tier_memory_bytes[1] && state == PINNED_IN_PROGRESS;
-	return l->tier_memory_bytes[1] && state == PINNED_READY;
+	if (!l->card || !l->tier_memory_bytes[1])
+		return false;
+	const bool grows = atomic_load(&l->card->tier1.state) == PINNED_IN_PROGRESS;
+	cache_set_readable(l->shared.cache, atomic_load(&l->card->tier1.ready));
+	return grows;
 }
 
 void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, int n)
@@ -187,10 +189,13 @@ void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, in
 		a[1] = t;
 	}
 	cache_read_ahead_drop(l->shared.cache, read_ahead_names, q);
-	bool unused;
 	/* without a card a read lands in its slot, and tier 1 would need a copy */
-	if (l->card && may_read_to_tier1(l, &unused))
+	if (l->card && l->tier_memory_bytes[1]) {
+		struct pinned *tier1 = &l->card->tier1;
+		pinned_request(tier1, atomic_load(&tier1->ready) + tier1->step);
+		set_readable(l);
 		cache_keep_reads(l->shared.cache);
+	}
 }
 
 bool loader_queue_clear_read_ahead(struct loader *l)
@@ -337,16 +342,14 @@ static bool reserve_warm(struct loader *l)
 	for (; q->next_warm < q->n_warm && s->n_prefetches < l->prefetches_max; q->next_warm++) {
 		const struct profile_key k = q->warm[q->next_warm];
 		struct cache_plan plan;
-		bool later = false;
 		if (cache_find(s->cache, k.layer, k.expert) >= 0)
 			continue;
+		const bool grows = set_readable(l);
 		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
-		if (result != CACHE_OK && may_read_to_tier1(l, &later))
+		if (result != CACHE_OK)
 			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);
-		if (later)
-			return false;
 		if (result != CACHE_OK) {
-			q->next_warm = q->n_warm; /* full */
+			q->next_warm = grows ? q->next_warm : q->n_warm; /* full */
 			return false;
 		}
 		loader_queue_plan(l, &plan, TRANSFER_WARM);

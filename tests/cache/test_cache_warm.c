@@ -227,6 +227,36 @@ static void test_keep_reads(void **state)
 	cache_free(c);
 }
 
+/* Warm-up and kept reads take no slot of tier 1 beyond its readable bytes. */
+static void test_readable_bytes(void **state)
+{
+	(void)state;
+	struct cache *c = make_cache(4, 4, 2);
+	struct cache_plan p;
+	cache_keep_reads(c);
+	cache_begin_step(c, CACHE_PREFILL, &p);
+	for (int readable = 0, next = 0; readable <= 4; readable++) {
+		cache_set_readable(c, (uint64_t)(10 * readable + 5)); /* slots have 10 */
+		for (int tries = 0; tries < 2; tries++, next++) {
+			const bool fits = tries == 0 && readable > 0;
+			const bool warm = readable % 2;
+			if (warm) {
+				assert_int_equal(cache_warm(c, 1, 0, next, &p), fits ? CACHE_OK : CACHE_NO_COLD);
+				if (fits)
+					cache_commit(c, p.transfers[0].slot);
+			} else {
+				assert_int_equal(cache_read_ahead(c, 0, next, &p), CACHE_OK);
+				assert_int_equal(p.transfers[0].keep >= 0, fits);
+				cache_commit(c, p.transfers[0].slot);
+				cache_read_ahead_drop(c, NULL, NULL);
+			}
+			assert_int_equal(cache_find(c, 0, next) >= 0, fits);
+			check_invariants(c);
+		}
+	}
+	cache_free(c);
+}
+
 /* A read that fills a slot of either tier fails: the expert is in neither. While it is in flight a
  * token that asks for the expert waits for it. */
 static void test_kept_read_fails(void **state)
@@ -295,6 +325,7 @@ int main(void)
 		cmocka_unit_test(test_cache_set_hot),
 		cmocka_unit_test(test_hot_load_fails),
 		cmocka_unit_test(test_keep_reads),
+		cmocka_unit_test(test_readable_bytes),
 		cmocka_unit_test(test_hot_for_tier0_is_not_kept),
 		cmocka_unit_test(test_kept_read_fails),
 	};

@@ -41,7 +41,8 @@ static const struct card_product products[] = {
 	{"halves", DTYPE_F16, 4104, 8184, true},
 	{"BF16", DTYPE_BF16, 6144, 5464, false},
 	{"minima", DTYPE_Q2_K, 8192, 4096, true},
-	{"q_a, too small for the library", DTYPE_Q8_0, 6144, 2048, false},
+	{"q_a, the least of the library", DTYPE_Q8_0, 6144, 2048, false},
+	{"too small for the library", DTYPE_Q8_0, 6144, 1024, true},
 };
 
 /* One product's operands on a backend: rows of x, and y, which begins as `before` in each value. */

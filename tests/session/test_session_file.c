@@ -29,7 +29,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 #if HAVE_LZ4
-#include <dlfcn.h>
 #include <lz4frame.h>
 #endif
 
@@ -548,25 +547,27 @@ static void test_killed(void **state)
 
 /* ---- blocks ---- */
 
-/* Without memory to expand a block it is ERR_MEMORY, not a damaged file. These functions stand
- * before those of lz4 and fail when the case wants it. */
+/* Without memory to expand a block it is ERR_MEMORY, not a damaged file. The linker gives calls of
+ * these functions of lz4 to the ones here (--wrap), which fail when the case wants it. */
 #if HAVE_LZ4
 static bool no_context, no_buffer;
 
-LZ4F_errorCode_t LZ4F_createDecompressionContext(LZ4F_dctx **out, unsigned version)
+typedef LZ4F_errorCode_t create_fn(LZ4F_dctx **out, unsigned version);
+typedef size_t decompress_fn(LZ4F_dctx *d, void *to, size_t *to_bytes, const void *from,
+	size_t *from_bytes, const LZ4F_decompressOptions_t *o);
+create_fn __real_LZ4F_createDecompressionContext, __wrap_LZ4F_createDecompressionContext;
+decompress_fn __real_LZ4F_decompress, __wrap_LZ4F_decompress;
+
+LZ4F_errorCode_t __wrap_LZ4F_createDecompressionContext(LZ4F_dctx **out, unsigned version)
 {
-	LZ4F_errorCode_t (*real)(LZ4F_dctx **, unsigned);
-	*(void **)(void *)&real = dlsym(RTLD_NEXT, "LZ4F_createDecompressionContext");
-	return no_context ? (LZ4F_errorCode_t)-9 : real(out, version); /* ERROR_allocation_failed */
+	return no_context ? (LZ4F_errorCode_t)-9 /* ERROR_allocation_failed */
+					  : __real_LZ4F_createDecompressionContext(out, version);
 }
 
-size_t LZ4F_decompress(LZ4F_dctx *d, void *to, size_t *to_bytes, const void *from,
+size_t __wrap_LZ4F_decompress(LZ4F_dctx *d, void *to, size_t *to_bytes, const void *from,
 	size_t *from_bytes, const LZ4F_decompressOptions_t *o)
 {
-	size_t (*real)(
-		LZ4F_dctx *, void *, size_t *, const void *, size_t *, const LZ4F_decompressOptions_t *);
-	*(void **)(void *)&real = dlsym(RTLD_NEXT, "LZ4F_decompress");
-	return no_buffer ? (size_t)-9 : real(d, to, to_bytes, from, from_bytes, o);
+	return no_buffer ? (size_t)-9 : __real_LZ4F_decompress(d, to, to_bytes, from, from_bytes, o);
 }
 
 static uint8_t zeros[BLOCK_MAX_BYTES], block_read_back[BLOCK_MAX_BYTES];

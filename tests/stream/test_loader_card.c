@@ -237,8 +237,8 @@ static void use_all(struct expert_source *s)
 }
 
 /* The warm-up goes on in the second tier when the first is full: its bytes come from the drive
- * without the card, and are right. It waits until that memory is pinned. Experts that are asked for
- * on the way are waited for. */
+ * without the card, and are right. It goes no further than that memory is pinned. Experts that are
+ * asked for on the way are waited for. */
 static void test_warm_second_tier(void **state)
 {
 	(void)state;
@@ -262,7 +262,8 @@ static void test_warm_second_tier(void **state)
 				last = experts_in(s, 0);
 				usleep(20000);
 			}
-			assert_int_equal(experts_in(s, 1), 0); /* not pinned */
+			/* the first of twenty steps is pinned */
+			assert_in_range(experts_in(s, 1), 1, plan.n_fit[1] / 20 + 1);
 		}
 		loader_pin_in_background(s);
 		if (seed) { /* asks while it fills */
@@ -304,8 +305,9 @@ static void prompt_all(struct expert_source *s)
 	}
 }
 
-/* What a prompt reads stays in free slots of the second tier once that is pinned. The prompt itself
- * reads and copies to the card what it would without. The answer after it need not read these
+/* What a prompt reads stays in free slots of the second tier as far as that is pinned; each layer
+ * requests one of its twenty steps. The prompt itself reads and copies to the card what it would
+ * without. The answer after it need not read these
  * experts, and they hold the bytes of the file. */
 static void test_prompt_fills_second_tier(void **state)
 {
@@ -337,7 +339,7 @@ static void test_prompt_fills_second_tier(void **state)
 			assert_in_range(kept, plan.n_fit[1] * 3 / 4, plan.n_fit[1]);
 			assert_true(c.hits[1] > 0);
 		} else {
-			assert_int_equal(kept, 0);
+			assert_in_range(kept, 1, plan.n_fit[1]);
 		}
 		close_source(s);
 	}

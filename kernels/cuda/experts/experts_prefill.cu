@@ -19,13 +19,14 @@
 #define SLOTS_MOST 8192
 #define JOBS_MOST  256
 #define TILES_MOST (SLOTS_MOST / 32 + JOBS_MOST)
+#define WIDTHS     3
 
 /* What a batch needs on the device. `packed` and `panel` are filled from their beginning, without
  * holes between matrices. About 90 KB, on the stack, because several backends may compute at the
  * same time; batch_upload takes as much again. */
 struct batch_list {
 	int32_t token_slot[SLOTS_MOST + 7 * JOBS_MOST];
-	struct grouped_gemm_tile packed[3 * TILES_MOST]; /* gate, up, down: n_tiles each */
+	struct grouped_gemm_tile packed[3 * TILES_MOST]; /* by width; each gate, up, down */
 	struct gemm_tile panel[2 * TILES_MOST];          /* gate and up, down: n_tiles each */
 };
 
@@ -33,7 +34,9 @@ struct expert_batch {
 	const struct expert_job *jobs; /* [n], of the same types and shapes */
 	int n, n_tiles, n_x;           /* n_x: rows of x: slots, and padding up to batch_unit */
 	int most;                      /* slots of a batch, at most */
-	int bn;                        /* x rows of a tile, at most */
+	/* Widths of tiles, in x rows, descending, and the number of tiles of each. A job's slots fill
+	 * tiles of the first; what is left of them takes the least width that has room for it. */
+	int n_widths, width[WIDTHS], n_of[WIDTHS];
 	bool packed;
 	enum x_order order, down_order; /* X_PLAIN: not for wgmma_gemm_enqueue */
 	int64_t n_embd, n_ff, ff_pad, embd_pad;
@@ -94,6 +97,7 @@ static void unpack_jobs(struct cuda_backend *b, const struct expert_batch *r,
 	gemm_unpack(b, w->type, &u);
 }
 
+/* Batches of panels have one width. */
 static void panel_gate_and_up(struct cuda_backend *b, const struct expert_batch *r)
 {
 	enum dtype gate = r->jobs->gate.type, up = r->jobs->up.type;
@@ -113,7 +117,7 @@ static void panel_gate_and_up(struct cuda_backend *b, const struct expert_batch 
 			g.n_out = (int)(together ? 2 * r->ff_pad : r->ff_pad);
 			g.y = r->gu + (together || !which ? 0 : r->ff_pad);
 			g.add = rest;
-			gemm_enqueue(b, &g, r->bn, r->n_tiles, 1);
+			gemm_enqueue(b, &g, r->width[0], r->n_tiles, 1);
 		}
 	}
 }
@@ -132,21 +136,22 @@ static void panel_down(struct cuda_backend *b, const struct expert_batch *r, flo
 		g.w = panel_at(r->panel, panel_kind_of(type), r->n * r->embd_pad, r->n_ff);
 		unpack_jobs(b, r, &g.w, 2, r->embd_pad, 0, rest);
 		g.add = rest;
-		gemm_enqueue(b, &g, r->bn, r->n_tiles, 1);
+		gemm_enqueue(b, &g, r->width[0], r->n_tiles, 1);
 	}
 }
 
 /* ---- from packed blocks ---- */
 
 static void packed_gemm_enqueue(struct cuda_backend *b, enum x_order order, enum dtype type,
-	const struct grouped_gemm_args *a, int bn)
+	const struct grouped_gemm_args *a, int width)
 {
 	if (order == X_PLAIN)
-		grouped_gemm_enqueue(b, type, a, bn);
+		grouped_gemm_enqueue(b, type, a, width);
 	else
-		wgmma_gemm_enqueue(b, type, a, bn);
+		wgmma_gemm_enqueue(b, type, a, width);
 }
 
+/* The launches of two widths do not depend on each other. */
 static void packed_gate_and_up(struct cuda_backend *b, const struct expert_batch *r)
 {
 	const struct weight *gate = &r->jobs->gate, *up = &r->jobs->up;
@@ -156,15 +161,21 @@ static void packed_gate_and_up(struct cuda_backend *b, const struct expert_batch
 	a.n_out = (int)r->n_ff;
 	a.y = r->gu;
 	a.y_row = 2 * r->ff_pad;
-	a.tiles = r->tiles;
-	a.row_bytes = (int64_t)gate->row_bytes;
-	a.n_tiles = gate->type == up->type ? 2 * r->n_tiles : r->n_tiles;
-	packed_gemm_enqueue(b, r->order, gate->type, &a, r->bn);
-	if (gate->type == up->type)
-		return;
-	a.tiles += r->n_tiles;
-	a.row_bytes = (int64_t)up->row_bytes;
-	packed_gemm_enqueue(b, r->order, up->type, &a, r->bn);
+	const struct grouped_gemm_tile *tiles = r->tiles;
+	for (int k = 0; k < r->n_widths; tiles += 3 * r->n_of[k++]) {
+		if (!r->n_of[k])
+			continue;
+		a.tiles = tiles;
+		a.row_bytes = (int64_t)gate->row_bytes;
+		a.n_tiles = gate->type == up->type ? 2 * r->n_of[k] : r->n_of[k];
+		packed_gemm_enqueue(b, r->order, gate->type, &a, r->width[k]);
+		a.beside = true;
+		if (gate->type == up->type)
+			continue;
+		a.tiles += r->n_of[k];
+		a.row_bytes = (int64_t)up->row_bytes;
+		packed_gemm_enqueue(b, r->order, up->type, &a, r->width[k]);
+	}
 }
 
 static void packed_down(struct cuda_backend *b, const struct expert_batch *r, float *out)
@@ -176,10 +187,16 @@ static void packed_down(struct cuda_backend *b, const struct expert_batch *r, fl
 	a.y = out;
 	a.y_row = r->n_embd;
 	a.y_map = r->token_slot;
-	a.tiles = r->tiles + 2 * r->n_tiles;
 	a.row_bytes = (int64_t)r->jobs->down.row_bytes;
-	a.n_tiles = r->n_tiles;
-	packed_gemm_enqueue(b, r->down_order, r->jobs->down.type, &a, r->bn);
+	const struct grouped_gemm_tile *tiles = r->tiles;
+	for (int k = 0; k < r->n_widths; tiles += 3 * r->n_of[k++]) {
+		if (!r->n_of[k])
+			continue;
+		a.tiles = tiles + 2 * r->n_of[k];
+		a.n_tiles = r->n_of[k];
+		packed_gemm_enqueue(b, r->down_order, r->jobs->down.type, &a, r->width[k]);
+		a.beside = true;
+	}
 }
 
 /* ---- batches ---- */
@@ -219,29 +236,57 @@ static int batch_unit(const struct expert_batch *r)
 	return r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8;
 }
 
+/* Which of the batch's widths the tile has that begins with the first of `left` slots of a job. */
+static int width_for(const struct expert_batch *r, int left)
+{
+	int k = 0;
+	while (k + 1 < r->n_widths && left <= r->width[k + 1])
+		k++;
+	return k;
+}
+
+/* Slots of job i that the batch takes, if it begins with slot `at` of the first job and `left`
+ * slots remain to it. */
+static int slots_taken(const struct expert_batch *r, int i, int at, int left)
+{
+	int rest = r->jobs[i].n_token_slots - (i ? 0 : at);
+	return rest < left ? rest : left;
+}
+
 /* Fills slots and tiles of a batch. Returns the index of the last job's first slot that is left for
  * the next batch. */
 static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, int n_token_slots)
 {
-	struct grouped_gemm_tile tiles[3][TILES_MOST];
 	struct gemm_tile panel[2][TILES_MOST];
+	struct grouped_gemm_tile *to[WIDTHS]; /* the next tile of gate */
 	int end = at, left = n_token_slots;
-	r->n_x = r->n_tiles = 0;
 	for (int i = 0; i < r->n; i++) {
+		int take = slots_taken(r, i, at, left);
+		for (int p = 0, k; p < take; p += r->width[k])
+			r->n_of[k = width_for(r, take - p)]++;
+		left -= take;
+	}
+	for (int k = 0; k < r->n_widths; k++) {
+		to[k] = list->packed + 3 * r->n_tiles;
+		r->n_tiles += r->n_of[k];
+	}
+	left = n_token_slots;
+	for (int i = 0, n = 0; i < r->n; i++) {
 		const struct expert_job *j = r->jobs + i;
-		int from = i ? 0 : at,
-			take = j->n_token_slots - from < left ? j->n_token_slots - from : left;
+		int from = i ? 0 : at, take = slots_taken(r, i, at, left);
 		for (int p = 0; p < take; p++)
 			list->token_slot[r->n_x + p] = j->token_slots[from + p];
-		for (int p = 0; p < take; p += r->bn, r->n_tiles++) {
-			int n_x = take - p < r->bn ? take - p : r->bn, x = r->n_x + p;
-			tiles[0][r->n_tiles] = packed_tile_of(&j->gate, x, n_x, 0);
-			tiles[1][r->n_tiles] = packed_tile_of(&j->up, x, n_x, r->ff_pad);
-			tiles[2][r->n_tiles] = packed_tile_of(&j->down, x, n_x, 0);
-			panel[0][r->n_tiles].w_first = (int32_t)(i * 2 * r->ff_pad);
-			panel[1][r->n_tiles].w_first = (int32_t)(i * r->embd_pad);
-			panel[0][r->n_tiles].x_first = panel[1][r->n_tiles].x_first = x;
-			panel[0][r->n_tiles].n_x = panel[1][r->n_tiles].n_x = n_x;
+		for (int p = 0, k; p < take; p += r->width[k], n++) {
+			k = width_for(r, take - p);
+			int n_x = take - p < r->width[k] ? take - p : r->width[k], x = r->n_x + p;
+			to[k][0] = packed_tile_of(&j->gate, x, n_x, 0);
+			to[k][r->n_of[k]] = packed_tile_of(&j->up, x, n_x, r->ff_pad);
+			to[k][2 * r->n_of[k]] = packed_tile_of(&j->down, x, n_x, 0);
+			to[k]++;
+			panel[0][n].w_first = (int32_t)(i * 2 * r->ff_pad);
+			panel[1][n].w_first = (int32_t)(i * r->embd_pad);
+			panel[0][n].x_first = panel[1][n].x_first = x;
+			panel[0][n].n_x = panel[1][n].n_x = n_x;
 		}
 		r->n_x += take;
 		/* the next job begins at a multiple of batch_unit; padding repeats a row that is not used
@@ -251,8 +296,6 @@ static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, i
 		left -= take;
 		end = from + take;
 	}
-	for (int i = 0; i < 3; i++)
-		memcpy(list->packed + i * r->n_tiles, tiles[i], (size_t)r->n_tiles * sizeof tiles[i][0]);
 	for (int i = 0; i < 2; i++)
 		memcpy(list->panel + i * r->n_tiles, panel[i], (size_t)r->n_tiles * sizeof panel[i][0]);
 	return end;
@@ -290,6 +333,19 @@ static bool batch_upload(
 	r->tiles = (const struct grouped_gemm_tile *)(at + token_slots);
 	r->panel_tiles = (const struct gemm_tile *)(at + token_slots);
 	return !b->base.failure.code;
+}
+
+/* The kernels other than the wgmma gemm have one width for all tiles. */
+static void set_widths(struct expert_batch *r, int n_token_slots)
+{
+	static const int all[WIDTHS] = {128, 64, 32};
+	if (r->order == X_PLAIN || r->down_order == X_PLAIN) {
+		r->n_widths = 1;
+		r->width[0] = n_token_slots <= 40 * r->n ? 32 : 64;
+	} else {
+		r->n_widths = WIDTHS;
+		memcpy(r->width, all, sizeof all);
+	}
 }
 
 /* The slots that the batch has of each job, as batch_fill numbered them; `at`: the first job's
@@ -332,9 +388,7 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 			j += r.n;
 			continue;
 		}
-		r.bn = n_token_slots <= 40 * r.n ? 32 : 64;
-		if (r.order != X_PLAIN && r.down_order != X_PLAIN && n_token_slots > 80 * r.n)
-			r.bn = 128;
+		set_widths(&r, n_token_slots);
 		int end = batch_fill(&r, &list, at, n_token_slots);
 		if (!batch_upload(b, &r, &list))
 			return;

@@ -163,6 +163,9 @@ struct grouped_gemm_args {
 	int64_t stack_bytes, y_stack;
 	int n_x, n_stack;
 	bool add;
+	/* wgmma_gemm_enqueue only: the kernel may start while the one before it still runs, which is
+	 * another wgmma_gemm_kernel of the same x with other outputs */
+	bool beside;
 };
 
 /* Enqueues wgmma_gemm_kernel. bn (32, 64 or 128): most x rows of a tile; the x panel is in the

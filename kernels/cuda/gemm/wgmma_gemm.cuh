@@ -20,6 +20,9 @@
  * arrived; all warps have multiplied it. Weights of a warp need only __syncwarp. There is no block
  * barrier behind the first.
  *
+ * Launch: with `beside` a kernel does not wait for the one before it, since neither reads what the
+ * other writes: its blocks fill the multiprocessors that the last blocks of that one leave idle.
+ *
  * Shared memory (struct wgmma_gemm_shape), from a multiple of 1024 bytes on, which the swizzle of
  * wgmma needs: x [WGMMA_STAGES], packed super-blocks [warp][2][16 rows], codebooks, sums [2],
  * mbarriers. Weights are copied in whole 16-byte lines, as in grouped_gemm.cuh: see its bounds.
@@ -253,6 +256,7 @@ static __global__ void __launch_bounds__(
 		tile.y_first = blockIdx.z * g.y_stack;
 	}
 	const float *unscale = g.x.unscale + blockIdx.z * g.x.pad + tile.x_first;
+	launch_dependents();
 	if (type::TABLES)
 		lane_tables_fill(shared + shape::AT_TABLES, g.tables, WGMMA_THREADS);
 	if (!tid) {
@@ -465,6 +469,7 @@ static __global__ void __launch_bounds__(
 				to[o] = g.add ? __fadd_rn(to[o], v) : v;
 			}
 		}
+	grid_dependency_wait(); /* of `beside`: who waits for this kernel waits for that one too */
 #endif
 }
 
@@ -476,8 +481,8 @@ static void wgmma_gemm_launch_as(struct cuda_backend *b, const struct grouped_ge
 		return;
 	dim3 grid((unsigned)((a->n_out + GEMM_M - 1) / GEMM_M), (unsigned)a->n_tiles,
 		(unsigned)(a->tiles ? 1 : a->n_stack));
-	wgmma_gemm_kernel<T, BN><<<grid, WGMMA_THREADS, bytes, b->stream>>>(*a);
-	cuda_launched(b);
+	b->next_serialized = !a->beside;
+	cuda_launch(b, wgmma_gemm_kernel<T, BN>, grid, WGMMA_THREADS, bytes, *a);
 }
 
 template <int T>

@@ -15,17 +15,18 @@
  * store_kernel: grid (1024 columns, a row), block 256. Bytes moved: d once in (mostly from the L2
  * cache), y once out, with `add` also in.
  *
- * Which products: those with at least LIBRARY_LEAST weights (q_b, o, dense networks, the head of
- * GLM-5.2). Unpacking w takes a time that does not depend on the rows; with that many weights the
- * library has made up for it at about 300 to 540 rows, with a third of them at 750. The number of
- * rows itself does not matter, because a row's bits must not depend on it. F32 never goes
+ * Which products: those with at least LIBRARY_LEAST weights (q_a, q_b, o, the shared expert, dense
+ * networks, the head of GLM-5.2). Unpacking w takes a time that does not depend on the rows; the
+ * library has made up for it at about 300 to 540 rows of the largest, at 750 of q_a and the shared
+ * expert. Below, a prompt waits for experts, not for these. The number of rows itself does not
+ * matter, because a row's bits must not depend on it. F32 never goes
  * there, since halves do not hold it, nor F8_E4M3: gemm.cu keeps its scales in float32.
  */
 #include "kernels/cuda/library/cublas.cuh"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/library/library_gemm.cuh"
 
-#define LIBRARY_LEAST ((int64_t)1 << 25)
+#define LIBRARY_LEAST ((int64_t)3 << 22)
 /* Bytes of x rows, and of d rows, at a time. */
 #define LIBRARY_ROWS_MOST ((size_t)64 << 20)
 

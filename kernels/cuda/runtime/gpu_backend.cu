@@ -2,9 +2,14 @@
 /*
  * The CUDA backend: its table, device, memory, copies and failures.
  *
- * payload_kernel: grid 1, block 256. Small uploads (token ids, positions), at most PAYLOAD bytes,
- * travel as its arguments, without a copy engine and without staging. Larger uploads go through the
- * ring of staging buffers.
+ * Uploads by size:
+ *   - at most PAYLOAD bytes (token ids, positions): as arguments of payload_kernel; grid 1, block
+ *     256;
+ *   - at most PULL_MOST bytes (lists of a prompt's experts): pull_kernel reads them from a staging
+ *     buffer in pinned memory; grid: a block for 4,096 bytes, block 256;
+ *   - more (weights): by a copy engine from the ring of staging buffers.
+ * A copy engine takes its copies in order, and while experts are streamed it has megabytes to copy
+ * first: an op that needs a list would wait for them.
  */
 #include "kernels/cuda/library/cublas.cuh"
 #include "kernels/cuda/runtime/timeline.cuh"
@@ -19,6 +24,7 @@ extern "C" {
 #include <string.h>
 
 #define PAYLOAD     1024
+#define PULL_MOST   ((size_t)512 << 10)
 #define CUDA_QUEUES 8 /* hardware queues, unless the environment asks for fewer */
 /* From this size on it pays to ask the driver whether the destination of a download is pinned. */
 #define CUDA_DIRECT_BYTES ((size_t)16 << 10)
@@ -31,6 +37,21 @@ static __global__ void payload_kernel(const __grid_constant__ struct payload p, 
 {
 	for (int i = threadIdx.x; i < n; i += blockDim.x)
 		dst[i] = p.byte[i];
+}
+
+/* from: pinned memory; both are multiples of 16. Reads up to 15 bytes past `bytes`: staging buffers
+ * are a multiple of 256 long. */
+static __global__ void __launch_bounds__(256)
+	pull_kernel(const uint4 *from, uint8_t *dst, uint32_t bytes)
+{
+	uint32_t i = blockIdx.x * 256 + threadIdx.x;
+	if (16 * i >= bytes)
+		return;
+	uint4 v = from[i];
+	if (16 * i + 16 <= bytes)
+		((uint4 *)dst)[i] = v;
+	else
+		memcpy(dst + 16 * i, &v, bytes - 16 * i);
 }
 
 cudaError_t cuda_select(int device)
@@ -271,9 +292,14 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 		uint8_t *from =
 			b->staging + (size_t)b->staging_buffer * CUDA_STAGING_BYTES + b->staging_used;
 		memcpy(from, (const uint8_t *)src + at, n);
-		if (!cuda_check(
-				b, cudaMemcpyAsync((uint8_t *)dst + at, from, n, cudaMemcpyDefault, b->stream)))
+		uint8_t *to = (uint8_t *)dst + at;
+		if (bytes <= PULL_MOST && (uintptr_t)to % 16 == 0) {
+			pull_kernel<<<(unsigned)((n + 4095) / 4096), 256, 0, b->stream>>>(
+				(const uint4 *)from, to, (uint32_t)n);
+			cuda_launched(b);
+		} else if (!cuda_check(b, cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, b->stream))) {
 			return;
+		}
 		at += n;
 		b->staging_used += (n + 255) / 256 * 256 < room ? (n + 255) / 256 * 256 : room;
 	}
