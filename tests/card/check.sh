@@ -150,7 +150,7 @@ step_decode() {
 }
 
 step_two() {
-	local two=(--cards "0,1" --verify off)
+	local two=(--cards "0,1" --verify off --no-direct --io threads)
 	model 78 || return
 	bench two_copy copy --cards 0,1 --repeats 3
 	bench two_rows decode -m "$file" "${two[@]}" -c 2048 -p 16 -n 60 --rows 1,8,32,64

@@ -407,14 +407,19 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 		uint32_t low = s ? ((const uint2 *)(p + 8 * s))->y : *(const uint32_t *)(p + 4);
 		return __byte_perm(low, ((const uint2 *)(p + 8 + 8 * s))->x, 0x5432);
 	}
-	/* A nibble of `pick` is 0, 1 or 2 for the magnitudes 8, 25, 43, and 4 more if the weight is
-	 * negative. The bytes are returned xor FLIP. */
-	template <uint32_t FLIP = 0>
 	static __device__ __forceinline__ void bytes(const uint8_t *p, struct head &h, int u, int s,
 		int c, const struct lane_tables &t, uint32_t &a, uint32_t &b)
 	{
-		uint32_t row = p[2 + 8 * s + c];
-		h.signs = second_word(p, u, s);
+		bytes_of(p[2 + 8 * s + c], second_word(p, u, s), h, c, t, a, b);
+	}
+	/* row: of the grid; word: the step's second one. A nibble of `pick` is 0, 1 or 2 for the
+	 * magnitudes 8, 25, 43, and 4 more if the weight is negative. The bytes are returned xor FLIP.
+	 */
+	template <uint32_t FLIP = 0>
+	static __device__ __forceinline__ void bytes_of(uint32_t row, uint32_t word, struct head &h,
+		int c, const struct lane_tables &t, uint32_t &a, uint32_t &b)
+	{
+		h.signs = word;
 		uint32_t pick =
 			*(const uint32_t *)(t.base + (row * 128 + t.lane)) |
 			*(const uint32_t *)(t.base + ((rotate_left(h.signs, 7 - 7 * c) & 0x3f80) | t.lane) +

@@ -111,10 +111,14 @@ template <int T> struct wgmma_bytes {
 };
 template <> struct wgmma_bytes<DTYPE_IQ2_XXS> {
 	static __device__ __forceinline__ void get(const uint8_t *p,
-		struct bytes_type<DTYPE_IQ2_XXS>::head &h, int u, int s, int c, const struct lane_tables &t,
+		struct bytes_type<DTYPE_IQ2_XXS>::head &h, int, int s, int c, const struct lane_tables &t,
 		uint32_t w[2])
 	{
-		bytes_type<DTYPE_IQ2_XXS>::bytes<0x80808080u>(p, h, u, s, c, t, w[0], w[1]);
+		/* without a branch by alignment: a warp has a chain of such steps and little else to do */
+		uint32_t odd = (uint32_t)(uintptr_t)p & 2;
+		const uint32_t *words = (const uint32_t *)(p - odd) + 2 * s;
+		bytes_type<DTYPE_IQ2_XXS>::bytes_of<0x80808080u>(p[2 + 8 * s + c],
+			__byte_perm(words[1], words[2], odd ? 0x7654 : 0x5432), h, c, t, w[0], w[1]);
 	}
 };
 
@@ -126,6 +130,13 @@ static __device__ __forceinline__ __half2 half2_of(uint32_t pair)
 static __device__ __forceinline__ uint32_t bits_of(__half2 pair)
 {
 	return *(uint32_t *)&pair;
+}
+
+/* n, from -512 to 511, twice: 1536 + n is n added to the bits of 1536 */
+static __device__ __forceinline__ __half2 small_halves_of(int n)
+{
+	return __hsub2(
+		half2_of(0x66006600u + (uint32_t)n * 0x00010001u), __half2half2(__ushort_as_half(0x6600)));
 }
 
 /* weight = unit * (byte * by): unit of a super-block, by as a half of a step or of half a step. */
@@ -167,7 +178,7 @@ template <typename type> struct wgmma_scale<type, SCALE_STEP> : wgmma_scale_whol
 	static __device__ __forceinline__ __half2 by(
 		const uint8_t *p, const head &h, int s, int, float, int)
 	{
-		return __half2half2(__int2half_rn(type::scale(p, h, s)));
+		return small_halves_of(type::scale(p, h, s));
 	}
 };
 template <typename type> struct wgmma_scale<type, SCALE_HALF> : wgmma_scale_whole<type> {
@@ -176,7 +187,7 @@ template <typename type> struct wgmma_scale<type, SCALE_HALF> : wgmma_scale_whol
 	static __device__ __forceinline__ __half2 by(
 		const uint8_t *p, const head &h, int s, int c, float, int)
 	{
-		return __half2half2(__int2half_rn(type::scale(p, h, s, c / 2)));
+		return small_halves_of(type::scale(p, h, s, c / 2));
 	}
 };
 template <typename type> struct wgmma_scale<type, SCALE_NONE> : wgmma_scale_whole<type> {
