@@ -15,10 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A time that was measured long ago may be wrong by now, and one that is too long is never measured
- * again: so a mean shrinks a little whenever it is asked for. At 600 experts a token it is half as
- * long after 76 tokens without a measurement. One measurement moves it by MEAN_SHARE, and counts as
- * MEAN_OUTLIER times the mean at most: threads may have had to wake up. */
+/* Moving means. One call is one measurement, however many experts it computes. It moves a mean by
+ * MEAN_SHARE of the difference, and counts as MEAN_OUTLIER times the mean at most: threads may have
+ * had to wake up. A mean that is too long would never be measured again, so it shrinks a little
+ * whenever it is requested: at 600 experts a token to half after 76 tokens without a measurement.
+ */
 #define MEAN_SHARE   0.125
 #define MEAN_OUTLIER 2.0
 #define MEAN_SHRINKS (1 - 1.0 / 65536)
@@ -329,12 +330,13 @@ static int last_node(struct host_experts *h, const struct expert_job *jobs, int 
 	return last;
 }
 
-/* The jobs took `ns`, which is taken for the time of the node that ends last. */
-static void note_time(
+/* Counts the jobs. Their time, `ns`, is a measurement of the node that ends last. */
+static void add_measurement(
 	struct host_experts *h, const struct expert_job *jobs, int n_jobs, uint64_t ns)
 {
 	const int node = last_node(h, jobs, n_jobs);
 	double bytes = 0, node_bytes = 0;
+	bool moved[SLOTS_TIMED] = {false};
 	for (int i = 0; i < n_jobs; i++) {
 		bytes += host_experts_bytes(&jobs[i]);
 		node_bytes += timed_node(h, &jobs[i]) == node ? host_experts_bytes(&jobs[i]) : 0;
@@ -343,10 +345,12 @@ static void note_time(
 	h->ns += ns;
 	h->bytes += (uint64_t)bytes;
 	for (int i = 0; i < n_jobs; i++) {
-		if (timed_node(h, &jobs[i]) != node)
+		const int slots = timed_slots(jobs[i].n_token_slots);
+		if (timed_node(h, &jobs[i]) != node || moved[slots])
 			continue;
 		double *mean = mean_of(h, &jobs[i]), now = (double)ns / node_bytes;
 		*mean += MEAN_SHARE * (MIN(now, MEAN_OUTLIER * *mean) - *mean);
+		moved[slots] = true;
 	}
 }
 
@@ -370,10 +374,12 @@ int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	}
 	p->ops->expert_ffn(p, h->x, jobs, n_jobs, rows, (int)h->n_used, h->results);
 	int rc = p->ops->wait(p, e);
-	if (rc)
+	if (rc) {
+		p->ops->recover(p); /* a later step may find the memory that this one lacked */
 		return rc;
+	}
 	h->card->ops->expert_results(
 		h->card, x, h->results, jobs, n_jobs, rows, (int)h->n_used, (int)h->n_embd, out);
-	note_time(h, jobs, n_jobs, clock_ns() - start);
+	add_measurement(h, jobs, n_jobs, clock_ns() - start);
 	return 0;
 }

@@ -73,9 +73,10 @@ uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape,
 const uint32_t *host_experts_node_ns(
 	struct host_experts *h, const struct expert_job *shape, int n_slots);
 
-/* Computes the jobs, whose weights are host memory, and gives the results to the card. fence: of
- * the layer's route; x, out: device memory, as in expert_ffn. Waits for the words behind the fence
- * at its first call in a layer. A lost device, ERR_MEMORY. */
+/* Computes the jobs, all of one layer, and gives the results to the card. Their weights are host
+ * memory. fence: of the layer's route; x, out: device memory, as in expert_ffn. Waits for the words
+ * behind the fence at its first call in a layer.
+ * Errors: a lost device; ERR_MEMORY, after which a later call may succeed. */
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e);
 
