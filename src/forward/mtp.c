@@ -234,6 +234,7 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *s
 			s->n_drafts > 1 && s->pos + (int32_t)s->n_drafts > (int32_t)m->config.index_top_k;
 	}
 	int rc = 0;
+	m->plan.answers = n <= ANSWER_ROWS;
 	for (uint32_t j = 0, rows = n; j < most; j++) {
 		while (order[rows - 1]->n_drafts <= j)
 			rows--;
@@ -242,7 +243,8 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *s
 			if (j) {
 				d.token[r] = order[r]->ids[j - 1];
 				d.state[r] = (int32_t)r;
-				d.n_sel[r]++;
+				if (d.shares)
+					d.n_sel[r]++;
 			}
 		}
 		if ((rc = draft_step(m, kv, &d, j, rows, e)) || (rc = choose_drafts(m, &d, j, rows, e)))
@@ -250,5 +252,6 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *s
 		if (!j && d.shares)
 			share_selection(m, &d);
 	}
+	m->plan.answers = false;
 	return rc;
 }

@@ -456,7 +456,9 @@ static struct spy {
 	struct expert_source base; /* first: the two pointers are cast */
 	struct expert_source *inner;
 	int n_refs, id[CONFIG_MAX_EXPERTS];
-	enum expert_use use; /* of the latest step */
+	enum expert_use use;      /* of the latest step */
+	enum expert_use acquired; /* how experts were acquired last */
+	int n_pinned;
 	uint64_t draft_rows[CONFIG_MAX_EXPERTS];
 	int n_keeps, first, n;
 } * spy;
@@ -476,7 +478,10 @@ static int spy_acquire(struct expert_source *s, int layer, enum expert_use use,
 		spy->draft_rows[spy->n_refs] = refs[i].draft_rows;
 		spy->id[spy->n_refs++] = refs[i].id;
 	}
-	return spy->inner->ops->acquire(spy->inner, layer, use, refs, n, e);
+	spy->acquired = use;
+	int rc = spy->inner->ops->acquire(spy->inner, layer, use, refs, n, e);
+	spy->n_pinned += rc < 0 ? 0 : n;
+	return rc;
 }
 
 static int spy_wait_ready(
@@ -489,6 +494,7 @@ static int spy_wait_ready(
 static void spy_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
 {
 	(void)s;
+	spy->n_pinned -= n;
 	spy->inner->ops->release(spy->inner, layer, refs, n);
 }
 
@@ -530,8 +536,8 @@ static int spy_wrap(void *user, const struct model_config *c, struct expert_sour
 	return 0;
 }
 
-/* A step of many answers uses the cache as steps of one do; one of as many rows of a prompt does
- * not. */
+/* A step of many answers, and a round of their drafts, uses the cache as those of one do; a step of
+ * as many rows of a prompt does not. */
 static void test_many_answers(void **state)
 {
 	(void)state;
@@ -544,20 +550,60 @@ static void test_many_answers(void **state)
 		.wrap_source = spy_wrap};
 	struct engine *g = engine_of(&o);
 	struct batch_part parts[N];
+	struct batch_draft drafts[N];
+	int32_t ids[N];
 	struct err e = {0};
-	for (int i = 0; i < N; i++)
+	for (int i = 0; i < N; i++) {
 		parts[i] = (struct batch_part){
-			.session = session_of(g, false), .tokens = text + i, .n = 1, .logits = true};
+			.session = session_of(g, true), .tokens = text + i, .n = 1, .logits = true};
+		drafts[i] = (struct batch_draft){
+			.session = parts[i].session, .next = text[i + 1], .k = 1, .ids = ids + i};
+	}
 	for (int step = 0; step < 2; step++)
 		ok(batch_step(parts, N, NULL, &e), &e);
 	assert_int_equal(spy->use, EXPERT_DECODE);
+	ok(batch_mtp_draft(drafts, N, &e), &e);
+	assert_int_equal(spy->acquired, EXPERT_DECODE);
 	ok(session_extend(parts[0].session, text, N, NULL, NULL, &e), &e);
 	assert_int_equal(spy->use, EXPERT_PREFILL);
 	parts[1].prompt = N;
 	ok(batch_step(parts, N, NULL, &e), &e);
 	assert_int_equal(spy->use, EXPERT_PREFILL);
+	assert_int_equal(spy->acquired, EXPERT_PREFILL);
 	for (int i = 0; i < N; i++)
 		session_free(parts[i].session);
+	engine_close(g, NULL);
+}
+
+static int refuse_download(
+	struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
+{
+	(void)b, (void)dst, (void)src, (void)bytes;
+	return err_set(e, ERR_MEMORY, "refused");
+}
+
+/* Logits that do not arrive leave no expert pinned. */
+static void test_failed_logits(void **state)
+{
+	(void)state;
+	struct engine_options o = {.model_path = MODEL,
+		.backend = backend,
+		.context = 64,
+		.cache_bytes = 4000000,
+		.wrap_source = spy_wrap};
+	struct engine *g = engine_of(&o);
+	struct session *s = session_of(g, false);
+	struct backend *b = g->stages->backend;
+	const struct backend_ops *ops = b->ops;
+	struct backend_ops refusing = *ops;
+	struct err e = {0};
+	refusing.download = refuse_download;
+	b->ops = &refusing;
+	assert_int_equal(session_extend(s, text, 3, NULL, NULL, &e), ERR_MEMORY);
+	b->ops = ops;
+	assert_int_equal(spy->n_pinned, 0);
+	ok(session_extend(s, text, 3, NULL, NULL, &e), &e);
+	session_free(s);
 	engine_close(g, NULL);
 }
 
@@ -638,6 +684,7 @@ int main(void)
 		cmocka_unit_test(test_chunks),
 		cmocka_unit_test(test_lost_state),
 		cmocka_unit_test(test_draft_rows),
+		cmocka_unit_test(test_failed_logits),
 		cmocka_unit_test(test_many_answers),
 	};
 	return cmocka_run_group_tests(tests, verify_setup, temp_dir_drop);
