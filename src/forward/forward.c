@@ -91,7 +91,8 @@ static void enqueue_layer(struct model *m, const struct forward_step *s, uint32_
 	}
 }
 
-/* The host's part in a layer that the device has got; fence: of its routers, if it has some. */
+/* The host's part of a layer whose ops have been enqueued. fence: of its routers, if it has some.
+ */
 static int serve_layer(
 	struct model *m, struct forward_step *s, uint32_t layer, uint64_t fence, struct err *e)
 {

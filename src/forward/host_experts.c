@@ -33,7 +33,8 @@
 struct host_kind {
 	enum dtype gate, up, down;
 	bool slow; /* host_experts_too_slow: the card computes them all */
-	/* means, of weights: by NUMA node of the weights (0: not known, all threads), by slots - 1 */
+	/* Moving means, for a byte of weights: [NUMA node that these lie on; 0: all threads compute
+	 * them] [slots - 1]. */
 	double ns_per_byte[NUMA_NODES_MAX + 1][SLOTS_TIMED];
 };
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Feed-forward stages (specification 2.7). The experts of a layer are acquired in groups no larger
- * than the source can pin; what is ready is computed while the rest is on its way.
+ * The feed-forward part of a layer (specification 2.7). The experts of a layer are acquired in
+ * groups no larger than the source can pin; what is ready is computed while the rest is read.
  *
- * The host waits for the device in three places only: for the expert ids, while the device has the
- * shared expert to compute, for fences of experts whose pins are needed, and for the input of
- * experts that the processor computes, which comes with the ids.
+ * The host waits for the device in three places only:
+ * - for the expert ids, while the device has the shared expert to compute;
+ * - for the fences of groups, when their pins are needed;
+ * - for the input of experts that the processor computes, which comes with the ids.
  */
 #include "src/forward/moe.h"
 
@@ -15,6 +16,7 @@
 #include "src/forward/model.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 _Static_assert(PREFILL_ROWS <= ANSWER_ROWS && ANSWER_ROWS <= 64,
 	"a bit of draft_rows for each row of EXPERT_DECODE");
@@ -186,37 +188,45 @@ void moe_combine(struct model *m, const struct batch *rows, const struct norm *n
 
 /* ---- the host's part ---- */
 
-/* Lists the distinct experts of the layer's ids [n_slots] in refs and groups the (token, rank)
- * slots by expert. The order of refs:
- * - decode: of their first slot, those of draft rows last. A trace lists them so, and a simulated
- *   cache then sees what the live one does;
+/* Counts the (token, rank) slots of expert i in first[i + 1], and lists the distinct experts of the
+ * layer in refs. The order of refs:
+ * - decode: of their first slot, those that only draft rows use last. A trace lists them so, and a
+ *   simulated cache then sees what the live one does;
  * - prefill: ascending, the order of the file. */
-static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots, int n_used)
+static void list_experts(struct moe_plan *p, uint32_t n_experts, int n_slots, int n_used)
 {
-	const int32_t *ids = p->ids;
-	for (uint32_t i = 0; i <= n_experts; i++)
-		p->first[i] = 0;
-	int n = 0;
+	p->n_refs = 0;
+	memset(p->first, 0, (n_experts + 1) * sizeof *p->first);
 	for (int draft = 0, passes = p->draft ? 2 : 1; draft < passes; draft++)
 		for (int i = 0; i < n_slots; i++) {
 			if (p->draft && p->draft[i / n_used] != draft)
 				continue;
-			if (!p->first[ids[i] + 1]++ && p->use == EXPERT_DECODE)
-				p->refs[n++] = (struct expert_ref){.id = ids[i], .draft_rows = (uint64_t)draft};
+			if (!p->first[p->ids[i] + 1]++ && p->use == EXPERT_DECODE)
+				p->refs[p->n_refs++] = (struct expert_ref){
+					.id = p->ids[i], .draft_rows = (uint64_t)draft}; /* until list_draft_rows */
 		}
-	for (uint32_t i = 0; i < n_experts; i++) {
-		if (p->first[i + 1] && p->use == EXPERT_PREFILL)
-			p->refs[n++] = (struct expert_ref){.id = (int32_t)i};
+	for (uint32_t i = 0; i < n_experts && p->use == EXPERT_PREFILL; i++)
+		if (p->first[i + 1])
+			p->refs[p->n_refs++] = (struct expert_ref){.id = (int32_t)i};
+}
+
+/* Sorts the slots by expert: those of expert i are token_slots[first[i] .. first[i + 1]). */
+static void sort_slots(struct moe_plan *p, uint32_t n_experts, int n_slots)
+{
+	for (uint32_t i = 0; i < n_experts; i++)
 		p->first[i + 1] += p->first[i];
-	}
-	/* first[i] begins expert i. Filling moves it to the end of its slots, where i + 1 begins. */
+	/* filling moves first[i] to the end of the slots of i, where i + 1 begins */
 	for (int i = 0; i < n_slots; i++)
-		p->token_slots[p->first[ids[i]]++] = i;
+		p->token_slots[p->first[p->ids[i]]++] = i;
 	for (uint32_t i = n_experts; i > 0; i--)
 		p->first[i] = p->first[i - 1];
 	p->first[0] = 0;
-	p->n_refs = n;
-	for (int i = 0; i < n; i++) {
+}
+
+/* draft_rows of the experts that only draft rows use. */
+static void list_draft_rows(struct moe_plan *p, int n_used)
+{
+	for (int i = 0; i < p->n_refs; i++) {
 		struct expert_ref *r = &p->refs[i];
 		if (!r->draft_rows)
 			continue;
@@ -226,8 +236,8 @@ static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots,
 	}
 }
 
-/* Hands the read-ahead list of a prefill layer to the source. A chunk that touches most experts of
- * this layer will touch most of the next one too: they are listed behind, so that the drive does
+/* Hands the read-ahead list of a prefill layer to the source. A chunk that uses most experts of
+ * this layer will use most of the next one too: these are listed as well, so that the drive does
  * not pause between layers. */
 static void moe_read_ahead(struct model *m)
 {
@@ -285,9 +295,9 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 	return 0;
 }
 
-/* Lists the experts of the group in p->jobs that are ready and have not been computed: those that
- * the processor is to compute, or the card's. one: at most one expert of each NUMA node. Returns
- * the number of jobs. */
+/* Moves experts of the group to p->jobs: those that are ready, were not moved before, and are the
+ * processor's (on_host) or the card's. one: at most one expert of each NUMA node. Returns the
+ * number of jobs. */
 static int group_take_jobs(struct moe_plan *p, bool on_host, bool one)
 {
 	int n_jobs = 0;
@@ -434,12 +444,14 @@ int moe_experts_request(
 	if ((rc = unpin_passed(m, 0, e)) ||
 		(rc = b->ops->wait_expert_ids(b, fence, m->ws.expert_ids, n_slots, p->ids, e)))
 		return rc;
-	unpin_all(m); /* the fence lies behind the experts of the layer before */
+	unpin_all(m); /* the ids come behind the experts of the layer before */
 
 	p->layer = layer;
 	p->fence = fence;
 	p->use = moe_step_use(m, rows->n);
-	group_by_expert(p, m->config.n_experts, n_slots, (int)m->config.n_used);
+	list_experts(p, m->config.n_experts, n_slots, (int)m->config.n_used);
+	sort_slots(p, m->config.n_experts, n_slots);
+	list_draft_rows(p, (int)m->config.n_used);
 	if (p->use == EXPERT_PREFILL)
 		moe_read_ahead(m);
 	int at_once = MIN(m->source->max_pinned[p->use], p->n_refs);
