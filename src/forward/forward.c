@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/num.h"
 #include "src/forward/attention.h"
+#include "src/forward/ffn.h"
 #include "src/forward/observe.h"
 #include "src/forward/segment.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The feed-forward part of a layer (specification 2.7). The experts of a layer are acquired in
- * groups no larger than the source can pin; what is ready is computed while the rest is read.
+ * The experts of a layer are acquired in groups no larger than the source can pin; what is ready is
+ * computed while the rest is read.
  *
  * The host waits for the device in three places only:
  * - for the expert ids, while the device has the shared expert to compute;
@@ -12,7 +12,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/forward/lookahead.h"
+#include "src/forward/ffn.h"
 #include "src/forward/model.h"
 
 #include <stdlib.h>
@@ -49,58 +49,10 @@ void moe_plan_fini(struct moe_plan *p)
 	*p = (struct moe_plan){0};
 }
 
-/* ---- the device's part ---- */
-
-/* down(silu(gate h) * up h): the dense network, and the shared expert. */
-static void gated_network(
-	struct model *m, const struct layer_weights *w, const struct batch *rows, float *y, bool add)
-{
-	struct workspace *ws = &m->ws;
-	struct ffn a = {.gate = w->gate,
-		.up = w->up,
-		.down = w->down,
-		.x = ws->h,
-		.y = y,
-		.add = add,
-		.hidden = ws->gate,
-		.scratch = ws->up};
-	m->backend->ops->ffn(m->backend, &a, rows->n);
-}
-
-static void shared_expert_run(struct model *m, uint32_t layer, const struct batch *rows)
-{
-	gated_network(m, &m->weights.layers[layer], rows, m->ws.shared_out, false);
-}
-
-static struct weight stack_shape(const struct gguf_tensor *t)
-{
-	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], gguf_values_bytes(t));
-}
-
-/* The shape of the layer's experts, without data. */
-static struct expert_job expert_job_shape(const struct model *m, uint32_t layer)
-{
-	const struct expert_tensors *t = &m->weights.experts[layer];
-	return (struct expert_job){
-		.gate = stack_shape(t->gate), .up = stack_shape(t->up), .down = stack_shape(t->down)};
-}
-
 enum expert_use moe_step_use(const struct model *m, int rows)
 {
 	return m->plan.long_prompt || (rows >= PREFILL_ROWS && !m->plan.answers) ? EXPERT_PREFILL
 																			 : EXPERT_DECODE;
-}
-
-bool moe_deferred(const struct model *m, uint32_t layer, int rows)
-{
-	struct backend *b = m->backend;
-	int n_used = (int)m->config.n_used;
-	if (!m->capture || m->observation || rows > 1 || !b->ops->can_defer_experts ||
-		!m->weights.layers[layer].experts_aligned ||
-		m->source->max_pinned[moe_step_use(m, rows)] < n_used)
-		return false;
-	struct expert_job shape = expert_job_shape(m, layer);
-	return b->ops->can_defer_experts(b, &shape, n_used);
 }
 
 bool moe_host_covers(const struct model *m, uint32_t layer)
@@ -124,69 +76,7 @@ int moe_host_prepare(
 	return rc;
 }
 
-struct route moe_route(const struct model *m, uint32_t layer)
-{
-	const struct model_config *c = &m->config;
-	const struct layer_weights *w = &m->weights.layers[layer];
-	return (struct route){
-		.n_experts = (int)c->n_experts,
-		.n_used = (int)c->n_used,
-		.n_group = (int)c->n_group,
-		.n_group_used = (int)c->n_group_used,
-		.normalise = c->norm_weights,
-		.scale = c->weights_scale,
-		.x = m->ws.x,
-		.gain = w->ffn_norm,
-		.eps = c->rms_eps,
-		.w = w->router,
-		.bias = w->router_bias,
-	};
-}
-
-void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows)
-{
-	const struct model_config *c = &m->config;
-	const struct layer_weights *w = &m->weights.layers[layer];
-	struct workspace *ws = &m->ws;
-	struct backend *b = m->backend;
-	bool moe = config_is_moe(c, layer);
-	struct route routes[1 + LOOKAHEAD_MAX];
-	int n_routes = 0;
-	if (!moe) {
-		b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps,
-			rows->n, (int)c->n_embd, c->n_embd);
-		gated_network(m, w, rows, ws->x, true);
-	} else {
-		struct route *own = &routes[n_routes++];
-		*own = moe_route(m, layer);
-		own->h = ws->h;
-		own->logits = ws->router;
-		own->expert_ids = ws->expert_ids;
-		own->weights = ws->route_weights;
-		own->h_words = host_experts_words(m->host, rows->n);
-	}
-	n_routes += lookahead_routes(m, layer, rows->n, routes + n_routes);
-	if (n_routes)
-		b->ops->route(b, routes, n_routes, rows->n);
-	if (!moe)
-		return;
-	if (b->ops->async) /* else it is computed while the drive reads: see group_request */
-		shared_expert_run(m, layer, rows);
-	if (moe_deferred(m, layer, rows->n)) {
-		struct expert_job shape = expert_job_shape(m, layer);
-		b->ops->experts_deferred(b, ws->h, &shape, (int)c->n_used, ws->expert_out);
-	}
-}
-
-void moe_combine(struct model *m, const struct batch *rows, const struct norm *next)
-{
-	struct workspace *ws = &m->ws;
-	m->backend->ops->moe_combine(m->backend, ws->expert_out, ws->route_weights,
-		(int)m->config.n_used, ws->shared_out, rows->n, (int)m->config.n_embd, ws->x, next,
-		m->config.rms_eps);
-}
-
-/* ---- the host's part ---- */
+/* ---- which rows use which expert ---- */
 
 /* Counts the (token, rank) slots of expert i in first[i + 1], and lists the distinct experts of the
  * layer in refs. The order of refs:
@@ -256,6 +146,8 @@ static void moe_read_ahead(struct model *m)
 	s->ops->read_ahead(s, (int)next, p->ahead, (int)m->config.n_experts);
 }
 
+/* ---- pins ---- */
+
 /* Gives back the pins of refs[0 .. end): the device has passed them. */
 static void unpin_to(struct model *m, int end)
 {
@@ -294,6 +186,8 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 	}
 	return 0;
 }
+
+/* ---- groups ---- */
 
 /* Moves experts of the group to p->jobs: those that are ready, were not moved before, and are the
  * processor's (on_host) or the card's. one: at most one expert of each NUMA node. Returns the
@@ -434,6 +328,8 @@ static int group_complete(struct model *m, const struct batch *rows, struct err 
 	}
 	return 0;
 }
+
+/* ---- a layer ---- */
 
 int moe_experts_request(
 	struct model *m, uint32_t layer, uint64_t fence, const struct batch *rows, struct err *e)

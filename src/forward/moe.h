@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The feed-forward part of a layer: dense network, router, shared expert, routed experts.
+ * The host's part of an MoE layer: which experts its rows use, acquiring them, and giving them to
+ * the device. The device's part: ffn.h.
  *
  * Order of use for one layer (forward.c, mtp.c; segment.h has the picture):
  *   1. ffn_forward enqueues the device's part. A dense layer is complete then.
@@ -85,35 +86,10 @@ struct moe_plan {
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows);
 void moe_plan_fini(struct moe_plan *p); /* accepts a zeroed struct */
 
-/* ---- the device's part: these enqueue ops and never wait ---- */
-
-/* Dense layer: ws.x += network(ws.x). MoE layer: its router, whose normed input stays in ws.h, the
- * shared expert, and the deferred expert kernel where moe_deferred. Both: the predicting routers of
- * lookahead.h. Where there is a router, its fence is the last one enqueued. A backend that is not
- * async gets the shared expert later, in moe_experts_request, while the drive reads. */
-void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows);
-
-/* ws.x += the routed experts and the shared expert of the current MoE layer, then a norm of ws.x
- * (NULL: none). */
-void moe_combine(struct model *m, const struct batch *rows, const struct norm *next);
-
-/* Whether the experts of an MoE layer are computed by a deferred kernel of this step's segments.
- * Ops behind them can then be enqueued before the experts are known. */
-bool moe_deferred(const struct model *m, uint32_t layer, int rows);
-
 /* How the experts of the current step, which has so many rows, are used. */
 enum expert_use moe_step_use(const struct model *m, int rows);
 
-/* Whether the processor can compute the experts of a layer (host_experts.h). */
-bool moe_host_covers(const struct model *m, uint32_t layer);
-/* host_experts_prepare for the experts of the MoE layers first_layer .. end_layer - 1. */
-int moe_host_prepare(
-	const struct model *m, struct host_experts *h, double link_bytes_s, struct err *e);
-
-/* The router of a layer, applied to ws.x as it is now; its outputs are left to the caller. */
-struct route moe_route(const struct model *m, uint32_t layer);
-
-/* ---- the host's part ---- */
+/* ---- a layer ---- */
 
 /* Waits for the expert ids behind `fence`, gives the pins of the layer before back, acquires the
  * first group of experts and enqueues those that are ready.
@@ -128,5 +104,13 @@ int moe_experts_complete(struct model *m, const struct batch *rows, struct err *
 /* Waits for all ops, gives back every pin and drops predictions that were not passed on. For the
  * end of a step and for every error. Returns the failure of an op. */
 int moe_drain(struct model *m, struct err *e);
+
+/* ---- experts that the processor computes ---- */
+
+/* Whether the processor can compute the experts of a layer (host_experts.h). */
+bool moe_host_covers(const struct model *m, uint32_t layer);
+/* host_experts_prepare for the experts of the MoE layers first_layer .. end_layer - 1. */
+int moe_host_prepare(
+	const struct model *m, struct host_experts *h, double link_bytes_s, struct err *e);
 
 #endif

@@ -11,6 +11,7 @@
 #include "src/base/log.h"
 #include "src/base/num.h"
 #include "src/forward/attention.h"
+#include "src/forward/ffn.h"
 #include "src/forward/segment.h"
 
 #include <string.h>
