@@ -575,15 +575,47 @@ static void test_many_answers(void **state)
 	engine_close(g, NULL);
 }
 
-static int refuse_download(
-	struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
+/* ---- ops that fail ---- */
+
+static const struct backend_ops *real_ops;
+static int ops_left = -1; /* the op after so many fails; negative: none does */
+
+static void count_op(struct backend *b)
 {
-	(void)b, (void)dst, (void)src, (void)bytes;
-	return err_set(e, ERR_MEMORY, "refused");
+	if (ops_left >= 0 && !ops_left--)
+		err_set(&b->failure, ERR_MEMORY, "failed on purpose");
 }
 
-/* Logits that do not arrive leave no expert pinned. */
-static void test_failed_logits(void **state)
+static int failing_download(
+	struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
+{
+	count_op(b);
+	return real_ops->download(b, dst, src, bytes, e);
+}
+
+static void failing_matmul(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	count_op(b);
+	real_ops->matmul(b, parts, n_parts, x, rows);
+}
+
+static void failing_mla(struct backend *b, const struct batch *rows, const struct mla *a)
+{
+	count_op(b);
+	real_ops->mla(b, rows, a);
+}
+
+static void failing_experts(struct backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out)
+{
+	count_op(b);
+	real_ops->expert_ffn(b, x, jobs, n_jobs, rows, n_used, out);
+}
+
+/* What a memory failure of each of these ops leaves behind: no pinned expert, and a timeline that
+ * goes on with the same logits. */
+static void test_failed_ops(void **state)
 {
 	(void)state;
 	struct engine_options o = {.model_path = MODEL,
@@ -592,17 +624,35 @@ static void test_failed_logits(void **state)
 		.cache_bytes = 4000000,
 		.wrap_source = spy_wrap};
 	struct engine *g = engine_of(&o);
-	struct session *s = session_of(g, false);
+	struct session *s = session_of(g, true);
 	struct backend *b = g->stages->backend;
-	const struct backend_ops *ops = b->ops;
-	struct backend_ops refusing = *ops;
 	struct err e = {0};
-	refusing.download = refuse_download;
-	b->ops = &refusing;
-	assert_int_equal(session_extend(s, text, 3, NULL, NULL, &e), ERR_MEMORY);
-	b->ops = ops;
-	assert_int_equal(spy->n_pinned, 0);
-	ok(session_extend(s, text, 3, NULL, NULL, &e), &e);
+	uint64_t want = 0;
+	real_ops = b->ops;
+	struct backend_ops failing = *real_ops;
+	failing.download = failing_download;
+	failing.matmul = failing_matmul;
+	failing.mla = failing_mla;
+	failing.expert_ffn = failing_experts;
+	b->ops = &failing;
+	for (int at = -1; at < 0 || ops_left < 0; at += at < 0 ? 1 : IF_SLOW_BUILD(7, 1)) {
+		int32_t ids[2];
+		session_rewind(s, 0);
+		ok(session_sync(s, text, 8, NULL, NULL, &e), &e);
+		ops_left = at;
+		for (int step = 0; step < 3;) {
+			int rc = step == 1 ? session_mtp_draft(s, text[10], 2, ids, NULL, &e)
+							   : session_verify(s, text + 8 + step, 2, NULL, NULL, &e);
+			assert_true(!rc || rc == ERR_MEMORY);
+			assert_true(!rc || !spy->n_pinned);
+			step += !rc;
+			engine_recover(g);
+		}
+		assert_int_equal(session_length(s), 12);
+		want = want ? want : logits_hash(s);
+		assert_true(logits_hash(s) == want);
+	}
+	b->ops = real_ops;
 	session_free(s);
 	engine_close(g, NULL);
 }
@@ -684,7 +734,7 @@ int main(void)
 		cmocka_unit_test(test_chunks),
 		cmocka_unit_test(test_lost_state),
 		cmocka_unit_test(test_draft_rows),
-		cmocka_unit_test(test_failed_logits),
+		cmocka_unit_test(test_failed_ops),
 		cmocka_unit_test(test_many_answers),
 	};
 	return cmocka_run_group_tests(tests, verify_setup, temp_dir_drop);
