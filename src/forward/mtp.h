@@ -33,7 +33,8 @@
 #define MTP_NO_PAIR (-1)
 
 /* After model_forward: enqueues the MTP cache rows of the pairs that the step completes. Does not
- * wait.
+ * wait. A failure of its ops is kept in the backend; the rows are undefined then, and so are the
+ * states of mtp_keep_states.
  * - rows: those of the step.
  * - states [n]: for row r of the step, the row of ws.hidden with the hidden state of position
  *   rows->pos[r] - 1, where the pair stands. That is r - 1 inside a sequence; a kept state
