@@ -59,9 +59,9 @@ struct search {
 	const struct draw_noise *noise;
 	double inv_t;
 	struct draw_cut cut;
-	double best;  /* score of `id` */
-	int32_t id;   /* best so far; -1: none yet */
-	double reach; /* exp(top * inv_t - best), in words per unit: see word_limit */
+	double best;  /* the largest score so far, of `id` */
+	int32_t id;   /* -1: none yet */
+	double reach; /* words of a unit: exp(top * inv_t - best) * 2^32 / 2^DRAW_UNIT_BITS */
 };
 
 /* A block and what bounds its scores. */

@@ -54,7 +54,7 @@ static inline bool draw_keeps(const struct draw_cut *cut, float logit, int32_t i
 }
 
 /* The id with the largest score (noise.h) among those that the cut (NULL: all) keeps; of equal
- * scores the lower id. Precondition: row->top is finite, inv_t > 0. */
+ * scores the lower id. Precondition: row->top is finite; inv_t > 0, and at most about 1e6. */
 int32_t draw_winner(const float *logits, const struct draw_row *row, const struct draw_noise *noise,
 	double inv_t, const struct draw_cut *cut);
 
@@ -74,7 +74,7 @@ void draw_before(const float *logits, const struct draw_row *row, float scale, i
 
 struct draw_request {
 	struct draw_noise noise;
-	double inv_t; /* 1 / temperature; 0: the first in rank wins */
+	double inv_t; /* 1 / temperature, at most about 1e6; 0: the first in rank wins */
 	bool sums;    /* fill n_before, mass_before and mass; inv_t > 0 */
 	bool mass;    /* fill mass also where id is best, if top is finite; for draw_mass_inv_t */
 };
@@ -99,7 +99,7 @@ struct draw_result {
  * `mass` was set in the request. */
 float draw_result_probability(const struct draw_result *r, const struct draw_request *q);
 
-/* maxima: [draw_blocks(n)] scratch */
+/* Draws from logits [n], n >= 1, as the request says. maxima: [draw_blocks(n)] scratch. */
 void draw_row(const float *logits, int32_t n, const struct draw_request *request, float *maxima,
 	struct draw_result *result);
 

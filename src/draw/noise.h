@@ -38,7 +38,7 @@
 #define DRAW_BLOCK 128 /* ids */
 
 /* Units of mass: the largest logit has exp(0) = 2^DRAW_UNIT_BITS. Sums of integers are the same in
- * every order. */
+ * every order. Those of fewer than 2^24 ids fit in 64 bits. */
 #define DRAW_UNIT_BITS 40
 
 /* What a row of logits is drawn with. */

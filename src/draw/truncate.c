@@ -15,8 +15,7 @@
 #define DIGIT_BITS   11
 #define BOUND_MARGIN 1.0001 /* more than the rounding of units */
 
-/* Whether the ids summed up reach the limit, which is `count` ids or `mass` units, what comes
- * first.
+/* Whether the sums reach the limit: limit->count ids or limit->mass units, whichever comes first.
  */
 static bool reaches(const struct draw_sum *sum, const struct draw_sum *limit)
 {
@@ -38,8 +37,9 @@ static uint32_t order_key(float v)
 	return u & 0x80000000 ? ~u : u | 0x80000000;
 }
 
-/* The bucket, counted from bucket `from` in steps of `step`, with which `sum` reaches the limit;
- * the last that is not empty when none does. *sum: of the buckets before it. */
+/* Adds up n buckets of h, from bucket `from` on in steps of `step`, until the sums reach the limit.
+ * Returns the bucket with which they do; if none does, the last that is not empty. *sum: in, the
+ * sums before `from`; out, those before the bucket returned. */
 static uint32_t bucket_find(const struct draw_sum *h, uint32_t from, int step, uint32_t n,
 	const struct draw_sum *limit, struct draw_sum *sum)
 {
@@ -65,7 +65,7 @@ static struct draw_cut cut_among(const float *logits, const struct draw_row *row
 {
 	struct draw_sum h[1 << DIGIT_BITS], one = {1, 0};
 	uint32_t prefix = 0;
-	float last = NAN; /* whose units are one.mass: equal logits come in runs */
+	float last = NAN; /* the logit whose units are one.mass: equal logits come in runs */
 	for (int known = 0; known < 32;) {
 		int bits = 32 - known < DIGIT_BITS ? 32 - known : DIGIT_BITS, shift = 32 - known - bits;
 		uint32_t n_digits = 1u << bits;

@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/num.h"
 #include "src/forward/attention.h"
+#include "src/forward/ffn.h"
 #include "src/forward/observe.h"
 #include "src/forward/segment.h"
 
@@ -91,7 +92,8 @@ static void enqueue_layer(struct model *m, const struct forward_step *s, uint32_
 	}
 }
 
-/* The host's part in a layer that the device has got; fence: of its routers, if it has some. */
+/* The host's part of a layer whose ops have been enqueued. fence: of its routers, if it has some.
+ */
 static int serve_layer(
 	struct model *m, struct forward_step *s, uint32_t layer, uint64_t fence, struct err *e)
 {
@@ -231,18 +233,17 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 {
 	const struct model_config *c = &m->config;
 	struct backend *b = m->backend;
+	int rc = 0;
 	m->ws.logits_serial++;
-	for (uint32_t at = 0; at < n;) {
-		uint32_t rows = MIN(n - at, m->ws.logit_rows);
+	for (uint32_t at = 0, rows; at < n && !rc; at += rows) {
+		rows = MIN(n - at, m->ws.logit_rows);
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.head, .y = m->ws.logits}, 1,
 			hidden + (size_t)at * c->n_embd, (int)rows);
-		int rc = b->ops->download(b, out + (size_t)at * c->n_vocab, m->ws.logits,
+		rc = b->ops->download(b, out + (size_t)at * c->n_vocab, m->ws.logits,
 			(size_t)rows * c->n_vocab * sizeof(float), e);
-		if (rc)
-			return rc;
-		at += rows;
 	}
-	return moe_drain(m, e); /* the device is idle: gives back the pins of the last layer */
+	int drained = moe_drain(m, rc ? NULL : e); /* gives back the pins of the last layer */
+	return rc ? rc : drained;
 }
 
 int model_draw(struct model *m, const float *hidden, uint32_t n,

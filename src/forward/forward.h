@@ -32,11 +32,11 @@ struct forward_rows {
 	/* [n] rows that may be dropped afterwards: their experts are requested last (expert_source.h:
 	 * keep_rows); NULL: none */
 	const bool *draft;
-	bool long_prompt; /* of LONG_PROMPT tokens or more: moe.h */
-	bool answers;     /* all rows are of answers, at most ANSWER_ROWS: moe.h */
-	/* Another stage goes on with the rows (stage_link.h): with first_hidden n the last ops may
-	 * still run on return. The caller hands the rows over, then calls moe_drain (moe.h), also when
-	 * something failed in between. */
+	bool long_prompt; /* rows of a prompt of LONG_PROMPT tokens or more (moe.h) */
+	bool answers;     /* all rows are of answers, and at most ANSWER_ROWS (moe.h) */
+	/* Another stage goes on with the rows (stage_link.h), so the last ops may still run on return.
+	 * The caller hands the rows over, then calls moe_drain (moe.h), also when handing over failed.
+	 */
 	bool hands_over;
 	struct forward_taps *taps; /* NULL: none. Taps slow a step down: the host waits per layer */
 	/* Stops the step: read before each layer, between groups of experts, and inside ops where the
@@ -50,31 +50,32 @@ struct forward_rows {
 };
 
 /*
- * Computes all rows through the layers of the model and writes their caches. The hidden states of
- * the rows from `first_hidden` on, after the final norm, are left in ws.hidden: row r at r *
- * n_embd.
+ * Computes all rows through the layers of the model. Writes their cache rows, and to ws.hidden the
+ * hidden states, after the final norm, of rows first_hidden .. n - 1: row r at r * n_embd.
  *
- * - A model that does not begin with layer 0 takes the residual stream of the rows from ws.x, and
- *   the selection of the latest full layer from ws.sel and ws.n_sel if its first layer shares it.
- * - A model without the end of the trunk leaves both there; first_hidden is n then.
- * - first_hidden < n: the last ops may still run on return. model_logits waits for them and reports
- *   their failure.
- * - first_hidden >= n: no hidden state is wanted; the device is idle on return, except with
- *   rows->hands_over.
- * - Errors: a failed op, a failed expert read, ERR_INTERRUPTED. The device is idle then, and the
- *   cache rows of this step are undefined.
+ * A model with a part of the layers:
+ * - Without layer 0: before the call ws.x holds the residual stream of the rows. If its first layer
+ *   shares a selection, ws.sel and ws.n_sel hold that of the latest full layer.
+ * - Without the end: the same is there afterwards. first_hidden is n.
+ *
+ * On return
+ * - first_hidden < n: the last ops may still run. model_logits and model_draw wait for them and
+ *   return their failure.
+ * - first_hidden >= n: no hidden state is wanted; the device is idle, unless rows->hands_over.
+ * - An error (a failed op, a failed expert read, ERR_INTERRUPTED): the device is idle, no expert is
+ *   pinned, and the cache rows of this step are undefined.
  */
 int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
 	uint32_t first_hidden, struct err *e);
 
-/* Logits of n hidden rows [n][n_embd] of the last step -> host out [n][n_vocab]. Waits for the
- * device. */
+/* Logits of n hidden rows [n][n_embd] (device) of the last step -> out [n][n_vocab] (host). Waits
+ * for the device, returns its failure, and leaves no expert pinned. */
 int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, struct err *e);
 
-/* Logits of n <= ws.logit_rows rows of hidden states [n][n_embd] (device) -> ws.logits, then op
- * `draw` on the first n_valid ids of each row: ws.drawn[r] is the result of requests[r]. copy:
- * MEM_SHARED [n][n_vocab], gets the logits too; NULL: they stay on the device. Waits for the device
- * and returns its failure. */
+/* Logits of n <= ws.logit_rows hidden rows [n][n_embd] (device) -> ws.logits, then op `draw` on the
+ * first n_valid ids of each row: ws.drawn[r] is the result of requests[r]. copy: MEM_SHARED
+ * [n][n_vocab], gets the logits too; NULL: they stay on the device. Waits and returns as
+ * model_logits. */
 struct draw_request;
 int model_draw(struct model *m, const float *hidden, uint32_t n,
 	const struct draw_request *requests, int32_t n_valid, float *copy, struct err *e);

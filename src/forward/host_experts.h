@@ -35,13 +35,14 @@ struct host_experts;
 struct backend_options host_experts_backend(int threads, const struct numa_nodes *nodes);
 
 /* card: lent; the backend of the model, which outlives it. threads, nodes: as in
- * host_experts_backend. max_rows: most rows of a step with such experts, at most HOST_EXPERT_ROWS.
- */
+ * host_experts_backend. max_rows: of the largest step; those of more than HOST_EXPERT_ROWS rows
+ * have no experts here. Errors: ERR_MEMORY, and those of backend_open; *out is NULL then. */
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
 	const struct numa_nodes *nodes, uint32_t max_rows, struct host_experts **out, struct err *e);
 void host_experts_close(struct host_experts *h); /* after the last step; NULL is fine */
 
-/* Where `route` leaves h for a step of so many rows; NULL: such steps have no experts here. */
+/* [rows][n_embd], flag-in-data words (backend.h: route.h_words): where `route` leaves h for a step
+ * of so many rows; NULL: such steps have no experts here. h NULL: NULL. */
 uint64_t *host_experts_words(const struct host_experts *h, int rows);
 
 /* Bytes of the weights of one expert. */
@@ -53,8 +54,8 @@ bool host_experts_covers(const struct expert_job *shape);
 /* The processor takes part if its rate is at least this share of the link's. Below it a layer needs
  * more than four misses before computing one of them ends sooner than copying all. */
 #define HOST_EXPERTS_LEAST 0.25
-/* ns_per_byte: time of the processor for a byte of weights; link_bytes_s: rate of the link, 0:
- * unknown, then never too slow. */
+/* ns_per_byte: time of the processor for a byte of weights. link_bytes_s: bytes a second of the
+ * link; 0: unknown, then nothing is too slow. */
 bool host_experts_too_slow(double ns_per_byte, double link_bytes_s);
 
 /* Times experts of these three types in a few milliseconds and logs whether the processor will
@@ -73,9 +74,10 @@ uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape,
 const uint32_t *host_experts_node_ns(
 	struct host_experts *h, const struct expert_job *shape, int n_slots);
 
-/* Computes the jobs, whose weights are host memory, and gives the results to the card. fence: of
- * the layer's route; x, out: device memory, as in expert_ffn. Waits for the words behind the fence
- * at its first call in a layer. A lost device, ERR_MEMORY. */
+/* Computes the jobs, all of one layer, and gives the results to the card. Their weights are host
+ * memory. fence: of the layer's route; x, out: device memory, as in expert_ffn. Waits for the words
+ * behind the fence at its first call in a layer.
+ * Errors: a lost device; ERR_MEMORY, after which a later call may succeed. */
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e);
 

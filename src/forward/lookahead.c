@@ -11,6 +11,7 @@
 #include "src/forward/lookahead.h"
 
 #include "src/base/num.h"
+#include "src/forward/ffn.h"
 #include "src/forward/model.h"
 
 uint32_t lookahead_max_rows(uint32_t max_rows)

@@ -36,7 +36,8 @@ struct prediction {
 	int rows;
 };
 
-/* Rows of the buffers in a workspace of max_rows: those of the largest decode step. */
+/* The most rows of a step that predicts, where the largest step has max_rows. Larger steps of
+ * answers are decode steps too, and predict nothing. */
 uint32_t lookahead_max_rows(uint32_t max_rows);
 
 /* For how many layers after `layer` a step of so many rows predicts; 0: none. */
@@ -45,8 +46,8 @@ uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows);
 /* Appends the predicting routers of `layer` to routes, room for LOOKAHEAD_MAX. Returns how many. */
 int lookahead_routes(const struct model *m, uint32_t layer, int rows, struct route *routes);
 
-/* The routers of `layer` have been enqueued, with this fence behind them. Nothing happens where
- * the layer predicts nothing. The prediction before must have been passed on. */
+/* States that the routers of `layer` have been enqueued, with this fence behind them. No effect if
+ * the layer predicts nothing. Precondition: the prediction before was passed on. */
 void lookahead_enqueued(struct model *m, uint32_t layer, uint64_t fence, int rows);
 
 /* Waits for the prediction that is enqueued, if there is one, and passes it on. Fails like

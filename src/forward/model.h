@@ -26,7 +26,7 @@ struct model {
 	struct model_weights weights; /* owned */
 	struct backend *backend;
 	struct expert_source *source;
-	bool has_mtp;
+	bool has_mtp;              /* drafts are possible: mtp_sessions is not 0 */
 	float *inv_freq;           /* [head_rope / 2] device */
 	struct host_experts *host; /* borrowed, set after model_init; NULL: the card computes all */
 	struct workspace ws;
@@ -34,10 +34,10 @@ struct model {
 	struct prediction prediction; /* not passed on yet (lookahead.c) */
 	/* segments (segment.c) */
 	uint8_t *step_host;                    /* what step_begin uploads to ws.step */
-	bool capture;                          /* the segments of this step are captured */
+	bool capture;                          /* the segments of this step are to be captured */
 	struct step_counts counts;             /* of steps by their number of rows */
-	const void *captured_kv;               /* the cache that captured graphs write to */
-	struct model_observation *observation; /* observe.c; NULL: nobody observes */
+	const void *captured_kv;               /* arena of the cache that captured graphs use */
+	struct model_observation *observation; /* observe.c; NULL: there is no observer */
 };
 
 /* Takes ownership of the weights, on success and on failure. max_rows: the largest step;

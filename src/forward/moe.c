@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Feed-forward stages (specification 2.7). The experts of a layer are acquired in groups no larger
- * than the source can pin; what is ready is computed while the rest is on its way.
+ * The experts of a layer are acquired in groups no larger than the source can pin; what is ready is
+ * computed while the rest is read.
  *
- * The host waits for the device in three places only: for the expert ids, while the device has the
- * shared expert to compute, for fences of experts whose pins are needed, and for the input of
- * experts that the processor computes, which comes with the ids.
+ * The host waits for the device in three places only:
+ * - for the expert ids, while the device has the shared expert to compute;
+ * - for the fences of groups, when their pins are needed;
+ * - for the input of experts that the processor computes, which comes with the ids.
  */
 #include "src/forward/moe.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/forward/lookahead.h"
+#include "src/forward/ffn.h"
 #include "src/forward/model.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 _Static_assert(PREFILL_ROWS <= ANSWER_ROWS && ANSWER_ROWS <= 64,
 	"a bit of draft_rows for each row of EXPERT_DECODE");
@@ -47,58 +49,10 @@ void moe_plan_fini(struct moe_plan *p)
 	*p = (struct moe_plan){0};
 }
 
-/* ---- the device's part ---- */
-
-/* down(silu(gate h) * up h): the dense network, and the shared expert. */
-static void gated_network(
-	struct model *m, const struct layer_weights *w, const struct batch *rows, float *y, bool add)
-{
-	struct workspace *ws = &m->ws;
-	struct ffn a = {.gate = w->gate,
-		.up = w->up,
-		.down = w->down,
-		.x = ws->h,
-		.y = y,
-		.add = add,
-		.hidden = ws->gate,
-		.scratch = ws->up};
-	m->backend->ops->ffn(m->backend, &a, rows->n);
-}
-
-static void shared_expert_run(struct model *m, uint32_t layer, const struct batch *rows)
-{
-	gated_network(m, &m->weights.layers[layer], rows, m->ws.shared_out, false);
-}
-
-static struct weight stack_shape(const struct gguf_tensor *t)
-{
-	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], gguf_values_bytes(t));
-}
-
-/* The shape of the layer's experts, without data. */
-static struct expert_job expert_job_shape(const struct model *m, uint32_t layer)
-{
-	const struct expert_tensors *t = &m->weights.experts[layer];
-	return (struct expert_job){
-		.gate = stack_shape(t->gate), .up = stack_shape(t->up), .down = stack_shape(t->down)};
-}
-
 enum expert_use moe_step_use(const struct model *m, int rows)
 {
 	return m->plan.long_prompt || (rows >= PREFILL_ROWS && !m->plan.answers) ? EXPERT_PREFILL
 																			 : EXPERT_DECODE;
-}
-
-bool moe_deferred(const struct model *m, uint32_t layer, int rows)
-{
-	struct backend *b = m->backend;
-	int n_used = (int)m->config.n_used;
-	if (!m->capture || m->observation || rows > 1 || !b->ops->can_defer_experts ||
-		!m->weights.layers[layer].experts_aligned ||
-		m->source->max_pinned[moe_step_use(m, rows)] < n_used)
-		return false;
-	struct expert_job shape = expert_job_shape(m, layer);
-	return b->ops->can_defer_experts(b, &shape, n_used);
 }
 
 bool moe_host_covers(const struct model *m, uint32_t layer)
@@ -122,101 +76,47 @@ int moe_host_prepare(
 	return rc;
 }
 
-struct route moe_route(const struct model *m, uint32_t layer)
-{
-	const struct model_config *c = &m->config;
-	const struct layer_weights *w = &m->weights.layers[layer];
-	return (struct route){
-		.n_experts = (int)c->n_experts,
-		.n_used = (int)c->n_used,
-		.n_group = (int)c->n_group,
-		.n_group_used = (int)c->n_group_used,
-		.normalise = c->norm_weights,
-		.scale = c->weights_scale,
-		.x = m->ws.x,
-		.gain = w->ffn_norm,
-		.eps = c->rms_eps,
-		.w = w->router,
-		.bias = w->router_bias,
-	};
-}
+/* ---- which rows use which expert ---- */
 
-void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows)
-{
-	const struct model_config *c = &m->config;
-	const struct layer_weights *w = &m->weights.layers[layer];
-	struct workspace *ws = &m->ws;
-	struct backend *b = m->backend;
-	bool moe = config_is_moe(c, layer);
-	struct route routes[1 + LOOKAHEAD_MAX];
-	int n_routes = 0;
-	if (!moe) {
-		b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps,
-			rows->n, (int)c->n_embd, c->n_embd);
-		gated_network(m, w, rows, ws->x, true);
-	} else {
-		struct route *own = &routes[n_routes++];
-		*own = moe_route(m, layer);
-		own->h = ws->h;
-		own->logits = ws->router;
-		own->expert_ids = ws->expert_ids;
-		own->weights = ws->route_weights;
-		own->h_words = host_experts_words(m->host, rows->n);
-	}
-	n_routes += lookahead_routes(m, layer, rows->n, routes + n_routes);
-	if (n_routes)
-		b->ops->route(b, routes, n_routes, rows->n);
-	if (!moe)
-		return;
-	if (b->ops->async) /* else it is computed while the drive reads: see group_request */
-		shared_expert_run(m, layer, rows);
-	if (moe_deferred(m, layer, rows->n)) {
-		struct expert_job shape = expert_job_shape(m, layer);
-		b->ops->experts_deferred(b, ws->h, &shape, (int)c->n_used, ws->expert_out);
-	}
-}
-
-void moe_combine(struct model *m, const struct batch *rows, const struct norm *next)
-{
-	struct workspace *ws = &m->ws;
-	m->backend->ops->moe_combine(m->backend, ws->expert_out, ws->route_weights,
-		(int)m->config.n_used, ws->shared_out, rows->n, (int)m->config.n_embd, ws->x, next,
-		m->config.rms_eps);
-}
-
-/* ---- the host's part ---- */
-
-/* Lists the distinct experts of the layer's ids [n_slots] in refs and groups the (token, rank)
- * slots by expert. The order of refs:
- * - decode: of their first slot, those of draft rows last. A trace lists them so, and a simulated
- *   cache then sees what the live one does;
+/* Counts the (token, rank) slots of expert i in first[i + 1], and lists the distinct experts of the
+ * layer in refs. The order of refs:
+ * - decode: of their first slot, those that only draft rows use last. A trace lists them so, and a
+ *   simulated cache then sees what the live one does;
  * - prefill: ascending, the order of the file. */
-static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots, int n_used)
+static void list_experts(struct moe_plan *p, uint32_t n_experts, int n_slots, int n_used)
 {
-	const int32_t *ids = p->ids;
-	for (uint32_t i = 0; i <= n_experts; i++)
-		p->first[i] = 0;
-	int n = 0;
+	p->n_refs = 0;
+	memset(p->first, 0, (n_experts + 1) * sizeof *p->first);
 	for (int draft = 0, passes = p->draft ? 2 : 1; draft < passes; draft++)
 		for (int i = 0; i < n_slots; i++) {
 			if (p->draft && p->draft[i / n_used] != draft)
 				continue;
-			if (!p->first[ids[i] + 1]++ && p->use == EXPERT_DECODE)
-				p->refs[n++] = (struct expert_ref){.id = ids[i], .draft_rows = (uint64_t)draft};
+			if (!p->first[p->ids[i] + 1]++ && p->use == EXPERT_DECODE)
+				p->refs[p->n_refs++] = (struct expert_ref){
+					.id = p->ids[i], .draft_rows = (uint64_t)draft}; /* until list_draft_rows */
 		}
-	for (uint32_t i = 0; i < n_experts; i++) {
-		if (p->first[i + 1] && p->use == EXPERT_PREFILL)
-			p->refs[n++] = (struct expert_ref){.id = (int32_t)i};
+	for (uint32_t i = 0; i < n_experts && p->use == EXPERT_PREFILL; i++)
+		if (p->first[i + 1])
+			p->refs[p->n_refs++] = (struct expert_ref){.id = (int32_t)i};
+}
+
+/* Sorts the slots by expert: those of expert i are token_slots[first[i] .. first[i + 1]). */
+static void sort_slots(struct moe_plan *p, uint32_t n_experts, int n_slots)
+{
+	for (uint32_t i = 0; i < n_experts; i++)
 		p->first[i + 1] += p->first[i];
-	}
-	/* first[i] begins expert i. Filling moves it to the end of its slots, where i + 1 begins. */
+	/* filling moves first[i] to the end of the slots of i, where i + 1 begins */
 	for (int i = 0; i < n_slots; i++)
-		p->token_slots[p->first[ids[i]]++] = i;
+		p->token_slots[p->first[p->ids[i]]++] = i;
 	for (uint32_t i = n_experts; i > 0; i--)
 		p->first[i] = p->first[i - 1];
 	p->first[0] = 0;
-	p->n_refs = n;
-	for (int i = 0; i < n; i++) {
+}
+
+/* draft_rows of the experts that only draft rows use. */
+static void list_draft_rows(struct moe_plan *p, int n_used)
+{
+	for (int i = 0; i < p->n_refs; i++) {
 		struct expert_ref *r = &p->refs[i];
 		if (!r->draft_rows)
 			continue;
@@ -226,8 +126,8 @@ static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots,
 	}
 }
 
-/* Hands the read-ahead list of a prefill layer to the source. A chunk that touches most experts of
- * this layer will touch most of the next one too: they are listed behind, so that the drive does
+/* Hands the read-ahead list of a prefill layer to the source. A chunk that uses most experts of
+ * this layer will use most of the next one too: these are listed as well, so that the drive does
  * not pause between layers. */
 static void moe_read_ahead(struct model *m)
 {
@@ -245,6 +145,8 @@ static void moe_read_ahead(struct model *m)
 		p->ahead[i] = (int32_t)i;
 	s->ops->read_ahead(s, (int)next, p->ahead, (int)m->config.n_experts);
 }
+
+/* ---- pins ---- */
 
 /* Gives back the pins of refs[0 .. end): the device has passed them. */
 static void unpin_to(struct model *m, int end)
@@ -285,9 +187,11 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 	return 0;
 }
 
-/* Lists the experts of the group in p->jobs that are ready and have not been computed: those that
- * the processor is to compute, or the card's. one: at most one expert of each NUMA node. Returns
- * the number of jobs. */
+/* ---- groups ---- */
+
+/* Moves experts of the group to p->jobs: those that are ready, were not moved before, and are the
+ * processor's (on_host) or the card's. one: at most one expert of each NUMA node. Returns the
+ * number of jobs. */
 static int group_take_jobs(struct moe_plan *p, bool on_host, bool one)
 {
 	int n_jobs = 0;
@@ -425,6 +329,8 @@ static int group_complete(struct model *m, const struct batch *rows, struct err 
 	return 0;
 }
 
+/* ---- a layer ---- */
+
 int moe_experts_request(
 	struct model *m, uint32_t layer, uint64_t fence, const struct batch *rows, struct err *e)
 {
@@ -434,12 +340,14 @@ int moe_experts_request(
 	if ((rc = unpin_passed(m, 0, e)) ||
 		(rc = b->ops->wait_expert_ids(b, fence, m->ws.expert_ids, n_slots, p->ids, e)))
 		return rc;
-	unpin_all(m); /* the fence lies behind the experts of the layer before */
+	unpin_all(m); /* the ids come behind the experts of the layer before */
 
 	p->layer = layer;
 	p->fence = fence;
 	p->use = moe_step_use(m, rows->n);
-	group_by_expert(p, m->config.n_experts, n_slots, (int)m->config.n_used);
+	list_experts(p, m->config.n_experts, n_slots, (int)m->config.n_used);
+	sort_slots(p, m->config.n_experts, n_slots);
+	list_draft_rows(p, (int)m->config.n_used);
 	if (p->use == EXPERT_PREFILL)
 		moe_read_ahead(m);
 	int at_once = MIN(m->source->max_pinned[p->use], p->n_refs);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The feed-forward part of a layer: dense network, router, shared expert, routed experts.
+ * The host's part of an MoE layer: which experts its rows use, acquiring them, and giving them to
+ * the device. The device's part: ffn.h.
  *
  * Order of use for one layer (forward.c, mtp.c; segment.h has the picture):
  *   1. ffn_forward enqueues the device's part. A dense layer is complete then.
@@ -27,26 +28,31 @@
 struct model;
 struct host_experts;
 
-/* A step of at least so many rows is a prefill chunk: it touches most experts of a layer once. */
+/*
+ * What a step does to the expert cache (moe_step_use). EXPERT_PREFILL, which evicts nothing:
+ * - steps of at least PREFILL_ROWS rows, since they use most experts of a layer once. Excepted are
+ *   steps of answers (one token of each, and drafts) and rounds of drafts, of at most ANSWER_ROWS
+ *   rows: the next one uses much the same experts again;
+ * - all steps of a prompt of at least LONG_PROMPT tokens. Its last one may be short, and would
+ *   evict what answers use. Excepted are engines whose largest step is shorter than PREFILL_ROWS
+ *   (session.c).
+ * Other steps: EXPERT_DECODE.
+ */
 #define PREFILL_ROWS 32
-/* Not so a step of answers, one token of each and drafts: the next one uses much the same experts
- * again. It has at most so many rows. */
-#define ANSWER_ROWS 64
-/* So is every step of a prompt of so many tokens, the short one at its end too: with the cache of
- * decoding it would push out what answers use. Not where the largest step is shorter than
- * PREFILL_ROWS (session.c). */
-#define LONG_PROMPT 128
+#define ANSWER_ROWS  64
+#define LONG_PROMPT  128
 
 #define MOE_GROUPS 8 /* groups pinned at a time, at most */
 
-/* Experts that were enqueued together: the device has passed refs[.. end) at the fence. */
+/* Experts that were enqueued together. When the fence is signaled, the device has computed with all
+ * of refs[0 .. end). */
 struct moe_group {
 	uint64_t fence;
 	int end;
 };
 
 /* Which rows use which expert of the current layer, and what is pinned. Host memory, sized once;
- * owned by moe.c, but for `ids`, which taps read. */
+ * private to moe.c, but for `ids`, which taps read, and the three members of the step. */
 struct moe_plan {
 	int32_t *ids;            /* [R][n_used] top-k expert ids of the layer */
 	int32_t *first;          /* [n_experts + 1] prefix sums into token_slots */
@@ -55,9 +61,9 @@ struct moe_plan {
 	bool *enqueued;          /* [n_experts] parallel to refs */
 	struct expert_job *jobs; /* [n_experts] scratch of a call */
 	int32_t *ahead;          /* [n_experts] scratch of a read-ahead list */
-	bool long_prompt;        /* the step belongs to one */
-	bool answers;            /* the step is of answers */
-	const bool *draft;       /* [rows] of the step: they may be dropped; NULL: none */
+	/* the step: set and cleared by model_forward and mtp_draft */
+	bool long_prompt, answers; /* as in forward_rows */
+	const bool *draft;         /* as in forward_rows */
 	/* the layer */
 	uint32_t layer;
 	enum expert_use use;
@@ -67,46 +73,23 @@ struct moe_plan {
 	int pin_limit;     /* refs that may be pinned at once: twice source->max_pinned at most */
 	bool fence_groups; /* a fence behind each group, not only between groups */
 	/* the group that was requested last: refs[group_first .. end_pinned) */
-	int group_first, n_missing;
+	int group_first;
+	int n_missing; /* of its refs that are not ready */
 	/* refs[first_pinned .. end_pinned) are pinned: the device may still compute with them */
 	int first_pinned, end_pinned;
-	/* those of them that have a fence, oldest first: a ring */
+	/* groups of pinned refs that have a fence, oldest first: a ring */
 	struct moe_group groups[MOE_GROUPS];
 	int first_group, n_groups;
 };
 
+/* ERR_MEMORY without a sentence; moe_plan_fini is needed after that too. */
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows);
 void moe_plan_fini(struct moe_plan *p); /* accepts a zeroed struct */
 
-/* ---- the device's part: these enqueue ops and never wait ---- */
-
-/* Dense layer: ws.x += network(ws.x). MoE layer: its router, whose normed input stays in ws.h, the
- * shared expert, and the deferred expert kernel where moe_deferred. Both: the predicting routers of
- * lookahead.h. Where there is a router, its fence is the last one enqueued. A backend that is not
- * async gets the shared expert later, in moe_experts_request, while the drive reads. */
-void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows);
-
-/* ws.x += the routed experts and the shared expert of the current MoE layer, then a norm of ws.x
- * (NULL: none). */
-void moe_combine(struct model *m, const struct batch *rows, const struct norm *next);
-
-/* Whether the experts of an MoE layer are computed by a deferred kernel of this step's segments.
- * Ops behind them can then be enqueued before the experts are known. */
-bool moe_deferred(const struct model *m, uint32_t layer, int rows);
-
-/* How the experts of a step of so many rows are used. */
+/* How the experts of the current step, which has so many rows, are used. */
 enum expert_use moe_step_use(const struct model *m, int rows);
 
-/* Whether the processor can compute the experts of a layer (host_experts.h). */
-bool moe_host_covers(const struct model *m, uint32_t layer);
-/* host_experts_prepare for the experts of the MoE layers first_layer .. end_layer - 1. */
-int moe_host_prepare(
-	const struct model *m, struct host_experts *h, double link_bytes_s, struct err *e);
-
-/* The router of a layer, applied to ws.x as it is now; its outputs are left to the caller. */
-struct route moe_route(const struct model *m, uint32_t layer);
-
-/* ---- the host's part ---- */
+/* ---- a layer ---- */
 
 /* Waits for the expert ids behind `fence`, gives the pins of the layer before back, acquires the
  * first group of experts and enqueues those that are ready.
@@ -114,12 +97,20 @@ struct route moe_route(const struct model *m, uint32_t layer);
 int moe_experts_request(
 	struct model *m, uint32_t layer, uint64_t fence, const struct batch *rows, struct err *e);
 
-/* Enqueues the experts of the layer that were missing as their reads complete, then group after
- * group. Same errors. */
+/* Enqueues the missing experts of the group as their reads complete, then acquires and enqueues the
+ * remaining groups of the layer. Same errors. */
 int moe_experts_complete(struct model *m, const struct batch *rows, struct err *e);
 
-/* Waits for all ops, gives back every pin and drops predictions that were not passed on. Returns
- * the failure of an op. After success and after errors alike. */
+/* Waits for all ops, gives back every pin and drops predictions that were not passed on. For the
+ * end of a step and for every error. Returns the failure of an op. */
 int moe_drain(struct model *m, struct err *e);
+
+/* ---- experts that the processor computes ---- */
+
+/* Whether the processor can compute the experts of a layer (host_experts.h). */
+bool moe_host_covers(const struct model *m, uint32_t layer);
+/* host_experts_prepare for the experts of the MoE layers first_layer .. end_layer - 1. */
+int moe_host_prepare(
+	const struct model *m, struct host_experts *h, double link_bytes_s, struct err *e);
 
 #endif

@@ -11,13 +11,13 @@
 #include "src/base/log.h"
 #include "src/base/num.h"
 #include "src/forward/attention.h"
+#include "src/forward/ffn.h"
 #include "src/forward/segment.h"
 
 #include <string.h>
 
-/* ws.mtp_in = the eh_proj input of n pairs. In: the tokens' embeddings in ws.h; in ws.tokens, as in
- * a table of embeddings, the rows of ws.hidden with the pairs' hidden states. ws.h is undefined
- * afterwards. */
+/* ws.mtp_in = the input of eh_proj for n pairs. In: ws.h, the embeddings of their tokens;
+ * ws.tokens, the rows of ws.hidden with their hidden states. ws.h is undefined afterwards. */
 static void project_pairs(struct model *m, int n)
 {
 	const struct model_config *c = &m->config;
@@ -34,15 +34,42 @@ static void project_pairs(struct model *m, int n)
 		.stack_bytes = (workspace_zero_row(ws) + 1) * row};
 	b->ops->rms_norm(b, ws->h, n_embd, &(struct norm){m->weights.enorm, ws->mtp_in}, 1, c->rms_eps,
 		n, n_embd, 2 * n_embd);
-	b->ops->embed(b, states, ws->tokens, n, ws->h);
+	b->ops->embed(b, states, ws->tokens, n, ws->h); /* gathers rows, as of a table of embeddings */
 	b->ops->rms_norm(b, ws->h, n_embd, &(struct norm){m->weights.hnorm, ws->mtp_in + n_embd}, 1,
 		c->rms_eps, n, n_embd, 2 * n_embd);
 }
 
+/* ws.x = eh_proj ws.mtp_in */
 static void project_input(struct model *m, int n)
 {
 	m->backend->ops->matmul(
 		m->backend, &(struct matmul){.w = m->weights.eh_proj, .y = m->ws.x}, 1, m->ws.mtp_in, n);
+}
+
+/* Lists the pairs of a step of rows->n rows in step_host, laid out as by step_begin: their rows of
+ * ws.hidden in place of tokens, their positions and first cache rows. Enqueues the embeddings of
+ * their tokens to ws.h, by an op for each run of neighbouring rows. n and max_pos of *pairs: out.
+ */
+static void list_pairs(
+	struct model *m, const struct forward_rows *rows, const int32_t *states, struct batch *pairs)
+{
+	const struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	int32_t *state = (int32_t *)(void *)m->step_host, *pos = state + rows->n, *base = pos + rows->n;
+	int n = 0;
+	for (uint32_t r = 0; r < rows->n; r++) {
+		const uint32_t first = r;
+		float *h = ws->h + (size_t)n * m->config.n_embd;
+		for (; r < rows->n && states[r] != MTP_NO_PAIR; r++, n++) {
+			state[n] = states[r];
+			pos[n] = rows->pos[r] - 1;
+			base[n] = rows->base[r];
+			pairs->max_pos = MAX(pairs->max_pos, pos[n]);
+		}
+		if (r > first)
+			b->ops->embed(b, ws->embed, ws->tokens + first, (int)(r - first), h);
+	}
+	pairs->n = n;
 }
 
 void mtp_append(
@@ -50,31 +77,16 @@ void mtp_append(
 {
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	int32_t *state = (int32_t *)(void *)m->step_host, *pos = state + rows->n, *base = pos + rows->n;
-	int n = 0;
-	struct batch batch = {.pos = ws->pos, .base = ws->base};
-	for (uint32_t r = 0, end; r < rows->n; r = end) { /* runs of rows with a pair */
-		for (end = r; end < rows->n && states[end] != MTP_NO_PAIR; end++, n++) {
-			state[n] = states[end];
-			pos[n] = rows->pos[end] - 1;
-			base[n] = rows->base[end];
-			batch.max_pos = MAX(batch.max_pos, pos[n]);
-		}
-		if (end > r)
-			b->ops->embed(b, ws->embed, ws->tokens + r, (int)(end - r),
-				ws->h + (size_t)(n - (int)(end - r)) * m->config.n_embd);
-		else
-			end++;
-	}
-	if (!n)
+	struct batch pairs = {.pos = ws->pos, .base = ws->base};
+	list_pairs(m, rows, states, &pairs);
+	if (!pairs.n)
 		return;
-	batch.n = n;
-	/* the trunk is done with its tokens and positions; ws.tokens becomes the states' rows */
+	/* from here on ws.tokens, ws.pos and ws.base are those of the pairs */
 	b->ops->upload(b, ws->step, m->step_host, 3 * (size_t)rows->n * sizeof(int32_t));
-	project_pairs(m, n);
-	project_input(m, n);
-	b->ops->rope_angles(b, &batch, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
-	attention_append(m, kv, m->config.n_layers, &batch);
+	project_pairs(m, pairs.n);
+	project_input(m, pairs.n);
+	b->ops->rope_angles(b, &pairs, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
+	attention_append(m, kv, m->config.n_layers, &pairs);
 }
 
 void mtp_append_tokens(struct model *m, struct kv_cache *kv, const struct forward_rows *rows)
@@ -124,7 +136,8 @@ static void share_selection(struct model *m, const struct draft_round *d)
 	}
 }
 
-/* Computes step j of the first n rows; their output is left in ws.hidden. */
+/* Computes step j of the first n rows; leaves their output in ws.hidden. Errors: the device is idle
+ * then. */
 static int draft_step(struct model *m, struct kv_cache *kv, const struct draft_round *d, uint32_t j,
 	uint32_t n, struct err *e)
 {
@@ -234,6 +247,7 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *s
 			s->n_drafts > 1 && s->pos + (int32_t)s->n_drafts > (int32_t)m->config.index_top_k;
 	}
 	int rc = 0;
+	m->plan.answers = n <= ANSWER_ROWS;
 	for (uint32_t j = 0, rows = n; j < most; j++) {
 		while (order[rows - 1]->n_drafts <= j)
 			rows--;
@@ -242,7 +256,8 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *s
 			if (j) {
 				d.token[r] = order[r]->ids[j - 1];
 				d.state[r] = (int32_t)r;
-				d.n_sel[r]++;
+				if (d.shares)
+					d.n_sel[r]++;
 			}
 		}
 		if ((rc = draft_step(m, kv, &d, j, rows, e)) || (rc = choose_drafts(m, &d, j, rows, e)))
@@ -250,5 +265,6 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *s
 		if (!j && d.shares)
 			share_selection(m, &d);
 	}
+	m->plan.answers = false;
 	return rc;
 }

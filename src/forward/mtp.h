@@ -33,7 +33,8 @@
 #define MTP_NO_PAIR (-1)
 
 /* After model_forward: enqueues the MTP cache rows of the pairs that the step completes. Does not
- * wait.
+ * wait. A failure of its ops is kept in the backend; the rows are undefined then, and so are the
+ * states of mtp_keep_states.
  * - rows: those of the step.
  * - states [n]: for row r of the step, the row of ws.hidden with the hidden state of position
  *   rows->pos[r] - 1, where the pair stands. That is r - 1 inside a sequence; a kept state
@@ -77,9 +78,11 @@ struct mtp_sequence {
 };
 
 /* One round for n different sequences, 1 <= n <= ws.draft_rows; their n_drafts may differ. Draws
- * are from the first n_valid ids. Overwrites ws.logits, ws.drawn and the step's rows of ws.hidden.
- * Waits for the device once a step, and once more for each row whose logits are downloaded. Fails
- * like model_forward. */
+ * are from the first n_valid ids.
+ * - Overwrites ws.logits, ws.drawn and the first n rows of ws.hidden, which are the step's.
+ * - Waits for the device once a step of the round, and once more for each row whose logits are
+ *   downloaded. The device is idle and no expert is pinned on return.
+ * - Errors: a failed op, a failed expert read. The ids are undefined then. */
 int mtp_draft(struct model *m, struct kv_cache *kv, const struct mtp_sequence *sequences,
 	uint32_t n, int32_t n_valid, struct err *e);
 

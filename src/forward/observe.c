@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The backend tells of a product by its weight. A resident one is found by the address of its data
- * in a sorted table, an expert's by what its job says. */
+/* The backend reports the weight of a product. A resident one is found by the address of its data
+ * in a sorted table; the job of an expert names layer and expert. */
 #include "src/forward/observe.h"
 
 #include "src/base/mem.h"

@@ -68,8 +68,9 @@ void observed_shape(const struct model_config *c, uint32_t layer, enum observed_
  * - On a card steps of few rows use the kernels of prompts meanwhile, so their bits change. */
 void model_observe(struct model *m, const struct model_observer *observer);
 
-/* For model_forward: tells of the n hidden rows of a step that has run. The backend's failure, or
- * ERR_MEMORY: the observer saw nothing. */
+/* For model_forward, while there is an observer: passes it the n rows of ws.hidden as
+ * OBSERVED_HEAD. Waits for the device. Errors: its failure, ERR_MEMORY; the observer saw none of
+ * the rows then. */
 int model_observe_hidden(const struct model *m, uint32_t n, struct err *e);
 
 #endif

@@ -18,8 +18,9 @@
  *   5. gives the missing ones to the device as their reads complete.
  * Experts stay pinned until a later fence shows that the device has passed them (moe.h).
  *
- * Steps without taps are captured if they have few rows or a number of rows that comes often
- * (step_counts.h): a *graph segment* is what one graph launch covers.
+ * Steps are captured if they have few rows or a number of rows that comes often (step_counts.h);
+ * not those with taps, of a long prompt, or while there is an observer. A *graph segment* is what
+ * one graph launch covers.
  *   - One row, and experts that a deferred kernel can compute (moe_deferred): that kernel is part
  *     of the graph and waits for the host's messages. A segment goes on through up to
  *     SEGMENT_LAYERS layers (forward.c), and nothing is launched between them; the host serves one
@@ -37,15 +38,15 @@
 #include "src/forward/model.h"
 
 /* Uploads tokens, positions and first cache rows (host, [n] each) to ws.tokens, ws.pos and ws.base,
- * with the rows of the token embedding that a card needs (ws.embed).
- * Where the step is captured, max_pos of the result is rounded up, so that a segment serves many
- * positions. */
+ * with the rows of the token embedding that a card needs (ws.embed). 1 <= n <= ws.max_rows.
+ * m->capture is set before: max_pos of the result is then rounded up, so that a captured segment
+ * serves many positions. */
 struct batch step_begin(
 	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base);
 
-/* Begins a segment; what becomes of the ops that follow: see segment_begin of the backend. `first`:
- * its first layer; end_layer: the end of a step; n_layers + 1: a draft. `variant` (below 128) tells
- * apart segments that begin with the same layer. */
+/* Begins a segment of a step; the result is that of segment_begin of the backend.
+ * - first: its first layer; end_layer: the end of a step; n_layers + 1: a step of a draft round.
+ * - variant, below 128: distinguishes segments that begin with the same layer. */
 enum segment_mode segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
 	const struct batch *rows, uint32_t variant);
 

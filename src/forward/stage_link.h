@@ -16,9 +16,12 @@
  *      device
  * A transport implements struct stage_link_ops. Its two ends may be in different processes.
  *
- * Where the next stage still computes another step, the rows wait in a struct stage_rows: instead
- * of 2 and 3, stage_rows_take after 1, moe_drain, then stage_rows_give in the thread of the next
- * stage, 4, and stage_rows_given before the struct is used again.
+ * While the next stage computes another step, the rows wait in a struct stage_rows:
+ *   1. as above
+ *   2. stage_rows_take, then moe_drain of the earlier stage, in its thread
+ *   3. stage_rows_give, in the thread of the next stage
+ *   4. as above
+ *   5. stage_rows_given, before the struct is used again
  */
 #ifndef GLM_FORWARD_STAGE_LINK_H
 #define GLM_FORWARD_STAGE_LINK_H
@@ -56,8 +59,8 @@ struct stage_rows {
 	size_t block_bytes;
 	float *x;             /* [max_rows][n_embd], in the block like the others */
 	int32_t *n_sel, *sel; /* [max_rows], [max_rows][index_top_k] */
-	/* From stage_rows_give to stage_rows_given: the backend that copies the rows, and its latest
-	 * fence before the copies. NULL: no copy is pending. */
+	/* From stage_rows_give to stage_rows_given: the backend that reads the block, and the value of
+	 * its latest fence before the copies. NULL: no copy is pending. */
 	struct backend *receiver;
 	uint64_t before;
 };
@@ -71,7 +74,7 @@ void stage_rows_free(struct stage_rows *r);
 /* Enqueues copies of n rows from the workspace of `from` into r. They have ended after moe_drain of
  * `from`. */
 void stage_rows_take(struct stage_rows *r, const struct model *from, uint32_t n);
-/* Enqueues copies of n rows from r into the workspace of `to`. */
+/* Enqueues copies of n rows from r into the workspace of `to`; stage_rows_given follows. */
 void stage_rows_give(struct stage_rows *r, struct model *to, uint32_t n);
 /* Waits until the copies of stage_rows_give have read r, which may then be used again. After
  * model_forward of the receiver, or an error of it, this does not wait. */

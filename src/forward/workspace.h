@@ -26,7 +26,7 @@ struct workspace {
 	float *cos_sin;               /* [R][head_rope / 2][2] */
 	/* the stream */
 	float *x; /* [R][n_embd] residual stream */
-	float *h; /* [R][n_embd] normed input of a stage */
+	float *h; /* [R][n_embd] normed input of attention, or of the network */
 	/* attention */
 	float *q_latent; /* [R][q_rank] */
 	float *kv;       /* [R][kv_rank + head_rope] */
@@ -85,7 +85,8 @@ size_t workspace_step_embed(uint32_t n);
 /* Bytes that a step of n rows uploads to ws.step, which is as large as max_rows needs. */
 size_t workspace_step_bytes(const struct workspace *ws, uint32_t n);
 
-/* ERR_MEMORY when the backend lacks the memory; workspace_fini is allowed then. */
+/* Arguments as in workspace_bytes. ERR_MEMORY: the backend lacks the memory; workspace_fini is
+ * needed then too. */
 int workspace_init(struct workspace *ws, const struct model_config *c, uint32_t mtp_sessions,
 	size_t embed_row_bytes, uint32_t max_rows, struct backend *b, struct err *e);
 void workspace_fini(struct workspace *ws, struct backend *b); /* accepts a zeroed struct */

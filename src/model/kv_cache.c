@@ -17,8 +17,9 @@ size_t kv_cache_latent_bytes(const struct model_config *c, const struct kv_cache
 	return s->latents_f8 ? cache_f8_row_bytes((int)width, (int)c->kv_rank) : row_bytes(s, width);
 }
 
-/* Places n rows of so many bytes at *used and moves it; NULL: counts only. */
-static struct cache_view place(
+/* A view of n rows of `row` bytes at arena + *used, which is advanced behind them. arena NULL: the
+ * view has no data. */
+static struct cache_view place_rows(
 	uint8_t *arena, size_t *used, enum dtype type, uint32_t width, size_t row, uint32_t n)
 {
 	const struct cache_view v = {
@@ -39,14 +40,15 @@ static struct kv_cache_bytes kv_cache_layout(struct kv_cache *kv, const struct m
 	uint8_t *to_latents = s->latents_on_host ? host : device;
 	size_t *latents_used = s->latents_on_host ? &used.host : &used.device;
 	for (uint32_t i = c->first_layer; i < config_all_end(c, s->with_mtp); i++) {
-		to->latent[i] = place(to_latents, latents_used, s->latents_f8 ? DTYPE_F8_E4M3 : s->type,
-			width, latent, capacity);
+		to->latent[i] = place_rows(to_latents, latents_used,
+			s->latents_f8 ? DTYPE_F8_E4M3 : s->type, width, latent, capacity);
 		if (c->index_full[i])
-			to->index_key[i] = place(
+			to->index_key[i] = place_rows(
 				device, &used.device, s->type, c->index_dim, row_bytes(s, c->index_dim), capacity);
 	}
 	if (s->latents_on_host || s->latents_f8)
-		to->fetched = place(device, &used.device, s->type, width, row_bytes(s, width), capacity);
+		to->fetched =
+			place_rows(device, &used.device, s->type, width, row_bytes(s, width), capacity);
 	return used;
 }
 

@@ -57,6 +57,7 @@ size_t kv_cache_latent_bytes(const struct model_config *c, const struct kv_cache
 struct kv_cache_bytes kv_cache_bytes(
 	const struct model_config *c, const struct kv_cache_shape *s, uint32_t capacity);
 
+/* Takes the memory of `capacity` positions; contents are undefined. ERR_MEMORY: *kv is zeroed. */
 int kv_cache_init(struct kv_cache *kv, const struct model_config *c, const struct kv_cache_shape *s,
 	uint32_t capacity, struct backend *b, struct err *e);
 void kv_cache_fini(struct kv_cache *kv, struct backend *b); /* accepts a zeroed struct */

@@ -30,13 +30,14 @@ struct tensor_walk {
 	struct err *e;
 	const struct weights_watch *watch; /* NULL: nobody */
 	const struct check_values *values; /* NULL: nothing is compared */
-	bool later;                        /* list in spans what needs no conversion, for tensor_load */
+	/* What needs no conversion is listed, for tensor_load, and not copied. */
+	bool lists_spans;
 	struct tensor_span *spans;
 	size_t n_spans, cap_spans;
 	size_t total; /* bytes of the arena when all is done */
 };
 
-/* The arena is filled but for the last `missing` bytes of what has been taken. */
+/* Of the `used` bytes of the arena all but the last `missing` are filled. */
 static void report_progress(const struct tensor_walk *k, uint64_t missing)
 {
 	if (k->watch && k->watch->progress)
@@ -59,7 +60,7 @@ static const struct gguf_tensor *find_shaped_tensor(
 	return t;
 }
 
-/* The next buffer of the arena; NULL in the first pass. */
+/* Takes the next buffer of the arena; NULL in the first pass. */
 static uint8_t *arena_take(struct tensor_walk *k, size_t bytes)
 {
 	size_t at = k->used;
@@ -73,17 +74,23 @@ static int check_mapped(struct tensor_walk *k, const struct gguf_tensor *t)
 	return k->values ? mapped_check_tensor(k->values, t, k->e) : 0;
 }
 
-/* Copies bytes of a tensor unchanged, or lists them for tensor_load. range: tensor_span. */
-static void copy_run(struct tensor_walk *k, const struct gguf_tensor *t, const struct gguf_run *r,
-	uint64_t range, uint8_t *data)
+static void copy_run(struct tensor_walk *k, const struct gguf_run *r, uint8_t *data)
 {
-	for (uint64_t at = 0; !k->later && at < r->bytes; at += UPLOAD_STEP) {
+	for (uint64_t at = 0; at < r->bytes; at += UPLOAD_STEP) {
 		uint64_t n = MIN(r->bytes - at, UPLOAD_STEP);
 		k->backend->ops->upload(k->backend, data + at, r->data + at, n);
 		report_progress(k, r->bytes - at - n);
 	}
-	if (!k->later)
+}
+
+/* Copies a run of a tensor unchanged, or lists it. range: as in tensor_span. */
+static void load_run(struct tensor_walk *k, const struct gguf_tensor *t, const struct gguf_run *r,
+	uint64_t range, uint8_t *data)
+{
+	if (!k->lists_spans) {
+		copy_run(k, r, data);
 		return;
+	}
 	if (k->n_spans == k->cap_spans) {
 		k->cap_spans = 2 * k->cap_spans + 64;
 		k->spans = mem_grow(k->spans, k->cap_spans, sizeof *k->spans);
@@ -114,32 +121,33 @@ static int copy_made(struct tensor_walk *k, const struct gguf_tensor *t, uint8_t
 	return rc;
 }
 
-/* The values of a tensor to `data`, one matrix after another, its scales to `scales`. */
-static int copy_tensor(
+/* Copies or lists the values of a tensor, to `data` one matrix after another, and its scales, to
+ * `scales`. */
+static int load_tensor(
 	struct tensor_walk *k, const struct gguf_tensor *t, uint8_t *data, uint8_t *scales)
 {
 	if (t->made)
 		return copy_made(k, t, data);
-	int rc = k->later ? 0 : check_mapped(k, t);
+	int rc = k->lists_spans ? 0 : check_mapped(k, t); /* else tensor_load checks */
 	if (rc)
 		return rc;
 	if (!t->runs) {
 		const struct gguf_run whole = {t->file, t->offset, t->bytes, t->data};
-		copy_run(k, t, &whole, 0, data);
+		load_run(k, t, &whole, 0, data);
 		return 0;
 	}
 	for (uint64_t i = 0; i < t->n_runs; i++) {
-		copy_run(k, t, &t->runs[i], i, data);
+		load_run(k, t, &t->runs[i], i, data);
 		data += t->runs[i].bytes;
 		if (!t->scales)
 			continue;
-		copy_run(k, t, &t->scales[i], t->n_runs + i, scales);
+		load_run(k, t, &t->scales[i], t->n_runs + i, scales);
 		scales += t->scales[i].bytes;
 	}
 	return 0;
 }
 
-/* A matrix where the file is mapped. */
+/* *out: the matrix where the file is mapped. */
 static int bind_mapped(struct tensor_walk *k, const char *name, uint64_t n_in, uint64_t n_out,
 	uint64_t n_stack, const struct gguf_tensor **tensor, struct weight *out)
 {
@@ -173,7 +181,7 @@ static int bind_matrix(struct tensor_walk *k, const char *name, uint64_t n_in, u
 	uint8_t *scales = values < t->bytes ? arena_take(k, t->bytes - values) : NULL;
 	out->data = data;
 	out->scales = scales;
-	return data ? copy_tensor(k, t, data, scales) : 0;
+	return data ? load_tensor(k, t, data, scales) : 0;
 }
 
 static int bind_vector(struct tensor_walk *k, const char *name, uint64_t n, const float **out)
@@ -187,7 +195,7 @@ static int bind_vector(struct tensor_walk *k, const char *name, uint64_t n, cons
 	uint8_t *data = arena_take(k, n * sizeof(float));
 	int rc;
 	if (data && t->type == DTYPE_F32) {
-		if ((rc = copy_tensor(k, t, data, NULL)))
+		if ((rc = load_tensor(k, t, data, NULL)))
 			return rc;
 	} else if (data) {
 		if ((rc = check_mapped(k, t)))
@@ -212,6 +220,7 @@ static const char *layer_tensor_name(struct tensor_name *n, uint32_t layer, cons
 	return n->text;
 }
 
+/* These two return from the walk_* function on an error. */
 #define MATRIX(name, n_in, n_out, n_stack, field)                                                  \
 	do {                                                                                           \
 		struct tensor_name n_;                                                                     \
@@ -370,10 +379,10 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		.watch = watch,
 		.values = values,
 		.total = count.used,
-		.later = reader && tensor_load_serves(b)};
+		.lists_spans = reader && tensor_load_serves(b)};
 	report_progress(&k, 0);
 	rc = walk_weights(&k, with_mtp, w);
-	if (!rc && k.later) {
+	if (!rc && k.lists_spans) {
 		struct tensor_load_result r;
 		struct tensor_load_options lo = {
 			.file = file, .backend = b, .reader = *reader, .check_values = values};

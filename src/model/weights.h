@@ -6,8 +6,10 @@
  * loaded either: a token needs one row of it. It stays where the file is mapped, and a step uploads
  * its rows to a card (segment.h).
  *
- * Order of use: weights_bind finds and checks every tensor, plan the memory, weights_load,
- * weights_free.
+ * Order of use:
+ *   1. weights_bind finds and checks every tensor, and says how much memory they need
+ *   2. weights_load
+ *   3. weights_free
  */
 #ifndef GLM_MODEL_WEIGHTS_H
 #define GLM_MODEL_WEIGHTS_H
@@ -47,17 +49,19 @@ struct model_weights {
 	struct weight head;           /* n_embd -> n_vocab; data NULL without the end of the model */
 	const float *output_norm;     /* [n_embd] */
 	struct layer_weights *layers; /* [n_layers + n_mtp]; zeros for layers of others */
-	struct expert_tensors
-		*experts; /* [n_layers + n_mtp] stacks in the files, {n_embd, ff, E} x2, {ff, n_embd, E} */
+	/* [n_layers + n_mtp] in the files, shapes as in GGUF: gate and up {n_embd, ff_expert,
+	 * n_experts}, down {ff_expert, n_embd, n_experts}; NULL for layers without, or of others */
+	struct expert_tensors *experts;
 	struct weight eh_proj;                  /* MTP: 2 * n_embd -> n_embd; data NULL without MTP */
 	const float *enorm, *hnorm, *head_norm; /* MTP: [n_embd] each */
 	void *arena;                            /* backend memory behind all of the above */
 	size_t arena_bytes;
 };
 
-/* Binds every tensor by name and checks its shape; nothing is read. with_mtp false leaves the MTP
- * layer out. *resident_bytes: what weights_load will take. ERR_INPUT names the tensor, its shape
- * and the one expected. */
+/* Binds every tensor by name and checks its shape; no data is read. with_mtp false leaves the MTP
+ * layer out. *resident_bytes: of the arena that weights_load will allocate. ERR_INPUT: a tensor
+ * that is missing, or has a shape or type that does not fit; *w is zeroed. `file` and its mapping
+ * outlive *w. */
 int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct model_weights *w, size_t *resident_bytes, struct err *e);
 

@@ -25,7 +25,7 @@
  *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *
  * One expert from router to slot and back, streamed to a card:
- *    1  the router gives the top-k expert ids       ffn_forward (src/forward/moe.c)
+ *    1  the router gives the top-k expert ids       ffn_forward (src/forward/ffn.c)
  *    2  the host polls for the ids                  moe_experts_request (src/forward/moe.c)
  *    3  the model asks its source                   group_request (src/forward/moe.c)
  *    4  the source asks the cache                   loader_acquire (loader_acquire.c)

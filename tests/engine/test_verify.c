@@ -15,6 +15,7 @@
 #include "src/engine/session/session_file.h"
 #include "src/engine/session/session_image.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/lazy_device.h"
 #include "tests/support/slow_build.h"
 #include "tests/support/temp_dir.h"
 
@@ -456,7 +457,9 @@ static struct spy {
 	struct expert_source base; /* first: the two pointers are cast */
 	struct expert_source *inner;
 	int n_refs, id[CONFIG_MAX_EXPERTS];
-	enum expert_use use; /* of the latest step */
+	enum expert_use use;      /* of the latest step */
+	enum expert_use acquired; /* how experts were acquired last */
+	int n_pinned;
 	uint64_t draft_rows[CONFIG_MAX_EXPERTS];
 	int n_keeps, first, n;
 } * spy;
@@ -476,7 +479,10 @@ static int spy_acquire(struct expert_source *s, int layer, enum expert_use use,
 		spy->draft_rows[spy->n_refs] = refs[i].draft_rows;
 		spy->id[spy->n_refs++] = refs[i].id;
 	}
-	return spy->inner->ops->acquire(spy->inner, layer, use, refs, n, e);
+	spy->acquired = use;
+	int rc = spy->inner->ops->acquire(spy->inner, layer, use, refs, n, e);
+	spy->n_pinned += rc < 0 ? 0 : n;
+	return rc;
 }
 
 static int spy_wait_ready(
@@ -489,6 +495,7 @@ static int spy_wait_ready(
 static void spy_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
 {
 	(void)s;
+	spy->n_pinned -= n;
 	spy->inner->ops->release(spy->inner, layer, refs, n);
 }
 
@@ -530,8 +537,8 @@ static int spy_wrap(void *user, const struct model_config *c, struct expert_sour
 	return 0;
 }
 
-/* A step of many answers uses the cache as steps of one do; one of as many rows of a prompt does
- * not. */
+/* A step of many answers, and a round of their drafts, uses the cache as those of one do; a step of
+ * as many rows of a prompt does not. */
 static void test_many_answers(void **state)
 {
 	(void)state;
@@ -544,21 +551,125 @@ static void test_many_answers(void **state)
 		.wrap_source = spy_wrap};
 	struct engine *g = engine_of(&o);
 	struct batch_part parts[N];
+	struct batch_draft drafts[N];
+	int32_t ids[N];
 	struct err e = {0};
-	for (int i = 0; i < N; i++)
+	for (int i = 0; i < N; i++) {
 		parts[i] = (struct batch_part){
-			.session = session_of(g, false), .tokens = text + i, .n = 1, .logits = true};
+			.session = session_of(g, true), .tokens = text + i, .n = 1, .logits = true};
+		drafts[i] = (struct batch_draft){
+			.session = parts[i].session, .next = text[i + 1], .k = 1, .ids = ids + i};
+	}
 	for (int step = 0; step < 2; step++)
 		ok(batch_step(parts, N, NULL, &e), &e);
 	assert_int_equal(spy->use, EXPERT_DECODE);
+	ok(batch_mtp_draft(drafts, N, &e), &e);
+	assert_int_equal(spy->acquired, EXPERT_DECODE);
 	ok(session_extend(parts[0].session, text, N, NULL, NULL, &e), &e);
 	assert_int_equal(spy->use, EXPERT_PREFILL);
 	parts[1].prompt = N;
 	ok(batch_step(parts, N, NULL, &e), &e);
 	assert_int_equal(spy->use, EXPERT_PREFILL);
+	assert_int_equal(spy->acquired, EXPERT_PREFILL);
 	for (int i = 0; i < N; i++)
 		session_free(parts[i].session);
 	engine_close(g, NULL);
+}
+
+/* ---- ops that fail ---- */
+
+static const struct backend_ops *real_ops;
+static int ops_left = -1; /* the op after so many fails; negative: none does */
+
+static void count_op(struct backend *b)
+{
+	if (ops_left >= 0 && !ops_left--)
+		err_set(&b->failure, ERR_MEMORY, "failed on purpose");
+}
+
+static int failing_download(
+	struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
+{
+	count_op(b);
+	return real_ops->download(b, dst, src, bytes, e);
+}
+
+static void failing_matmul(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	count_op(b);
+	real_ops->matmul(b, parts, n_parts, x, rows);
+}
+
+static void failing_mla(struct backend *b, const struct batch *rows, const struct mla *a)
+{
+	count_op(b);
+	real_ops->mla(b, rows, a);
+}
+
+static void failing_experts(struct backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out)
+{
+	count_op(b);
+	real_ops->expert_ffn(b, x, jobs, n_jobs, rows, n_used, out);
+}
+
+/* What a memory failure of each of these ops leaves behind: no pinned expert, and a timeline that
+ * goes on with the same logits. */
+static void check_failed_ops(bool late, uint64_t *want)
+{
+	struct engine_options o = {.model_path = MODEL,
+		.backend = backend,
+		.context = 64,
+		.threads = 1,
+		.cache_bytes = 4000000,
+		.wrap_source = spy_wrap};
+	struct engine *g = engine_of(&o);
+	struct session *s = session_of(g, true);
+	struct backend *b = g->stages->backend;
+	struct err e = {0};
+	real_ops = b->ops;
+	struct backend_ops failing = *real_ops;
+	failing.download = failing_download;
+	failing.matmul = failing_matmul;
+	failing.mla = failing_mla;
+	failing.expert_ffn = failing_experts;
+	b->ops = &failing;
+	if (late)
+		lazy_device_start(b, true, 1);
+	ops_left = -1;
+	for (int at = -1; at < 0 || ops_left < 0; at += at < 0 ? 1 : IF_SLOW_BUILD(7, 1)) {
+		int32_t ids[2];
+		session_rewind(s, 0);
+		ok(session_sync(s, text, 8, NULL, NULL, &e), &e);
+		ops_left = at;
+		for (int step = 0; step < 4;) {
+			int rc = step < 2    ? session_extend(s, text + 8 + step, 1, NULL, NULL, &e)
+					 : step == 2 ? session_mtp_draft(s, text[10], 2, ids, NULL, &e)
+								 : session_verify(s, text + 10, 2, NULL, NULL, &e);
+			assert_true(!rc || rc == ERR_MEMORY);
+			assert_true(!rc || !spy->n_pinned);
+			step += !rc;
+			engine_recover(g);
+		}
+		assert_int_equal(session_length(s), 12);
+		*want = *want ? *want : logits_hash(s);
+		assert_true(logits_hash(s) == *want);
+	}
+	ops_left = -1;
+	session_free(s);
+	engine_close(g, NULL);
+}
+
+static void test_failed_ops(void **state)
+{
+	(void)state;
+	uint64_t want = 0;
+	check_failed_ops(false, &want);
+	if (strcmp(backend, "cpu"))
+		return;
+	check_failed_ops(true, &want);
+	assert_true(lazy_counts.posted_first > 0 && lazy_counts.given_up > 0);
 }
 
 /* The refs of the layer in steps of single tokens, and in one verification: first those of the
@@ -638,6 +749,7 @@ int main(void)
 		cmocka_unit_test(test_chunks),
 		cmocka_unit_test(test_lost_state),
 		cmocka_unit_test(test_draft_rows),
+		cmocka_unit_test(test_failed_ops),
 		cmocka_unit_test(test_many_answers),
 	};
 	return cmocka_run_group_tests(tests, verify_setup, temp_dir_drop);

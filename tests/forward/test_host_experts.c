@@ -2,7 +2,8 @@
 /*
  * Experts that the processor computes in place of the card (src/forward/host_experts.h): the logits
  * are the same whoever computes what. A source around the engine's own one draws by lot which
- * experts the processor is offered, and for what time, so that every split occurs.
+ * experts the processor is offered, and for what time, so that every split occurs. The module
+ * alone: test_host_times.c.
  *
  * Without a card: the CPU with an emulated one between disk and memory
  * (tests/support/copier_null.h) and with late ops and deferred kernels (lazy_device.h); its op for
@@ -11,7 +12,6 @@
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 #include "kernels/expert_arithmetic.h"
-#include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/numa.h"
@@ -23,6 +23,7 @@
 #include "tests/support/copier_null.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/lazy_device.h"
+#include "tests/support/numa_pair.h"
 #include "tests/support/slow_build.h"
 #include "tests/support/temp_dir.h"
 #include "tools/commands/commands.h"
@@ -310,28 +311,13 @@ static void test_deferred_kernels(void **state)
 
 #define NO_SUCH_NODE 1000 /* the kernel refuses it */
 
-/* Two nodes with a processor each, if there are so many. The kernel knows both by the number of its
- * first one, the second by `second`. */
-static bool make_nodes(struct numa_nodes *nodes, int second)
-{
-	int cpus[2];
-	if (cores_list(cpus, 2) < 2)
-		return false;
-	*nodes = (struct numa_nodes){.n = 2};
-	for (int k = 0; k < 2; k++) {
-		nodes->node[k] = (struct numa_node){.id = k * second, .free_bytes = 2 - (uint64_t)k};
-		CPU_SET(cpus[k], &nodes->node[k].cpus);
-	}
-	return true;
-}
-
 /* The logits are those without nodes, placed or refused, in all splits; so they are where the CPU
  * computes all experts, each by its node's threads, or takes them where the file is mapped. */
 static void test_two_nodes(void **state)
 {
 	(void)state;
 	struct numa_nodes nodes;
-	if (!make_nodes(&nodes, 0))
+	if (!numa_pair_of(&nodes, 0))
 		skip();
 	uint8_t *page = mem_try_map(4096);
 	const bool allowed = !numa_prefer(page, 4096, 0); /* a container may forbid it */
@@ -340,7 +326,7 @@ static void test_two_nodes(void **state)
 		for (enum how how = EMULATED; how <= DEFERRED; how += DEFERRED) {
 			struct split_run r = {.how = how, .share = 0.2, .chunk = 6};
 			const struct split_outcome want = run_of(&r);
-			make_nodes(&nodes, second);
+			numa_pair_of(&nodes, second);
 			r.nodes = &nodes;
 			r.host = true;
 			for (r.seed = 1; r.seed <= N_SEEDS; r.seed++) {
@@ -367,116 +353,6 @@ static void test_two_nodes(void **state)
 			assert_true(hash[0] == hash[1]);
 		}
 	}
-}
-
-/* The shape of each matrix of the experts below. */
-static const struct weight square_weight = {.type = DTYPE_Q8_0,
-	.n_in = 256,
-	.n_out = 256,
-	.n_stack = 1,
-	.row_bytes = 272,
-	.stack_bytes = 272 * 256};
-
-/* Each node has times of its own; the node that ends last changes its own alone. */
-static void test_node_times(void **state)
-{
-	(void)state;
-	struct err e = {0};
-	struct backend *b;
-	struct host_experts *h;
-	struct numa_nodes nodes;
-	const struct model_config c = {.n_embd = 256, .n_used = 4};
-	const struct backend_options options = {.name = "cpu", .threads = 1};
-	const struct weight w = square_weight;
-	const struct expert_job shape = {.gate = w, .up = w, .down = w};
-	if (!make_nodes(&nodes, 0))
-		skip();
-	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 2, &nodes, 16, &h, &e), 0);
-	assert_null(host_experts_node_ns(h, &shape, 1)); /* not prepared */
-	struct backend *pair;
-	const struct backend_options both = host_experts_backend(2, &nodes);
-	assert_int_equal(backend_open(&both, &pair, &e), 0);
-	assert_non_null(strstr(backend_describe(pair), "2 threads (by NUMA node: 1 + 1)"));
-	pair->ops->close(pair);
-	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
-	const uint32_t *times = host_experts_node_ns(h, &shape, 1);
-	assert_non_null(times);
-	assert_true(times[1] > 0 && times[2] > 0);
-	const uint32_t before = times[2], others = host_experts_ns(h, &shape, 1);
-	for (int i = 0; i < 65536; i++) /* times that are asked for shrink */
-		times = host_experts_node_ns(h, &shape, 1);
-	assert_in_range(times[2], before / 4, before / 2);
-	assert_in_range(host_experts_ns(h, &shape, 1), others - others / 1000 - 2, others);
-
-	uint8_t *weights = mem_new(3, w.stack_bytes);
-	int32_t slots[4] = {0, 1, 2, 3};
-	float *x = mem_new(256, sizeof *x), *out = mem_new(4 * 256, sizeof *out);
-	struct expert_job jobs[4];
-	for (int i = 0; i < 4; i++) {
-		jobs[i] = shape;
-		jobs[i].gate.data = weights;
-		jobs[i].up.data = weights + w.stack_bytes;
-		jobs[i].down.data = weights + 2 * w.stack_bytes;
-		jobs[i].token_slots = &slots[i];
-		jobs[i].n_token_slots = 1;
-		jobs[i].node = i < 3 ? 2 : 1; /* node 2 ends last */
-	}
-	const uint32_t idle = host_experts_node_ns(h, &shape, 1)[1];
-	const uint32_t busy = host_experts_node_ns(h, &shape, 1)[2];
-	bool changed = false;
-	for (int i = 0; i < 8; i++) {
-		assert_int_equal(host_experts_compute(h, 0, x, jobs, 4, 1, out, &e), 0);
-		times = host_experts_node_ns(h, &shape, 1);
-		assert_in_range(times[1], idle - idle / 100 - 2, idle);
-		changed |= times[2] > busy || times[2] < busy - busy / 100 - 2;
-		if (times[2] * 3.0 < 1.2 * times[1])
-			break; /* by now node 1 ends last */
-	}
-	assert_true(changed);
-	free(weights);
-	free(x);
-	free(out);
-	host_experts_close(h);
-	b->ops->close(b);
-}
-
-/* One thread is not divided: memory on nodes does not matter to its times, which are measured. */
-static void test_one_thread_on_nodes(void **state)
-{
-	(void)state;
-	struct err e = {0};
-	struct backend *b;
-	struct host_experts *h;
-	struct numa_nodes nodes;
-	const struct model_config c = {.n_embd = 256, .n_used = 4};
-	const struct backend_options options = {.name = "cpu", .threads = 1};
-	const struct weight w = square_weight;
-	struct expert_job job = {.gate = w, .up = w, .down = w};
-	if (!make_nodes(&nodes, 0))
-		skip();
-	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 1, &nodes, 16, &h, &e), 0);
-	assert_int_equal(host_experts_prepare(h, &job, 0, &e), 0);
-	assert_null(host_experts_node_ns(h, &job, 1));
-	for (int i = 0; i < 4 * 65536; i++) /* far too short by now */
-		host_experts_ns(h, &job, 1);
-	const uint32_t before = host_experts_ns(h, &job, 1);
-	uint8_t *weights = mem_new(1, w.stack_bytes);
-	float *x = mem_new(256, sizeof *x), *out = mem_new(4 * 256, sizeof *out);
-	const int32_t slot = 0;
-	job.gate.data = job.up.data = job.down.data = weights;
-	job.token_slots = &slot;
-	job.n_token_slots = 1;
-	job.node = 2;
-	for (int i = 0; i < 4; i++)
-		assert_int_equal(host_experts_compute(h, 0, x, &job, 1, 1, out, &e), 0);
-	assert_true(host_experts_ns(h, &job, 1) > before);
-	free(weights);
-	free(x);
-	free(out);
-	host_experts_close(h);
-	b->ops->close(b);
 }
 
 /* ---- every type ---- */
@@ -618,74 +494,6 @@ static void test_copies_fail(void **state)
 	}
 }
 
-/* A time that is far too long is tried again some day: it shrinks while it is not measured. */
-static void test_long_times_shrink(void **state)
-{
-	(void)state;
-	struct err e = {0};
-	struct backend *b;
-	struct host_experts *h;
-	const struct model_config c = {.n_embd = 256, .n_used = 4};
-	const struct backend_options options = {.name = "cpu", .threads = 1};
-	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 1, NULL, 16, &h, &e), 0);
-	assert_false(host_experts_any(h));
-	const struct weight w = square_weight;
-	struct expert_job shape = {.gate = w, .up = w, .down = w};
-	assert_int_equal(host_experts_ns(h, &shape, 1), 0); /* not prepared */
-	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
-	assert_true(host_experts_any(h));
-	const uint32_t before = host_experts_ns(h, &shape, 1), two = host_experts_ns(h, &shape, 2);
-	for (int i = 0; i < 65536; i++)
-		host_experts_ns(h, &shape, 1);
-	assert_in_range(host_experts_ns(h, &shape, 1), before / 4, before / 2);
-	assert_in_range(host_experts_ns(h, &shape, 2), two - two / 1000 - 2, two); /* of its own */
-	/* what the processor does not compute with the card's bits */
-	shape.down.type = DTYPE_Q5_K;
-	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
-	shape.down = w;
-	shape.gate.type = DTYPE_IQ2_XXS;
-	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
-	assert_true(host_experts_ns(h, &shape, 1) > 0);
-	shape.gate.n_in = 8192;
-	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
-	assert_non_null(host_experts_words(h, 16));
-	assert_null(host_experts_words(h, 17));
-	assert_null(host_experts_words(NULL, 1));
-	host_experts_close(h);
-	b->ops->close(b);
-}
-
-/* Experts of a kind that the processor computes far slower than the link copies are the card's. */
-static void test_slow_kinds(void **state)
-{
-	(void)state;
-	struct err e = {0};
-	struct backend *b;
-	struct host_experts *h;
-	const struct model_config c = {.n_embd = 256, .n_used = 4};
-	const struct backend_options options = {.name = "cpu", .threads = 1};
-	const struct weight w = square_weight;
-	struct expert_job shape = {.gate = w, .up = w, .down = w};
-	assert_false(host_experts_too_slow(0.1, 0)); /* the link is unknown */
-	assert_false(host_experts_too_slow(0.1, 39e9));
-	assert_true(host_experts_too_slow(0.1, 41e9));
-	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 1, NULL, 16, &h, &e), 0);
-	assert_int_equal(host_experts_prepare(h, &shape, 1e15, &e), 0);
-	assert_false(host_experts_any(h));
-	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
-	shape.down.type = DTYPE_Q5_K; /* not one of the processor's */
-	assert_int_equal(host_experts_prepare(h, &shape, 1, &e), 0);
-	assert_false(host_experts_any(h));
-	shape.down = w;
-	shape.gate.type = DTYPE_IQ2_XXS; /* more bytes than it needs */
-	assert_int_equal(host_experts_prepare(h, &shape, 1, &e), 0);
-	assert_true(host_experts_any(h) && host_experts_ns(h, &shape, 1) > 0);
-	host_experts_close(h);
-	b->ops->close(b);
-}
-
 static void test_link_time(void **state)
 {
 	(void)state;
@@ -724,14 +532,10 @@ int main(void)
 		cmocka_unit_test(test_late_ops),
 		cmocka_unit_test(test_deferred_kernels),
 		cmocka_unit_test(test_two_nodes),
-		cmocka_unit_test(test_node_times),
-		cmocka_unit_test(test_one_thread_on_nodes),
 		cmocka_unit_test(test_limb_types),
 		cmocka_unit_test(test_all_cards_are_one),
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_copies_fail),
-		cmocka_unit_test(test_long_times_shrink),
-		cmocka_unit_test(test_slow_kinds),
 		cmocka_unit_test(test_link_time),
 	};
 	const struct CMUnitTest cuda_tests[] = {
