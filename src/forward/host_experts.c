@@ -16,9 +16,10 @@
 #include <string.h>
 
 /* A time that was measured long ago may be wrong by now, and one that is too long is never measured
- * again: so a mean shrinks a little whenever it is asked for. At 600 experts a token it is half as
- * long after 76 tokens without a measurement. One measurement moves it by MEAN_SHARE, and counts as
- * MEAN_OUTLIER times the mean at most: threads may have had to wake up. */
+ * again: so a mean shrinks a little whenever it is asked for, down to 1 ns an expert. At 600
+ * experts a token it is half as long after 76 tokens without a measurement. One measurement moves
+ * it by MEAN_SHARE, and counts as MEAN_OUTLIER times the mean at most: threads may have had to wake
+ * up. */
 #define MEAN_SHARE   0.125
 #define MEAN_OUTLIER 2.0
 #define MEAN_SHRINKS (1 - 1.0 / 65536)
@@ -163,19 +164,28 @@ static void fill_random(uint8_t *p, size_t bytes)
 		memcpy(p + at, p, MIN(bytes - at, pattern));
 }
 
+/* expert_ffn of the processor into h->results. A lack of memory fails this call alone. */
+static int processor_run(
+	struct host_experts *h, const struct expert_job *jobs, int n_jobs, int rows, struct err *e)
+{
+	struct backend *p = h->processor;
+	p->ops->expert_ffn(p, h->x, jobs, n_jobs, rows, (int)h->n_used, h->results);
+	const int rc = p->ops->wait(p, e);
+	p->ops->recover(p);
+	return rc;
+}
+
 /* ns per byte of experts with so many slots each: the least of a few runs, since another program
  * only makes it longer. */
 static int time_slots(struct host_experts *h, struct expert_job *jobs, int n_jobs, int n_slots,
 	double *ns_per_byte, struct err *e)
 {
-	struct backend *p = h->processor;
 	*ns_per_byte = 1e9;
 	for (int i = 0; i < n_jobs; i++)
 		jobs[i].n_token_slots = n_slots;
 	for (int run = 0; run < TIMING_RUNS; run++) {
 		const uint64_t start = clock_ns();
-		p->ops->expert_ffn(p, h->x, jobs, n_jobs, n_slots, (int)h->n_used, h->results);
-		int rc = p->ops->wait(p, e);
+		int rc = processor_run(h, jobs, n_jobs, n_slots, e);
 		if (rc)
 			return rc;
 		*ns_per_byte =
@@ -281,7 +291,8 @@ static int timed_slots(int n_slots)
 static uint32_t mean_ns(const struct expert_job *shape, double *mean)
 {
 	double ns = host_experts_bytes(shape) * *mean;
-	*mean *= MEAN_SHRINKS;
+	if (ns > 1) /* a mean of 0 would stay 0 */
+		*mean *= MEAN_SHRINKS;
 	return (uint32_t)MIN(MAX(ns, 1), 1e9);
 }
 
@@ -355,7 +366,6 @@ static void note_time(
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e)
 {
-	struct backend *p = h->processor;
 	uint64_t start = clock_ns();
 	if (h->fence != fence) {
 		/* the bits of floats in place of ids */
@@ -368,8 +378,7 @@ int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 		h->words_ns += now - start;
 		start = now;
 	}
-	p->ops->expert_ffn(p, h->x, jobs, n_jobs, rows, (int)h->n_used, h->results);
-	int rc = p->ops->wait(p, e);
+	int rc = processor_run(h, jobs, n_jobs, rows, e);
 	if (rc)
 		return rc;
 	h->card->ops->expert_results(

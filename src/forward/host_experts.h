@@ -75,7 +75,8 @@ const uint32_t *host_experts_node_ns(
 
 /* Computes the jobs, whose weights are host memory, and gives the results to the card. fence: of
  * the layer's route; x, out: device memory, as in expert_ffn. Waits for the words behind the fence
- * at its first call in a layer. A lost device, ERR_MEMORY. */
+ * at its first call in a layer. Fails when the device is lost, and with ERR_MEMORY; after that a
+ * later call may succeed. */
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e);
 

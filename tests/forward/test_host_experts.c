@@ -377,6 +377,46 @@ static const struct weight square_weight = {.type = DTYPE_Q8_0,
 	.row_bytes = 272,
 	.stack_bytes = 272 * 256};
 
+/* The processor beside a CPU backend, and the job of one slot with an expert of zeros. */
+struct square_host {
+	struct backend *card;
+	struct host_experts *h;
+	uint8_t *weights;
+	float *x, *out;
+	struct expert_job job;
+};
+
+static void square_open(struct square_host *s, int threads, const struct numa_nodes *nodes)
+{
+	static const int32_t slot = 0;
+	struct err e = {0};
+	const struct model_config c = {.n_embd = 256, .n_used = 4};
+	const struct backend_options options = {.name = "cpu", .threads = 1};
+	struct weight w = square_weight;
+	assert_int_equal(backend_open(&options, &s->card, &e), 0);
+	assert_int_equal(host_experts_open(&c, s->card, threads, nodes, 16, &s->h, &e), 0);
+	w.data = s->weights = mem_new(1, w.stack_bytes);
+	s->x = mem_new(256, sizeof *s->x);
+	s->out = mem_new(4 * 256, sizeof *s->out);
+	s->job = (struct expert_job){
+		.gate = w, .up = w, .down = w, .token_slots = &slot, .n_token_slots = 1};
+}
+
+static int square_compute(struct square_host *s)
+{
+	struct err e = {0};
+	return host_experts_compute(s->h, 0, s->x, &s->job, 1, 1, s->out, &e);
+}
+
+static void square_close(struct square_host *s)
+{
+	free(s->weights);
+	free(s->x);
+	free(s->out);
+	host_experts_close(s->h);
+	s->card->ops->close(s->card);
+}
+
 /* Each node has times of its own; the node that ends last changes its own alone. */
 static void test_node_times(void **state)
 {
@@ -446,37 +486,21 @@ static void test_one_thread_on_nodes(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct backend *b;
-	struct host_experts *h;
+	struct square_host s;
 	struct numa_nodes nodes;
-	const struct model_config c = {.n_embd = 256, .n_used = 4};
-	const struct backend_options options = {.name = "cpu", .threads = 1};
-	const struct weight w = square_weight;
-	struct expert_job job = {.gate = w, .up = w, .down = w};
 	if (!make_nodes(&nodes, 0))
 		skip();
-	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 1, &nodes, 16, &h, &e), 0);
-	assert_int_equal(host_experts_prepare(h, &job, 0, &e), 0);
-	assert_null(host_experts_node_ns(h, &job, 1));
+	square_open(&s, 1, &nodes);
+	assert_int_equal(host_experts_prepare(s.h, &s.job, 0, &e), 0);
+	assert_null(host_experts_node_ns(s.h, &s.job, 1));
 	for (int i = 0; i < 4 * 65536; i++) /* far too short by now */
-		host_experts_ns(h, &job, 1);
-	const uint32_t before = host_experts_ns(h, &job, 1);
-	uint8_t *weights = mem_new(1, w.stack_bytes);
-	float *x = mem_new(256, sizeof *x), *out = mem_new(4 * 256, sizeof *out);
-	const int32_t slot = 0;
-	job.gate.data = job.up.data = job.down.data = weights;
-	job.token_slots = &slot;
-	job.n_token_slots = 1;
-	job.node = 2;
+		host_experts_ns(s.h, &s.job, 1);
+	const uint32_t before = host_experts_ns(s.h, &s.job, 1);
+	s.job.node = 2;
 	for (int i = 0; i < 4; i++)
-		assert_int_equal(host_experts_compute(h, 0, x, &job, 1, 1, out, &e), 0);
-	assert_true(host_experts_ns(h, &job, 1) > before);
-	free(weights);
-	free(x);
-	free(out);
-	host_experts_close(h);
-	b->ops->close(b);
+		assert_int_equal(square_compute(&s), 0);
+	assert_true(host_experts_ns(s.h, &s.job, 1) > before);
+	square_close(&s);
 }
 
 /* ---- every type ---- */
@@ -618,20 +642,49 @@ static void test_copies_fail(void **state)
 	}
 }
 
+/* Memory that the processor lacks in one call is no failure of the next. */
+static void test_no_memory_once(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct square_host s;
+	square_open(&s, 1, NULL);
+	assert_int_equal(host_experts_prepare(s.h, &s.job, 0, &e), 0);
+	s.job.gate.n_out = s.job.up.n_out = s.job.down.n_in = (int64_t)1 << 50; /* not read */
+	assert_int_equal(square_compute(&s), ERR_MEMORY);
+	s.job.gate.n_out = s.job.up.n_out = s.job.down.n_in = 256;
+	assert_int_equal(square_compute(&s), 0);
+	square_close(&s);
+}
+
+/* A time that was asked for millions of times without a measurement is right again soon. */
+static void test_times_never_vanish(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct square_host s;
+	square_open(&s, 1, NULL);
+	assert_int_equal(host_experts_prepare(s.h, &s.job, 0, &e), 0);
+	const uint32_t before = host_experts_ns(s.h, &s.job, 1);
+	for (int i = 0; i < 60 * 65536; i++)
+		host_experts_ns(s.h, &s.job, 1);
+	assert_int_equal(host_experts_ns(s.h, &s.job, 1), 1);
+	for (int i = 0; i < 200; i++)
+		assert_int_equal(square_compute(&s), 0);
+	assert_true(host_experts_ns(s.h, &s.job, 1) > before / 4);
+	square_close(&s);
+}
+
 /* A time that is far too long is tried again some day: it shrinks while it is not measured. */
 static void test_long_times_shrink(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct backend *b;
-	struct host_experts *h;
-	const struct model_config c = {.n_embd = 256, .n_used = 4};
-	const struct backend_options options = {.name = "cpu", .threads = 1};
-	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 1, NULL, 16, &h, &e), 0);
+	struct square_host s;
+	square_open(&s, 1, NULL);
+	struct host_experts *h = s.h;
+	struct expert_job shape = s.job;
 	assert_false(host_experts_any(h));
-	const struct weight w = square_weight;
-	struct expert_job shape = {.gate = w, .up = w, .down = w};
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0); /* not prepared */
 	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
 	assert_true(host_experts_any(h));
@@ -643,7 +696,7 @@ static void test_long_times_shrink(void **state)
 	/* what the processor does not compute with the card's bits */
 	shape.down.type = DTYPE_Q5_K;
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
-	shape.down = w;
+	shape.down = square_weight;
 	shape.gate.type = DTYPE_IQ2_XXS;
 	assert_int_equal(host_experts_prepare(h, &shape, 0, &e), 0);
 	assert_true(host_experts_ns(h, &shape, 1) > 0);
@@ -652,8 +705,7 @@ static void test_long_times_shrink(void **state)
 	assert_non_null(host_experts_words(h, 16));
 	assert_null(host_experts_words(h, 17));
 	assert_null(host_experts_words(NULL, 1));
-	host_experts_close(h);
-	b->ops->close(b);
+	square_close(&s);
 }
 
 /* Experts of a kind that the processor computes far slower than the link copies are the card's. */
@@ -661,29 +713,24 @@ static void test_slow_kinds(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct backend *b;
-	struct host_experts *h;
-	const struct model_config c = {.n_embd = 256, .n_used = 4};
-	const struct backend_options options = {.name = "cpu", .threads = 1};
-	const struct weight w = square_weight;
-	struct expert_job shape = {.gate = w, .up = w, .down = w};
+	struct square_host s;
 	assert_false(host_experts_too_slow(0.1, 0)); /* the link is unknown */
 	assert_false(host_experts_too_slow(0.1, 39e9));
 	assert_true(host_experts_too_slow(0.1, 41e9));
-	assert_int_equal(backend_open(&options, &b, &e), 0);
-	assert_int_equal(host_experts_open(&c, b, 1, NULL, 16, &h, &e), 0);
+	square_open(&s, 1, NULL);
+	struct host_experts *h = s.h;
+	struct expert_job shape = s.job;
 	assert_int_equal(host_experts_prepare(h, &shape, 1e15, &e), 0);
 	assert_false(host_experts_any(h));
 	assert_int_equal(host_experts_ns(h, &shape, 1), 0);
 	shape.down.type = DTYPE_Q5_K; /* not one of the processor's */
 	assert_int_equal(host_experts_prepare(h, &shape, 1, &e), 0);
 	assert_false(host_experts_any(h));
-	shape.down = w;
+	shape.down = square_weight;
 	shape.gate.type = DTYPE_IQ2_XXS; /* more bytes than it needs */
 	assert_int_equal(host_experts_prepare(h, &shape, 1, &e), 0);
 	assert_true(host_experts_any(h) && host_experts_ns(h, &shape, 1) > 0);
-	host_experts_close(h);
-	b->ops->close(b);
+	square_close(&s);
 }
 
 static void test_link_time(void **state)
@@ -730,6 +777,8 @@ int main(void)
 		cmocka_unit_test(test_all_cards_are_one),
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_copies_fail),
+		cmocka_unit_test(test_no_memory_once),
+		cmocka_unit_test(test_times_never_vanish),
 		cmocka_unit_test(test_long_times_shrink),
 		cmocka_unit_test(test_slow_kinds),
 		cmocka_unit_test(test_link_time),
