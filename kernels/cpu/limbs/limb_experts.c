@@ -134,7 +134,7 @@ static struct limb_task matrix_task(
 		.n_rows = end - begin,
 		.n_in = w->n_in,
 		.n_x = n_x,
-		.split = expert_split(w->type, w->n_in, w->n_out * a->n_used)};
+		.n_parts = expert_split(w->type, w->n_in, w->n_out * a->n_used)};
 }
 
 static void task_gather(const struct limb_ffn_job *a, struct limb_task *t, int8_t *panel)
