@@ -47,12 +47,6 @@ struct limb_ffn_job {
 	size_t memory_bytes, panel_bytes; /* both multiples of 64; panel_bytes: the first of them */
 };
 
-bool limb_experts_covers(const struct expert_job *job)
-{
-	return expert_arithmetic_covers(job->gate.type) && expert_arithmetic_covers(job->up.type) &&
-		   expert_arithmetic_covers(job->down.type);
-}
-
 static struct limb_x *limb_x_of(const struct limb_ffn_job *a, enum dtype type)
 {
 	for (int i = 0; i < a->n_types; i++)
