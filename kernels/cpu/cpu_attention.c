@@ -129,7 +129,14 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	float *scratch = cpu_scratch(b, (uint64_t)threads * values * sizeof(float), "attend");
 	if (!scratch)
 		return;
-	struct attend_job job = {b->isa, rows, a, block, n_blocks, values, score_values, scratch};
+	struct attend_job job = {.isa = b->isa,
+		.rows = rows,
+		.a = a,
+		.block = block,
+		.n_blocks = n_blocks,
+		.values = values,
+		.score_values = score_values,
+		.scratch = scratch};
 	cpu_run(b, threads, (int64_t)rows->n * n_blocks, 1, attend_task, &job);
 }
 

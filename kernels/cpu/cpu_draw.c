@@ -28,8 +28,13 @@ void cpu_draw(struct backend *b, const float *logits, int64_t stride, int32_t n,
 {
 	if (b->failure.code || rows <= 0)
 		return;
-	struct draw_job job = {logits, stride, n, requests,
-		cpu_scratch(cpu_of(b), (uint64_t)rows * draw_blocks(n) * sizeof(float), "draw"), out};
+	const uint64_t bytes = (uint64_t)rows * draw_blocks(n) * sizeof(float);
+	struct draw_job job = {.logits = logits,
+		.stride = stride,
+		.n = n,
+		.requests = requests,
+		.maxima = cpu_scratch(cpu_of(b), bytes, "draw"),
+		.out = out};
 	if (job.maxima)
 		cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), (double)rows * n * DRAW_COST), rows,
 			draw_task, &job);

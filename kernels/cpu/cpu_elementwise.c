@@ -53,8 +53,14 @@ void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const str
 	int n_norms, float eps, int rows, int n, int64_t out_stride)
 {
 	for (int i = 0; i < n_norms && !b->failure.code; i++) {
-		struct norm_job job = {
-			cpu_of(b)->isa, x, norms[i].gain, x_stride, out_stride, eps, n, norms[i].out};
+		struct norm_job job = {.isa = cpu_of(b)->isa,
+			.x = x,
+			.gain = norms[i].gain,
+			.x_stride = x_stride,
+			.out_stride = out_stride,
+			.eps = eps,
+			.n = n,
+			.out = norms[i].out};
 		cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), 2.0 * rows * n), rows, norm_task, &job);
 	}
 }
@@ -128,7 +134,12 @@ void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_
 {
 	if (b->failure.code)
 		return;
-	struct rope_job job = {rope, x, x_stride, y_stride, y, n_heads};
+	struct rope_job job = {.rope = rope,
+		.x = x,
+		.x_stride = x_stride,
+		.y_stride = y_stride,
+		.y = y,
+		.n_heads = n_heads};
 	int threads = cpu_threads_for(cpu_of(b), 2.0 * rows * n_heads * rope->dim);
 	cpu_run_rows(cpu_of(b), threads, rows, rope_task, &job);
 }

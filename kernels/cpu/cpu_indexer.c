@@ -148,7 +148,8 @@ void cpu_index_select(struct backend *base, const struct batch *rows, const stru
 	bool scored = longest > a->top_k;
 	double macs = scored ? (double)rows->n * longest * a->n_heads * a->head_dim : 0;
 	int threads = cpu_threads_for(b, macs);
-	struct select_job job = {b->isa, rows, a, .n_blocks = (longest + KEY_BLOCK - 1) / KEY_BLOCK};
+	struct select_job job = {
+		.isa = b->isa, .rows = rows, .a = a, .n_blocks = (longest + KEY_BLOCK - 1) / KEY_BLOCK};
 	job.stride = num_align_up((uint64_t)longest, 16);
 	job.scratch_values = num_align_up(
 		(size_t)KEY_BLOCK * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);

@@ -32,11 +32,11 @@ struct cpu_backend {
 	size_t scratch_bytes;
 };
 
-/* Rows with a stride and an optional gather list: row i begins at
+/* Rows of activations, lent, with a stride and an optional gather list: row i begins at
  * data + (index ? index[i] / divisor : i) * stride. */
 struct row_set {
 	float *data;
-	int64_t stride;
+	int64_t stride; /* floats */
 	const int32_t *index;
 	int32_t divisor; /* of index, >= 1 */
 };
@@ -135,7 +135,9 @@ static inline const uint8_t *cache_row_at(const struct cache_view *cache, int64_
 size_t cpu_matmul_scratch_bytes(void);
 
 /* y[r][i] = (add ? y[r][i] : 0) + dot(weight row first + i, x[r]) for i < n_w and r < n_x, on the
- * calling thread. `stack`: index of the matrix in w. `scratch`: cpu_matmul_scratch_bytes. */
+ * calling thread.
+ * - stack: index of the matrix in w. n_w, n_x: any number, not cut into tiles by the caller.
+ * - scratch: cpu_matmul_scratch_bytes, 64-byte aligned, of this thread alone. */
 void cpu_matmul_block(const struct cpu_backend *b, const struct weight *w, int64_t stack,
 	int64_t first, int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add,
 	float *scratch);

@@ -128,8 +128,10 @@ void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 	for (int64_t i = 0; n && a->h_words && i < rows * a->w.n_in; i++)
 		a->h_words[i] = (base->fence_value + 1) << 32 | f32_bits(a->h[i]);
 	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);
-	struct route_job job = {
-		b->isa, a, num_align_up((uint64_t)a->n_experts * 5, 16), NULL, base->fence_value + 1};
+	struct route_job job = {.isa = b->isa,
+		.a = a,
+		.values = num_align_up((uint64_t)a->n_experts * 5, 16),
+		.fence = base->fence_value + 1};
 	job.scratch = cpu_scratch(b, (uint64_t)threads * job.values * sizeof(float), "route");
 	for (; job.scratch && job.a < a + n; job.a++)
 		cpu_run_rows(b, threads, rows, route_task, &job);
@@ -170,8 +172,8 @@ struct expert_ffn_job {
 	float *hidden;             /* [slots][n_ff] */
 	const int64_t *first_slot; /* [n_jobs]: the first hidden row of each job */
 	float *scratch;            /* [threads][each] */
-	size_t each, product; /* product: the part of `each` that cpu_matmul_block needs; the rest holds
-							 a tile of `up` */
+	size_t each;               /* floats: `product` of cpu_matmul_block, then a tile of `up` */
+	size_t product;
 };
 
 /* Weight rows [first, first + n_w) and slots [slot, slot + n_x) of one job; hidden: its first
@@ -275,6 +277,43 @@ size_t cpu_expert_scratch(
 												 : 0;
 }
 
+/* Divides the work into tasks and lays out the scratch memory: a->hidden, a->scratch,
+ * a->first_slot and the memory of a->order. False: the failure is kept, or there is nothing to do.
+ */
+static bool experts_layout(struct cpu_backend *b, struct expert_ffn_job *a, int n_jobs)
+{
+	const struct expert_job *jobs = a->jobs;
+	int64_t n_slots = 0, n_embd = 0;
+	int most = 0;
+	for (int j = 0; j < n_jobs; j++) {
+		n_slots += jobs[j].n_token_slots;
+		most = MAX(most, jobs[j].n_token_slots);
+		a->n_ff = MAX(a->n_ff, jobs[j].gate.n_out);
+		n_embd = MAX(n_embd, jobs[j].down.n_out);
+	}
+	if (b->base.failure.code || !n_slots)
+		return false;
+	a->up = expert_tiling(b, n_embd, a->n_ff, n_jobs, n_slots, most);
+	a->down = expert_tiling(b, a->n_ff, n_embd, n_jobs, n_slots, most);
+	const size_t threads = (size_t)MAX(a->up.tiling.threads, a->down.tiling.threads),
+				 tile = (size_t)a->up.tiling.w_rows * (size_t)a->up.tiling.x_rows,
+				 hidden_values = num_align_up((uint64_t)n_slots * (uint64_t)a->n_ff, 16);
+	a->product = cpu_matmul_scratch_bytes() / sizeof(float);
+	a->each = num_align_up(a->product + tile, 16);
+	const uint64_t bytes = ((uint64_t)hidden_values + threads * a->each) * sizeof(float);
+	a->hidden = cpu_scratch(
+		b, bytes + (uint64_t)n_jobs * (sizeof(int64_t) + sizeof(int32_t)), "expert_ffn");
+	if (!a->hidden)
+		return false;
+	a->scratch = a->hidden + hidden_values;
+	int64_t *first_slot = (int64_t *)(void *)(a->scratch + threads * a->each);
+	for (int64_t j = 0, first = 0; j < n_jobs; first += jobs[j++].n_token_slots)
+		first_slot[j] = first;
+	a->first_slot = first_slot;
+	cpu_order_jobs(b, jobs, n_jobs, (int32_t *)(first_slot + n_jobs), &a->order);
+	return true;
+}
+
 void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out)
 {
@@ -283,36 +322,9 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 		limb_expert_prompts(base, x, jobs, n_jobs, rows, n_used, out);
 		return;
 	}
-	int64_t n_slots = 0, n_ff = 0, n_embd = 0;
-	int most = 0;
-	for (int j = 0; j < n_jobs; j++) {
-		n_slots += jobs[j].n_token_slots;
-		most = MAX(most, jobs[j].n_token_slots);
-		n_ff = MAX(n_ff, jobs[j].gate.n_out);
-		n_embd = MAX(n_embd, jobs[j].down.n_out);
-	}
-	if (b->base.failure.code || !n_slots)
+	struct expert_ffn_job a = {.b = b, .jobs = jobs, .x = x, .out = out, .n_used = n_used};
+	if (!experts_layout(b, &a, n_jobs))
 		return;
-	struct expert_ffn_job a = {
-		.b = b, .jobs = jobs, .x = x, .out = out, .n_used = n_used, .n_ff = n_ff};
-	a.up = expert_tiling(b, n_embd, n_ff, n_jobs, n_slots, most);
-	a.down = expert_tiling(b, n_ff, n_embd, n_jobs, n_slots, most);
-	size_t threads = (size_t)MAX(a.up.tiling.threads, a.down.tiling.threads);
-	size_t pair = (size_t)a.up.tiling.w_rows * (size_t)a.up.tiling.x_rows;
-	size_t hidden_values = num_align_up((uint64_t)n_slots * (uint64_t)n_ff, 16);
-	a.product = cpu_matmul_scratch_bytes() / sizeof(float);
-	a.each = num_align_up(a.product + pair, 16);
-	uint64_t bytes = ((uint64_t)hidden_values + threads * a.each) * sizeof(float);
-	a.hidden = cpu_scratch(
-		b, bytes + (uint64_t)n_jobs * (sizeof(int64_t) + sizeof(int32_t)), "expert_ffn");
-	if (!a.hidden)
-		return;
-	a.scratch = a.hidden + hidden_values;
-	int64_t *first_slot = (int64_t *)(void *)(a.scratch + threads * a.each);
-	for (int64_t j = 0, first = 0; j < n_jobs; first += jobs[j++].n_token_slots)
-		first_slot[j] = first;
-	a.first_slot = first_slot;
-	cpu_order_jobs(b, jobs, n_jobs, (int32_t *)(first_slot + n_jobs), &a.order);
 	observe_experts(&a, n_jobs, false);
 	cpu_run_jobs(b, a.up.tiling.threads, &a.order, a.up.w_parts * a.up.x_parts, gate_up_task, &a);
 	observe_experts(&a, n_jobs, true);
@@ -371,8 +383,13 @@ void cpu_moe_combine(struct backend *b, const float *out, const float *weights, 
 {
 	if (b->failure.code)
 		return;
-	struct combine_job job = {
-		out, weights, shared, x, n, n_used, (n + COMBINE_CHUNK - 1) / COMBINE_CHUNK};
+	struct combine_job job = {.out = out,
+		.weights = weights,
+		.shared = shared,
+		.x = x,
+		.n = n,
+		.n_used = n_used,
+		.chunks = (n + COMBINE_CHUNK - 1) / COMBINE_CHUNK};
 	int threads = cpu_threads_for(cpu_of(b), 2.0 * rows * n * n_used);
 	cpu_run_rows(cpu_of(b), threads, (int64_t)rows * job.chunks, combine_task, &job);
 	if (next)

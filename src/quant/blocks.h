@@ -8,7 +8,8 @@
  * types are only 2-byte aligned. A block at an odd address must be copied before use, as dequant.c
  * does.
  *
- * Names: i is the weight in the block, h = i / 128, g = i % 128 / 32, l = i % 32, k = i / 32.
+ * Names: y is the weight's value, i its number in the block, h = i / 128, g = i % 128 / 32,
+ * l = i % 32, k = i / 32. A shift a >> 2 g is by 2 * g bits.
  */
 #ifndef GLM_QUANT_BLOCKS_H
 #define GLM_QUANT_BLOCKS_H
@@ -38,8 +39,8 @@ struct block_q4_1 {
 };
 BLOCK_HAS_SIZE(block_q4_1, 20);
 
-/* y = d * (v - 16), v = nibble as in Q4_0, plus 16 when bit i of the 32-bit word high[0 .. 3] is
- * set */
+/* y = d * (v - 16)
+ *     v: nibble as in Q4_0, plus 16 when bit i of the 32-bit word high[0 .. 3] is set */
 struct block_q5_0 {
 	uint16_t d;
 	uint8_t high[4];
@@ -62,8 +63,9 @@ struct block_q8_0 {
 };
 BLOCK_HAS_SIZE(block_q8_0, 34);
 
-/* 16 sub-blocks of 16: y = d * (sc & 15) * q - dmin * (sc >> 4), sc = sc[i / 16], q = (q[32 h + l]
- * >> 2 g) & 3 */
+/* 16 sub-blocks of 16: y = d * (s & 15) * v - dmin * (s >> 4)
+ *     s = sc[i / 16]
+ *     v = (q[32 h + l] >> 2 g) & 3 */
 struct block_q2_k {
 	uint8_t sc[16];
 	uint8_t q[64];
@@ -71,8 +73,9 @@ struct block_q2_k {
 };
 BLOCK_HAS_SIZE(block_q2_k, 84);
 
-/* 16 sub-blocks of 16: y = d * scale * q, scale 6 bits less 32 (block_q3_k_scale), q = (q[32 h + l]
- * >> 2 g) & 3, less 4 when bit 4 h + g of high[l] is clear */
+/* 16 sub-blocks of 16: y = d * s * v
+ *     s = k_scale6_signed(sc, i / 16)
+ *     v = (q[32 h + l] >> 2 g) & 3, less 4 when bit 4 h + g of high[l] is clear */
 struct block_q3_k {
 	uint8_t high[32];
 	uint8_t q[64];
@@ -81,8 +84,9 @@ struct block_q3_k {
 };
 BLOCK_HAS_SIZE(block_q3_k, 110);
 
-/* 8 sub-blocks of 32: y = d * s * q - dmin * m, six-bit s and m from block_q4_k_scale; q: the low
- * nibble of q[32 (k / 2) + l] for even k, the high one for odd k */
+/* 8 sub-blocks of 32: y = d * s * v - dmin * m
+ *     s = k_scale6(sc, k), m = k_min6(sc, k)
+ *     v: of q[32 (k / 2) + l] the low nibble for even k, the high one for odd k */
 struct block_q4_k {
 	uint16_t d, dmin;
 	uint8_t sc[12];
@@ -90,7 +94,7 @@ struct block_q4_k {
 };
 BLOCK_HAS_SIZE(block_q4_k, 144);
 
-/* as Q4_K, q plus 16 when bit k of high[l] is set */
+/* As Q4_K, v plus 16 when bit k of high[l] is set */
 struct block_q5_k {
 	uint16_t d, dmin;
 	uint8_t sc[12];
@@ -99,8 +103,9 @@ struct block_q5_k {
 };
 BLOCK_HAS_SIZE(block_q5_k, 176);
 
-/* 16 sub-blocks of 16: y = d * sc[i / 16] * (q - 32); q: a nibble of q[64 h + 32 (g & 1) + l], low
- * for g < 2, with the two bits (high[32 h + l] >> 2 g) & 3 above it */
+/* 16 sub-blocks of 16: y = d * sc[i / 16] * (v - 32)
+ *     v: of q[64 h + 32 (g & 1) + l] the low nibble for g < 2, else the high one; above it the two
+ *     bits (high[32 h + l] >> 2 g) & 3 */
 struct block_q6_k {
 	uint8_t q[128];
 	uint8_t high[64];
@@ -109,21 +114,22 @@ struct block_q6_k {
 };
 BLOCK_HAS_SIZE(block_q6_k, 210);
 
-/* The IQ types take their values from the tables of iq_grids.h, 8 (or 4) weights a row. "Sign
- * index": 7 bits, see iq_signs. */
+/* The IQ types take their values from the tables of iq_grids.h: a row has the magnitudes of 8 (or
+ * 4) neighbouring weights. Sign index: 7 bits, which iq_signs turns into the sign byte of 8
+ * weights. */
 
-/* Group k is the two 32-bit words q[4 k .. 4 k + 3], a0 below a1: row of weights 8 j .. 8 j + 7 of
- * the group = iq2xxs_grid[byte j of a0], sign index = (a1 >> 7 j) & 127, y = d * (0.5 + (a1 >> 28))
- * / 4 * value */
+/* Group k of 32 weights is two 32-bit words: a0 = q[4 k, 4 k + 1], a1 = q[4 k + 2, 4 k + 3].
+ * Weights 8 j .. 8 j + 7 of it, j = 0 .. 3: y = d * (0.5 + (a1 >> 28)) / 4 * value
+ *     row iq2xxs_grid[byte j of a0], sign index (a1 >> 7 j) & 127 */
 struct block_iq2_xxs {
 	uint16_t d;
 	uint16_t q[32];
 };
 BLOCK_HAS_SIZE(block_iq2_xxs, 66);
 
-/* Weights 8 j .. 8 j + 7: row iq2xs_grid[q[j] & 511], sign index q[j] >> 9; y = d * (0.5 + n) / 4 *
- * value, n the low nibble of sc[k] for the first 16 weights of group k, the high one for the last
- * 16 */
+/* Weights 8 j .. 8 j + 7, j = 0 .. 31: y = d * (0.5 + n) / 4 * value
+ *     row iq2xs_grid[q[j] & 511], sign index q[j] >> 9
+ *     n: of sc[k] the low nibble for l < 16, else the high one */
 struct block_iq2_xs {
 	uint16_t d;
 	uint16_t q[32];
@@ -131,8 +137,8 @@ struct block_iq2_xs {
 };
 BLOCK_HAS_SIZE(block_iq2_xs, 74);
 
-/* Row iq2s_grid[q[j] | ((high[k] >> 2 (j % 4)) & 3) << 8], sign byte sign[j] in full, scales as in
- * IQ2_XS */
+/* As IQ2_XS, but row iq2s_grid[q[j] | ((high[k] >> 2 (j % 4)) & 3) << 8], and sign[j] is the whole
+ * sign byte */
 struct block_iq2_s {
 	uint16_t d;
 	uint8_t q[32];
@@ -142,8 +148,10 @@ struct block_iq2_s {
 };
 BLOCK_HAS_SIZE(block_iq2_s, 82);
 
-/* Rows of four iq3xxs_grid[q[8 k + j]], j = 0 .. 7; a = the 32-bit word sas[4 k .. 4 k + 3]: sign
- * index of the j-th pair of rows (a >> 7 j) & 127; y = d * (0.5 + (a >> 28)) / 2 * value */
+/* Group k of 32 weights: y = d * (0.5 + (a >> 28)) / 2 * value
+ *     a: the 32-bit word sas[4 k .. 4 k + 3]
+ *     weights 4 j .. 4 j + 3 of the group, j = 0 .. 7: row iq3xxs_grid[q[8 k + j]]
+ *     weights 8 j .. 8 j + 7 of the group, j = 0 .. 3: sign index (a >> 7 j) & 127 */
 struct block_iq3_xxs {
 	uint16_t d;
 	uint8_t q[64];
@@ -151,8 +159,10 @@ struct block_iq3_xxs {
 };
 BLOCK_HAS_SIZE(block_iq3_xxs, 98);
 
-/* Rows of four iq3s_grid[q[8 k + j] | bit j of high[k] << 8], sign byte sign[i / 8]; y = d * (1 + 2
- * n) * value, n the low nibble of sc[k / 2] for even k, the high one for odd k */
+/* Group k of 32 weights: y = d * (1 + 2 n) * value
+ *     n: of sc[k / 2] the low nibble for even k, the high one for odd k
+ *     weights 4 j .. 4 j + 3 of the group, j = 0 .. 7: row iq3s_grid[q[8 k + j] | bit << 8], bit
+ *     being bit j of high[k]; sign byte sign[i / 8] */
 struct block_iq3_s {
 	uint16_t d;
 	uint8_t q[64];
@@ -162,9 +172,11 @@ struct block_iq3_s {
 };
 BLOCK_HAS_SIZE(block_iq3_s, 110);
 
-/* Row j = 0 .. 3 of group k: iq1s_grid[q[4 k + j] | ((high[k] >> 3 j) & 7) << 8]; y = d * (2 s + 1)
- * * (value + delta), s = (high[k] >> 12) & 7, delta = -1/8 when bit 15 of high[k] is set, else 1/8
- */
+/* Group k of 32 weights: y = d * (2 s + 1) * (value + delta)
+ *     s = (high[k] >> 12) & 7
+ *     delta: -1/8 when bit 15 of high[k] is set, else 1/8
+ *     weights 8 j .. 8 j + 7 of the group, j = 0 .. 3:
+ *     row iq1s_grid[q[4 k + j] | ((high[k] >> 3 j) & 7) << 8] */
 struct block_iq1_s {
 	uint16_t d;
 	uint8_t q[32];
@@ -172,10 +184,11 @@ struct block_iq1_s {
 };
 BLOCK_HAS_SIZE(block_iq1_s, 50);
 
-/* As IQ1_S, but a nibble n of high[] for each row j of group k (of high[2 k + j / 2], low for even
- * j): row index high bits n & 7, delta from bit 3; one 3-bit scale per 16 weights, s-th at bit 3 (s
- * % 4) of the word sc[s / 4], s = 2 k + j / 2; d is the half whose nibbles are the top nibbles of
- * the four words */
+/* As IQ1_S, but:
+ *     each row has a nibble n, of high[2 k + j / 2] the low one for even j, the high one for odd j:
+ *     the upper bits of its number are n & 7, delta is -1/8 when bit 3 of n is set
+ *     16 weights share s: of 16 weights number t = i / 16 it is (sc[t / 4] >> 3 (t % 4)) & 7
+ *     d: the half whose nibble m, m = 0 .. 3 from the lowest, is sc[m] >> 12 */
 struct block_iq1_m {
 	uint8_t q[32];
 	uint8_t high[16];
@@ -190,8 +203,10 @@ struct block_iq4_nl {
 };
 BLOCK_HAS_SIZE(block_iq4_nl, 18);
 
-/* Group k is laid out like IQ4_NL in q[16 k ..]; scale less 32: four low bits from scales_low[k /
- * 2] (low nibble for even k), two high bits at 2 k of scales_high */
+/* Group k of 32 weights: y = d * (s - 32) * iq4nl_values[nibble]
+ *     nibbles as in Q4_0, of q[16 k .. 16 k + 15]
+ *     s: the lower four bits are of scales_low[k / 2] the low nibble for even k, the high one for
+ *     odd k; the upper two are (scales_high >> 2 k) & 3 */
 struct block_iq4_xs {
 	uint16_t d;
 	uint16_t scales_high;
@@ -200,9 +215,11 @@ struct block_iq4_xs {
 };
 BLOCK_HAS_SIZE(block_iq4_xs, 136);
 
-/* Ternary: y = d * (t - 1), t = 0 .. 2. TQ1_0 packs five t into a byte b, as the digits of b / 256
- * in base 3: t_n = (b * 3^n mod 256) * 3 / 256. Weight 32 n + l: digit n of q[l]; weight 160 + 16 n
- * + l, l < 16: digit n of q[32 + l]; weight 240 + 4 n + l, l < 4: digit n < 4 of high[l] */
+/* Ternary: y = d * (t - 1), t = 0 .. 2. TQ1_0 packs five t into a byte b, as the first digits of
+ * b / 256 in base 3: digit n is (b * 3^n mod 256) * 3 / 256, rounded down.
+ *     weight 32 n + a,       a < 32, n < 5: digit n of q[a]
+ *     weight 160 + 16 n + a, a < 16, n < 5: digit n of q[32 + a]
+ *     weight 240 + 4 n + a,  a < 4,  n < 4: digit n of high[a] */
 struct block_tq1_0 {
 	uint8_t q[48];
 	uint8_t high[4];
@@ -210,7 +227,7 @@ struct block_tq1_0 {
 };
 BLOCK_HAS_SIZE(block_tq1_0, 54);
 
-/* t = (q[32 h + l] >> 2 g) & 3 */
+/* y = d * (t - 1), t = (q[32 h + l] >> 2 g) & 3 */
 struct block_tq2_0 {
 	uint8_t q[64];
 	uint16_t d;
@@ -225,8 +242,9 @@ struct block_mxfp4 {
 };
 BLOCK_HAS_SIZE(block_mxfp4, 17);
 
-/* 64 weights, sub-blocks j = 0 .. 3 of 16: y = fp4_scale_ue4m3(e[j]) * fp4_values[nibble]; weight n
- * < 8 of a sub-block: low nibble of q[8 j + n], else high nibble of q[8 j + n - 8] */
+/* 64 weights, sub-blocks j = 0 .. 3 of 16: y = fp4_scale_ue4m3(e[j]) * fp4_values[nibble]
+ *     weight n of a sub-block: the low nibble of q[8 j + n] for n < 8, else the high one of
+ *     q[8 j + n - 8] */
 struct block_nvfp4 {
 	uint8_t e[4];
 	uint8_t q[32];

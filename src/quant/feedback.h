@@ -29,33 +29,36 @@
 #define FEEDBACK_COLUMNS 256 /* of a block */
 #define FEEDBACK_GROUPS  32  /* of eight columns */
 
-/* The factors of one block's H. Between groups of eight columns the errors themselves are passed
- * on; within a group, what the targets of the group were missed by. */
+/* The factors of one block's H, for columns that are quantised in groups of eight. B: the 8 x 8
+ * blocks on the diagonal of U. */
 struct quant_feedback {
-	/* [earlier group][later group][column of the earlier][column of the later]; zero elsewhere */
+	/* U B^-1 behind the diagonal blocks: an error of column c of group g moves the target of column
+	 * k of group h > g by between[g][h][c][k] times it. Zero for h <= g. */
 	float between[FEEDBACK_GROUPS][FEEDBACK_GROUPS][8][8];
-	float within[FEEDBACK_COLUMNS][8]; /* to the columns behind it in its own group, else zero */
-	float weight[FEEDBACK_COLUMNS];    /* D: weights of single columns */
-	float joint[FEEDBACK_COLUMNS];     /* weights where a group is chosen at once */
-	bool correlated;                   /* false: H is diagonal, plain quantising is the optimum */
+	/* B behind the diagonal: what column i misses its group's target by moves the target of a later
+	 * column k of the same group by within[i][k] times it. Zero for k <= i % 8. */
+	float within[FEEDBACK_COLUMNS][8];
+	float weight[FEEDBACK_COLUMNS]; /* D: weights of single columns */
+	float joint[FEEDBACK_COLUMNS]; /* diagonal of B D B': weights where a group is chosen at once */
+	bool correlated;               /* false: H is diagonal, and plain quantising is the optimum */
 };
 
-/* Sums of x x', of 256 columns: row i is [256 - i], the columns i .. 255; one row behind the other.
- */
+/* Values of the moments of 256 columns: sums of x[i] x[j], j >= i, row i behind row i - 1. */
 #define FEEDBACK_MOMENTS (FEEDBACK_COLUMNS * (FEEDBACK_COLUMNS + 1) / 2)
 
 /* Adds x x' of n rows to moments[FEEDBACK_MOMENTS], x being row[k][column .. column + 255]. Each
  * sum is added up in the order of the rows, however many come in one call. */
 void quant_feedback_add_rows(float *moments, const float *const *row, size_t n, size_t column);
 
-/* Factors the block with H[i][j] = sqrt(importance[i] importance[j]) C[i][j] trust, C being the
- * correlations in `moments`, and H[i][i] = importance[i], times 1.01 on the diagonal against
- * rounding and few samples.
- *
- * moments: [FEEDBACK_MOMENTS], of any common factor; 0 where nothing is known.
- * importance: [256], non-negative. trust: 0 .. 1; below 1 for correlations from few samples.
- * work: [256][256], scratch. False: H is not positive definite with these numbers; *out is then
- * as without correlation, and the caller says so. */
+/* Factors a block's H into *out. H[i][j] = trust C[i][j] sqrt(d[i] d[j]) and H[i][i] = 1.01 d[i]
+ * (against rounding and few samples). C: the correlations in `moments`; d: importance divided by
+ * its mean, plus 1e-5.
+ * - moments: [FEEDBACK_MOMENTS], with any common factor; 0 where nothing is known.
+ * - importance: [256], non-negative; all zero counts as all equal.
+ * - trust: 0 .. 1; below 1 for correlations from few samples.
+ * - work: [256][256], scratch.
+ * - False: H is not positive definite; *out is then as without correlations, and the caller says
+ *   so. */
 bool quant_feedback_make(struct quant_feedback *out, const float *moments, const float *importance,
 	float trust, double *work);
 

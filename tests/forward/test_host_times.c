@@ -122,6 +122,22 @@ static void test_slow_kinds(void **state)
 
 /* ---- times ---- */
 
+/* A time that was requested millions of times without a measurement is right again soon. */
+static void test_times_never_vanish(void **state)
+{
+	(void)state;
+	open_host(4, 1, NULL);
+	assert_int_equal(host_experts_prepare(host, &square_expert, 0, &e), 0);
+	const uint32_t before = host_experts_ns(host, &square_expert, 1);
+	for (int i = 0; i < 60 * 65536; i++)
+		host_experts_ns(host, &square_expert, 1);
+	assert_int_equal(host_experts_ns(host, &square_expert, 1), 1);
+	for (int i = 0; i < 200; i++)
+		assert_int_equal(compute(1, 1, 4, 0), 0);
+	assert_true(host_experts_ns(host, &square_expert, 1) > before / 4);
+	close_host();
+}
+
 /* A time that is far too long is tried again some day: it shrinks while it is not measured. */
 static void test_long_times_shrink(void **state)
 {
@@ -251,6 +267,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_kinds),
 		cmocka_unit_test(test_slow_kinds),
+		cmocka_unit_test(test_times_never_vanish),
 		cmocka_unit_test(test_long_times_shrink),
 		cmocka_unit_test(test_one_call_is_one_measurement),
 		cmocka_unit_test(test_node_times),

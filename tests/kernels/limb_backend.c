@@ -2,6 +2,7 @@
 #include "tests/kernels/limb_backend.h"
 
 #include "kernels/cpu/limbs/limb_experts.h"
+#include "src/base/num.h"
 
 struct backend *limb_backend_open(int level, int threads)
 {
@@ -24,10 +25,10 @@ struct backend *limb_backend_open(int level, int threads)
 
 bool limb_backend_covers(const struct op_case *c)
 {
-	struct expert_job job = {
-		.gate.type = c->type, .up.type = c->up_type ? c->up_type : c->type, .down.type = c->type};
-	struct expert_job odd = job;
-	if (c->odd_type)
-		odd.gate.type = odd.down.type = odd.up.type = c->odd_type;
-	return c->op == OP_EXPERT_FFN && limb_experts_covers(&job) && limb_experts_covers(&odd);
+	const enum dtype types[] = {
+		c->type, c->up_type ? c->up_type : c->type, c->odd_type ? c->odd_type : c->type};
+	bool covers = c->op == OP_EXPERT_FFN;
+	for (size_t i = 0; i < ARRAY_LEN(types); i++)
+		covers = covers && expert_arithmetic_covers(types[i]);
+	return covers;
 }

@@ -47,7 +47,7 @@ static void limb_case_new(struct limb_case *p, enum dtype type, int64_t n_in, in
 								.n_rows = n_rows,
 								.n_x = n_x,
 								.n_in = n_in,
-								.split = expert_split(type, n_in, split_rows)}};
+								.n_parts = expert_split(type, n_in, split_rows)}};
 	/* the last row ends where the memory does, so that a sanitizer sees reads past it */
 	size_t bytes = (size_t)(n_rows - 1) * p->task.row_bytes + row_bytes;
 	p->w = NEW_ARRAY(uint8_t, bytes);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What limb_rows_amx.c and limb_wide_amx.c have in common: decoding of packed weights to planes of
- * bytes (limb_rows_amx.c says what a plane is), and what makes floats of the exact sums. Each of
+ * What limb_rows_amx.c and limb_prompts_amx.c have in common: decoding of packed weights to planes
+ * of bytes (limb_rows_amx.c says what a plane is), and what makes floats of the exact sums. Each of
  * the two files compiles its own copy. Before `decode` it defines
  *
- *     ALWAYS_INLINE void products_step(const struct products *p, int step)
+ *     ALWAYS_INLINE void products_step(const struct tile_products *p, int step)
  *
  * which `decode` calls for steps 0 .. 3 of a super-block, in order: place for tile products of
  * another super-block, which then overlap with the decoding. A decoder reads no byte past the
@@ -23,7 +23,7 @@
 #define LIMBS_OF_ROW (EXPERT_LIMBS * 256)
 
 /* A super-block of LIMB_ROWS weight rows. Of a plane: dword p of the places of each row. */
-struct decoded {
+struct decoded_block {
 	_Alignas(64) uint32_t high[DWORDS][LIMB_ROWS], low[DWORDS][LIMB_ROWS];
 	struct limb_minima minima;
 	uint16_t unit[LIMB_STEPS][LIMB_ROWS], minimum[LIMB_ROWS]; /* halves; Q8_0 has a unit per step */
@@ -32,13 +32,13 @@ struct decoded {
 
 /* Packed super-blocks: row r is at p + offset[r]. Rows that the task does not have repeat its
  * last. */
-struct packed {
+struct packed_group {
 	const uint8_t *p;
 	size_t offset[LIMB_ROWS];
 	struct limb_group group;
 };
 
-ALWAYS_INLINE const uint8_t *row_of(const struct packed *p, int r)
+ALWAYS_INLINE const uint8_t *row_of(const struct packed_group *p, int r)
 {
 	return p->p + p->offset[r];
 }
@@ -59,7 +59,7 @@ ALWAYS_INLINE void transpose_quarters(const __m512i rows[4], __m512i out[4])
 }
 
 /* out[d]: dword d of the 64 bytes at offset `at` of every row */
-ALWAYS_INLINE void transpose_64(const struct packed *p, size_t at, __m512i out[16])
+ALWAYS_INLINE void transpose_64(const struct packed_group *p, size_t at, __m512i out[16])
 {
 	__m512i column[4][4];
 	UNROLLED_FOR (i, 4) {
@@ -81,7 +81,7 @@ ALWAYS_INLINE void transpose_64(const struct packed *p, size_t at, __m512i out[1
 }
 
 /* out[d]: dword d of the 16 bytes at offset `at` of every row */
-ALWAYS_INLINE void transpose_16(const struct packed *p, size_t at, __m512i out[4])
+ALWAYS_INLINE void transpose_16(const struct packed_group *p, size_t at, __m512i out[4])
 {
 	__m512i rows[4];
 	UNROLLED_FOR (k, 4) {
@@ -94,7 +94,7 @@ ALWAYS_INLINE void transpose_16(const struct packed *p, size_t at, __m512i out[4
 	transpose_quarters(rows, out);
 }
 
-ALWAYS_INLINE void prefetch_rows(const struct packed *p, int bytes)
+ALWAYS_INLINE void prefetch_rows(const struct packed_group *p, int bytes)
 {
 	if (p->group.ahead)
 		UNROLLED_FOR (r, LIMB_ROWS)
@@ -106,7 +106,7 @@ ALWAYS_INLINE void prefetch_rows(const struct packed *p, int bytes)
 }
 
 /* The half at offset `at` of every row */
-ALWAYS_INLINE void load_halves(const struct packed *p, size_t at, uint16_t out[LIMB_ROWS])
+ALWAYS_INLINE void load_halves(const struct packed_group *p, size_t at, uint16_t out[LIMB_ROWS])
 {
 	UNROLLED_FOR (r, LIMB_ROWS)
 		out[r] = load_u16(row_of(p, r) + at);
@@ -145,8 +145,8 @@ ALWAYS_INLINE __m512i merge(__m512i mask, __m512i a, __m512i b)
 	return _mm512_ternarylogic_epi64(mask, a, b, 0xca);
 }
 
-struct products;
-ALWAYS_INLINE void products_step(const struct products *p, int step);
+struct tile_products;
+ALWAYS_INLINE void products_step(const struct tile_products *p, int step);
 
 /* As LDTILECFG reads it. */
 struct tile_config {
@@ -179,7 +179,7 @@ static void tables_fill(void)
  * octet (limb_avx512.h), one of `signs` its eight signs; byte i is octet octet[i].
  * scale[i / 2]: 4 n in every byte, for bytes 0, 2 and 1, 3. */
 ALWAYS_INLINE void codebook_group(int group, const int octet[4], __m512i first, __m512i second,
-	__m512i signs, const __m512i scale[2], struct decoded *out)
+	__m512i signs, const __m512i scale[2], struct decoded_block *out)
 {
 	/* transposes bits: byte b of a group of eight gets bit b of each of eight bytes, of which the
 	 * first comes to bit 7 */
@@ -209,7 +209,7 @@ ALWAYS_INLINE void codebook_group(int group, const int octet[4], __m512i first, 
 }
 
 static __attribute__((noinline)) void iq2_xxs_decode(
-	const struct packed *p, struct decoded *out, const struct products *before)
+	const struct packed_group *p, struct decoded_block *out, const struct tile_products *before)
 {
 	static const int octet[4] = {0, 1, 2, 3};
 	/* where the sign indices begin in a pair of dwords; seven bits stay, the eighth is their parity
@@ -234,7 +234,7 @@ static __attribute__((noinline)) void iq2_xxs_decode(
 }
 
 static __attribute__((noinline)) void iq2_xs_decode(
-	const struct packed *p, struct decoded *out, const struct products *before)
+	const struct packed_group *p, struct decoded_block *out, const struct tile_products *before)
 {
 	static const int octet[4] = {0, 2, 1, 3};
 	/* bits 1 .. 7 stay, one down; the eighth is their parity */
@@ -269,7 +269,7 @@ static __attribute__((noinline)) void iq2_xs_decode(
 /* ---- K types ---- */
 
 static __attribute__((noinline)) void q2_k_decode(
-	const struct packed *p, struct decoded *out, const struct products *before)
+	const struct packed_group *p, struct decoded_block *out, const struct tile_products *before)
 {
 	__m512i q[16], sc[4];
 	prefetch_rows(p, 84);
@@ -309,7 +309,7 @@ ALWAYS_INLINE void q3_k_scales(const __m512i tail[4], __m512i out[4])
 /* A weight is q - 4 (1 - t), q two bits and t one; its scale is s - 32, s six bits. The plane is
  * their product's negative, -128 .. 124: 32 q - q s + 4 (1 - t) (s - 32). */
 static __attribute__((noinline)) void q3_k_decode(
-	const struct packed *p, struct decoded *out, const struct products *before)
+	const struct packed_group *p, struct decoded_block *out, const struct tile_products *before)
 {
 	__m512i q[16], third[8], tail[4], sc[4];
 	prefetch_rows(p, 110);
@@ -342,7 +342,7 @@ static __attribute__((noinline)) void q3_k_decode(
 
 /* Scales of six bits are 8 * high + low, so that no product exceeds its byte. */
 static __attribute__((noinline)) void q4_k_decode(
-	const struct packed *p, struct decoded *out, const struct products *before)
+	const struct packed_group *p, struct decoded_block *out, const struct tile_products *before)
 {
 	const __m512i six = _mm512_set1_epi8(0x3f), four = _mm512_set1_epi8(0x0f),
 				  two = _mm512_set1_epi8(0x30);
@@ -385,7 +385,7 @@ static __attribute__((noinline)) void q4_k_decode(
 
 /* A weight, -32 .. 31, times its scale, a signed byte, is 256 * high + low. */
 static __attribute__((noinline)) void q6_k_decode(
-	const struct packed *p, struct decoded *out, const struct products *before)
+	const struct packed_group *p, struct decoded_block *out, const struct tile_products *before)
 {
 	const __m512i low_bytes = _mm512_set1_epi16(0xff), half = _mm512_set1_epi16(128);
 	__m512i upper[16], sc[4];
@@ -422,7 +422,7 @@ static __attribute__((noinline)) void q6_k_decode(
 /* ---- Q8_0 ---- */
 
 static __attribute__((noinline)) void q8_0_decode(
-	const struct packed *p, struct decoded *out, const struct products *before)
+	const struct packed_group *p, struct decoded_block *out, const struct tile_products *before)
 {
 	prefetch_rows(p, 272);
 	for (int step = 0; step < LIMB_STEPS; step++) {
@@ -444,27 +444,27 @@ static __attribute__((noinline)) void q8_0_decode(
 
 /* Weight times scale is 2^shift times the high plane plus the low one, where there are both;
  * negative: its negative is the low plane. */
-struct shape {
+struct plane_format {
 	int shift;
 	bool negative, minima, steps; /* steps: Q8_0 */
 	float unit;
 };
 
-static struct shape shape_of(enum dtype type)
+static struct plane_format plane_format_of(enum dtype type)
 {
 	switch (type) {
 	case DTYPE_Q2_K:
-		return (struct shape){.minima = true, .unit = 1};
+		return (struct plane_format){.minima = true, .unit = 1};
 	case DTYPE_Q3_K:
-		return (struct shape){.negative = true, .unit = 1};
+		return (struct plane_format){.negative = true, .unit = 1};
 	case DTYPE_Q4_K:
-		return (struct shape){.shift = 3, .minima = true, .unit = 1};
+		return (struct plane_format){.shift = 3, .minima = true, .unit = 1};
 	case DTYPE_Q8_0:
-		return (struct shape){.steps = true, .unit = 1};
+		return (struct plane_format){.steps = true, .unit = 1};
 	case DTYPE_Q6_K:
-		return (struct shape){.shift = 8, .unit = 1};
+		return (struct plane_format){.shift = 8, .unit = 1};
 	default:
-		return (struct shape){.shift = 8, .unit = 0.125f};
+		return (struct plane_format){.shift = 8, .unit = 0.125f};
 	}
 }
 
@@ -474,37 +474,38 @@ ALWAYS_INLINE __m512 halves_16(const uint16_t half[LIMB_ROWS])
 }
 
 /* The floats of a super-block's halves */
-struct scales {
+struct block_scales {
 	__m512 unit[LIMB_STEPS], minimum;
 };
 
-ALWAYS_INLINE void scales_of(const struct shape *shape, const struct decoded *w, struct scales *out)
+ALWAYS_INLINE void block_scales_of(
+	const struct plane_format *format, const struct decoded_block *w, struct block_scales *out)
 {
-	for (int step = 0; step < (shape->steps ? w->steps : 1); step++)
-		out->unit[step] = _mm512_mul_ps(halves_16(w->unit[step]), _mm512_set1_ps(shape->unit));
-	if (shape->minima)
+	for (int step = 0; step < (format->steps ? w->steps : 1); step++)
+		out->unit[step] = _mm512_mul_ps(halves_16(w->unit[step]), _mm512_set1_ps(format->unit));
+	if (format->minima)
 		out->minimum = halves_16(w->minimum);
 }
 
 /* Point 3 of kernels/expert_arithmetic.h: v of limb k of x from the sums of the planes. Not for
  * Q8_0. */
-ALWAYS_INLINE __m512 planes_value(const struct shape *shape, const struct decoded *w,
-	const struct scales *scales, __m512i low, __m512i high, const struct limb_block *x, int k)
+ALWAYS_INLINE __m512 planes_value(const struct plane_format *format, const struct decoded_block *w,
+	const struct block_scales *scales, __m512i low, __m512i high, const struct limb_block *x, int k)
 {
 	__m512i whole = low;
-	if (shape->shift)
-		whole = _mm512_add_epi32(whole, _mm512_slli_epi32(high, (unsigned)shape->shift));
-	if (shape->negative)
+	if (format->shift)
+		whole = _mm512_add_epi32(whole, _mm512_slli_epi32(high, (unsigned)format->shift));
+	if (format->negative)
 		whole = _mm512_sub_epi32(_mm512_setzero_si512(), whole);
 	const __m512 v = _mm512_mul_ps(scales->unit[0], _mm512_cvtepi32_ps(whole));
-	if (!shape->minima)
+	if (!format->minima)
 		return v;
 	return _mm512_fnmadd_ps(
 		scales->minimum, _mm512_cvtepi32_ps(minima_product(&w->minima, x, k)), v);
 }
 
-static void decode(
-	enum dtype type, const struct packed *p, struct decoded *out, const struct products *before)
+static void decode(enum dtype type, const struct packed_group *p, struct decoded_block *out,
+	const struct tile_products *before)
 {
 	switch (type) {
 	case DTYPE_IQ2_XXS:
@@ -530,9 +531,9 @@ static void decode(
 	}
 }
 
-static struct packed packed_rows(const struct limb_task *t, int64_t first)
+static struct packed_group packed_rows(const struct limb_task *t, int64_t first)
 {
-	struct packed p = {.group = limb_group_of(t, first)};
+	struct packed_group p = {.group = limb_group_of(t, first)};
 	p.p = p.group.w;
 	for (int r = 0; r < LIMB_ROWS; r++)
 		p.offset[r] = (size_t)MIN(r, p.group.n_rows - 1) * t->row_bytes;

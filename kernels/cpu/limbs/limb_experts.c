@@ -47,12 +47,6 @@ struct limb_ffn_job {
 	size_t memory_bytes, panel_bytes; /* both multiples of 64; panel_bytes: the first of them */
 };
 
-bool limb_experts_covers(const struct expert_job *job)
-{
-	return expert_arithmetic_covers(job->gate.type) && expert_arithmetic_covers(job->up.type) &&
-		   expert_arithmetic_covers(job->down.type);
-}
-
 static struct limb_x *limb_x_of(const struct limb_ffn_job *a, enum dtype type)
 {
 	for (int i = 0; i < a->n_types; i++)
@@ -134,7 +128,7 @@ static struct limb_task matrix_task(
 		.n_rows = end - begin,
 		.n_in = w->n_in,
 		.n_x = n_x,
-		.split = expert_split(w->type, w->n_in, w->n_out * a->n_used)};
+		.n_parts = expert_split(w->type, w->n_in, w->n_out * a->n_used)};
 }
 
 static void task_gather(const struct limb_ffn_job *a, struct limb_task *t, int8_t *panel)

@@ -9,13 +9,10 @@
 
 #include "kernels/cpu/cpu_internal.h"
 
-/* Whether limb_expert_ffn computes jobs with these matrices: types of expert_arithmetic_covers.
- * Gate, up and down may have different ones. */
-bool limb_experts_covers(const struct expert_job *job);
-
 /* As expert_ffn of struct backend_ops, on a CPU backend, with its pool and its scratch memory.
  * - x: [rows][n_embd], out: [rows * n_used][n_embd]; weights: host memory, any alignment.
- * - Every job must be covered: this is not checked. All jobs have the same n_embd and n_ff.
+ * - Preconditions, not checked: gate, up and down of every job have types of
+ *   expert_arithmetic_covers, which may differ; all jobs have the same n_embd and n_ff.
  * - Failures are kept in the backend. ERR_MEMORY: out stays as it was. ERR_INTERRUPTED
  *   (set_cancel): out may be written in part.
  * - The bits equal the card's for up to 64 rows (DECODE_MAX_ROWS); with more rows the card takes

@@ -82,18 +82,18 @@ static void group_multiply(const struct limb_group *t, float *out, int64_t out_s
 	const int chunk = expert_chunk(t->type);
 	struct limb_sums s;
 	float sum[EXPERT_SPLIT_MAX][LIMB_X][EXPERT_LIMBS][LIMB_ROWS];
-	for (int p = 0; p < t->split; p++)
+	for (int p = 0; p < t->n_parts; p++)
 		memset(sum[p], 0, (size_t)t->n_x * sizeof sum[p][0]);
 	if (t->n_rows < LIMB_ROWS) /* rows that the task does not have take part in the float steps */
 		memset(&s, 0, sizeof s);
 	for (int64_t b = 0; b < n_blocks; b++) {
 		int steps = (int)MIN((t->n_in - 256 * b) / 32, LIMB_STEPS);
 		super_block_sums(t, t->w + (size_t)b * super_block_bytes, b, steps, &s);
-		add_super_block(t, &s, b, steps, sum[b / chunk % t->split]);
+		add_super_block(t, &s, b, steps, sum[b / chunk % t->n_parts]);
 	}
 	for (int i = 0; i < t->n_x; i++) {
 		float y[LIMB_ROWS] = {0};
-		for (int p = 0; p < t->split; p++)
+		for (int p = 0; p < t->n_parts; p++)
 			for (int r = 0; r < LIMB_ROWS; r++)
 				y[r] +=
 					fmaf(65536.0f, sum[p][i][0][r], fmaf(256.0f, sum[p][i][1][r], sum[p][i][2][r]));

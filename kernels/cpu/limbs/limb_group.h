@@ -25,7 +25,7 @@ struct limb_group {
 	enum dtype type;
 	const uint8_t *w;
 	size_t row_bytes;
-	int n_rows, n_x, split;
+	int n_rows, n_x, n_parts;
 	int64_t n_in;
 	const struct limb_block *const *x;
 	size_t ahead; /* bytes from a row to the same row of the next group; 0: there is none */
@@ -39,7 +39,7 @@ static inline struct limb_group limb_group_of(const struct limb_task *t, int64_t
 		.row_bytes = t->row_bytes,
 		.n_rows = (int)MIN(t->n_rows - first, LIMB_ROWS),
 		.n_x = t->n_x,
-		.split = t->split,
+		.n_parts = t->n_parts,
 		.n_in = t->n_in,
 		.x = t->x,
 		.ahead = first + LIMB_ROWS < t->n_rows ? LIMB_ROWS * t->row_bytes : 0,

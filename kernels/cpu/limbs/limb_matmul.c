@@ -10,8 +10,8 @@
 
 #include <string.h>
 
-#define TASK_ROWS 64 /* weight rows of a task, a multiple of LIMB_ROWS */
-#define WIDE_UNIT 16 /* rows of x of a panel of limb_isa.prompts; divides LIMB_WIDE */
+#define TASK_ROWS    64 /* weight rows of a task, a multiple of LIMB_ROWS */
+#define PROMPTS_UNIT 16 /* rows of x of a panel of limb_isa.prompts; divides LIMB_X_PROMPTS */
 
 struct limb_matmul_job {
 	const struct limb_isa *isa;
@@ -21,7 +21,7 @@ struct limb_matmul_job {
 	struct limb_block *blocks; /* [stack][rows][blocks of a row] */
 	int8_t *panels;            /* [stack][units], panel_bytes each */
 	size_t panel_bytes;
-	float *added; /* [threads][LIMB_WIDE][TASK_ROWS]: products that are added to y */
+	float *added; /* [threads][LIMB_X_PROMPTS][TASK_ROWS]: products that are added to y */
 };
 
 bool limb_matmul_covers(const struct weight *w)
@@ -50,7 +50,7 @@ static struct limb_task rows_task(
 		.row_bytes = w->row_bytes,
 		.n_in = w->n_in,
 		.n_x = n,
-		.split = 1,
+		.n_parts = 1,
 		.panel = panel_of(a, stack, first)};
 	for (int i = 0; i < n; i++)
 		t.x[i] = blocks_of(a, stack, first + i);
@@ -82,7 +82,7 @@ static void multiply_task(const void *context, int64_t task, int64_t last, int t
 	const struct limb_matmul_job *a = context;
 	const struct limb_product *p = a->p;
 	const int64_t n_out = p->w.n_out, parts = (n_out + TASK_ROWS - 1) / TASK_ROWS;
-	float *added = a->added + (size_t)thread * LIMB_WIDE * TASK_ROWS;
+	float *added = a->added + (size_t)thread * LIMB_X_PROMPTS * TASK_ROWS;
 	for (; task < last; task++) {
 		const int64_t stack = task / parts, row = task % parts * TASK_ROWS,
 					  n_rows = MIN(n_out - row, TASK_ROWS);
@@ -124,7 +124,7 @@ static struct limb_matmul_layout layout_of(
 {
 	const uint64_t stack = (uint64_t)w->n_stack;
 	struct limb_matmul_layout l = {.isa = limb_isa_of_prompts(b->limbs)};
-	l.unit = l.isa->most_x > LIMB_X ? WIDE_UNIT : LIMB_X;
+	l.unit = l.isa->most_x > LIMB_X ? PROMPTS_UNIT : LIMB_X;
 	l.n_units = (rows + l.unit - 1) / l.unit;
 	if (l.isa->gather)
 		l.panel_bytes = limb_panel_bytes(l.unit, w->n_in);
@@ -132,7 +132,7 @@ static struct limb_matmul_layout layout_of(
 		stack * (uint64_t)rows * (uint64_t)limb_x_blocks(w->n_in) * sizeof(struct limb_block);
 	l.panels_bytes = stack * (uint64_t)l.n_units * l.panel_bytes;
 	l.bytes = l.block_bytes + l.panels_bytes +
-			  (uint64_t)b->threads * LIMB_WIDE * TASK_ROWS * sizeof(float);
+			  (uint64_t)b->threads * LIMB_X_PROMPTS * TASK_ROWS * sizeof(float);
 	return l;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Matrix products of prompts (backend_options.fast_prompts): many rows of x, weights decoded once
- * for LIMB_WIDE of them. The arithmetic is that of kernels/expert_arithmetic.h with one part a row
- * (split 1) and with the low limbs of x 0 (limb_round): x has 16 bits in place of 24. cpu_matmul.c,
- * which multiplies floats, gives other bits.
+ * for LIMB_X_PROMPTS of them. The arithmetic is that of kernels/expert_arithmetic.h with one part a
+ * row (split 1) and with the low limbs of x 0 (limb_round): x has 16 bits in place of 24.
+ * cpu_matmul.c, which multiplies floats, gives other bits.
  *
  *     if (cpu_is_fast_prompt(b, rows) && limb_matmul_covers(&w))
  *         limb_matmul(b, products, n, rows);

@@ -18,10 +18,10 @@
 
 #include <stddef.h>
 
-#define LIMB_ROWS  16 /* weight rows that are multiplied together */
-#define LIMB_X     8  /* most rows of x of a task ... */
-#define LIMB_WIDE  64 /* ... and of limb_isa.prompts; a multiple of 16 */
-#define LIMB_STEPS 8  /* blocks of Q8_0 in a super-block */
+#define LIMB_ROWS      16 /* weight rows that are multiplied together */
+#define LIMB_X         8  /* most rows of x of a task, ... */
+#define LIMB_X_PROMPTS 64 /* ... of limb_isa.prompts; a multiple of 16 */
+#define LIMB_STEPS     8  /* blocks of Q8_0 in a super-block */
 
 /* A super-block of x. The order of its limbs is limb_place's. */
 struct limb_block {
@@ -75,10 +75,10 @@ struct limb_task {
 	const uint8_t *w; /* n_rows rows, any alignment, row_bytes apart */
 	size_t row_bytes;
 	int64_t n_rows, n_in;
-	int n_x;                               /* at most limb_isa.most_x */
-	int split;                             /* expert_split */
-	const struct limb_block *x[LIMB_WIDE]; /* [n_x], split with the same type and n_in */
-	const int8_t *panel;                   /* where there is limb_isa.gather: what it wrote */
+	int n_x;                                    /* at most limb_isa.most_x */
+	int n_parts;                                /* of a weight row: expert_split */
+	const struct limb_block *x[LIMB_X_PROMPTS]; /* [n_x], split with the same type and n_in */
+	const int8_t *panel;                        /* where there is limb_isa.gather: what it wrote */
 	float *out;
 	int64_t out_stride;
 };
@@ -94,9 +94,10 @@ struct limb_isa {
 	 * reads them. It looks at type, n_in, n_x and x alone: one panel serves all weight rows.
 	 * panel: limb_panel_bytes, 64-byte aligned. */
 	void (*gather)(const struct limb_task *t, int8_t *panel);
-	int most_x; /* rows of x of a task: LIMB_X or LIMB_WIDE */
-	/* NULL, or the same for prompts: decodes weights once for LIMB_WIDE rows of x, and does not
-	 * read the low limbs of x. Precondition: limb_round has cleared them. */
+	int most_x; /* rows of x of a task: LIMB_X or LIMB_X_PROMPTS */
+	/* NULL, or the same for prompts: decodes weights once for LIMB_X_PROMPTS rows of x and does not
+	 * read the low limbs of x, which limb_round has cleared. So an infinite scale of a weight block
+	 * may give an infinity where the others give NaN; else the bits are the same. */
 	const struct limb_isa *prompts;
 };
 
@@ -122,7 +123,7 @@ static inline size_t limb_panel_bytes(int n_x, int64_t n_in)
 extern const struct limb_isa *const limb_isa_c, *const limb_isa_avx2, *const limb_isa_vnni,
 																		  *const limb_isa_amx;
 
-/* limb_wide_amx.c: for limb_isa_amx */
+/* limb_prompts_amx.c: for limb_isa_amx */
 extern const struct limb_isa limb_prompts_amx;
 
 /* Asks the kernel for the tiles of AMX, for all threads of the process; false: it has none to give,

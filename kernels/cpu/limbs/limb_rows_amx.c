@@ -2,8 +2,8 @@
 /*
  * Exact sums with AMX. The weights of 16 rows are brought to bytes whose products with limbs need
  * no scale any more: weight times scale is a power of two times a byte of one plane plus a byte of
- * another (struct shape). The tile unit sums planes times limbs over a super-block, for all rows of
- * x and all limbs at once, so that the cost of decoding does not grow with the rows of x.
+ * another (struct plane_format). The tile unit sums planes times limbs over a super-block, for all
+ * rows of x and all limbs at once, so that the cost of decoding does not grow with the rows of x.
  *
  * Tiles, of at most 16 rows of 64 bytes:
  *
@@ -66,8 +66,8 @@ struct tile_sums {
 /* Products of a super-block that has been decoded; w NULL: of none. They are made in four steps,
  * while the next super-block is decoded: the tile unit works beside the vector units, and reads
  * what was stored long before. */
-struct products {
-	const struct decoded *w;
+struct tile_products {
+	const struct decoded_block *w;
 	const int8_t *limbs;
 	struct tile_sums *sums;
 	bool two_planes, steps; /* steps: Q8_0 */
@@ -76,7 +76,7 @@ struct products {
 
 enum { SECOND_TILE = EXPERT_LIMBS * X_FIRST };
 
-ALWAYS_INLINE void products_of_step(const struct products *p, int step)
+ALWAYS_INLINE void products_of_step(const struct tile_products *p, int step)
 {
 	_tile_zero(0);
 	_tile_loadd(4, p->limbs + 32 * step, 256);
@@ -91,7 +91,7 @@ ALWAYS_INLINE void products_of_step(const struct products *p, int step)
 	_tile_stored(1, p->sums->plane[step] + SECOND_TILE, 64);
 }
 
-ALWAYS_INLINE void products_of_planes(const struct products *p, int z)
+ALWAYS_INLINE void products_of_planes(const struct tile_products *p, int z)
 {
 	if (z == 0) {
 		_tile_zero(0);
@@ -114,7 +114,7 @@ ALWAYS_INLINE void products_of_planes(const struct products *p, int z)
 		_tile_dpbssd(3, 5, 7);
 }
 
-ALWAYS_INLINE void planes_store(const struct products *p)
+ALWAYS_INLINE void planes_store(const struct tile_products *p)
 {
 	_tile_stored(0, p->sums->plane[0], 64);
 	if (p->two_tiles)
@@ -126,7 +126,7 @@ ALWAYS_INLINE void planes_store(const struct products *p)
 }
 
 /* Step z of 0 .. 3 */
-ALWAYS_INLINE void products_step(const struct products *p, int z)
+ALWAYS_INLINE void products_step(const struct tile_products *p, int z)
 {
 	if (!p->w)
 		return;
@@ -139,7 +139,7 @@ ALWAYS_INLINE void products_step(const struct products *p, int z)
 }
 
 ALWAYS_INLINE __m512 steps_value(
-	const struct scales *scales, const struct tile_sums *s, int steps, int n)
+	const struct block_scales *scales, const struct tile_sums *s, int steps, int n)
 {
 	__m512 v = _mm512_setzero_ps();
 	for (int step = 0; step < steps; step++)
@@ -149,20 +149,21 @@ ALWAYS_INLINE __m512 steps_value(
 }
 
 /* Point 4: sum[x][limb] += super-block `block` */
-static void add_sums(const struct limb_task *t, const struct shape *shape, const struct decoded *w,
-	const struct tile_sums *s, int64_t block, __m512 sum[][EXPERT_LIMBS])
+static void add_sums(const struct limb_task *t, const struct plane_format *format,
+	const struct decoded_block *w, const struct tile_sums *s, int64_t block,
+	__m512 sum[][EXPERT_LIMBS])
 {
-	struct scales scales;
-	scales_of(shape, w, &scales);
+	struct block_scales scales;
+	block_scales_of(format, w, &scales);
 	for (int i = 0; i < t->n_x; i++) {
 		const struct limb_block *x = t->x[i] + block;
 		const __m512 x_scale = _mm512_set1_ps(x->scale);
 		UNROLLED_FOR (k, EXPERT_LIMBS) {
 			const int n = EXPERT_LIMBS * i + k;
 			const __m512 v =
-				shape->steps ? steps_value(&scales, s, w->steps, n)
-							 : planes_value(shape, w, &scales, _mm512_load_si512(s->plane[0][n]),
-								   _mm512_load_si512(s->plane[1][n]), x, k);
+				format->steps ? steps_value(&scales, s, w->steps, n)
+							  : planes_value(format, w, &scales, _mm512_load_si512(s->plane[0][n]),
+									_mm512_load_si512(s->plane[1][n]), x, k);
 			sum[i][k] = _mm512_fmadd_ps(x_scale, v, sum[i][k]);
 		}
 	}
@@ -174,7 +175,7 @@ typedef __m512 limb_floats[LIMB_X][EXPERT_LIMBS];
 
 static void sums_clear(const struct limb_task *t, limb_floats sum[EXPERT_SPLIT_MAX])
 {
-	for (int part = 0; part < t->split; part++)
+	for (int part = 0; part < t->n_parts; part++)
 		memset(sum[part], 0, (size_t)t->n_x * sizeof sum[part][0]);
 }
 
@@ -184,7 +185,7 @@ static void sums_finish(const struct limb_task *t, limb_floats sum[EXPERT_SPLIT_
 	const __mmask16 rows = (__mmask16)((1u << MIN(t->n_rows - first, LIMB_ROWS)) - 1);
 	for (int i = 0; i < t->n_x; i++) {
 		__m512 y = _mm512_setzero_ps();
-		for (int part = 0; part < t->split; part++)
+		for (int part = 0; part < t->n_parts; part++)
 			y = _mm512_add_ps(
 				y, _mm512_fmadd_ps(_mm512_set1_ps(65536.0f), sum[part][i][0],
 					   _mm512_fmadd_ps(_mm512_set1_ps(256.0f), sum[part][i][1], sum[part][i][2])));
@@ -196,24 +197,24 @@ static void sums_finish(const struct limb_task *t, limb_floats sum[EXPERT_SPLIT_
  * the one before are made. */
 static void multiply_tiles(const struct limb_task *t)
 {
-	const struct shape shape = shape_of(t->type);
+	const struct plane_format format = plane_format_of(t->type);
 	const int64_t n_blocks = limb_x_blocks(t->n_in),
 				  total = (t->n_rows + LIMB_ROWS - 1) / LIMB_ROWS * n_blocks;
 	const int chunk = expert_chunk(t->type);
 	const size_t super_block_bytes =
 		256 / dtype_info(t->type)->block_values * dtype_info(t->type)->block_bytes;
 	limb_floats sum[EXPERT_SPLIT_MAX];
-	struct decoded decoded[2];
+	struct decoded_block decoded[2];
 	struct tile_sums sums;
-	struct packed p;
-	struct products products = {.sums = &sums,
-		.two_planes = shape.shift,
-		.steps = shape.steps,
+	struct packed_group p;
+	struct tile_products products = {.sums = &sums,
+		.two_planes = format.shift,
+		.steps = format.steps,
 		.two_tiles = t->n_x > X_TILE};
 	int64_t block = 0, before = 0; /* of their rows: of super-blocks n and n - 1 */
 	sums_clear(t, sum);
 	for (int64_t n = 0; n <= total; n++) {
-		struct decoded *next = &decoded[n % 2];
+		struct decoded_block *next = &decoded[n % 2];
 		if (block == 0 && n < total)
 			p = packed_rows(t, n / n_blocks * LIMB_ROWS);
 		next->steps = (int)MIN((t->n_in - 256 * block) / 32, LIMB_STEPS);
@@ -223,9 +224,9 @@ static void multiply_tiles(const struct limb_task *t)
 			UNROLLED_FOR (z, 4)
 				products_step(&products, z);
 		if (n) {
-			if (!shape.steps)
+			if (!format.steps)
 				planes_store(&products);
-			add_sums(t, &shape, products.w, &sums, before, sum[before / chunk % t->split]);
+			add_sums(t, &format, products.w, &sums, before, sum[before / chunk % t->n_parts]);
 		}
 		if (n && block == 0) {
 			sums_finish(t, sum, (n - 1) / n_blocks * LIMB_ROWS);

@@ -183,14 +183,14 @@ static void c_multiply(const struct limb_task *t)
 				(int)MIN((t->n_in - 256 * b) / 32, LIMB_STEPS), &s);
 			for (int i = 0; i < t->n_x; i++) {
 				const struct limb_block *x = t->x[i] + b;
-				float *part = sum[i][b / chunk % t->split];
+				float *part = sum[i][b / chunk % t->n_parts];
 				for (int k = 0; k < EXPERT_LIMBS; k++)
 					part[k] = fmaf(x->scale, super_block_dot(t->type, &s, x, k), part[k]);
 			}
 		}
 		for (int i = 0; i < t->n_x; i++) {
 			float y = 0;
-			for (int p = 0; p < t->split; p++)
+			for (int p = 0; p < t->n_parts; p++)
 				y += fmaf(65536.0f, sum[i][p][0], fmaf(256.0f, sum[i][p][1], sum[i][p][2]));
 			t->out[i * t->out_stride + r] = y;
 		}

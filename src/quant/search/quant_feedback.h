@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Private to the quantisers: rounding a block with error feedback (feedback.h), group of eight
- * columns by group.
+ * Private to the quantisers: a block is quantised with error feedback (feedback.h), one group of
+ * eight columns after the other.
  *
- * A type's pass over a block, with its scale d given:
- *     feedback_begin once; for each pass feedback_restart, and for each group i: choose codes for
- *     the targets t[i], feedback_codes or feedback_miss, feedback_take.
- *     feedback_sums then says how good the pass was, and which factor of d would make it better.
+ *     feedback_begin(&r, feedback, b);
+ *     for each pass, with a scale d:
+ *         feedback_restart(&r, b);
+ *         for each group i, in order:
+ *             y = feedback_codes(&r, i, ...);    or other values y for the targets r.t[i], and
+ *                                                r.miss[i] = feedback_miss(f, i, r.t[i] - y)
+ *             feedback_take(&r, b, i, y);
+ *         sums = feedback_sums(&r);              the error of the pass, and better factors of d
  */
 #ifndef GLM_QUANT_QUANT_FEEDBACK_H
 #define GLM_QUANT_QUANT_FEEDBACK_H
@@ -18,10 +22,10 @@
 
 struct feedback_run {
 	const struct quant_feedback *f;
-	v8 t[FEEDBACK_GROUPS];     /* targets */
-	v8 miss[FEEDBACK_GROUPS];  /* U' e of the groups that are done */
+	v8 t[FEEDBACK_GROUPS];     /* targets: x plus what the errors of earlier groups add */
+	v8 miss[FEEDBACK_GROUPS];  /* U' e, e = x less the decoded values; of groups that are done */
 	v8 white[FEEDBACK_GROUPS]; /* U' x */
-	v8 weight[FEEDBACK_GROUPS], joint[FEEDBACK_GROUPS];
+	v8 weight[FEEDBACK_GROUPS], joint[FEEDBACK_GROUPS]; /* copies of f's */
 };
 
 QUANT_INLINE v8 feedback_load(const float *p)
@@ -31,7 +35,7 @@ QUANT_INLINE v8 feedback_load(const float *p)
 	return v;
 }
 
-/* Errors e of group i move the targets of the groups behind it. */
+/* Adds to the targets t of later groups their share of the errors e of group i. */
 QUANT_INLINE void feedback_spread(const struct quant_feedback *f, int i, v8 e, v8 *t)
 {
 	for (int k = i + 1; k < FEEDBACK_GROUPS; k++) {
@@ -43,7 +47,7 @@ QUANT_INLINE void feedback_spread(const struct quant_feedback *f, int i, v8 e, v
 	}
 }
 
-/* What a group's targets are missed by in terms of U, given that they are missed by v. */
+/* Group i of U' e, given that the group's decoded values are its targets less v. */
 QUANT_INLINE v8 feedback_miss(const struct quant_feedback *f, int i, v8 v)
 {
 	v8 w = v;
@@ -70,8 +74,8 @@ QUANT_INLINE void feedback_restart(struct feedback_run *r, const struct quant_bl
 	memcpy(r->t, b->x, sizeof r->t);
 }
 
-/* Codes of group i, one column after the other, where code c means a c - min. Returns the decoded
- * values. */
+/* Chooses the codes of group i, one column after the other, where code c means a c - min, and sets
+ * r->miss[i]. Returns the decoded values. */
 QUANT_INLINE v8 feedback_codes(
 	struct feedback_run *r, int i, float a, float min, float low, float high, v8 *codes)
 {
@@ -88,7 +92,7 @@ QUANT_INLINE v8 feedback_codes(
 	return y;
 }
 
-/* Group i of block b has become y. */
+/* The values of group i of block b are now y: moves the targets of later groups. */
 QUANT_INLINE void feedback_take(struct feedback_run *r, const struct quant_block *b, int i, v8 y)
 {
 	feedback_spread(r->f, i, b->x[i] - y, r->t);

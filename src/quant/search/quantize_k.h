@@ -31,7 +31,7 @@ struct affine {
 	int n_sub, n_vec;      /* sub-blocks in a block, vectors of eight in a sub-block */
 	float top;             /* largest code */
 	int s_top;             /* largest integer scale and minimum */
-	int radius;            /* of the lattice search */
+	int radius;            /* of the search for s and m: that far from the nearest integers */
 	float growth;          /* most of quant_block_growth */
 	float feedback_growth; /* most of feedback_growth */
 };
@@ -372,7 +372,13 @@ QUANT_INLINE int affine_encode(const float *src, const float *importance,
 QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const float *importance,
 	const struct quant_feedback *feedback)
 {
-	const struct affine p = {16, 2, 3, 15, 1, 0.04f, 0.02f};
+	const struct affine p = {.n_sub = 16,
+		.n_vec = 2,
+		.top = 3,
+		.s_top = 15,
+		.radius = 1,
+		.growth = 0.04f,
+		.feedback_growth = 0.02f};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
@@ -390,7 +396,7 @@ QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const fl
 QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const float *importance,
 	const struct quant_feedback *feedback)
 {
-	const struct affine p = {8, 4, 15, 63, 2, 0, 0};
+	const struct affine p = {.n_sub = 8, .n_vec = 4, .top = 15, .s_top = 63, .radius = 2};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
@@ -407,7 +413,7 @@ QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const fl
 QUANT_INLINE void encode_q5_k(const float *src, struct block_q5_k *out, const float *importance,
 	const struct quant_feedback *feedback)
 {
-	const struct affine p = {8, 4, 31, 63, 2, 0, 0};
+	const struct affine p = {.n_sub = 8, .n_vec = 4, .top = 31, .s_top = 63, .radius = 2};
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);

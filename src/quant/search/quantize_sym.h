@@ -29,10 +29,10 @@
 struct sym {
 	float low, high;  /* range of the codes */
 	int n_candidates; /* scales tried on either side */
-	float first,
-		spread; /* the candidates use the codes up to high + first .. high + first + spread */
+	/* Candidates put the largest weight on the codes high + first .. high + first + spread. */
+	float first, spread;
 	int s_low, s_high;     /* range of the integer scales */
-	int radius;            /* of the search for s */
+	int radius;            /* of the search for s: that far from the nearest integer */
 	float growth;          /* most of quant_block_growth */
 	float feedback_growth; /* most of feedback_growth */
 };
@@ -250,6 +250,24 @@ QUANT_INLINE uint16_t sym_feedback(const struct quant_block *b, const struct sym
 	return bits;
 }
 
+/* Integer scales s and the codes that follow from them and d stay: least squares for d. */
+QUANT_INLINE float sym_block_refit(
+	const struct quant_block *b, const struct sym *p, const int8_t s[16], float d)
+{
+	v8 uu = {0}, ux = {0};
+	for (int j = 0; j < 16; j++) {
+		const v8 *x = b->x + 2 * j, *w = b->w + 2 * j;
+		float scale = d * (float)s[j], inverse = scale != 0 ? 1 / scale : 0;
+		for (int i = 0; i < 2; i++) {
+			v8 u = v8_code(x[i] * inverse, p->low, p->high) * (float)s[j], wu = w[i] * u;
+			uu += wu * u;
+			ux += wu * x[i];
+		}
+	}
+	float sum = v8_sum(uu);
+	return sum > 0 ? v8_sum(ux) / sum : d;
+}
+
 /* Two levels: fills s[16] and the codes q[256]; returns the bits of d. */
 QUANT_INLINE uint16_t sym_block(const struct quant_block *b, const struct sym *p,
 	const struct quant_feedback *feedback, int8_t *best_s, int8_t *q)
@@ -270,20 +288,10 @@ QUANT_INLINE uint16_t sym_block(const struct quant_block *b, const struct sym *p
 		int8_t s[16];
 		uint16_t bits;
 		float error = 0, stored = quant_block_scale(b, d, &bits);
-		v8 uu = {0}, ux = {0};
 		for (int g = 0; g < 16 / LANES; g++) {
 			const v8 e = sym_lattice(&lanes[g], p, stored, a[g], s + LANES * g);
 			for (int l = 0; l < LANES; l++)
 				error += e[l];
-		}
-		for (int j = 0; j < 16; j++) {
-			const v8 *x = b->x + 2 * j, *w = b->w + 2 * j;
-			float scale = stored * (float)s[j], inverse = scale != 0 ? 1 / scale : 0;
-			for (int i = 0; i < 2; i++) {
-				v8 u = v8_code(x[i] * inverse, p->low, p->high) * (float)s[j], wu = w[i] * u;
-				uu += wu * u;
-				ux += wu * x[i];
-			}
 		}
 		if (!(error < best))
 			break;
@@ -291,8 +299,7 @@ QUANT_INLINE uint16_t sym_block(const struct quant_block *b, const struct sym *p
 		best_d = stored;
 		best_bits = bits;
 		memcpy(best_s, s, 16);
-		float sum = v8_sum(uu);
-		d = sum > 0 ? v8_sum(ux) / sum : stored;
+		d = sym_block_refit(b, p, s, stored);
 	}
 	if (feedback && feedback->correlated)
 		return sym_feedback(b, p, feedback, best_d, best_s, q);
