@@ -192,6 +192,17 @@ int out_file_open(
 	return rc ? rc : open_beside(o, path, there, there ? st.st_mode & 0777 : new_file_mode(), e);
 }
 
+int out_file_check(const char *path, const struct out_kind *kind, bool force, struct err *e)
+{
+	struct out_file o;
+	struct stat st;
+	if (!stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+		return 0;
+	int rc = out_file_open(&o, path, kind, force, e);
+	out_file_abort(&o);
+	return rc;
+}
+
 int out_file_open_private(
 	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e)
 {

@@ -10,6 +10,7 @@
 #include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/convert_keys.h"
 #include "src/quant/feedback.h"
@@ -345,6 +346,10 @@ static int make_plan(struct convert_work *w, struct err *e)
 			 &w->plan, &w->cfg, &w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
 		return code;
 	if (w->opt.imatrix && (code = imatrix_file_open(w->opt.imatrix, &w->imatrix, e)))
+		return code;
+	/* before the samples of --target-gb are measured; split files have other names */
+	if (!w->opt.dry_run &&
+		(code = out_file_check(w->opt.out, &out_data, w->opt.force || w->opt.split_bytes, e)))
 		return code;
 	if ((w->opt.target_bytes && (code = choose_types(w, e))) || (code = match_imatrix(w, e)) ||
 		(code = match_feedback(w, e)))

@@ -223,7 +223,9 @@ static int run_text(struct imatrix_run *r, struct err *e)
 	const struct imatrix_options *o = r->o;
 	char *text = NULL;
 	size_t len = 0;
-	int rc = text_input_read(strcmp(o->text, "-") ? o->text : NULL, &text, &len, e);
+	int rc = imatrix_check_place(&r->out, e);
+	if (!rc)
+		rc = text_input_read(strcmp(o->text, "-") ? o->text : NULL, &text, &len, e);
 	struct common_opts common = o->common;
 	if (!common.context)
 		common.context = DEFAULT_CHUNK;

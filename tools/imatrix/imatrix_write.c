@@ -43,6 +43,14 @@ static int check_partial(const struct imatrix_output *o, struct err *e)
 	return rc;
 }
 
+int imatrix_check_place(const struct imatrix_output *o, struct err *e)
+{
+	struct stat now;
+	if (!imatrix_is_dat(o->path) && !stat(o->path, &now) && !S_ISREG(now.st_mode))
+		return err_set(e, ERR_INPUT, "%.400s: exists and is not a regular file", o->path);
+	return out_file_check(o->path, &out_data, true, e);
+}
+
 int imatrix_check_output(const struct imatrix_output *o, struct err *e)
 {
 	int rc = check_target(o, e);

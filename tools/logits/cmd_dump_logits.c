@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* Where rows go. */
 struct rows_out {
@@ -168,6 +169,24 @@ static int dump_drafts(struct session *s, const int32_t *ids, uint32_t n,
 	return rc;
 }
 
+/* Devices may be named twice. */
+static bool is_same_file(const char *a, const char *b)
+{
+	struct stat x, y;
+	if (stat(a, &x) || stat(b, &y))
+		return !strcmp(a, b);
+	return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* What can be refused before the model is opened, which takes long. taps: NULL for none. */
+static int check_outputs(const char *out, const char *taps, bool force, struct err *e)
+{
+	if (taps && is_same_file(out, taps))
+		return err_set(e, ERR_USAGE, "-o and --taps name the same file, \"%.300s\"", taps);
+	int rc = out_file_check(out, &out_data, force, e);
+	return rc || !taps ? rc : out_file_check(taps, &out_data, force, e);
+}
+
 int cmd_dump_logits(int argc, char **argv, struct err *e)
 {
 	struct common_opts common = {0};
@@ -218,7 +237,8 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	bool to_stdout = !strcmp(out_path, "-");
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};
-	if ((!ranks_is_worker() && (rc = token_ids_read(ids_path, &ids, e))) ||
+	if ((!ranks_is_worker() && ((rc = token_ids_read(ids_path, &ids, e)) ||
+								   (rc = check_outputs(out_path, taps_path, common.force, e)))) ||
 		(rc = common_opts_open(&common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);

@@ -534,7 +534,7 @@ static int tune(struct tune *t, struct err *e)
 		.reader = {.engine = (enum reader_engine)t->common.io, .buffered = t->common.no_direct},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
-	if ((t->svg && (rc = out_file_may_replace(t->svg, &out_plot, t->common.force, e))) ||
+	if ((t->svg && (rc = out_file_check(t->svg, &out_plot, t->common.force, e))) ||
 		(rc = tune_facts_find(&t->facts, &t->common, t->prompts, e)) ||
 		(rc = forecast_plan(&o, &plan, e)) || (rc = find_most(t, &plan, e)))
 		goto out;

@@ -41,7 +41,7 @@ for c in $commands; do
 done
 run no-such-command
 error_is_one_sentence 2 no-such-command
-for surplus in '--version -p' '--help run' 'help clients now' 'help --man page'; do
+for surplus in '--version -p' '--help run' '-h run' 'help clients now' 'help --man page' 'help run now' 'help trace show now'; do
 	# shellcheck disable=SC2086 # words
 	run $surplus
 	error_is_one_sentence 2 "unexpected argument"
@@ -153,6 +153,43 @@ run compare "$work/missing-a" "$work/missing-b"
 error_is_one_sentence 3 missing-a
 
 need_pocket
+
+# ---- outputs that cannot be written, before the work ---------------------------------------------
+
+python3 tests/e2e/convert/gen_checkpoint.py "$work/tiny" --tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" ||
+	wrong "the generator failed"
+echo 1 2 3 >"$work/ids"
+for bad in "$work/no-folder/out" "$work/empty-folder"; do
+	run dump-logits -m "$work/missing.gguf" --ids "$work/ids" -o "$bad"
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	run dump-logits -m "$work/missing.gguf" --ids "$work/ids" -o "$work/logits" --taps "$bad"
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	for suffix in '' .gguf .dat; do
+		mkdir -p "$work/empty-folder$suffix"
+		run imatrix -m "$work/missing.gguf" -f "$work/t" -o "$bad$suffix"
+		error_is_one_sentence 3 "${bad##*/}$suffix: (cannot be written|is a directory|exists and is not a regular file)"
+	done
+	run trace simulate shipped --experts 100 --policy lru --svg "$bad"
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	run tune --cache-gb 0.006 --svg "$bad"
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	check "tune has measured nothing" [ "$(grep -c measuring "$work/err")" = 0 ]
+	run convert "$work/tiny" -o "$bad" --target-gb 0.02
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	check "convert has chosen no types" [ "$(grep -c '^source' "$work/err")" = 0 ]
+done
+for same in "$work/both" -; do
+	run dump-logits --ids "$work/ids" -o "$same" --taps "$same"
+	error_is_one_sentence 2 '^glmstream: -o and --taps name the same file'
+done
+check "nothing is written" [ ! -e "$work/both" ]
+run dump-logits --ids "$work/ids" -o /dev/null --taps /dev/null
+exits 0
+run export -m "$POCKET" -o -
+error_is_one_sentence 2 '^glmstream: -o: the name of a folder is expected'
+run plan --vram-gb 24 --ram-gb 64 -m "$work/missing.gguf"
+error_is_one_sentence 3 'missing.gguf: No such file'
+check "the hint of a plan is of its trace, not of its model" [ "$(grep -c '^hint' "$work/err")" = 0 ]
 
 # ---- values that make no sense -------------------------------------------------------------------
 

@@ -403,7 +403,7 @@ error_is_one_sentence 3 'is not a directory'
 run convert "$work/tiny" -o "$work/no/such/x.gguf" --recipe q2 -q
 error_is_one_sentence 3 'No such file'
 run convert "$work/tiny" -o "$work/tiny" --recipe q2 -q
-error_is_one_sentence 3 'exists and is not a regular file'
+error_is_one_sentence 3 'is a directory, expected the name of a file'
 rm -f "$work"/tiny.journal
 
 fresh
