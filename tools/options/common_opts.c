@@ -269,7 +269,7 @@ static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 	static bool warned;
 	struct engine_cache cache;
 	engine_cache_snapshot(g, &cache, NULL);
-	if (cache.streaming || warned)
+	if (cache.streaming || c->streams_later || warned)
 		return;
 	warned = true;
 	const bool reads = strcmp(engine_backend_name(g), "cpu") != 0; /* to fill the card */

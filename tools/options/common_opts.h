@@ -54,7 +54,9 @@ struct common_opts {
 	uint32_t sessions;              /* most at a time; 0: 1 */
 	bool no_mtp;                    /* the draft layer is not loaded */
 	bool quiet, verbose;
-	bool no_summary; /* opening prints no line about model and machine: the command does */
+	bool streams_later; /* no option of streaming is said to have no effect: a later engine streams
+						 */
+	bool no_summary;    /* opening prints no line about model and machine: the command does */
 	struct arg args[COMMON_OPTS_MAX];
 };
 
