@@ -118,6 +118,18 @@ if has_command serve; then
 	hints '--sessions' serve -np 4
 	hints '-c N' serve --ctx-size 4096
 	hints 'did you mean serve' server
+	# before the model is opened
+	python3 -c 'import socket, sys
+s = socket.create_server(("127.0.0.1", 0))
+print(s.getsockname()[1], flush=True)
+sys.stdin.read()' < <(sleep 60) >"$work/port" &
+	taken=$!
+	until [ -s "$work/port" ]; do sleep 0.05; done
+	run serve -m "$work/missing.gguf" --port "$(cat "$work/port")"
+	kill $taken
+	error_is_one_sentence 1 'port [0-9]+: Address already in use'
+	run serve -m "$work/missing.gguf" --port 0 --host no-such-host.invalid
+	error_is_one_sentence 2 '^glmstream: --host no-such-host.invalid: '
 fi
 
 # ---- files that are not models -------------------------------------------------------------------
@@ -169,6 +181,10 @@ for bad in "$work/no-folder/out" "$work/empty-folder"; do
 		run imatrix -m "$work/missing.gguf" -f "$work/t" -o "$bad$suffix"
 		error_is_one_sentence 3 "${bad##*/}$suffix: (cannot be written|is a directory|exists and is not a regular file)"
 	done
+	run -m "$work/missing.gguf" -p x --session "$work/no-folder/session"
+	error_is_one_sentence 3 'session: cannot be written'
+	run -m "$work/missing.gguf" -p x --session-dir "$work/ids"
+	error_is_one_sentence 3 '^glmstream: --session-dir: .*ids is no folder'
 	run trace simulate shipped --experts 100 --policy lru --svg "$bad"
 	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
 	run tune --cache-gb 0.006 --svg "$bad"
