@@ -18,6 +18,7 @@
 #include "src/base/err.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 
 /* How a file that this program wrote is recognised as one of a kind. */
@@ -47,6 +48,9 @@ int out_file_may_replace(const char *path, const struct out_kind *kind, bool for
  * one without permission, and a file that may not be replaced are errors then. Leaves no file; does
  * not open a device or pipe, since that may wait for the reader. */
 int out_file_check(const char *path, const struct out_kind *kind, bool force, struct err *e);
+
+/* *bytes: free in the folder of `path` for this user. Errors of statvfs, as for a missing folder. */
+int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e);
 
 /* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */
 struct out_file {

@@ -35,7 +35,10 @@ static int write_row(void *user, uint32_t at, const float *row, struct err *e)
 	struct rows_out *o = user;
 	o->hash = generate_hash(o->hash, row, o->vocab);
 	o->rows++;
-	if (fwrite(row, sizeof *row, o->vocab, o->f) != o->vocab)
+	const bool lost = fwrite(row, sizeof *row, o->vocab, o->f) != o->vocab;
+	if (lost && o->f == stdout && report_reader_gone())
+		return err_set(e, ERR_RUN, "%s", "");
+	if (lost)
 		return err_errno(e, errno, "%.400s: row %u cannot be written", o->path, o->rows - 1);
 	return 0;
 }

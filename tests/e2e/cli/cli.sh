@@ -366,6 +366,9 @@ for what in help "help --man" "-q -n 300 --temp 0 --think off -p Define"; do
 	"$GLMSTREAM" $what 2>"$work/err" | head -c 1 >"$work/out"
 	check "a reader that stops early is no news ($what)" [ ! -s "$work/err" ]
 done
+seq 1 100 >"$work/ids"
+"$GLMSTREAM" dump-logits --ids "$work/ids" --all -o - -q 2>"$work/err" | head -c 1 >"$work/out"
+check "not of logits either" [ ! -s "$work/err" ]
 
 # a pipe is a chat of one turn per line
 printf 'Define river.\nDefine island.\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -n 40 >"$work/out" 2>"$work/err"
