@@ -49,7 +49,7 @@ int out_file_may_replace(const char *path, const struct out_kind *kind, bool for
  * not open a device or pipe, since that may wait for the reader. */
 int out_file_check(const char *path, const struct out_kind *kind, bool force, struct err *e);
 
-/* *bytes: free in the folder of `path` for this user. Errors of statvfs, as for a missing folder. */
+/* *bytes: free in the folder of `path` for this user. Errors of statvfs. */
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e);
 
 /* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */

@@ -13,6 +13,7 @@
 #include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "tools/output/interrupt.h"
+#include "tools/output/terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -203,7 +204,6 @@ static void make_parents(const char *path)
 
 static void open_editor(struct line_edit *l)
 {
-	const char *term = getenv("TERM");
 	l->editor = el_init("glmstream", stdin, stderr, stderr);
 	if (!l->editor)
 		return;
@@ -235,7 +235,7 @@ static void open_editor(struct line_edit *l)
 	el_set(l->editor, EL_BIND, "\\e[1;5C", "em-next-word", NULL);
 	el_set(l->editor, EL_BIND, "\\e[1;5D", "ed-prev-word", NULL);
 	el_set(l->editor, EL_BIND, PASTE_BEGIN, "glm-paste", NULL);
-	l->pastes = term && *term && strcmp(term, "dumb") && isatty(STDERR_FILENO);
+	l->pastes = terminal_has_escapes(STDERR_FILENO);
 }
 
 static void switch_pastes(struct line_edit *l, bool on)
