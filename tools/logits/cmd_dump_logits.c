@@ -172,6 +172,25 @@ static int dump_drafts(struct session *s, const int32_t *ids, uint32_t n,
 	return rc;
 }
 
+static void print_logits_summary(
+	FILE *f, const struct rows_out *rows, const struct dumped_drafts *d)
+{
+	json_t *o = json_object();
+	char hash[17];
+	snprintf(hash, sizeof hash, "%016llx", (unsigned long long)rows->hash);
+	json_out_uint(o, "rows", rows->rows);
+	json_out_uint(o, "vocab", rows->vocab);
+	json_out_str(o, "logits_hash", hash);
+	if (d->steps) {
+		json_t *list = json_array();
+		for (uint32_t i = 0; i < d->steps; i++)
+			json_array_append_new(list, json_integer(d->ids[i]));
+		json_object_set_new(o, "next_id", json_integer(d->next));
+		json_object_set_new(o, "draft_ids", list);
+	}
+	json_out_line(f, o);
+}
+
 /* Devices may be named twice. */
 static bool is_same_file(const char *a, const char *b)
 {
@@ -237,7 +256,6 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	struct token_ids ids = {0};
 	struct session_taps taps = {0};
 	struct out_file out = {0}, taps_out = {0};
-	bool to_stdout = !strcmp(out_path, "-");
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};
 	if ((!ranks_is_worker() && ((rc = token_ids_read(ids_path, &ids, e)) ||
@@ -276,20 +294,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	}
 	if ((rc = out_file_commit(&out, e)))
 		goto out;
-	json_t *o = json_object();
-	char hash[17];
-	snprintf(hash, sizeof hash, "%016llx", (unsigned long long)rows.hash);
-	json_out_uint(o, "rows", rows.rows);
-	json_out_uint(o, "vocab", rows.vocab);
-	json_out_str(o, "logits_hash", hash);
-	if (drafts.steps) {
-		json_t *list = json_array();
-		for (uint32_t i = 0; i < drafts.steps; i++)
-			json_array_append_new(list, json_integer(drafts.ids[i]));
-		json_object_set_new(o, "next_id", json_integer(drafts.next));
-		json_object_set_new(o, "draft_ids", list);
-	}
-	json_out_line(to_stdout ? stderr : stdout, o);
+	print_logits_summary(strcmp(out_path, "-") ? stdout : stderr, &rows, &drafts);
 out:
 	out_file_abort(&out);
 	out_file_abort(&taps_out);

@@ -74,7 +74,9 @@ struct tune {
 	bool equal;
 };
 
-/* Lower is simpler. */
+/* Orders settings by simplicity, the simplest first: by lookahead, then by policy, the default
+ * first.
+ */
 static int effort(const struct forecast_point *p)
 {
 	int policy = 0; /* the default one comes first */
