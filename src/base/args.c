@@ -51,7 +51,7 @@ static int range_error(const struct arg *arg, const char *label, const char *tex
 {
 	if (arg->min == 0 && arg->max == 0)
 		return err_set(e, ERR_USAGE, "%s: %.40s is out of range", label, text);
-	if (arg->max >= (double)INT32_MAX)
+	if (arg->max >= (double)INT32_MAX && strtod(text, NULL) <= arg->max)
 		return err_set(e, ERR_USAGE, "%s: %.40s is out of range, expected %s %.10g%s", label, text,
 			arg->above_min ? "more than" : "at least", arg->min,
 			arg->kind == ARG_SIZE_GB ? " GB" : "");

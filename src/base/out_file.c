@@ -7,11 +7,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 const struct out_kind out_session = {"a session", "GLMSESS", NULL},
@@ -190,6 +190,30 @@ int out_file_open(
 	}
 	int rc = out_file_may_replace(path, kind, force, e);
 	return rc ? rc : open_beside(o, path, there, there ? st.st_mode & 0777 : new_file_mode(), e);
+}
+
+int out_file_check(const char *path, const struct out_kind *kind, bool force, struct err *e)
+{
+	struct out_file o;
+	struct stat st;
+	if (!stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+		return 0;
+	int rc = out_file_open(&o, path, kind, force, e);
+	out_file_abort(&o);
+	return rc;
+}
+
+int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e)
+{
+	struct statvfs fs;
+	const char *slash = strrchr(path, '/');
+	char *dir = !slash          ? mem_strdup(".")
+				: slash == path ? mem_strdup("/")
+								: mem_strndup(path, (size_t)(slash - path));
+	int rc = statvfs(dir, &fs) ? err_errno(e, errno, "%.400s", dir) : 0;
+	*bytes = rc ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
+	free(dir);
+	return rc;
 }
 
 int out_file_open_private(

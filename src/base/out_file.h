@@ -18,6 +18,7 @@
 #include "src/base/err.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 
 /* How a file that this program wrote is recognised as one of a kind. */
@@ -42,6 +43,14 @@ extern const struct out_kind out_data; /* not recognised: what exists is replace
 /* 0: `path` may be written: nothing is there, or an empty file, or one of the kind, or `force`. A
  * device, pipe or folder and "-" are 0 too: opening decides. Else ERR_INPUT with a hint. */
 int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e);
+
+/* 0: out_file_open would succeed now. For a command to call before hours of work: a missing folder,
+ * one without permission, and a file that may not be replaced are errors then. Leaves no file; does
+ * not open a device or pipe, since that may wait for the reader. */
+int out_file_check(const char *path, const struct out_kind *kind, bool force, struct err *e);
+
+/* *bytes: free in the folder of `path` for this user. Errors of statvfs. */
+int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e);
 
 /* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */
 struct out_file {

@@ -233,6 +233,11 @@ static void refused_numbers(void **state)
 	assert_string_equal(e.text, "-n: \"12,5\" is not a whole number");
 	PARSE(&plain, "--temp=200");
 	assert_string_equal(e.text, "--temp: 200 is out of range, expected 0 to 100");
+	const struct arg context = {.kind = ARG_UINT, .u32 = &v.n, .min = 1, .max = INT32_MAX};
+	assert_int_equal(args_set(&context, "-c", "99999999999", &e), ERR_USAGE);
+	assert_string_equal(e.text, "-c: 99999999999 is out of range, expected 1 to 2147483647");
+	assert_int_equal(args_set(&context, "-c", "0", &e), ERR_USAGE);
+	assert_string_equal(e.text, "-c: 0 is out of range, expected at least 1");
 	PARSE(&plain, "--top-p", "0");
 	assert_string_equal(e.text, "--top-p: 0 is out of range, expected more than 0 to 1");
 	PARSE(&plain, "--think", "loud");

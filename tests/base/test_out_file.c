@@ -117,6 +117,29 @@ static void test_open_and_commit(void **state)
 	assert_holds(path, "my notes");
 }
 
+static void test_check(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	char missing[512];
+	const char *path = temp_dir_path("check");
+	snprintf(missing, sizeof missing, "%s.folder/file", path);
+	assert_int_equal(out_file_check(missing, &out_data, true, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "cannot be written"));
+	assert_int_equal(out_file_check("/", &out_data, true, &e), ERR_INPUT);
+	assert_int_equal(out_file_check(path, &out_data, false, &e), 0);
+	assert_int_equal(access(path, F_OK), -1);
+	file_put(path, "my notes", 8);
+	assert_int_equal(out_file_check(path, &out_data, false, &e), ERR_INPUT);
+	assert_int_equal(out_file_check(path, &out_data, true, &e), 0);
+	assert_holds(path, "my notes");
+	unlink(path);
+	assert_int_equal(mkfifo(path, 0600), 0);
+	assert_int_equal(out_file_check(path, &out_data, true, &e), 0); /* without a reader */
+	unlink(path);
+	assert_int_equal(out_file_check("-", &out_data, false, &e), 0);
+}
+
 static void test_failed_write(void **state)
 {
 	(void)state;
@@ -182,6 +205,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_kinds),
 		cmocka_unit_test(test_open_and_commit),
+		cmocka_unit_test(test_check),
 		cmocka_unit_test(test_failed_write),
 		cmocka_unit_test(test_partial),
 	};

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Compiles the schema in a file; called before the model is opened, which may take long. */
+/* Compiles the schema in a file. */
 static int read_schema(const char *path, struct schema **out, struct err *e)
 {
 	char *text = NULL;
@@ -39,9 +39,11 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 	a->talk.raw = opts->raw;
 	conversation_set_think(&a->talk, opts->think);
 	chat_view_init(&a->view, !opts->common.quiet);
-	if ((opts->json_schema && !ranks_is_worker() &&
-			(rc = read_schema(opts->json_schema, &a->schema, e))) ||
-		(rc = conversation_set_system(&a->talk, opts->system, e)) ||
+	if (!ranks_is_worker() && /* these two before the model is opened, which may take long */
+		((opts->json_schema && (rc = read_schema(opts->json_schema, &a->schema, e))) ||
+			(opts->session && (rc = chat_file_check(opts->session, e)))))
+		return rc;
+	if ((rc = conversation_set_system(&a->talk, opts->system, e)) ||
 		(rc = common_opts_open(&opts->common, &a->engine, e)) ||
 		(rc = session_new(a->engine, &a->session, e)) ||
 		(rc = prefix_opts_open(&opts->prefix, a->engine, &a->store, e)))

@@ -299,6 +299,16 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	return 0;
 }
 
+int chat_file_check(const char *path, struct err *e)
+{
+	struct out_file probe;
+	if (!access(path, F_OK) || errno != ENOENT)
+		return 0;
+	int rc = out_file_open_private(&probe, path, &out_session, false, e);
+	out_file_abort(&probe);
+	return rc;
+}
+
 int chat_file_open(struct answer *a, const char *path, struct err *e)
 {
 	const struct run_opts *o = a->opts;
@@ -306,10 +316,8 @@ int chat_file_open(struct answer *a, const char *path, struct err *e)
 	bool raw = o->raw;
 	a->autosave = true;
 	if (access(path, F_OK) && errno == ENOENT) {
-		struct out_file probe;
-		if ((rc = out_file_open_private(&probe, path, &out_session, false, e)))
+		if ((rc = chat_file_check(path, e)))
 			return rc;
-		out_file_abort(&probe);
 		set_path(a, path);
 		log_info("session: %s does not exist yet, this chat is saved there", path);
 		return 0;

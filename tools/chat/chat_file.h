@@ -21,8 +21,11 @@
 int chat_file_save(struct answer *a, const char *path, bool force, struct err *e);
 int chat_file_load(struct answer *a, const char *path, struct err *e);
 
-/* --session, after the engine is open: reads the file if it exists, else finds out whether it can
- * be written. */
+/* Whether a session that does not exist yet can be written there; 0 if there is one. For before a
+ * large model is opened. */
+int chat_file_check(const char *path, struct err *e);
+
+/* --session, after the engine is open: reads the file if it exists, else chat_file_check. */
 int chat_file_open(struct answer *a, const char *path, struct err *e);
 
 /* After an answer: saves to a->session_path when that is wanted and cheap: a small file always, a

@@ -6,28 +6,21 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/format/json_parse.h"
+#include "tools/output/terminal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define DIM   "\033[2m"
 #define CYAN  "\033[36m"
 #define PLAIN "\033[0m"
 
-/* Is this stream a terminal that knows colours, and NO_COLOR not set? */
 static bool has_colours(int fd)
 {
-	const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
-	return isatty(fd) && !(no && *no) && term && *term && strcmp(term, "dumb") != 0;
-}
-
-int chat_view_columns(int fd)
-{
-	struct winsize w;
-	return !ioctl(fd, TIOCGWINSZ, &w) && w.ws_col ? w.ws_col : 80;
+	const char *no = getenv("NO_COLOR");
+	return terminal_has_escapes(fd) && !(no && *no);
 }
 
 void chat_view_init(struct chat_view *v, bool show_reasoning)

@@ -50,7 +50,4 @@ void chat_view_message(const struct chat_view *v, struct chat *c);
 /* Text of the conversation, on stderr: as it is, without control characters on a terminal. */
 void chat_view_quote(const struct chat_view *v, const char *text, size_t n);
 
-/* How wide the terminal behind this stream is; 80 when nobody knows. */
-int chat_view_columns(int fd);
-
 #endif

@@ -11,6 +11,7 @@
 #include "tools/output/interrupt.h"
 #include "tools/chat/line_edit.h"
 #include "tools/output/report.h"
+#include "tools/output/terminal.h"
 #include "tools/options/text_input.h"
 
 #include <stdio.h>
@@ -85,7 +86,7 @@ static enum outcome do_stats(struct answer *a, const char *argument)
 static enum outcome do_cache(struct answer *a, const char *argument)
 {
 	(void)argument;
-	cache_view_print(stderr, a->engine, chat_view_columns(STDERR_FILENO), a->view.err_colours);
+	cache_view_print(stderr, a->engine, terminal_columns(STDERR_FILENO), a->view.err_colours);
 	return GO_ON;
 }
 

@@ -10,8 +10,10 @@
 #include "tools/chat/line_edit.h"
 
 #include "src/base/mem.h"
+#include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "tools/output/interrupt.h"
+#include "tools/output/terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +25,7 @@
 #include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
+#include <wctype.h>
 
 #if HAVE_EDIT
 #include <histedit.h>
@@ -102,33 +105,36 @@ static unsigned char key_suspend(EditLine *editor, wint_t c)
 	return CC_REDISPLAY;
 }
 
-/* Reads up to PASTE_END and inserts it. Control characters other than line feed and tab have no
- * place in a message. */
+/* Reads up to PASTE_END and inserts it; by wide characters, as el_getc fails at those of several
+ * bytes. Control characters other than line feed and tab have no place in a message. */
 static unsigned char key_paste(EditLine *editor, wint_t c)
 {
 	(void)c;
-	struct buf text = {0};
-	const size_t n_end = strlen(PASTE_END);
-	char ch;
-	while (el_getc(editor, &ch) == 1) {
-		buf_putc(&text, ch == '\r' ? '\n' : ch);
-		if (text.len >= n_end && !memcmp(text.data + text.len - n_end, PASTE_END, n_end)) {
-			text.len -= n_end;
-			text.data[text.len] = 0;
+	static const wchar_t end[] = L"" PASTE_END;
+	const size_t n_end = ARRAY_LEN(end) - 1;
+	wchar_t *text = NULL, ch;
+	size_t n = 0, capacity = 0, kept = 0;
+	while (el_wgetc(editor, &ch) == 1) {
+		if (n + 1 >= capacity) {
+			capacity = MAX(1024, capacity * 2);
+			text = mem_grow(text, capacity, sizeof *text);
+		}
+		text[n++] = ch == L'\r' ? L'\n' : ch == L'\t' ? L' ' : ch;
+		if (n >= n_end && !wmemcmp(text + n - n_end, end, n_end)) {
+			n -= n_end;
 			break;
 		}
 	}
-	size_t kept = 0;
-	for (size_t i = 0; i < text.len; i++)
-		if ((unsigned char)text.data[i] >= 32 || text.data[i] == '\n' || text.data[i] == '\t')
-			text.data[kept++] = text.data[i] == '\t' ? ' ' : text.data[i];
-	while (kept && text.data[kept - 1] == '\n') /* Return stays the person's to press */
+	for (size_t i = 0; i < n; i++)
+		if (text[i] == L'\n' || !iswcntrl((wint_t)text[i]))
+			text[kept++] = text[i];
+	while (kept && text[kept - 1] == L'\n') /* Return stays the person's to press */
 		kept--;
-	if (text.data)
-		text.data[kept] = 0;
-	if (kept)
-		el_insertstr(editor, text.data);
-	buf_free(&text);
+	if (kept) {
+		text[kept] = 0;
+		el_winsertstr(editor, text);
+	}
+	free(text);
 	return CC_REFRESH;
 }
 
@@ -198,7 +204,6 @@ static void make_parents(const char *path)
 
 static void open_editor(struct line_edit *l)
 {
-	const char *term = getenv("TERM");
 	l->editor = el_init("glmstream", stdin, stderr, stderr);
 	if (!l->editor)
 		return;
@@ -230,7 +235,7 @@ static void open_editor(struct line_edit *l)
 	el_set(l->editor, EL_BIND, "\\e[1;5C", "em-next-word", NULL);
 	el_set(l->editor, EL_BIND, "\\e[1;5D", "ed-prev-word", NULL);
 	el_set(l->editor, EL_BIND, PASTE_BEGIN, "glm-paste", NULL);
-	l->pastes = term && *term && strcmp(term, "dumb") && isatty(STDERR_FILENO);
+	l->pastes = terminal_has_escapes(STDERR_FILENO);
 }
 
 static void switch_pastes(struct line_edit *l, bool on)

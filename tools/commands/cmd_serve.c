@@ -200,7 +200,8 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	int rc = parse_serve_options(&o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	if ((rc = check_serve_options(&o, e)))
+	if ((rc = check_serve_options(&o, e)) ||
+		(rc = http_check_address(o.host, (uint16_t)o.port, e))) /* before a large model is opened */
 		return rc;
 	const char *path = pocket_or(o.common.model, e);
 	if (!path)

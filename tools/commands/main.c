@@ -98,6 +98,9 @@ static int help_about(int argc, char **argv, const char *about, struct err *e)
 			return argc > 3 ? err_set(e, ERR_USAGE, "unexpected argument \"%.60s\"", argv[3])
 							: texts[i].print(e);
 	const struct command *c = find_command(about, e);
+	const int words = c && c->parts ? 4 : 3;
+	if (c && argc > words)
+		return err_set(e, ERR_USAGE, "unexpected argument \"%.60s\"", argv[words]);
 	char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};
 	return c ? c->run(argc > 3 ? 3 : 2, help, e) : ERR_USAGE;
 }
@@ -105,7 +108,8 @@ static int help_about(int argc, char **argv, const char *about, struct err *e)
 static int dispatch(int argc, char **argv, struct err *e)
 {
 	const char *first = argc > 1 ? argv[1] : "";
-	if (argc > 2 && (!strcmp(first, "--version") || !strcmp(first, "--help")))
+	if (argc > 2 &&
+		(!strcmp(first, "--version") || !strcmp(first, "--help") || !strcmp(first, "-h")))
 		return err_set(e, ERR_USAGE, "unexpected argument \"%.60s\"", argv[2]);
 	if (!strcmp(first, "--version")) {
 		printf("glmstream %s\n", GLM_VERSION);

@@ -10,6 +10,7 @@
 #include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/checkpoint/convert_keys.h"
 #include "src/quant/feedback.h"
@@ -223,6 +224,18 @@ static uint64_t output_bytes(const struct gguf_writer *writer)
 	return bytes;
 }
 
+/* A tensor that is larger than --split-gb makes its file larger too. */
+static void note_large_parts(const struct convert_work *w, struct buf *notes)
+{
+	uint64_t largest = 0;
+	for (size_t i = 0; i < gguf_writer_n_parts(w->writer); i++)
+		largest = MAX(largest, gguf_writer_part(w->writer, i).file_bytes);
+	if (w->opt.split_bytes && largest > w->opt.split_bytes)
+		buf_printf(notes,
+			"--split-gb: no tensor is divided, so the largest file has %" PRIu64 " bytes\n",
+			largest);
+}
+
 /* Applies l->choice; *bytes: what the output then takes. */
 static int plan_choice(struct convert_work *w, uint64_t *bytes, struct err *e)
 {
@@ -346,6 +359,10 @@ static int make_plan(struct convert_work *w, struct err *e)
 		return code;
 	if (w->opt.imatrix && (code = imatrix_file_open(w->opt.imatrix, &w->imatrix, e)))
 		return code;
+	/* before the samples of --target-gb are measured; split files have other names */
+	if (!w->opt.dry_run &&
+		(code = out_file_check(w->opt.out, &out_data, w->opt.force || w->opt.split_bytes, e)))
+		return code;
 	if ((w->opt.target_bytes && (code = choose_types(w, e))) || (code = match_imatrix(w, e)) ||
 		(code = match_feedback(w, e)))
 		return code;
@@ -354,6 +371,7 @@ static int make_plan(struct convert_work *w, struct err *e)
 	if (!code) /* now, and not when hours of work are done */
 		code = model_headers_check(w->writer, e);
 	if (!code) {
+		note_large_parts(w, &notes);
 		report_notes(&w->plan.notes);
 		report_notes(&notes);
 	}

@@ -189,7 +189,7 @@ int convert_journal_drop(
 	return code;
 }
 
-/* Drops tensors of another source: their data will be written over. */
+/* Drops tensors that were made from a source that has changed: they will be converted again. */
 static int drop_other(struct convert_journal *j, struct err *e)
 {
 	uint32_t *ids = NEW_ARRAY(uint32_t, j->n);

@@ -151,6 +151,15 @@ static int resume(struct imatrix_run *r, struct err *e)
 	return rc;
 }
 
+static int check_space(const struct imatrix_run *r, struct err *e)
+{
+	struct imatrix_set s;
+	make_set(r, &s);
+	int rc = imatrix_check_space(&s, &r->out, e);
+	imatrix_set_fini(&s);
+	return rc;
+}
+
 static int collect_chunk(struct imatrix_run *r, struct err *e)
 {
 	const struct session_watch watch = {.cancel = interrupt_flag()};
@@ -223,7 +232,9 @@ static int run_text(struct imatrix_run *r, struct err *e)
 	const struct imatrix_options *o = r->o;
 	char *text = NULL;
 	size_t len = 0;
-	int rc = text_input_read(strcmp(o->text, "-") ? o->text : NULL, &text, &len, e);
+	int rc = imatrix_check_place(&r->out, e);
+	if (!rc)
+		rc = text_input_read(strcmp(o->text, "-") ? o->text : NULL, &text, &len, e);
 	struct common_opts common = o->common;
 	if (!common.context)
 		common.context = DEFAULT_CHUNK;
@@ -238,7 +249,8 @@ static int run_text(struct imatrix_run *r, struct err *e)
 	free(text);
 	if (rc || (rc = plan_chunks(r, e)) ||
 		(rc = imatrix_collect_open(r->g, o->moments, &r->sums, e)) || (rc = resume(r, e)) ||
-		(rc = imatrix_check_output(&r->out, e)))
+		(rc = imatrix_check_output(&r->out, e)) ||
+		(r->done < r->n_chunks && (rc = check_space(r, e))))
 		return rc;
 	if (r->done && !o->common.quiet)
 		log_info("%s: going on behind chunk %" PRIu64 " of %" PRIu64, o->out, r->done,

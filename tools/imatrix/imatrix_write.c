@@ -43,10 +43,32 @@ static int check_partial(const struct imatrix_output *o, struct err *e)
 	return rc;
 }
 
+int imatrix_check_place(const struct imatrix_output *o, struct err *e)
+{
+	struct stat now;
+	if (!imatrix_is_dat(o->path) && !stat(o->path, &now) && !S_ISREG(now.st_mode))
+		return err_set(e, ERR_INPUT, "%.400s: exists and is not a regular file", o->path);
+	return out_file_check(o->path, &out_data, true, e);
+}
+
 int imatrix_check_output(const struct imatrix_output *o, struct err *e)
 {
 	int rc = check_target(o, e);
 	return rc || imatrix_is_dat(o->path) ? rc : check_partial(o, e);
+}
+
+int imatrix_check_space(const struct imatrix_set *s, const struct imatrix_output *o, struct err *e)
+{
+	const bool dat = imatrix_is_dat(o->path);
+	uint64_t need = 0, room;
+	for (size_t i = 0; i < s->n; i++)
+		if (!dat || !imatrix_is_moments(s->tensors[i].name))
+			need += (s->tensors[i].n_values + s->tensors[i].n_counts) * sizeof(float);
+	int rc = out_file_free_bytes(o->path, &room, e);
+	if (rc || room >= need)
+		return rc;
+	return err_set(e, ERR_MEMORY, "%.400s: %llu bytes are needed, %llu are free there", o->path,
+		(unsigned long long)need, (unsigned long long)room);
 }
 
 /* ---- GGUF ---- */

@@ -25,9 +25,17 @@ bool imatrix_is_dat(const char *path);
 /* What stands at the path is of this run, which may replace it as long as nobody changes it. */
 void imatrix_output_own(struct imatrix_output *o);
 
+/* Whether a file can be written there at all, whatever stands there now. For before the model is
+ * opened. ERR_INPUT: no folder, or no regular file. */
+int imatrix_check_place(const struct imatrix_output *o, struct err *e);
+
 /* Whether imatrix_write may write here: ERR_INPUT when another's file stands there, or beside it
  * under the name that ends in .partial, and `force` is not set. */
 int imatrix_check_output(const struct imatrix_output *o, struct err *e);
+
+/* ERR_MEMORY: the drive has no room for the file of this set. What stands there now stays until the
+ * new file is whole. */
+int imatrix_check_space(const struct imatrix_set *s, const struct imatrix_output *o, struct err *e);
 
 /* Replaces the file in one step; it is this run's then. ERR_INPUT: another's file is there by now.
  * A GGUF is then whole under its name with .partial, which the hint says. */

@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* Where rows go. */
 struct rows_out {
@@ -34,7 +35,10 @@ static int write_row(void *user, uint32_t at, const float *row, struct err *e)
 	struct rows_out *o = user;
 	o->hash = generate_hash(o->hash, row, o->vocab);
 	o->rows++;
-	if (fwrite(row, sizeof *row, o->vocab, o->f) != o->vocab)
+	const bool lost = fwrite(row, sizeof *row, o->vocab, o->f) != o->vocab;
+	if (lost && o->f == stdout && report_reader_gone())
+		return err_set(e, ERR_RUN, "%s", "");
+	if (lost)
 		return err_errno(e, errno, "%.400s: row %u cannot be written", o->path, o->rows - 1);
 	return 0;
 }
@@ -168,6 +172,43 @@ static int dump_drafts(struct session *s, const int32_t *ids, uint32_t n,
 	return rc;
 }
 
+static void print_logits_summary(
+	FILE *f, const struct rows_out *rows, const struct dumped_drafts *d)
+{
+	json_t *o = json_object();
+	char hash[17];
+	snprintf(hash, sizeof hash, "%016llx", (unsigned long long)rows->hash);
+	json_out_uint(o, "rows", rows->rows);
+	json_out_uint(o, "vocab", rows->vocab);
+	json_out_str(o, "logits_hash", hash);
+	if (d->steps) {
+		json_t *list = json_array();
+		for (uint32_t i = 0; i < d->steps; i++)
+			json_array_append_new(list, json_integer(d->ids[i]));
+		json_object_set_new(o, "next_id", json_integer(d->next));
+		json_object_set_new(o, "draft_ids", list);
+	}
+	json_out_line(f, o);
+}
+
+/* Devices may be named twice. */
+static bool is_same_file(const char *a, const char *b)
+{
+	struct stat x, y;
+	if (stat(a, &x) || stat(b, &y))
+		return !strcmp(a, b);
+	return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* What can be refused before the model is opened, which takes long. taps: NULL for none. */
+static int check_outputs(const char *out, const char *taps, bool force, struct err *e)
+{
+	if (taps && is_same_file(out, taps))
+		return err_set(e, ERR_USAGE, "-o and --taps name the same file, \"%.300s\"", taps);
+	int rc = out_file_check(out, &out_data, force, e);
+	return rc || !taps ? rc : out_file_check(taps, &out_data, force, e);
+}
+
 int cmd_dump_logits(int argc, char **argv, struct err *e)
 {
 	struct common_opts common = {0};
@@ -215,10 +256,10 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	struct token_ids ids = {0};
 	struct session_taps taps = {0};
 	struct out_file out = {0}, taps_out = {0};
-	bool to_stdout = !strcmp(out_path, "-");
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};
-	if ((!ranks_is_worker() && (rc = token_ids_read(ids_path, &ids, e))) ||
+	if ((!ranks_is_worker() && ((rc = token_ids_read(ids_path, &ids, e)) ||
+								   (rc = check_outputs(out_path, taps_path, common.force, e)))) ||
 		(rc = common_opts_open(&common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);
@@ -253,20 +294,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	}
 	if ((rc = out_file_commit(&out, e)))
 		goto out;
-	json_t *o = json_object();
-	char hash[17];
-	snprintf(hash, sizeof hash, "%016llx", (unsigned long long)rows.hash);
-	json_out_uint(o, "rows", rows.rows);
-	json_out_uint(o, "vocab", rows.vocab);
-	json_out_str(o, "logits_hash", hash);
-	if (drafts.steps) {
-		json_t *list = json_array();
-		for (uint32_t i = 0; i < drafts.steps; i++)
-			json_array_append_new(list, json_integer(drafts.ids[i]));
-		json_object_set_new(o, "next_id", json_integer(drafts.next));
-		json_object_set_new(o, "draft_ids", list);
-	}
-	json_out_line(to_stdout ? stderr : stdout, o);
+	print_logits_summary(strcmp(out_path, "-") ? stdout : stderr, &rows, &drafts);
 out:
 	out_file_abort(&out);
 	out_file_abort(&taps_out);

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PROGRESS_BYTES 500000000u
@@ -269,7 +270,7 @@ static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 	static bool warned;
 	struct engine_cache cache;
 	engine_cache_snapshot(g, &cache, NULL);
-	if (cache.streaming || warned)
+	if (cache.streaming || c->streams_later || warned)
 		return;
 	warned = true;
 	const bool reads = strcmp(engine_backend_name(g), "cpu") != 0; /* to fill the card */
@@ -417,10 +418,13 @@ struct arg_group prefix_opts_group(struct prefix_opts *p)
 
 int prefix_opts_check(const struct prefix_opts *p, struct err *e)
 {
-	return p->bytes_given && !p->folder
-			   ? err_set(
-					 e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well")
-			   : 0;
+	struct stat st;
+	if (p->bytes_given && !p->folder)
+		return err_set(
+			e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well");
+	if (p->folder && !stat(p->folder, &st) && !S_ISDIR(st.st_mode))
+		return err_set(e, ERR_INPUT, "--session-dir: %.400s is no folder", p->folder);
+	return 0;
 }
 
 int prefix_opts_open(

@@ -6,7 +6,7 @@
 #include "src/base/buf.h"
 #include "src/base/clock.h"
 #include "src/base/num.h"
-#include "tools/chat/chat_view.h"
+#include "tools/output/terminal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -55,8 +55,9 @@ static void draw_line(struct progress *p, uint64_t done, uint64_t total)
 {
 	struct buf text = {0}, line = {0};
 	put_figures(p, done, total, &text);
-	int room = chat_view_columns(STDERR_FILENO) - 2 - (int)strlen(p->what) - (int)text.len;
-	buf_printf(&line, "\r%s ", p->what);
+	const int columns = terminal_columns(STDERR_FILENO) - 2;
+	const int room = columns - (int)strlen(p->what) - (int)text.len;
+	buf_printf(&line, "\r%.*s ", MAX(columns, 0), p->what);
 	if (room >= BAR_LEAST) {
 		int bar = MIN(room, BAR_MOST),
 			full = total ? (int)((double)done / (double)total * bar) : bar;
@@ -74,8 +75,10 @@ static void draw_line(struct progress *p, uint64_t done, uint64_t total)
 
 static void progress_init(struct progress *p, const char *what, const char *unit)
 {
-	*p = (struct progress){
-		.what = what, .unit = unit, .terminal = isatty(STDERR_FILENO), .start_ns = clock_ns()};
+	*p = (struct progress){.what = what,
+		.unit = unit,
+		.terminal = terminal_has_escapes(STDERR_FILENO),
+		.start_ns = clock_ns()};
 	p->shown_ns = p->start_ns;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One line on stderr that says how far a long piece of work has come, how fast it goes and how long
- * it will take. On a terminal it is rewritten in place, and gone when the work is done. Elsewhere
- * nothing is shown, or a line for every twentieth. Rate and remaining time are measured.
+ * it will take. On a terminal that takes escape sequences it is rewritten in place, and gone when
+ * the work is done. Elsewhere nothing is shown, or a line for every twentieth. Rate and remaining
+ * time are measured.
  */
 #ifndef GLM_TOOLS_PROGRESS_H
 #define GLM_TOOLS_PROGRESS_H
@@ -15,7 +16,7 @@
 struct progress {
 	const char *what; /* "reading the prompt" */
 	const char *unit; /* "tok"; NULL: done and total are bytes */
-	bool terminal;    /* stderr is one */
+	bool terminal;    /* stderr is one that takes escape sequences */
 	bool lines;       /* elsewhere a line for every twentieth */
 	bool patient;     /* the line waits until the work turns out to be long */
 	bool shown;       /* the line is on the screen */
@@ -25,14 +26,14 @@ struct progress {
 	char detail[PROGRESS_DETAIL]; /* progress_detail */
 };
 
-/* Work of `total` units begins; the line appears at once. Nothing is shown when stderr is no
- * terminal. */
+/* Work of `total` units begins; the line appears at once. Nothing is shown elsewhere
+ * than on a terminal. */
 void progress_begin(struct progress *p, const char *what, const char *unit, uint64_t total);
 /* The same for work that a log should show too, of which `done` was done before. */
 void progress_begin_lines(
 	struct progress *p, const char *what, const char *unit, uint64_t done, uint64_t total);
 /* The same for work that may be short: the line appears once it is clear that the work takes longer
- * than two seconds. Nothing is shown when stderr is no terminal. */
+ * than two seconds. Nothing is shown elsewhere than on a terminal. */
 void progress_begin_patient(struct progress *p, const char *what, const char *unit);
 /* The next lines end with this text, which is cut to PROGRESS_DETAIL - 1 bytes. */
 void progress_detail(struct progress *p, const char *text);

@@ -368,13 +368,12 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 	const uint32_t context =
 		rc || o->context_given ? o->context : MIN(o->context, model.config.n_context);
 	if (rc || (rc = resolve_drive(o, &model, &m, e)) ||
-		(rc = machine_plan_memory(&model, &m, context, &p, e)) || (rc = check_rates(&m, e)) ||
-		(rc = machine_plan_forecast(&model, trace, &f, e))) {
-		if (o->model && !o->trace && rc == ERR_INPUT)
-			err_hint(e, "--trace FILE: a run of this model with --trace FILE writes one");
+		(rc = machine_plan_memory(&model, &m, context, &p, e)) || (rc = check_rates(&m, e)))
 		goto out;
-	}
-	if ((rc = machine_plan_speed(&model, &m, &f, true, &p, e)))
+	rc = machine_plan_forecast(&model, trace, &f, e);
+	if (rc == ERR_INPUT && o->model && !o->trace)
+		err_hint(e, "--trace FILE: a run of this model with --trace FILE writes one");
+	if (rc || (rc = machine_plan_speed(&model, &m, &f, true, &p, e)))
 		goto out;
 	if (o->json)
 		print_plan_json(o, &m, card, &p);

@@ -12,6 +12,7 @@
 #include "src/base/args.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 #include "src/model/config.h"
 #include "tools/commands/commands.h"
 #include "src/checkpoint/convert_keys.h"
@@ -24,13 +25,11 @@
 #include "tools/synth/synth_hf.h"
 #include "tools/synth/synth_write.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 enum synth_format { SYNTH_GGUF, SYNTH_HF, SYNTH_HF_FP8 };
 
@@ -211,25 +210,18 @@ static void print_plan(const struct synth_work *w, FILE *f)
 /* Is there room where the output goes? The largest --alias that has room is the hint. */
 static int check_free_space(const struct synth_work *w, struct err *e)
 {
-	const char *slash = strrchr(w->opt.out, '/');
-	char *dir =
-		!slash ? mem_strdup(".") : mem_strndup(w->opt.out, MAX((size_t)(slash - w->opt.out), 1));
-	struct statvfs fs;
-	int code = 0;
-	uint64_t need = gguf_writer_part(w->writer, 0).file_bytes;
-	if (statvfs(dir, &fs)) {
-		code = err_errno(e, errno, "%s", dir);
-	} else if ((uint64_t)fs.f_bavail * fs.f_frsize < need) {
-		uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize;
-		uint32_t layers = is_shared(w) ? w->opt.alias : n_moe(&w->cfg);
-		uint64_t rest = need - MIN(need, w->layer_bytes * layers);
-		code = err_set(e, ERR_MEMORY,
-			"%s: %" PRIu64 " bytes are needed, %" PRIu64 " are free there", w->opt.out, need, room);
-		if (w->layer_bytes && room > rest + w->layer_bytes)
-			err_hint(e, "--alias %" PRIu64 " would fit", (room - rest) / w->layer_bytes);
-	}
-	free(dir);
-	return code;
+	const uint64_t need = gguf_writer_part(w->writer, 0).file_bytes;
+	uint64_t room;
+	int code = out_file_free_bytes(w->opt.out, &room, e);
+	if (code || room >= need)
+		return code;
+	const uint32_t layers = is_shared(w) ? w->opt.alias : n_moe(&w->cfg);
+	const uint64_t rest = need - MIN(need, w->layer_bytes * layers);
+	err_set(e, ERR_MEMORY, "%s: %" PRIu64 " bytes are needed, %" PRIu64 " are free there",
+		w->opt.out, need, room);
+	if (w->layer_bytes && room > rest + w->layer_bytes)
+		err_hint(e, "--alias %" PRIu64 " would fit", (room - rest) / w->layer_bytes);
+	return ERR_MEMORY;
 }
 
 static void print_result(const struct synth_work *w, const struct synth_result *r)

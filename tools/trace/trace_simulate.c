@@ -515,7 +515,7 @@ int trace_simulate(int argc, char **argv, struct err *e)
 		return rc == ARGS_HELP ? 0 : rc;
 	if (!(o->path = pocket_trace_or(o->path, e)))
 		return e->code;
-	if ((o->svg && (rc = out_file_may_replace(o->svg, &out_plot, o->force, e))) ||
+	if ((o->svg && (rc = out_file_check(o->svg, &out_plot, o->force, e))) ||
 		(rc = parse_policies(&j, e)) || (rc = trace_load(o->path, &j.t, e)) ||
 		(rc = find_budgets(&j, e)))
 		goto out;

@@ -74,7 +74,9 @@ struct tune {
 	bool equal;
 };
 
-/* Lower is simpler. */
+/* Orders settings by simplicity, the simplest first: by lookahead, then by policy, the default
+ * first.
+ */
 static int effort(const struct forecast_point *p)
 {
 	int policy = 0; /* the default one comes first */
@@ -85,22 +87,12 @@ static int effort(const struct forecast_point *p)
 
 /* ---- measuring ---- */
 
-/* The longest prompt: what is measured should not be a short context only. */
-static const struct token_ids *longest(const struct tune_facts *f)
-{
-	const struct token_ids *best = &f->prompts[0];
-	for (size_t i = 1; i < f->n_prompts; i++)
-		if (f->prompts[i].n > best->n)
-			best = &f->prompts[i];
-	return best;
-}
-
 static int decode_with(struct tune *t, uint64_t cache, uint64_t ram, const char *policy, int ahead,
 	bool cpu_experts, int repeats, struct measure_decode *out, struct err *e)
 {
 	struct common_opts c = t->common;
 	c.cpu_experts = cpu_experts;
-	const struct token_ids *prompt = longest(&t->facts);
+	const struct token_ids *prompt = tune_longest(&t->facts);
 	enum log_level level = log_level();
 	c.cache_bytes = cache;
 	c.ram_bytes = ram;
@@ -504,14 +496,16 @@ static void resolve_ram(struct tune *t, const struct loader_plan *plan)
 
 static int find_most(struct tune *t, const struct loader_plan *plan, struct err *e)
 {
-	const uint64_t given = t->common.cache_bytes;
-	t->most = given && given != ENGINE_CACHE_AUTO ? given : t->facts.left_bytes / 10 * 9;
+	const bool given = t->common.cache_bytes && t->common.cache_bytes != ENGINE_CACHE_AUTO;
+	t->most = given ? t->common.cache_bytes : t->facts.left_bytes / 10 * 9;
+	if (t->most < plan->floor_bytes && given)
+		return err_set(e, ERR_MEMORY, "--cache-gb: %.4f GB are too few, at least %.4f are needed",
+			gb(t->most), gb(plan->floor_bytes));
 	if (t->most < plan->floor_bytes)
 		return err_set(e, ERR_MEMORY,
-			"%s %.4f GB for experts, and at least %.4f GB are needed: this machine cannot run the "
-			"model",
-			given && given != ENGINE_CACHE_AUTO ? "--cache-gb gives" : "memory leaves", gb(t->most),
-			gb(plan->floor_bytes));
+			"memory leaves %.4f GB for experts, and at least %.4f GB are needed: this machine "
+			"cannot run the model",
+			gb(t->most), gb(plan->floor_bytes));
 	resolve_ram(t, plan);
 	return 0;
 }
@@ -534,8 +528,8 @@ static int tune(struct tune *t, struct err *e)
 		.reader = {.engine = (enum reader_engine)t->common.io, .buffered = t->common.no_direct},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
-	if ((t->svg && (rc = out_file_may_replace(t->svg, &out_plot, t->common.force, e))) ||
-		(rc = tune_facts_find(&t->facts, &t->common, t->prompts, e)) ||
+	if ((t->svg && (rc = out_file_check(t->svg, &out_plot, t->common.force, e))) ||
+		(rc = tune_facts_find(&t->facts, &t->common, t->prompts, t->n_new, e)) ||
 		(rc = forecast_plan(&o, &plan, e)) || (rc = find_most(t, &plan, e)))
 		goto out;
 	if (t->most >= plan.everything_bytes) {

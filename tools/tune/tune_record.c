@@ -83,8 +83,17 @@ static int ask_backend(
 	return 0;
 }
 
-int tune_facts_find(
-	struct tune_facts *f, const struct common_opts *c, const char *prompts, struct err *e)
+const struct token_ids *tune_longest(const struct tune_facts *f)
+{
+	const struct token_ids *best = &f->prompts[0];
+	for (size_t i = 1; i < f->n_prompts; i++)
+		if (f->prompts[i].n > best->n)
+			best = &f->prompts[i];
+	return best;
+}
+
+int tune_facts_find(struct tune_facts *f, const struct common_opts *c, const char *prompts,
+	uint32_t n_new, struct err *e)
 {
 	char *text = NULL;
 	size_t len = 0;
@@ -110,8 +119,9 @@ int tune_facts_find(
 	mine.ram_bytes = 0;
 	mine.cache_given = false;
 	mine.lookahead = 0;
-	mine.lookahead_given = true;
-	if ((rc = common_opts_open(&mine, &g, e)))
+	mine.lookahead_given = mine.streams_later = true;
+	if ((rc = common_opts_open(&mine, &g, e)) ||
+		(rc = bench_check_context(g, tune_longest(f)->n, n_new, e)))
 		goto out;
 	const struct engine_sizes s = engine_sizes(g);
 	const uint64_t fixed = s.resident_bytes + s.kv_bytes + s.workspace_bytes;

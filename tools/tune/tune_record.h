@@ -16,10 +16,14 @@ struct tune_facts {
 	uint64_t left_bytes; /* memory of the backend beside resident weights, caches and workspace */
 };
 
-/* Opens the model once. Prompts: the lines of a file, each a question of its own; NULL: a few that
- * come with the program. */
-int tune_facts_find(
-	struct tune_facts *f, const struct common_opts *c, const char *prompts, struct err *e);
+/* Opens the model once. prompts: path of a file with a question on each line; NULL: a few that come
+ * with the program. ERR_USAGE: the longest prompt and n_new tokens do not fit the context. */
+int tune_facts_find(struct tune_facts *f, const struct common_opts *c, const char *prompts,
+	uint32_t n_new, struct err *e);
+
+/* The longest prompt: what is measured should not be a short context only. After tune_facts_find.
+ */
+const struct token_ids *tune_longest(const struct tune_facts *f);
 void tune_facts_fini(struct tune_facts *f);
 
 /* Answers every prompt with at most n_new tokens and records the trace in `path`, with predictions

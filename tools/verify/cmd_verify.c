@@ -135,7 +135,7 @@ static int write_values(const struct verify_options *o, struct verify_job *job,
 	job->expected = v ? v->values : NULL;
 	char *path = check_values_path(job->map->file);
 	/* what cannot be written should be known before hours of reading */
-	int rc = out_file_may_replace(path, &out_check_values, o->force, e);
+	int rc = out_file_check(path, &out_check_values, o->force, e);
 	if (!rc)
 		rc = verify_file(job, &r, e);
 	if (!rc && r.wrong)
@@ -150,8 +150,9 @@ static int write_values(const struct verify_options *o, struct verify_job *job,
 
 /* The values to compare with; *v is NULL without any. *write: values are to be written.
  *
- * A file beside the model that is damaged or of another model is no obstacle to --write: it is
- * replaced. The values of the key, which it hides from every other command, are compared first. */
+ * Check values beside the model that are damaged or of another model are no obstacle to --write:
+ * they are replaced; any other file there is an error. The values of the key, which such a file
+ * hides from every other command, are compared first. */
 static int find_values(const struct verify_options *o, const struct gguf *g,
 	struct check_values **v, bool *write, struct err *e)
 {
@@ -166,7 +167,13 @@ static int find_values(const struct verify_options *o, const struct gguf *g,
 	}
 	char *path = check_values_path(g);
 	const bool beside = !access(path, F_OK);
+	struct err other = {0};
+	rc = out_file_may_replace(path, &out_check_values, false, &other);
 	free(path);
+	if (rc) {
+		*e = other;
+		return rc;
+	}
 	log_warn(beside ? "%s: it is replaced" : "%s: values are written beside it", e->text);
 	*e = (struct err){0};
 	if (!beside)

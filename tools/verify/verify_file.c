@@ -33,7 +33,6 @@ struct verify_thread {
 	struct reader *reader;
 	uint8_t *buffers; /* two of PART_BYTES */
 	struct xxh3 *hash;
-	uint64_t seen; /* bytes that its last range has added to bytes_done */
 };
 
 /* A part of a range as it is read: whole units of the file's alignment around its bytes. */
@@ -91,7 +90,6 @@ static int hash_range(
 		}
 		xxh3_add(t->hash, t->buffers + (uint64_t)buffer * PART_BYTES + part.skip, part.used);
 		atomic_fetch_add(&t->s->bytes_done, part.used);
-		t->seen += part.used;
 	}
 	*value = xxh3_value(t->hash);
 	return 0;

@@ -580,6 +580,15 @@ static int open_socket(struct http *h, int *out, struct err *e)
 	return 0;
 }
 
+int http_check_address(const char *host, uint16_t port, struct err *e)
+{
+	struct http h = {.options = {.host = host, .port = port}};
+	int fd, rc = open_socket(&h, &fd, e);
+	if (!rc)
+		close(fd);
+	return rc;
+}
+
 int http_open(
 	const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e)
 {

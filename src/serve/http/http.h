@@ -82,6 +82,10 @@ struct http_calls {
 	void (*tick)(void *user); /* four times a second */
 };
 
+/* 0: http_open could listen there now. For before a large model is opened. Errors as of http_open:
+ * ERR_USAGE for a host that is none, ERR_RUN when the address is in use. */
+int http_check_address(const char *host, uint16_t port, struct err *e);
+
 /* *out is set before any of `calls` is called, since these may use it. */
 int http_open(
 	const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e);

@@ -68,8 +68,9 @@ exits 0
 check "a trace that is there is replayed" grep -q "modelled from $work/t: " "$work/out"
 check "and left alone" [ "$(cksum <"$work/t")" = "$before" ]
 check "the recommendation names both tiers" grep -qE '^recommended: --cache-gb 0.004 --ram-gb 0.004 --policy [a-z]+ --lookahead [0-3]$' "$work/out"
-run tune -m "$POCKET" -n 16 --cache-gb 0.004
+run tune -m "$POCKET" -n 16 --cache-gb 0.004 --io threads
 exits 0
+check "no option is said to have no effect" [ "$(grep -c '^warning' "$work/err")" = 0 ]
 check "a trace of our own making is temporary" [ -z "$(find "$work" -name 'glmstream-tune-*')" ]
 check "two settings are measured" [ "$(grep -c 'tok/s (modelled ' "$work/out")" = 2 ]
 run tune -m "$POCKET" --trace "$work/t" -n 8 --cache-gb 0.004 --ram-gb auto --json
@@ -90,7 +91,10 @@ error_is_one_sentence 2 'cpu-experts'
 check "nothing of it is left when it fails" [ -z "$(find "$work" -name 'glmstream-tune-*')" ]
 
 run tune -m "$POCKET" --cache-gb 0.001
-error_is_one_sentence 4 "cannot run the model"
+error_is_one_sentence 4 '--cache-gb: 0.0010 GB are too few, at least 0.0014 are needed'
+run tune -m "$POCKET" --cache-gb 0.004 -n 5000
+error_is_one_sentence 2 'prompt and 5000 new tokens do not fit the context of 4096'
+check "that is said before the trace is recorded" [ "$(grep -c recording "$work/err")" = 0 ]
 run tune -m "$POCKET" --cache-gb 0
 error_is_one_sentence 2 cache-gb
 run tune -m "$POCKET" -f "$work/none"

@@ -41,7 +41,7 @@ for c in $commands; do
 done
 run no-such-command
 error_is_one_sentence 2 no-such-command
-for surplus in '--version -p' '--help run' 'help clients now' 'help --man page'; do
+for surplus in '--version -p' '--help run' '-h run' 'help clients now' 'help --man page' 'help run now' 'help trace show now'; do
 	# shellcheck disable=SC2086 # words
 	run $surplus
 	error_is_one_sentence 2 "unexpected argument"
@@ -118,6 +118,18 @@ if has_command serve; then
 	hints '--sessions' serve -np 4
 	hints '-c N' serve --ctx-size 4096
 	hints 'did you mean serve' server
+	# before the model is opened
+	python3 -c 'import socket, sys
+s = socket.create_server(("127.0.0.1", 0))
+print(s.getsockname()[1], flush=True)
+sys.stdin.read()' < <(sleep 60) >"$work/port" &
+	taken=$!
+	until [ -s "$work/port" ]; do sleep 0.05; done
+	run serve -m "$work/missing.gguf" --port "$(cat "$work/port")"
+	kill $taken
+	error_is_one_sentence 1 'port [0-9]+: Address already in use'
+	run serve -m "$work/missing.gguf" --port 0 --host no-such-host.invalid
+	error_is_one_sentence 2 '^glmstream: --host no-such-host.invalid: '
 fi
 
 # ---- files that are not models -------------------------------------------------------------------
@@ -153,6 +165,47 @@ run compare "$work/missing-a" "$work/missing-b"
 error_is_one_sentence 3 missing-a
 
 need_pocket
+
+# ---- outputs that cannot be written, before the work ---------------------------------------------
+
+python3 tests/e2e/convert/gen_checkpoint.py "$work/tiny" --tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" ||
+	wrong "the generator failed"
+echo 1 2 3 >"$work/ids"
+for bad in "$work/no-folder/out" "$work/empty-folder"; do
+	run dump-logits -m "$work/missing.gguf" --ids "$work/ids" -o "$bad"
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	run dump-logits -m "$work/missing.gguf" --ids "$work/ids" -o "$work/logits" --taps "$bad"
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	for suffix in '' .gguf .dat; do
+		mkdir -p "$work/empty-folder$suffix"
+		run imatrix -m "$work/missing.gguf" -f "$work/t" -o "$bad$suffix"
+		error_is_one_sentence 3 "${bad##*/}$suffix: (cannot be written|is a directory|exists and is not a regular file)"
+	done
+	run -m "$work/missing.gguf" -p x --session "$work/no-folder/session"
+	error_is_one_sentence 3 'session: cannot be written'
+	run -m "$work/missing.gguf" -p x --session-dir "$work/ids"
+	error_is_one_sentence 3 '^glmstream: --session-dir: .*ids is no folder'
+	run trace simulate shipped --experts 100 --policy lru --svg "$bad"
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	run tune --cache-gb 0.006 --svg "$bad"
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	check "tune has measured nothing" [ "$(grep -c measuring "$work/err")" = 0 ]
+	run convert "$work/tiny" -o "$bad" --target-gb 0.02
+	error_is_one_sentence 3 "${bad##*/}: (cannot be written|is a directory)"
+	check "convert has chosen no types" [ "$(grep -c '^source' "$work/err")" = 0 ]
+done
+for same in "$work/both" -; do
+	run dump-logits --ids "$work/ids" -o "$same" --taps "$same"
+	error_is_one_sentence 2 '^glmstream: -o and --taps name the same file'
+done
+check "nothing is written" [ ! -e "$work/both" ]
+run dump-logits --ids "$work/ids" -o /dev/null --taps /dev/null
+exits 0
+run export -m "$POCKET" -o -
+error_is_one_sentence 2 '^glmstream: -o: the name of a folder is expected'
+run plan --vram-gb 24 --ram-gb 64 -m "$work/missing.gguf"
+error_is_one_sentence 3 'missing.gguf: No such file'
+check "the hint of a plan is of its trace, not of its model" [ "$(grep -c '^hint' "$work/err")" = 0 ]
 
 # ---- values that make no sense -------------------------------------------------------------------
 
@@ -313,6 +366,9 @@ for what in help "help --man" "-q -n 300 --temp 0 --think off -p Define"; do
 	"$GLMSTREAM" $what 2>"$work/err" | head -c 1 >"$work/out"
 	check "a reader that stops early is no news ($what)" [ ! -s "$work/err" ]
 done
+seq 1 100 >"$work/ids"
+"$GLMSTREAM" dump-logits --ids "$work/ids" --all -o - -q 2>"$work/err" | head -c 1 >"$work/out"
+check "not of logits either" [ ! -s "$work/err" ]
 
 # a pipe is a chat of one turn per line
 printf 'Define river.\nDefine island.\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -n 40 >"$work/out" 2>"$work/err"

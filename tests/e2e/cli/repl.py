@@ -165,6 +165,13 @@ def messages():
     shown = c.undo()
     check("several pasted lines are one message", b"taken back: first line\nsecond line" in shown, shown)
 
+    pasted = "Größe\t日本語\n\nГород 🙂"
+    c.quiet()
+    c.keys(b"\x1b[200~" + pasted.replace("\n", "\r").encode() + b"\x07\r\x1b[201~")
+    shown = c.say(b"")
+    shown = c.undo()
+    check("pasted Unicode too", b"taken back: " + pasted.replace("\t", " ").encode() in shown, shown)
+
     shown = c.undo()
     check("/undo ends where nothing is left", b"there is nothing to take back" in shown, shown)
 

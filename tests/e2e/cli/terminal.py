@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 from checks import check, finish
@@ -18,10 +19,11 @@ COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 class Terminal:
-    def __init__(self, *args, env=None):
+    def __init__(self, *args, env=None, columns=80):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ.update(TERM="xterm-256color", **(env or {}))
+            termios.tcsetwinsize(0, (24, columns))
+            os.environ.update({"TERM": "xterm-256color", **(env or {})})
             os.execv(PROGRAM, [PROGRAM, *args])
         self.raw = b""
 
@@ -100,6 +102,19 @@ def control_d():
     check("NO_COLOR means no colours", not COLOUR.search(t.raw), t.raw)
 
 
+def progress():
+    """The line is cut to the terminal; a terminal without escape sequences gets lines, as a log does."""
+    for columns in (100, 40, 12, 3):
+        t = Terminal("verify", columns=columns)
+        check("verify ends with status 0", t.status() == 0, t.raw)
+        drawn = [ESCAPES.sub(b"", s) for s in re.findall(rb"\r([^\r\n]*?)\x1b\[K", t.raw)]
+        widest = max((len(s.decode()) for s in drawn), default=0)
+        check(f"progress fits {columns} columns", 0 < widest < columns, t.raw)
+    t = Terminal("verify", env={"TERM": "dumb"})
+    check("verify on a dumb terminal ends with status 0", t.status() == 0, t.raw)
+    check("a dumb terminal gets no escape sequences", b"\x1b" not in t.raw, t.raw)
+
+
 def interrupt_single_answer():
     """SIGINT during one answer: what is there stays, exit status 130."""
     p = subprocess.Popen([PROGRAM, "-p", "Tell me a story about a fox named Ben.", "--temp", "1", "--seed", "3", "-n", "100000"],
@@ -119,5 +134,6 @@ def interrupt_single_answer():
 
 chat_and_interrupt()
 control_d()
+progress()
 interrupt_single_answer()
 finish()

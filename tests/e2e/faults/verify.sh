@@ -159,6 +159,7 @@ error_is_one_sentence 3 'is no file of check values'
 run verify "$work/other.gguf" --write
 exits 3
 check "a text is not replaced" grep -q 'exists and is not a file of check values' "$work/err"
+check "nor said to be" [ "$(grep -c 'is replaced' "$work/err")" = 0 ]
 run verify "$work/other.gguf" --write --force
 exits 0
 head -c 500 "$work/other.gguf.xxh3" >"$work/cut" && mv "$work/cut" "$work/other.gguf.xxh3"
