@@ -13,7 +13,8 @@
 #               --num-cuda-barriers 64 BUILD_DIR/tests/test_backend_parity brief test_deferred
 #   blocks      10^6 quantised blocks of each type
 #   prompts     figures of tests/bench/RESULTS.md: prompts and their products, 11 layers
-#   full        prompts, 78 layers, nothing cached in any run; needs 23 GB of disk
+#   full        prompts, 78 layers: the first of 8,192 tokens finds nothing cached, the others fill
+#               both tiers; needs 23 GB of disk
 #   rows        several rows in a step, 11 layers
 #   decode      78 layers, with and without drafts and the processor; needs 23 GB of disk
 #   two         78 layers on cards 0 and 1
@@ -128,9 +129,14 @@ step_prompts() {
 }
 
 step_full() {
+	local some=(--cache-gb auto --ram-gb auto --no-direct --io threads --verify off
+		--warm "$models/full.profile")
 	model 78 || return
-	bench full_prompts prefill -m "$file" --cache-gb auto --ram-gb auto --no-direct --io threads \
-		-p 8192,32768,2048,512 -c 33024 --chunk 8192 --repeats 2 --verify off
+	rm -f "$models/full.profile"
+	bench full_profile decode -m "$file" "${some[@]}" --routing shipped -c 2048 -n 1400 --repeats 1 \
+		--most-seconds 18
+	bench full_prompts prefill -m "$file" "${some[@]}" -p 8192,32768,512 -c 33024 --chunk 8192 \
+		--repeats 3
 }
 
 step_rows() {
