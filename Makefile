@@ -37,7 +37,9 @@ CUDA   ?= auto
 PARTS  := URING LZ4 EDIT HTTP PAGE MPI
 $(if $(PACKS),$(eval WITH_MPI ?= 0)) # a package runs where there is no Open MPI, or another one
 $(foreach f,$(if $(PACKS),$(PARTS)),$(eval WITH_$f ?= 1))
-CFLAGS ?= -O2 -g
+# Under a sanitizer half of the compile time: reports need lines, not types and variables.
+DEBUG_INFO ?= $(if $(SAN),-g1,-g)
+CFLAGS     ?= $(if $(SAN),-O1,-O2) $(DEBUG_INFO)
 ifeq ($(origin CC),default)
 CC := $(or $(CC_BUILT),gcc)
 endif
@@ -86,12 +88,13 @@ WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpo
             -Wno-psabi -Wno-format-truncation
 WERR     := $(if $(filter 1,$(WERROR)),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
-# In the inner loops without the checks of every access that the address sanitizer makes too: a
-# quarter of the time of a model's tests. Under the thread sanitizer the loops over one row are not
-# watched at all, a ninth of a server test's time: what they read and write is handed over by
-# cpu_pool, which is watched.
+# Inner loops are optimised as in other builds, and without the checks of every access that the
+# address sanitizer makes too: a quarter of the time of a model's tests. Under the thread sanitizer
+# the loops over one row are not watched at all, a ninth of a server test's time: what they read and
+# write is handed over by cpu_pool, which is watched.
 ROW_LOOPS = kernels/cpu/cpu_dot_% kernels/cpu/limbs/% src/quant/%
-LEAN      = $(if $(findstring undefined,$(SAN)),$(if $(filter kernels/% src/quant/%,$(1)), \
+LEAN      = $(if $(SAN),$(if $(filter kernels/% src/quant/%,$(1)),-O2)) \
+            $(if $(findstring undefined,$(SAN)),$(if $(filter kernels/% src/quant/%,$(1)), \
             -fno-sanitize=null$(comma)object-size$(comma)pointer-overflow)) \
             $(if $(findstring thread,$(SAN)),$(if $(filter $(ROW_LOOPS),$(1)), \
             -fno-sanitize=thread))
