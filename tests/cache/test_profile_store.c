@@ -232,15 +232,21 @@ static void test_limits(void **state)
 	struct err e = {0};
 	uint64_t bytes;
 	const char *folder = temp_dir_path("limits");
-	for (uint64_t i = 0; i < PROFILE_STORE_FILES + 5; i++)
+	char path[400];
+	for (uint64_t i = 0; i < PROFILE_STORE_FILES + 5; i++) {
+		const struct timespec written[2] = {
+			{.tv_sec = 1000 + (time_t)i}, {.tv_sec = 1000 + (time_t)i}};
 		assert_int_equal(add(folder, counts_of(i, 0, 0, 1), &e), 0);
+		/* files of the same tick of the clock have no order */
+		snprintf(path, sizeof path, "%s/%016llx.profile", folder, (unsigned long long)i);
+		assert_int_equal(utimensat(AT_FDCWD, path, written, 0), 0);
+	}
 	assert_int_equal(count_files(folder, &bytes), PROFILE_STORE_FILES);
 	assert_true(stored(folder, 0, 0, 0) == 0); /* the oldest are gone */
 	assert_true(stored(folder, 4, 0, 0) == 0);
 	assert_true(stored(folder, 5, 0, 0) == 1);
 	/* a use makes a profile the latest; the limit of bytes holds too */
 	assert_int_equal(add(folder, counts_of(5, 0, 0, 1), &e), 0);
-	char path[400];
 	snprintf(path, sizeof path, "%s/%016x.profile", folder, 60);
 	write_text(path, "# glmstream profile 2 ");
 	assert_int_equal(truncate(path, PROFILE_STORE_BYTES - 200), 0);
