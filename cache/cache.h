@@ -344,8 +344,9 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
  * planned and no pin. Nothing is evicted. The prefetch counters do not count it.
  *   tier 0: CACHE_PRESENT, CACHE_BUSY; CACHE_NO_COLD when no slot is free beside those of the low
  *           watermark.
- *   tier 1: CACHE_PRESENT when the expert is in any tier, CACHE_NO_COLD when no slot is free. Until
- *           the load ends, cache_acquire answers CACHE_BUSY for the expert, as during a demotion.
+ *   tier 1: CACHE_PRESENT when the expert is in any tier, CACHE_NO_COLD when no readable slot
+ *           (cache_set_readable) is free. Until the load ends, cache_acquire answers CACHE_BUSY for
+ *           the expert, as during a demotion.
  */
 enum cache_result cache_warm(
 	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan);
@@ -359,16 +360,16 @@ enum cache_result cache_warm(
 bool cache_set_hot(struct cache *c, int layer, int expert);
 
 /* From now on an expert that prefill reads from disk into a prefill slot fills a free slot of tier
- * 1 with the same read, if there is one. Nothing is evicted.
+ * 1 with the same read, if a readable one (cache_set_readable) is free. Nothing is evicted.
  * - Experts that are hot for tier 1 have priority: others are kept only as far as tier 1 has room
  *   beside all that are hot for it, and count as such from then on.
  * - Experts that are hot for tier 0 are not kept: the warm-up brings them there.
  * - Off until it is called: the caller must be able to read through tier 1's memory. */
 void cache_keep_reads(struct cache *c);
 
-/* From now on only slots within the first `bytes` of tier 1 are filled by the warm-up and by kept
- * reads (cache_warm, cache_keep_reads); before the first call all are. Demotions take any
- * slot. */
+/* Slots of tier 1 are readable from now on if they end within its first `bytes`; before the first
+ * call all are. The warm-up and kept reads take no others (cache_warm, cache_keep_reads). Demotions
+ * take any. */
 void cache_set_readable(struct cache *c, uint64_t bytes);
 
 /* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):

@@ -152,12 +152,6 @@ static bool free_for_warm(const struct cache *c, int tier, int class_id)
 	return slab_n_free(&c->arena[tier], class_id, kept + 1) > kept;
 }
 
-/* Whether the warm-up and kept reads may fill this slot of tier 1. */
-static bool slot_readable(const struct cache *c, int32_t slot, int32_t key)
-{
-	return slab_offset(&c->arena[1], slot - c->first[1]) + bytes_of(c, key) <= c->readable_bytes;
-}
-
 /* Experts of tier 0 whose last_use is below this clock value are cold. */
 static uint64_t cold_before(const struct cache *c)
 {
@@ -171,6 +165,11 @@ enum cache_result cache_slot_alloc(
 	int class_id = class_of(c, key);
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
+	if (use == CACHE_WARM && tier == 1) {
+		const int32_t within = slab_slot_alloc_within(a, class_id, c->readable_bytes);
+		*slot = c->first[1] + within;
+		return within < 0 ? CACHE_NO_COLD : CACHE_OK;
+	}
 	if (use == CACHE_WARM && !free_for_warm(c, tier, class_id))
 		return CACHE_NO_COLD;
 	*slot = arena_slot_take(c, tier, class_id);
@@ -179,10 +178,6 @@ enum cache_result cache_slot_alloc(
 		if (mixed)
 			slab_reclaim_idle(a, class_id);
 		*slot = arena_slot_take(c, tier, class_id);
-	}
-	if (*slot >= 0 && use == CACHE_WARM && tier == 1 && !slot_readable(c, *slot, key)) {
-		cache_slot_free(c, *slot);
-		return CACHE_NO_COLD;
 	}
 	if (*slot >= 0)
 		return CACHE_OK;

@@ -125,11 +125,21 @@ static void slab_assign(struct slab_arena *a, int slab, int class_id)
 
 int32_t slab_slot_alloc(struct slab_arena *a, int class_id)
 {
+	return slab_slot_alloc_within(a, class_id, UINT64_MAX);
+}
+
+int32_t slab_slot_alloc_within(struct slab_arena *a, int class_id, uint64_t limit)
+{
+	const uint64_t bytes = a->classes.bytes[class_id];
 	int32_t slot = a->free_slots.head[class_id];
+	while (slot >= 0 && slab_offset(a, slot) + bytes > limit)
+		slot = a->free_slots.next[slot];
 	if (slot < 0) {
-		if (!a->n_free_slabs)
+		const int slab = a->n_free_slabs ? a->free_slabs[a->n_free_slabs - 1] : -1;
+		if (slab < 0 || (uint64_t)slab * a->slab_bytes + bytes > limit)
 			return -1;
-		slab_assign(a, a->free_slabs[--a->n_free_slabs], class_id);
+		a->n_free_slabs--;
+		slab_assign(a, slab, class_id);
 		slot = a->free_slots.head[class_id];
 	}
 	key_list_drop(&a->free_slots, slot);

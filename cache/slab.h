@@ -63,6 +63,9 @@ void slab_fini(struct slab_arena *a);
 /* Takes a free slot of the class; first assigns a free slab to it when it has none. -1: there is
  * neither. */
 int32_t slab_slot_alloc(struct slab_arena *a, int class_id);
+/* The same of slots that end within the first `limit` bytes of the arena. A slab is assigned only
+ * if its first slot does. */
+int32_t slab_slot_alloc_within(struct slab_arena *a, int class_id, uint64_t limit);
 /* Gives a slot back. Its slab stays with its class. */
 void slab_slot_free(struct slab_arena *a, int32_t slot);
 

@@ -206,13 +206,15 @@ int out_file_check(const char *path, const struct out_kind *kind, bool force, st
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e)
 {
 	struct statvfs fs;
-	const char *slash = strrchr(path, '/');
+	char *real = realpath(path, NULL); /* files are written beside what a link names */
+	const char *name = real ? real : path, *slash = strrchr(name, '/');
 	char *dir = !slash          ? mem_strdup(".")
-				: slash == path ? mem_strdup("/")
-								: mem_strndup(path, (size_t)(slash - path));
+				: slash == name ? mem_strdup("/")
+								: mem_strndup(name, (size_t)(slash - name));
 	int rc = statvfs(dir, &fs) ? err_errno(e, errno, "%.400s", dir) : 0;
 	*bytes = rc ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
 	free(dir);
+	free(real);
 	return rc;
 }
 

@@ -200,7 +200,7 @@ static int run_init(struct batch_run *r, const struct batch_part *parts, uint32_
 			draft[at] = p->verify && k;
 			any_draft |= draft[at];
 		}
-		long_prompt |= p->prompt >= LONG_PROMPT;
+		long_prompt |= p->prompt >= LONG_PROMPT && s->g->chunk >= PREFILL_ROWS;
 		answers &= !p->prompt && (p->n == 1 || p->verify);
 		session_drop_logits(s);
 	}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The device's part of the feed-forward networks (specification 2.7): dense network, router, shared
- * expert, and the sum with the routed experts. All calls enqueue ops and return; none waits. The
+ * expert, and the sum with the routed experts. Its calls enqueue ops or answer; none waits. The
  * order of use is in moe.h, which has the host's part.
  */
 #ifndef GLM_FORWARD_FFN_H

@@ -38,7 +38,7 @@ struct host_experts {
 };
 
 /* The jobs, all of one layer, were computed in `ns`. Counts them, and moves the means of the node
- * that ended last. */
+ * that should end last by the means so far. */
 void host_experts_measured(
 	struct host_experts *h, const struct expert_job *jobs, int n_jobs, uint64_t ns);
 

@@ -18,9 +18,9 @@
 
 /* Moving means. One call is one measurement, however many experts it computes. It moves a mean by
  * MEAN_SHARE of the difference, and counts as MEAN_OUTLIER times the mean at most: threads may have
- * had to wake up. A mean that is too long would never be measured again, so it shrinks a little
- * whenever it is requested, down to 1 ns an expert: at 600 experts a token to half after 76 tokens
- * without a measurement. */
+ * had to wake up. With a mean that is too long the processor would get no expert and the mean no
+ * measurement. So it shrinks a little whenever it is requested, down to 1 ns an expert: at 600
+ * experts a token to half after 76 tokens without a measurement. */
 #define MEAN_SHARE   0.125
 #define MEAN_OUTLIER 2.0
 #define MEAN_SHRINKS (1 - 1.0 / 65536)

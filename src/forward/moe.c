@@ -92,8 +92,8 @@ static void list_experts(struct moe_plan *p, uint32_t n_experts, int n_slots, in
 			if (p->draft && p->draft[i / n_used] != draft)
 				continue;
 			if (!p->first[p->ids[i] + 1]++ && p->use == EXPERT_DECODE)
-				p->refs[p->n_refs++] = (struct expert_ref){
-					.id = p->ids[i], .draft_rows = (uint64_t)draft}; /* until list_draft_rows */
+				p->refs[p->n_refs++] = (struct expert_ref){.id = p->ids[i],
+					.draft_rows = (uint64_t)draft}; /* a mark that list_draft_rows replaces */
 		}
 	for (uint32_t i = 0; i < n_experts && p->use == EXPERT_PREFILL; i++)
 		if (p->first[i + 1])
@@ -189,9 +189,9 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 
 /* ---- groups ---- */
 
-/* Moves experts of the group to p->jobs: those that are ready, were not moved before, and are the
- * processor's (on_host) or the card's. one: at most one expert of each NUMA node. Returns the
- * number of jobs. */
+/* Fills p->jobs with experts of the group that are ready and not yet taken, the processor's if
+ * on_host, else the card's, and marks them as taken (enqueued). one: at most one expert of each
+ * NUMA node. Returns the number of jobs. */
 static int group_take_jobs(struct moe_plan *p, bool on_host, bool one)
 {
 	int n_jobs = 0;
@@ -340,7 +340,7 @@ int moe_experts_request(
 	if ((rc = unpin_passed(m, 0, e)) ||
 		(rc = b->ops->wait_expert_ids(b, fence, m->ws.expert_ids, n_slots, p->ids, e)))
 		return rc;
-	unpin_all(m); /* the ids come behind the experts of the layer before */
+	unpin_all(m); /* the ids were written behind the experts of the layer before */
 
 	p->layer = layer;
 	p->fence = fence;

@@ -30,12 +30,11 @@ struct host_experts;
 
 /*
  * What a step does to the expert cache (moe_step_use). EXPERT_PREFILL, which evicts nothing:
- * - steps of at least PREFILL_ROWS rows, since they use most experts of a layer once. Excepted are
- *   steps of answers (one token of each, and drafts) and rounds of drafts, of at most ANSWER_ROWS
- *   rows: the next one uses much the same experts again;
+ * - steps of at least PREFILL_ROWS rows, since they use most experts of a layer once. Not so, with
+ *   at most ANSWER_ROWS rows: steps that only continue answers (a token of each, with or without
+ *   drafts to verify), and rounds that make drafts: the next one uses much the same experts again;
  * - all steps of a prompt of at least LONG_PROMPT tokens. Its last one may be short, and would
- *   evict what answers use. Excepted are engines whose largest step is shorter than PREFILL_ROWS
- *   (session.c).
+ *   evict what answers use. Not so in engines whose largest step is shorter than PREFILL_ROWS.
  * Other steps: EXPERT_DECODE.
  */
 #define PREFILL_ROWS 32

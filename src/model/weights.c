@@ -128,7 +128,7 @@ static int load_tensor(
 {
 	if (t->made)
 		return copy_made(k, t, data);
-	int rc = k->lists_spans ? 0 : check_mapped(k, t); /* else tensor_load checks */
+	int rc = k->lists_spans ? 0 : check_mapped(k, t); /* tensor_load checks what is listed */
 	if (rc)
 		return rc;
 	if (!t->runs) {

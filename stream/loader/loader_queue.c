@@ -159,8 +159,8 @@ static bool read_ahead_names(const void *queue, int layer, int expert)
 	return false;
 }
 
-/* Lets reads go to the part of tier 1 that is pinned, so that the card can copy from it. Returns
- * whether the part will grow: the I/O thread is woken when it has. */
+/* Sets the cache's readable bytes to what is pinned of tier 1 now: the card copies from there.
+ * Returns whether it may become more; the I/O thread is woken when it has. */
 static bool set_readable(struct loader *l)
 {
 	if (!l->card || !l->tier_memory_bytes[1])
@@ -334,7 +334,7 @@ static bool reserve_promotion(struct loader *l)
 }
 
 /* Reserves a free slot for the next expert of the warm-up: of the first tier, else of the second.
- * False: none is left, or no slot is free. */
+ * False: none is left, or no slot is free that may be read to. */
 static bool reserve_warm(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
@@ -348,10 +348,10 @@ static bool reserve_warm(struct loader *l)
 		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
 		if (result != CACHE_OK)
 			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);
-		if (result != CACHE_OK) {
-			q->next_warm = grows ? q->next_warm : q->n_warm; /* full */
+		if (result != CACHE_OK && !grows)
+			q->next_warm = q->n_warm; /* full */
+		if (result != CACHE_OK)
 			return false;
-		}
 		loader_queue_plan(l, &plan, TRANSFER_WARM);
 		q->next_warm++;
 		return true;

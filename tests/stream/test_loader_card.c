@@ -258,7 +258,8 @@ static void test_warm_second_tier(void **state)
 		struct expert_source *s = open_source(&o);
 		loader_warm(s, keys, n);
 		if (!seed) {
-			for (int tries = 0, last = -1; tries < 200 && experts_in(s, 0) != last; tries++) {
+			for (int tries = 0, last = -1;
+				 tries < 500 && (experts_in(s, 0) != last || !experts_in(s, 1)); tries++) {
 				last = experts_in(s, 0);
 				usleep(20000);
 			}
@@ -305,10 +306,10 @@ static void prompt_all(struct expert_source *s)
 	}
 }
 
-/* What a prompt reads stays in free slots of the second tier as far as that is pinned; each layer
- * requests one of its twenty steps. The prompt itself reads and copies to the card what it would
- * without. The answer after it need not read these
- * experts, and they hold the bytes of the file. */
+/* What a prompt reads stays in free slots of the second tier as far as that is pinned; each call of
+ * read_ahead requests one more of its twenty steps. The prompt itself reads and copies to the card
+ * what it would without. The answer after it need not read these experts, and they hold the bytes
+ * of the file. */
 static void test_prompt_fills_second_tier(void **state)
 {
 	(void)state;

@@ -302,8 +302,10 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 int chat_file_check(const char *path, struct err *e)
 {
 	struct out_file probe;
-	if (!access(path, F_OK) || errno != ENOENT)
+	if (!access(path, F_OK))
 		return 0;
+	if (errno != ENOENT)
+		return err_errno(e, errno, "%.400s", path);
 	int rc = out_file_open_private(&probe, path, &out_session, false, e);
 	out_file_abort(&probe);
 	return rc;

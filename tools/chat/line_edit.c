@@ -125,9 +125,11 @@ static unsigned char key_paste(EditLine *editor, wint_t c)
 			break;
 		}
 	}
-	for (size_t i = 0; i < n; i++)
-		if (text[i] == L'\n' || !iswcntrl((wint_t)text[i]))
-			text[kept++] = text[i];
+	for (size_t i = 0; i < n; i++) {
+		const bool ends_line = text[i] == 0x2028 || text[i] == 0x2029; /* Unicode's own ends */
+		if (ends_line || text[i] == L'\n' || !iswcntrl((wint_t)text[i]))
+			text[kept++] = ends_line ? L'\n' : text[i];
+	}
 	while (kept && text[kept - 1] == L'\n') /* Return stays the person's to press */
 		kept--;
 	if (kept) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* glmstream serve: opens the engine, serves until a signal comes. */
 #if HAVE_HTTP
+#include "src/ranks/ranks.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -200,8 +201,8 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	int rc = parse_serve_options(&o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	if ((rc = check_serve_options(&o, e)) ||
-		(rc = http_check_address(o.host, (uint16_t)o.port, e))) /* before a large model is opened */
+	if ((rc = check_serve_options(&o, e)) || /* the address before a large model is opened */
+		(!ranks_is_worker() && (rc = http_check_address(o.host, (uint16_t)o.port, e))))
 		return rc;
 	const char *path = pocket_or(o.common.model, e);
 	if (!path)

@@ -224,7 +224,7 @@ static uint64_t output_bytes(const struct gguf_writer *writer)
 	return bytes;
 }
 
-/* A tensor that is larger than --split-gb makes its file larger too. */
+/* A file has one tensor at least, and the header. */
 static void note_large_parts(const struct convert_work *w, struct buf *notes)
 {
 	uint64_t largest = 0;
@@ -232,7 +232,8 @@ static void note_large_parts(const struct convert_work *w, struct buf *notes)
 		largest = MAX(largest, gguf_writer_part(w->writer, i).file_bytes);
 	if (w->opt.split_bytes && largest > w->opt.split_bytes)
 		buf_printf(notes,
-			"--split-gb: no tensor is divided, so the largest file has %" PRIu64 " bytes\n",
+			"--split-gb: a file has a whole tensor and its header, so the largest has %" PRIu64
+			" bytes\n",
 			largest);
 }
 
@@ -340,6 +341,19 @@ static int choose_types(struct convert_work *w, struct err *e)
 	return code;
 }
 
+/* What can be refused before the samples of --target-gb are measured. How many files --split-gb
+ * makes is not known yet: of their place only the folder is checked. */
+static int check_place(const struct convert_options *o, struct err *e)
+{
+	struct stat st;
+	if (!o->split_bytes && !stat(o->out, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+		return err_set(e, ERR_INPUT, "%.400s: exists and is not a regular file", o->out);
+	char *part = o->split_bytes ? mem_printf("%s-part", o->out) : mem_strdup(o->out);
+	int rc = out_file_check(part, &out_data, o->force || o->split_bytes, e);
+	free(part);
+	return rc;
+}
+
 /* From headers, and with a target from samples of the matrices, to a plan with all sizes known. */
 static int make_plan(struct convert_work *w, struct err *e)
 {
@@ -359,9 +373,7 @@ static int make_plan(struct convert_work *w, struct err *e)
 		return code;
 	if (w->opt.imatrix && (code = imatrix_file_open(w->opt.imatrix, &w->imatrix, e)))
 		return code;
-	/* before the samples of --target-gb are measured; split files have other names */
-	if (!w->opt.dry_run &&
-		(code = out_file_check(w->opt.out, &out_data, w->opt.force || w->opt.split_bytes, e)))
+	if (!w->opt.dry_run && (code = check_place(&w->opt, e)))
 		return code;
 	if ((w->opt.target_bytes && (code = choose_types(w, e))) || (code = match_imatrix(w, e)) ||
 		(code = match_feedback(w, e)))

@@ -64,9 +64,18 @@ int imatrix_check_space(const struct imatrix_set *s, const struct imatrix_output
 	for (size_t i = 0; i < s->n; i++)
 		if (!dat || !imatrix_is_moments(s->tensors[i].name))
 			need += (s->tensors[i].n_values + s->tensors[i].n_counts) * sizeof(float);
+	struct stat st;
+	if (!stat(o->path, &st) && !S_ISREG(st.st_mode)) /* a pipe, a device */
+		return 0;
 	int rc = out_file_free_bytes(o->path, &room, e);
-	if (rc || room >= need)
+	if (rc)
 		return rc;
+	char *partial = mem_printf("%s.partial", o->path);
+	if (!dat && !stat(partial, &st)) /* of a run that was stopped: it is overwritten */
+		room += (uint64_t)st.st_blocks * 512;
+	free(partial);
+	if (room >= need)
+		return 0;
 	return err_set(e, ERR_MEMORY, "%.400s: %llu bytes are needed, %llu are free there", o->path,
 		(unsigned long long)need, (unsigned long long)room);
 }

@@ -33,8 +33,8 @@ int imatrix_check_place(const struct imatrix_output *o, struct err *e);
  * under the name that ends in .partial, and `force` is not set. */
 int imatrix_check_output(const struct imatrix_output *o, struct err *e);
 
-/* ERR_MEMORY: the drive has no room for the file of this set. What stands there now stays until the
- * new file is whole. */
+/* ERR_MEMORY: the drive has no room for the data of the file of this set. What stands there now
+ * stays until the new file is whole. */
 int imatrix_check_space(const struct imatrix_set *s, const struct imatrix_output *o, struct err *e);
 
 /* Replaces the file in one step; it is this run's then. ERR_INPUT: another's file is there by now.

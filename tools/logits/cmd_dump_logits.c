@@ -16,6 +16,7 @@
 #include "tools/output/report.h"
 #include "tools/logits/token_rows.h"
 
+#include <libgen.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -191,13 +192,20 @@ static void print_logits_summary(
 	json_out_line(f, o);
 }
 
-/* Devices may be named twice. */
+/* Whether both are names of one regular file, which need not exist yet. */
 static bool is_same_file(const char *a, const char *b)
 {
 	struct stat x, y;
-	if (stat(a, &x) || stat(b, &y))
-		return !strcmp(a, b);
-	return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+	if (!stat(a, &x) && !stat(b, &y))
+		return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+	char *folders[2] = {mem_strdup(a), mem_strdup(b)};
+	const char *a_name = strrchr(a, '/'), *b_name = strrchr(b, '/');
+	bool same = !strcmp(a_name ? a_name + 1 : a, b_name ? b_name + 1 : b) &&
+				!stat(dirname(folders[0]), &x) && !stat(dirname(folders[1]), &y) &&
+				x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+	free(folders[0]);
+	free(folders[1]);
+	return same;
 }
 
 /* What can be refused before the model is opened, which takes long. taps: NULL for none. */
@@ -292,8 +300,11 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		if ((rc = out_file_commit(&taps_out, e)))
 			goto out;
 	}
-	if ((rc = out_file_commit(&out, e)))
+	if ((rc = out_file_commit(&out, e))) {
+		if (!strcmp(out_path, "-") && report_reader_gone())
+			err_set(e, rc, "%s", "");
 		goto out;
+	}
 	print_logits_summary(strcmp(out_path, "-") ? stdout : stderr, &rows, &drafts);
 out:
 	out_file_abort(&out);

@@ -386,7 +386,7 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 	static constexpr bool LEAST = false, QUADS = false, TABLES = true;
 	struct head {
 		float unit;
-		uint32_t signs; /* second word of the step of the last call of bytes() */
+		uint32_t signs; /* second word of the step of the last call of bytes_of() */
 	};
 	static __device__ __forceinline__ void read_head(
 		const uint8_t *p, int, const struct cuda_tables *, struct head &h)
@@ -412,8 +412,9 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 	{
 		bytes_of(p[2 + 8 * s + c], second_word(p, u, s), h, c, t, a, b);
 	}
-	/* row: of the grid; word: the step's second one. A nibble of `pick` is 0, 1 or 2 for the
-	 * magnitudes 8, 25, 43, and 4 more if the weight is negative. The bytes are returned xor FLIP.
+	/* row: index into the grid; word: the step's second one. A nibble of `pick` is 0, 1 or 2 for
+	 * the magnitudes 8, 25, 43, and 4 more if the weight is negative. The bytes are returned xor
+	 * FLIP.
 	 */
 	template <uint32_t FLIP = 0>
 	static __device__ __forceinline__ void bytes_of(uint32_t row, uint32_t word, struct head &h,

@@ -18,6 +18,7 @@
 
 #define SLOTS_MOST 8192
 #define JOBS_MOST  256
+/* The narrowest tile has 32 rows, and a job has one tile at most that is not full. */
 #define TILES_MOST (SLOTS_MOST / 32 + JOBS_MOST)
 #define WIDTHS     3
 
@@ -169,7 +170,7 @@ static void packed_gate_and_up(struct cuda_backend *b, const struct expert_batch
 		a.row_bytes = (int64_t)gate->row_bytes;
 		a.n_tiles = gate->type == up->type ? 2 * r->n_of[k] : r->n_of[k];
 		packed_gemm_enqueue(b, r->order, gate->type, &a, r->width[k]);
-		a.beside = true;
+		a.beside = !b->base.failure.code;
 		if (gate->type == up->type)
 			continue;
 		a.tiles += r->n_of[k];
@@ -195,7 +196,7 @@ static void packed_down(struct cuda_backend *b, const struct expert_batch *r, fl
 		a.tiles = tiles + 2 * r->n_of[k];
 		a.n_tiles = r->n_of[k];
 		packed_gemm_enqueue(b, r->down_order, r->jobs->down.type, &a, r->width[k]);
-		a.beside = true;
+		a.beside = !b->base.failure.code;
 	}
 }
 
@@ -253,8 +254,8 @@ static int slots_taken(const struct expert_batch *r, int i, int at, int left)
 	return rest < left ? rest : left;
 }
 
-/* Fills slots and tiles of a batch. Returns the index of the last job's first slot that is left for
- * the next batch. */
+/* Fills slots and tiles of a batch, of which n_x, n_tiles and n_of are 0. Returns the index of the
+ * last job's first slot that is left for the next batch. */
 static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, int n_token_slots)
 {
 	struct gemm_tile panel[2][TILES_MOST];

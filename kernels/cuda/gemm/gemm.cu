@@ -447,8 +447,9 @@ static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, stru
 static void gemm_from_packed(struct cuda_backend *b, const struct weight *w, struct x_panel x,
 	int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
 {
-	/* The largest tiles that leave few multiprocessors idle. With short rows a block spends most of
-	 * its time on its beginning and its end; of tiles of 64 x rows a multiprocessor holds two. */
+	/* The largest tiles that leave few multiprocessors idle. Where weight rows are short a block
+	 * spends most of its time on its beginning and its end; of tiles of 64 x rows a multiprocessor
+	 * holds two, unless the type has minima. */
 	int64_t across = (w->n_out + GEMM_M - 1) / GEMM_M * w->n_stack;
 	bool narrow = rows <= 64 || w->n_in <= 512 || across * ((rows + 127) / 128) < b->n_sm;
 	int bn = rows <= 32 ? 32 : narrow ? 64 : 128;

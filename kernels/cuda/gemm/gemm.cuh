@@ -164,7 +164,8 @@ struct grouped_gemm_args {
 	int n_x, n_stack;
 	bool add;
 	/* wgmma_gemm_enqueue only: the kernel may start while the one before it still runs, which is
-	 * another wgmma_gemm_kernel of the same x with other outputs */
+	 * another wgmma_gemm_kernel of the same x with other outputs. The first of such a group must
+	 * not have it: it waits for what wrote x and the tiles. */
 	bool beside;
 };
 

@@ -20,8 +20,9 @@
  * arrived; all warps have multiplied it. Weights of a warp need only __syncwarp. There is no block
  * barrier behind the first.
  *
- * Launch: with `beside` a kernel does not wait for the one before it, since neither reads what the
- * other writes: its blocks fill the multiprocessors that the last blocks of that one leave idle.
+ * Launch: with `beside` a kernel starts when all blocks of the one before have started, and ends
+ * behind it; neither reads what the other writes. So its first blocks fill the multiprocessors that
+ * the last blocks of that one leave idle.
  *
  * Shared memory (struct wgmma_gemm_shape), from a multiple of 1024 bytes on, which the swizzle of
  * wgmma needs: x [WGMMA_STAGES], packed super-blocks [warp][2][16 rows], codebooks, sums [2],
@@ -132,8 +133,8 @@ static __device__ __forceinline__ uint32_t bits_of(__half2 pair)
 	return *(uint32_t *)&pair;
 }
 
-/* n, from -512 to 511, twice: 1536 + n is n added to the bits of 1536 */
-static __device__ __forceinline__ __half2 small_halves_of(int n)
+/* n, from -512 to 511, as both halves: 1536 + n is n added to the bits of 1536 */
+static __device__ __forceinline__ __half2 small_half_twice(int n)
 {
 	return __hsub2(
 		half2_of(0x66006600u + (uint32_t)n * 0x00010001u), __half2half2(__ushort_as_half(0x6600)));
@@ -178,7 +179,7 @@ template <typename type> struct wgmma_scale<type, SCALE_STEP> : wgmma_scale_whol
 	static __device__ __forceinline__ __half2 by(
 		const uint8_t *p, const head &h, int s, int, float, int)
 	{
-		return small_halves_of(type::scale(p, h, s));
+		return small_half_twice(type::scale(p, h, s));
 	}
 };
 template <typename type> struct wgmma_scale<type, SCALE_HALF> : wgmma_scale_whole<type> {
@@ -187,7 +188,7 @@ template <typename type> struct wgmma_scale<type, SCALE_HALF> : wgmma_scale_whol
 	static __device__ __forceinline__ __half2 by(
 		const uint8_t *p, const head &h, int s, int c, float, int)
 	{
-		return small_halves_of(type::scale(p, h, s, c / 2));
+		return small_half_twice(type::scale(p, h, s, c / 2));
 	}
 };
 template <typename type> struct wgmma_scale<type, SCALE_NONE> : wgmma_scale_whole<type> {
@@ -480,7 +481,9 @@ static __global__ void __launch_bounds__(
 				to[o] = g.add ? __fadd_rn(to[o], v) : v;
 			}
 		}
-	grid_dependency_wait(); /* of `beside`: who waits for this kernel waits for that one too */
+	/* With `beside` the kernel before may still run. Kernels behind this one wait for this one
+	 * alone: it must not end first. */
+	grid_dependency_wait();
 #endif
 }
 
@@ -492,7 +495,7 @@ static void wgmma_gemm_launch_as(struct cuda_backend *b, const struct grouped_ge
 		return;
 	dim3 grid((unsigned)((a->n_out + GEMM_M - 1) / GEMM_M), (unsigned)a->n_tiles,
 		(unsigned)(a->tiles ? 1 : a->n_stack));
-	b->next_serialized = !a->beside;
+	b->next_serialized |= !a->beside;
 	cuda_launch(b, wgmma_gemm_kernel<T, BN>, grid, WGMMA_THREADS, bytes, *a);
 }
 

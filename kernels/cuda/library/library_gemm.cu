@@ -18,7 +18,7 @@
  * Which products: those with at least LIBRARY_LEAST weights (q_a, q_b, o, the shared expert, dense
  * networks, the head of GLM-5.2). Unpacking w takes a time that does not depend on the rows; the
  * library has made up for it at about 300 to 540 rows of the largest, at 750 of q_a and the shared
- * expert. Below, a prompt waits for experts, not for these. The number of rows itself does not
+ * expert. Shorter prompts wait for experts to be loaded, not for these. The number of rows does not
  * matter, because a row's bits must not depend on it. F32 never goes
  * there, since halves do not hold it, nor F8_E4M3: gemm.cu keeps its scales in float32.
  */

@@ -7,7 +7,8 @@
  *     256;
  *   - at most PULL_MOST bytes (lists of a prompt's experts): pull_kernel reads them from a staging
  *     buffer in pinned memory; grid: a block for 4,096 bytes, block 256;
- *   - more (weights): by a copy engine from the ring of staging buffers.
+ *   - more (weights), or to an address that is no multiple of 16: by a copy engine from the ring of
+ *     staging buffers.
  * A copy engine takes its copies in order, and while experts are streamed it has megabytes to copy
  * first: an op that needs a list would wait for them.
  */
@@ -39,8 +40,8 @@ static __global__ void payload_kernel(const __grid_constant__ struct payload p, 
 		dst[i] = p.byte[i];
 }
 
-/* from: pinned memory; both are multiples of 16. Reads up to 15 bytes past `bytes`: staging buffers
- * are a multiple of 256 long. */
+/* The addresses are multiples of 16; from: pinned memory, which unified addressing maps. Reads up
+ * to 15 bytes past `bytes`: staging buffers are a multiple of 256 long. */
 static __global__ void __launch_bounds__(256)
 	pull_kernel(const uint4 *from, uint8_t *dst, uint32_t bytes)
 {

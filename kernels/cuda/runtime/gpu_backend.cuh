@@ -243,8 +243,8 @@ static inline cudaLaunchConfig_t cuda_launch_config(
 }
 
 /* Enqueues a kernel that may start while the op before it still runs. Precondition: before it reads
- * or writes anything but weights the kernel calls grid_dependency_wait. No kernel writes weights.
- */
+ * or writes anything but weights the kernel calls grid_dependency_wait. Only uploads write weights,
+ * and they set next_serialized. Exception: wgmma_gemm_kernel (grouped_gemm_args.beside). */
 template <typename... P, typename... A>
 static void cuda_launch(struct cuda_backend *b, void (*kernel)(P...), dim3 grid, unsigned block,
 	size_t shared, A... args)

@@ -404,7 +404,7 @@ run convert "$work/tiny" --recipe q2 --split-gb 0.0001 --dry-run
 exits 0
 largest=$(sed -n 's/^part .* tensors, \([0-9]*\) bytes/\1/p' "$work/out" | sort -n | tail -n 1)
 check "a file above --split-gb is said" \
-	grep -qxF -- "--split-gb: no tensor is divided, so the largest file has $largest bytes" "$work/err"
+	grep -qxF -- "--split-gb: a file has a whole tensor and its header, so the largest has $largest bytes" "$work/err"
 run convert "$work/tiny" -o "$work/no/such/x.gguf" --recipe q2 -q
 error_is_one_sentence 3 'No such file'
 run convert "$work/tiny" -o "$work/tiny" --recipe q2 -q
