@@ -370,7 +370,8 @@ static void append_own_keys(const struct gguf_writer *w, struct buf *b, size_t p
 #define OWN_KEYS_BYTES 256 /* more than append_own_keys writes */
 
 /* Cuts the tensors into parts. A part is closed when its next tensor could bring the file beyond
- * split_bytes; header sizes are taken with OWN_KEYS_BYTES of slack, so the limit holds. */
+ * split_bytes; header sizes are taken with OWN_KEYS_BYTES of slack. Only a part of one tensor can
+ * be larger. */
 static int assign_parts(struct gguf_writer *w, struct err *e)
 {
 	uint64_t head = 24 + w->kvs.len + OWN_KEYS_BYTES, data = 0;

@@ -56,7 +56,8 @@ struct forward_rows {
  * A model with a part of the layers:
  * - Without layer 0: before the call ws.x holds the residual stream of the rows. If its first layer
  *   shares a selection, ws.sel and ws.n_sel hold that of the latest full layer.
- * - Without the end: the same is there afterwards. first_hidden is n.
+ * - Without the last layer: on return ws.x, ws.sel and ws.n_sel hold these for the model with the
+ *   next layers. first_hidden is n.
  *
  * On return
  * - first_hidden < n: the last ops may still run. model_logits and model_draw wait for them and

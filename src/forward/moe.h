@@ -13,7 +13,7 @@
  *
  * Pins. An expert is pinned from acquire until the device has computed with it. Steps 2 and 3 give
  * back the groups of their own layer whose fence is signaled; step 2 of the next layer, or
- * moe_drain, gives back the rest. At most 2 * source->max_pinned experts are pinned at a time.
+ * moe_drain, gives back the rest. At most 2 * source->max_pinned[use] experts are pinned at a time.
  *
  * The result does not depend on the order of arrival: every (token, rank) slot has a row of its own
  * in ws.expert_out, and moe_combine adds the rows in rank order.
@@ -69,7 +69,7 @@ struct moe_plan {
 	uint64_t fence; /* of its route */
 	int n_refs;
 	int group_size;    /* refs that are acquired at once */
-	int pin_limit;     /* refs that may be pinned at once: twice source->max_pinned at most */
+	int pin_limit;     /* refs that may be pinned at once: twice source->max_pinned[use] at most */
 	bool fence_groups; /* a fence behind each group, not only between groups */
 	/* the group that was requested last: refs[group_first .. end_pinned) */
 	int group_first;

@@ -46,9 +46,10 @@ static void project_input(struct model *m, int n)
 		m->backend, &(struct matmul){.w = m->weights.eh_proj, .y = m->ws.x}, 1, m->ws.mtp_in, n);
 }
 
-/* Lists the pairs of a step of rows->n rows in step_host, laid out as by step_begin: their rows of
- * ws.hidden in place of tokens, their positions and first cache rows. Enqueues the embeddings of
- * their tokens to ws.h, by an op for each run of neighbouring rows. n and max_pos of *pairs: out.
+/* Lists the pairs of a step of rows->n rows in step_host, at the offsets of such a step (states 0,
+ * positions rows->n, first cache rows 2 rows->n), of which the first pairs->n are filled. A state
+ * is a row of ws.hidden, in place of a token. Enqueues the embeddings of their tokens to ws.h, by
+ * an op for each run of neighbouring rows. n and max_pos of *pairs: out.
  */
 static void list_pairs(
 	struct model *m, const struct forward_rows *rows, const int32_t *states, struct batch *pairs)
@@ -68,6 +69,7 @@ static void list_pairs(
 		}
 		if (r > first)
 			b->ops->embed(b, ws->embed, ws->tokens + first, (int)(r - first), h);
+		/* row r, if there is one, has no pair */
 	}
 	pairs->n = n;
 }

@@ -30,7 +30,8 @@ struct tensor_walk {
 	struct err *e;
 	const struct weights_watch *watch; /* NULL: nobody */
 	const struct check_values *values; /* NULL: nothing is compared */
-	/* What needs no conversion is listed, for tensor_load, and not copied. */
+	/* true: tensors that need no conversion are listed in spans, for tensor_load; false: they are
+	 * copied at once. */
 	bool lists_spans;
 	struct tensor_span *spans;
 	size_t n_spans, cap_spans;

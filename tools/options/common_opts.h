@@ -54,9 +54,10 @@ struct common_opts {
 	uint32_t sessions;              /* most at a time; 0: 1 */
 	bool no_mtp;                    /* the draft layer is not loaded */
 	bool quiet, verbose;
-	bool streams_later; /* no option of streaming is said to have no effect: a later engine streams
-						 */
-	bool no_summary;    /* opening prints no line about model and machine: the command does */
+	/* This engine only measures and a later one streams: no warning that options of streaming have
+	 * no effect. */
+	bool streams_later;
+	bool no_summary; /* opening prints no line about model and machine: the command does */
 	struct arg args[COMMON_OPTS_MAX];
 };
 
@@ -119,8 +120,8 @@ struct prefix_opts {
 struct arg_group prefix_opts_group(
 	struct prefix_opts *p); /* its variables are in *p, which must stay where it is */
 
-/* Before a large model is opened. ERR_USAGE: a size without a folder; ERR_INPUT: a file is there.
- */
+/* Before a large model is opened. ERR_USAGE: a size without a folder; ERR_INPUT:
+ * --session-dir exists and is no folder. */
 int prefix_opts_check(const struct prefix_opts *p, struct err *e);
 
 /* *out: the store (prefix_store_close), or NULL when none is asked for. */

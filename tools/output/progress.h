@@ -26,14 +26,14 @@ struct progress {
 	char detail[PROGRESS_DETAIL]; /* progress_detail */
 };
 
-/* Work of `total` units begins; the line appears at once. Nothing is shown elsewhere
- * than on a terminal. */
+/* Work of `total` units begins; the line appears at once. It is shown on a terminal
+ * only. */
 void progress_begin(struct progress *p, const char *what, const char *unit, uint64_t total);
 /* The same for work that a log should show too, of which `done` was done before. */
 void progress_begin_lines(
 	struct progress *p, const char *what, const char *unit, uint64_t done, uint64_t total);
 /* The same for work that may be short: the line appears once it is clear that the work takes longer
- * than two seconds. Nothing is shown elsewhere than on a terminal. */
+ * than two seconds. It is shown on a terminal only. */
 void progress_begin_patient(struct progress *p, const char *what, const char *unit);
 /* The next lines end with this text, which is cut to PROGRESS_DETAIL - 1 bytes. */
 void progress_detail(struct progress *p, const char *text);
