@@ -159,7 +159,7 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	c->n_keys = cfg->n_layers * cfg->n_experts;
 	c->prefetch_cold = cfg->prefetch_cold ? cfg->prefetch_cold : 2 * cfg->token_accesses;
 	c->n_prefill_slots = cfg->n_prefill_slots;
-	c->readable_bytes = UINT64_MAX;
+	c->tier1_limit = UINT64_MAX;
 	c->keep_free = cfg->as_published ? 0 : CACHE_KEEP_FREE;
 	int rc = arenas_init(c, cfg, e);
 	if (rc || (rc = tables_alloc(c, e)))

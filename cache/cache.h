@@ -51,8 +51,8 @@
  * of the compute side that takes a plan flushes first: the policy sees all accesses in the order of
  * the calls, whichever call flushes. A simulated cache therefore counts exactly what a live one
  * does, with two exceptions: hot experts and kept reads (cache_set_hot, cache_keep_reads), of which
- * a trace says nothing; and a tier 1 that evicts, since its victims also depend on which transfers
- * have ended.
+ * a trace says nothing; and a tier 1 that evicts or is limited (cache_limit_tier1), since its
+ * victims also depend on which transfers have ended, and on when the limit is raised.
  *
  * Sizes. Each tier is a slab arena (slab.h) of a few size classes. An expert that needs a slot
  * gets, in this order:
@@ -344,8 +344,8 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
  * planned and no pin. Nothing is evicted. The prefetch counters do not count it.
  *   tier 0: CACHE_PRESENT, CACHE_BUSY; CACHE_NO_COLD when no slot is free beside those of the low
  *           watermark.
- *   tier 1: CACHE_PRESENT when the expert is in any tier, CACHE_NO_COLD when no readable slot
- *           (cache_set_readable) is free. Until the load ends, cache_acquire answers CACHE_BUSY for
+ *   tier 1: CACHE_PRESENT when the expert is in any tier, CACHE_NO_COLD when no slot within
+ *           cache_limit_tier1 is free. Until the load ends, cache_acquire answers CACHE_BUSY for
  *           the expert, as during a demotion.
  */
 enum cache_result cache_warm(
@@ -360,17 +360,19 @@ enum cache_result cache_warm(
 bool cache_set_hot(struct cache *c, int layer, int expert);
 
 /* From now on an expert that prefill reads from disk into a prefill slot fills a free slot of tier
- * 1 with the same read, if a readable one (cache_set_readable) is free. Nothing is evicted.
+ * 1 with the same read, if one is free. Nothing is evicted.
  * - Experts that are hot for tier 1 have priority: others are kept only as far as tier 1 has room
  *   beside all that are hot for it, and count as such from then on.
  * - Experts that are hot for tier 0 are not kept: the warm-up brings them there.
  * - Off until it is called: the caller must be able to read through tier 1's memory. */
 void cache_keep_reads(struct cache *c);
 
-/* Slots of tier 1 are readable from now on if they end within its first `bytes`; before the first
- * call all are. The warm-up and kept reads take no others (cache_warm, cache_keep_reads). Demotions
- * take any. */
-void cache_set_readable(struct cache *c, uint64_t bytes);
+/* From now on experts are given only those slots of tier 1 that end within its first `bytes`;
+ * before the first call all of them. For a tier 1 whose memory becomes usable step by step: its
+ * owner raises the limit, and never lowers it.
+ * - Until then tier 1 is as full as one of that size: a demotion evicts from tier 1, or, when the
+ *   limit leaves no slot, its expert leaves the cache. */
+void cache_limit_tier1(struct cache *c, uint64_t bytes);
 
 /* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):
  * CACHE_OK with its promotion planned and no pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD.

@@ -524,9 +524,9 @@ void cache_keep_reads(struct cache *c)
 	c->keep_reads = true;
 }
 
-void cache_set_readable(struct cache *c, uint64_t bytes)
+void cache_limit_tier1(struct cache *c, uint64_t bytes)
 {
-	c->readable_bytes = bytes;
+	c->tier1_limit = bytes;
 }
 
 enum cache_result cache_promote(struct cache *c, int layer, int expert, struct cache_plan *plan)

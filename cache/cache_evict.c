@@ -15,9 +15,11 @@
  * of evictions in sixteen is due to a reassignment. */
 #define REBALANCE_SLABFULS 16
 
+/* A free slot, of tier 1 within cache_limit_tier1. */
 static int32_t arena_slot_take(struct cache *c, int tier, int class_id)
 {
-	int32_t s = slab_slot_alloc(&c->arena[tier], class_id);
+	int32_t s =
+		slab_slot_alloc_within(&c->arena[tier], class_id, tier == 1 ? c->tier1_limit : UINT64_MAX);
 	return s < 0 ? -1 : s + c->first[tier];
 }
 
@@ -166,9 +168,8 @@ enum cache_result cache_slot_alloc(
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
 	if (use == CACHE_WARM && tier == 1) {
-		const int32_t within = slab_slot_alloc_within(a, class_id, c->readable_bytes);
-		*slot = c->first[1] + within;
-		return within < 0 ? CACHE_NO_COLD : CACHE_OK;
+		*slot = arena_slot_take(c, tier, class_id);
+		return *slot < 0 ? CACHE_NO_COLD : CACHE_OK;
 	}
 	if (use == CACHE_WARM && !free_for_warm(c, tier, class_id))
 		return CACHE_NO_COLD;
@@ -184,7 +185,8 @@ enum cache_result cache_slot_alloc(
 	if (mixed &&
 		(slab_reclaim_idle(a, class_id) || (use == CACHE_DECODE && rebalance(c, tier, class_id)))) {
 		*slot = arena_slot_take(c, tier, class_id);
-		return CACHE_OK;
+		if (*slot >= 0)
+			return CACHE_OK;
 	}
 	const bool cold_only = use == CACHE_PREFETCH || use == CACHE_PROMOTE;
 	uint64_t used_before = POLICY_ANY_AGE;
@@ -205,7 +207,7 @@ enum cache_result cache_slot_alloc(
 		take_over_slab(c, tier, slab, class_id);
 	}
 	*slot = arena_slot_take(c, tier, class_id);
-	return CACHE_OK;
+	return *slot < 0 ? CACHE_FULL : CACHE_OK; /* < 0: none of the slab is within the limit */
 }
 
 bool cache_worth_promoting(struct cache *c, int32_t key)

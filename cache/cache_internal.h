@@ -74,9 +74,9 @@ struct cache {
 	int32_t *prefill_index; /* [n_keys] prefill slot, -1: none */
 	uint8_t *hot;           /* [n_keys] cache_set_hot: 1 + the tier it is hot for; 0: not hot */
 	uint64_t hot_bytes[CACHE_TIERS];
-	bool keep_reads;         /* cache_keep_reads */
-	uint64_t readable_bytes; /* cache_set_readable */
-	int32_t *borrowed;       /* [n_borrowed, at most n_prefill_slots] the prefill slots */
+	bool keep_reads;      /* cache_keep_reads */
+	uint64_t tier1_limit; /* cache_limit_tier1 */
+	int32_t *borrowed;    /* [n_borrowed, at most n_prefill_slots] the prefill slots */
 	int n_borrowed;
 	int32_t *inclusive_copy; /* [n_keys] slot of its inclusive copy, -1: none */
 	/* One list of the keys that have an inclusive copy; the tail is dropped first. A new one enters

@@ -42,7 +42,7 @@
 /* Reads of predicted experts in flight: nearly enough to keep a drive busy, and few enough that a
  * demand does not wait long behind them. */
 #define PREDICTED_READS_MAX 6
-/* Steps of tier 1 that are pinned ahead of demotions. */
+/* Steps of tier 1 behind its last used slot that a demotion requests, if they hold a slot. */
 #define PIN_AHEAD_STEPS 8
 
 #define NONE (-1)
@@ -116,6 +116,7 @@ struct card_transfer {
 	unsigned n_staged;
 	int32_t free_staging[DEVICE_STAGING_SLOTS];
 	unsigned n_free_staging;
+	size_t tier1_used; /* bytes of tier 1 up to the end of the last slot that was ever filled */
 };
 
 static struct card_transfer *card_of(struct transfer *t)
@@ -145,6 +146,20 @@ static void read_failed(
 	transfer_keep_failure(&x->failure, &why);
 }
 
+/* A slot of tier 1 that ends at `end` is filled. */
+static void note_tier1_use(struct card_transfer *t, const uint8_t *end)
+{
+	t->tier1_used = MAX(t->tier1_used, (size_t)(end - t->memory->tier1.base));
+}
+
+/* Requests that tier 1 is pinned so far that the slots behind the last used one can be filled. */
+static void request_more_tier1(const struct card_transfer *t)
+{
+	struct pinned *tier1 = &t->memory->tier1;
+	pinned_request(tier1,
+		t->tier1_used + MAX(PIN_AHEAD_STEPS * tier1->step, (size_t)t->memory->plan.slot_bytes));
+}
+
 /* Puts a load into its queue, from its first byte on. */
 static void begin_load(
 	struct card_transfer *t, const struct transfer_request *q, bool reread, uint64_t bytes_read)
@@ -157,6 +172,8 @@ static void begin_load(
 		.reread = reread,
 		.bytes_read = bytes_read,
 	};
+	if (q->to_tier1 || q->keep)
+		note_tier1_use(t, (q->to_tier1 ? q->dst : q->keep) + q->bytes);
 	if (!q->src && expert_check_due(t->base.config.check, q->layer, q->expert))
 		x->check = transfer_acquire_check(&t->base, &t->checks, q, &x->failure);
 #ifdef LOADER_POISON
@@ -592,21 +609,9 @@ static bool card_copying(const struct transfer *base)
 
 /* ---- demotions ---- */
 
-/* Bytes of tier 1 up to the end of the demotion's slot. */
-static uint64_t tier1_end(const struct card_transfer *t, const struct transfer_request *q)
+static bool card_can_demote(struct transfer *base)
 {
-	return (uint64_t)(q->dst - t->memory->tier1.base) + q->bytes;
-}
-
-/* Also requests that tier 1 is pinned PIN_AHEAD_STEPS steps beyond this demotion. */
-static bool card_can_demote(struct transfer *base, const struct transfer_request *q)
-{
-	struct card_transfer *t = card_of(base);
-	struct pinned *tier1 = &t->memory->tier1;
-	uint64_t end = tier1_end(t, q);
-	pinned_request(tier1, end + PIN_AHEAD_STEPS * tier1->step);
-	return t->n_free_staging &&
-		   (end <= atomic_load(&tier1->ready) || atomic_load(&tier1->state) == PINNED_REFUSED);
+	return card_of(base)->n_free_staging > 0;
 }
 
 /* Moves a staged demotion to the front and makes it a demand. False: none is staged for this slot.
@@ -630,11 +635,8 @@ static void card_demote(struct transfer *base, const struct transfer_request *q)
 	struct card_transfer *t = card_of(base);
 	struct copier *x = t->memory->copier;
 	t->slots[q->slot] = (struct slot_transfer){.parts_left = 1}; /* the last chunk out */
-	if (tier1_end(t, q) > atomic_load(&t->memory->tier1.ready)) {
-		copy_failed(&t->slots[q->slot], &t->memory->tier1.why); /* else can_demote said no */
-		part_done(t, q->slot);
-		return;
-	}
+	note_tier1_use(t, q->dst + q->bytes);
+	request_more_tier1(t);
 	int32_t staging_slot = t->free_staging[--t->n_free_staging];
 	uint8_t *staging =
 		t->memory->device_staging + (uint64_t)staging_slot * t->memory->plan.slot_bytes;

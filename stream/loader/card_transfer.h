@@ -13,7 +13,7 @@
  * Demotions. The slot that a demotion leaves is needed at once, so its bytes are first copied to a
  * device staging slot, which takes microseconds. The card orders later copies behind that copy
  * (copier_ops.stream_wait). The copy to the host may be late: a demotion delays a demand only if
- * all staging slots are taken, or its part of tier 1 is not pinned yet.
+ * all staging slots are taken.
  *
  * Both directions share the link: 55 GB/s alone, 48 to 50 each together (PCIe 5.0). The compute
  * thread waits for copies to the card, but hardly ever for copies from it. So staged demotions are

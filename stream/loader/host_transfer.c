@@ -244,10 +244,9 @@ static void host_load(struct transfer *t, const struct transfer_request *q)
 	host_submit_reads(t, q->slot, expert_check_due(t->config.check, q->layer, q->expert));
 }
 
-static bool host_can_demote(struct transfer *t, const struct transfer_request *q)
+static bool host_can_demote(struct transfer *t)
 {
 	(void)t;
-	(void)q;
 	return true;
 }
 

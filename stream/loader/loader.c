@@ -351,6 +351,7 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 		(rc = open_extents(o, l->reader, &l->table, e)) || (rc = open_tables(l, o, e)) ||
 		(rc = open_check_pool(l, o, e)) || (rc = open_transfer(l, o, e)))
 		goto fail;
+	loader_limit_tier1(l);
 	if ((rc = pthread_create(&l->thread, NULL, loader_io_main, l))) {
 		rc = err_errno(e, rc, "the I/O thread does not start");
 		goto fail;

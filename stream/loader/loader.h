@@ -123,9 +123,9 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 
 /* On a card the second tier is pinned step by step in a thread of its own: the first step after
  * loader_open, others when demotions come near them. From this call on the rest is pinned too, with
- * pauses: call it when the drive has nothing more urgent to do. A demotion waits until its part of
- * the second tier is pinned, and whatever was decided after it waits too. A refusal fails every
- * acquire from then on, with its sentence. */
+ * pauses: call it when the drive has nothing more urgent to do. The tier is used as far as it is
+ * pinned: nothing waits for more, and what finds no room leaves the cache (cache_limit_tier1). A
+ * refusal fails every acquire from then on, with its sentence. */
 void loader_pin_in_background(struct expert_source *s);
 
 /* Of a source made by loader_open. */

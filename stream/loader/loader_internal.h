@@ -212,6 +212,8 @@ bool loader_queue_clear_read_ahead(struct loader *l);
 bool loader_flush_accesses(struct loader *l);
 /* Sets prefetch_share by the useful share of the latest prefetched experts. */
 void loader_judge_prefetch(struct loader *l);
+/* With a card: the cache gives out slots of tier 1 as far as it is pinned now. */
+void loader_limit_tier1(struct loader *l);
 /* Takes the next work of the I/O thread from the queue. False: none can be done now. */
 bool loader_next_work(struct loader *l, struct work *w);
 

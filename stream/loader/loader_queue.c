@@ -159,15 +159,10 @@ static bool read_ahead_names(const void *queue, int layer, int expert)
 	return false;
 }
 
-/* Sets the cache's readable bytes to what is pinned of tier 1 now: the card copies from there.
- * Returns whether it may become more; the I/O thread is woken when it has. */
-static bool set_readable(struct loader *l)
+void loader_limit_tier1(struct loader *l)
 {
-	if (!l->card || !l->tier_memory_bytes[1])
-		return false;
-	const bool grows = atomic_load(&l->card->tier1.state) == PINNED_IN_PROGRESS;
-	cache_set_readable(l->shared.cache, atomic_load(&l->card->tier1.ready));
-	return grows;
+	if (l->card && l->tier_memory_bytes[1])
+		cache_limit_tier1(l->shared.cache, atomic_load(&l->card->tier1.ready));
 }
 
 void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, int n)
@@ -193,7 +188,6 @@ void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, in
 	if (l->card && l->tier_memory_bytes[1]) {
 		struct pinned *tier1 = &l->card->tier1;
 		pinned_request(tier1, atomic_load(&tier1->ready) + tier1->step);
-		set_readable(l);
 		cache_keep_reads(l->shared.cache);
 	}
 }
@@ -334,7 +328,7 @@ static bool reserve_promotion(struct loader *l)
 }
 
 /* Reserves a free slot for the next expert of the warm-up: of the first tier, else of the second.
- * False: none is left, or no slot is free that may be read to. */
+ * False: none is left, or no slot is free now. */
 static bool reserve_warm(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
@@ -344,7 +338,8 @@ static bool reserve_warm(struct loader *l)
 		struct cache_plan plan;
 		if (cache_find(s->cache, k.layer, k.expert) >= 0)
 			continue;
-		const bool grows = set_readable(l);
+		const bool grows = l->card && atomic_load(&l->card->tier1.state) == PINNED_IN_PROGRESS;
+		loader_limit_tier1(l); /* behind `grows`: else the last step might be missed */
 		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
 		if (result != CACHE_OK)
 			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);
@@ -385,7 +380,7 @@ static bool next_decided(struct loader *l, struct work *w)
 		return false;
 	*w = q->decided[q->first];
 	w->request.priority = l->shared.slot_work[w->request.slot].priority;
-	if (w->kind == WORK_DEMOTE && !l->transfer->ops->can_demote(l->transfer, &w->request))
+	if (w->kind == WORK_DEMOTE && !l->transfer->ops->can_demote(l->transfer))
 		return false;
 	q->first = (q->first + 1) % q->cap;
 	q->n--;
@@ -395,6 +390,7 @@ static bool next_decided(struct loader *l, struct work *w)
 bool loader_next_work(struct loader *l, struct work *w)
 {
 	struct loader_shared *s = &l->shared;
+	loader_limit_tier1(l);
 	for (;;) {
 		if (next_boost(l, w) || next_decided(l, w))
 			return true;

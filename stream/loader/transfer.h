@@ -22,6 +22,7 @@
  *
  * Contract:
  *   - At most one load or demotion is in flight into a slot.
+ *   - With a card the slots of tier 1 in requests lie within what is pinned of it.
  *   - A demotion moves the bytes that its source slot holds when ops->demote is called. A load into
  *     that slot may be given next: it is ordered behind the copy of the old bytes.
  *   - A load from a file whose expert is due for a check (expert_check.h) succeeds only if its
@@ -101,9 +102,7 @@ struct transfer_ops {
 	void (*close)(struct transfer *t);  /* frees it; nothing is in flight */
 	void (*attach)(struct transfer *t); /* the calling thread makes the calls from now on */
 	void (*load)(struct transfer *t, const struct transfer_request *q);
-	/* Whether `demote` may be called with *q now. False while all device staging slots are taken,
-	 * or while the part of tier 1 that q->dst is in is not pinned: the call requests that. */
-	bool (*can_demote)(struct transfer *t, const struct transfer_request *q);
+	bool (*can_demote)(struct transfer *t); /* whether `demote` may be called now */
 	void (*demote)(struct transfer *t, const struct transfer_request *q);
 	/* Makes the load or demotion into this slot a demand. No effect when it has ended. */
 	void (*boost)(struct transfer *t, int32_t slot);

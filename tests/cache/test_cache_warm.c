@@ -227,19 +227,19 @@ static void test_keep_reads(void **state)
 	cache_free(c);
 }
 
-/* Warm-up and kept reads take no slot of tier 1 beyond its readable bytes. */
-static void test_readable_bytes(void **state)
+/* Warm-up and kept reads take no slot of tier 1 beyond its limit. */
+static void test_tier1_limit(void **state)
 {
 	(void)state;
 	struct cache *c = make_cache(4, 4, 2);
 	struct cache_plan p;
 	cache_keep_reads(c);
 	cache_begin_step(c, CACHE_PREFILL, &p);
-	for (int readable = 0, next = 0; readable <= 4; readable++) {
-		cache_set_readable(c, (uint64_t)(10 * readable + 5)); /* slots have 10 */
+	for (int usable = 0, next = 0; usable <= 4; usable++) {
+		cache_limit_tier1(c, (uint64_t)(10 * usable + 5)); /* slots have 10 */
 		for (int tries = 0; tries < 2; tries++, next++) {
-			const bool fits = tries == 0 && readable > 0;
-			const bool warm = readable % 2;
+			const bool fits = tries == 0 && usable > 0;
+			const bool warm = usable % 2;
 			if (warm) {
 				assert_int_equal(cache_warm(c, 1, 0, next, &p), fits ? CACHE_OK : CACHE_NO_COLD);
 				if (fits)
@@ -254,6 +254,38 @@ static void test_readable_bytes(void **state)
 			check_invariants(c);
 		}
 	}
+	cache_free(c);
+}
+
+/* Tier 1 is as full as one of the size of its limit: without a slot what tier 0 evicts leaves the
+ * cache; with some, what tier 1 evicts. */
+static void test_demotions_within_limit(void **state)
+{
+	(void)state;
+	struct cache *c = make_cache(1, 4, 0);
+	const struct cache_stats *s = cache_stats(c);
+	cache_limit_tier1(c, 9); /* slots have 10 */
+	bring(c, 0);
+	bring(c, 1);
+	assert_int_equal(cache_find(c, 0, 0), -1);
+	assert_int_equal(s->demotions, 0);
+	assert_int_equal(s->evictions, 1);
+	for (int usable = 1, next = 2; usable <= 4; usable++) {
+		cache_limit_tier1(c, (uint64_t)(10 * usable + 9));
+		for (int i = 0; i < 2; i++, next++) {
+			const uint64_t evictions = s->evictions;
+			bring(c, next);
+			int in_tier1 = 0;
+			for (int expert = 0; expert < next; expert++) {
+				const int32_t slot = cache_find(c, 0, expert);
+				in_tier1 += slot >= 0 && cache_slot_get(c, slot).tier == 1;
+			}
+			assert_int_equal(in_tier1, usable);
+			assert_int_equal(s->evictions - evictions, i);
+			check_invariants(c);
+		}
+	}
+	assert_int_equal(s->demotions, 8);
 	cache_free(c);
 }
 
@@ -325,7 +357,8 @@ int main(void)
 		cmocka_unit_test(test_cache_set_hot),
 		cmocka_unit_test(test_hot_load_fails),
 		cmocka_unit_test(test_keep_reads),
-		cmocka_unit_test(test_readable_bytes),
+		cmocka_unit_test(test_tier1_limit),
+		cmocka_unit_test(test_demotions_within_limit),
 		cmocka_unit_test(test_hot_for_tier0_is_not_kept),
 		cmocka_unit_test(test_kept_read_fails),
 	};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The card's own troubles, on an emulated one: copies that fail, hang or are slow, memory that is
  * refused. */
+#include "src/base/num.h"
 #include "tests/stream/loader_help.h"
 
 #include <setjmp.h>
@@ -177,7 +178,7 @@ static void test_pinned_by_steps(void **state)
 		card_faults = (struct copier_faults){.seed = 5, .latency_max_us = 20};
 		struct expert_source *s = open_source(&o);
 		uint64_t before = copier_null_pins(card);
-		assert_true(before <= 2); /* the staging buffers, the first step */
+		assert_true(before <= 4); /* the staging buffers, steps for a slot */
 		if (leisure) {
 			loader_pin_in_background(s);
 			for (int i = 0; i < 2000 && copier_null_pins(card) < 16; i++)
@@ -197,6 +198,56 @@ static void test_pinned_by_steps(void **state)
 	assert_int_equal(e.code, ERR_MEMORY);
 	assert_non_null(strstr(e.text, "beyond"));
 	assert_non_null(strstr(e.hint, "--ram-gb"));
+	close_source(s);
+}
+
+/* Pins the staging buffers and some steps of the second tier, then none until `go_on`. */
+#define PINS_AT_FIRST 6
+static struct {
+	const struct copier_ops *inner;
+	struct copier_ops ops;
+	atomic_int n;
+	atomic_bool go_on;
+} pinning;
+
+static int stopping_pin(struct copier *c, void *p, size_t bytes, struct err *e)
+{
+	const int n = atomic_fetch_add(&pinning.n, 1);
+	while (n >= PINS_AT_FIRST && !atomic_load(&pinning.go_on))
+		usleep(1000);
+	return pinning.inner->pin(c, p, bytes, e);
+}
+
+/* Demotions take what is pinned of the second tier, and no answer waits for more. */
+static void test_pinning_is_not_waited_for(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.1, full.floor_bytes);
+	struct err e = {0};
+	struct expert_source *s;
+	struct rng r = {5};
+	assert_int_equal(copier_null_open(NULL, &card, &e), 0);
+	pinning.inner = card->ops;
+	pinning.ops = *card->ops;
+	pinning.ops.pin = stopping_pin;
+	card->ops = &pinning.ops;
+	o.copier = card;
+	o.pin_step_bytes = num_align_up(o.tier_bytes[1] / 20, 4096);
+	assert_int_equal(loader_open(&o, &s, &e), 0);
+	for (int tries = 0; tries < 1000 && copier_null_pins(card) < PINS_AT_FIRST; tries++) {
+		assert_int_equal(random_run(s, &r, 1, NULL), 0);
+		usleep(1000);
+	}
+	assert_int_equal(random_run(s, &r, 30, NULL), 0);
+	assert_int_equal(copier_null_pins(card), PINS_AT_FIRST);
+	const struct cache_stats c = source_cache_stats(s);
+	assert_true(c.demotions > 0 && c.evictions > 0);
+	atomic_store(&pinning.go_on, true);
+	for (int tries = 0; tries < 1000 && copier_null_pins(card) < 16; tries++) {
+		assert_int_equal(random_run(s, &r, 1, NULL), 0);
+		usleep(1000);
+	}
+	assert_true(copier_null_pins(card) >= 16);
 	close_source(s);
 }
 
@@ -271,6 +322,7 @@ static void test_warm_second_tier(void **state)
 			struct rng r = {seed};
 			assert_int_equal(random_run(s, &r, 10, NULL), 0);
 		}
+		assert_int_equal(source_wait_pinned(s, &e), 0);
 		wait_until_filled(s);
 		if (!seed) {
 			assert_in_range(experts_in(s, 1), plan.n_fit[1] * 3 / 4, plan.n_fit[1]);
@@ -387,6 +439,7 @@ int main(void)
 		cmocka_unit_test(test_copy_hangs),
 		cmocka_unit_test(test_slow_copies),
 		cmocka_unit_test(test_pinned_by_steps),
+		cmocka_unit_test(test_pinning_is_not_waited_for),
 		cmocka_unit_test(test_warm_second_tier),
 		cmocka_unit_test(test_prompt_fills_second_tier),
 		cmocka_unit_test(test_card_refusals),
