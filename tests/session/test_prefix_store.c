@@ -24,7 +24,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define MODEL    "tools/pocket/pocket.gguf"
+#define MODEL "tools/pocket/pocket.gguf"
 /* Pieces have more rows than a card computes as a decode step (backend.h: Numbers). */
 #define N_TEXT   1104 /* two blocks and a piece */
 #define N_PIECE  592  /* a block and a piece */
