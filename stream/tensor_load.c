@@ -401,8 +401,7 @@ static int loading_open(struct tensor_loading *l, struct err *e)
 	l->copier = l->o->copier;
 	if (!l->copier && (rc = l->o->backend->ops->copier_open(l->o->backend, &l->copier, e)))
 		return rc;
-	/* a chunk that is one slice is one read */
-	l->buffer_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
+	l->buffer_bytes = num_align_up(reader_staging_bytes(l->reader), READER_SLICE_MIN);
 	l->n_buffers = (int)MIN(reader_staging_buffers(l->reader), BUFFERS_MAX);
 	if ((rc = pinned_start(&l->memory, l->copier, (size_t)l->n_buffers * l->buffer_bytes, 0, NULL,
 			 NULL, NULL, e)) ||

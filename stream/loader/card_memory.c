@@ -20,7 +20,7 @@ struct card_memory_plan card_memory_plan(const struct extent_table *t, const str
 	struct card_memory_plan p = {0};
 	for (uint32_t i = 0; i < extent_n_layers(t); i++)
 		p.slot_bytes = MAX(p.slot_bytes, extent_slot_bytes(t, i));
-	uint64_t slice = reader_slice(r);
+	uint64_t slice = reader_staging_bytes(r);
 	p.buffer_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
 	uint64_t most = MAX(HOST_STAGING_BYTES_MAX / p.buffer_bytes, (uint64_t)BUFFERS_MIN);
 	uint64_t wish = reader_staging_buffers(r) + (checked ? reader_useful_depth_max(r) : 0);

@@ -484,7 +484,7 @@ static enum start_result start_read(struct card_transfer *t, int32_t slot)
 		return START_BLOCKED;
 	const struct extent_plan p = transfer_plan(&t->base, &x->q);
 	const struct extent_read *r = &p.reads[x->next_read];
-	uint64_t step = reader_slice_step(r->bytes, reader_slice(reader)),
+	uint64_t step = reader_slice_step(r->bytes, reader_staging_bytes(reader)),
 			 n = MIN(step, r->bytes - x->next_at);
 	const bool demand = x->q.priority == TRANSFER_DEMAND,
 			   predicted = x->q.priority >= TRANSFER_PREFETCH;

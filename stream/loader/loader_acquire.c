@@ -285,6 +285,7 @@ static int loader_acquire(struct expert_source *source, int layer, enum expert_u
 	if (l->card && card_memory_refused(l->card, e))
 		return ERR_MEMORY;
 	pthread_mutex_lock(&s->lock);
+	loader_limit_tier1(l);
 	choose_host(l, layer, refs, n);
 	struct cache_request q = {
 		.layer = layer, .use = cache_use_of(use), .refs = cache_refs(l, refs, n), .n = n};

@@ -188,6 +188,7 @@ void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, in
 	if (l->card && l->tier_memory_bytes[1]) {
 		struct pinned *tier1 = &l->card->tier1;
 		pinned_request(tier1, atomic_load(&tier1->ready) + tier1->step);
+		loader_limit_tier1(l);
 		cache_keep_reads(l->shared.cache);
 	}
 }

@@ -87,6 +87,12 @@ static void write_summary(struct reader *r, const struct reader_options *o, cons
 		n_adapt ? " at first" : "");
 }
 
+/* Requests of reader_staging_bytes that have so many slices. */
+static unsigned requests_for(const struct reader *r, unsigned slices)
+{
+	return (slices + r->staging_slices - 1) / r->staging_slices;
+}
+
 /* Sets the depths of a drive; its `direct` is set. It adapts unless the depth was given, or some of
  * its files are read through the page cache, whose speed is not the drive's. */
 static void drive_init(
@@ -94,14 +100,15 @@ static void drive_init(
 {
 	const uint32_t slice = (uint32_t)r->slice;
 	drive->adapts = drive->direct && !o->depth;
-	drive->depth = o->depth                     ? o->depth
-				   : drive->adapts && o->staged ? READER_USEFUL_DEPTH
-												: READER_DEPTH_DEFAULT;
+	drive->depth = o->depth         ? o->depth
+				   : !drive->direct ? READER_CACHED_DEPTH
+				   : o->staged      ? READER_USEFUL_DEPTH
+									: READER_DEPTH_DEFAULT;
 	drive->depth_max = !drive->adapts ? drive->depth
 					   : o->staged    ? READER_STAGED_DEPTH_MAX
 									  : READER_ADAPT_DEPTH_MAX;
-	drive->useful_max =
-		drive->adapts && !o->staged ? MIN(drive->depth, READER_USEFUL_DEPTH) : drive->depth_max;
+	drive->useful_max = drive->adapts && !o->staged ? MIN(drive->depth, READER_USEFUL_DEPTH)
+													: requests_for(r, drive->depth_max);
 	queue_control_init(&drive->control, (struct queue_setting){drive->depth, slice},
 		(struct queue_limits){
 			.depth_max = drive->depth_max,
@@ -120,6 +127,10 @@ static unsigned open_drives(struct reader *r, const struct reader_options *o)
 		r->drives[i].direct = true;
 	for (unsigned i = 0; i < t->n; i++)
 		r->drives[t->h[i].drive].direct &= t->h[i].fd_direct >= 0;
+	bool cached = true;
+	for (unsigned i = 0; i < t->n_drives; i++)
+		cached &= !r->drives[i].direct;
+	r->staging_slices = cached && o->staged && !o->slice_bytes ? READER_CACHED_SLICES : 1;
 	for (unsigned i = 0; i < t->n_drives; i++) {
 		struct drive_queue *drive = &r->drives[i];
 		drive_init(drive, r, o);
@@ -270,6 +281,11 @@ size_t reader_slice(const struct reader *r)
 	return r->slice;
 }
 
+size_t reader_staging_bytes(const struct reader *r)
+{
+	return r->slice * r->staging_slices;
+}
+
 unsigned reader_n_drives(const struct reader *r)
 {
 	return r->files.n_drives;
@@ -280,7 +296,7 @@ unsigned reader_useful_depth(const struct reader *r)
 	unsigned sum = 0;
 	for (unsigned i = 0; i < r->files.n_drives; i++) {
 		const struct drive_queue *drive = &r->drives[i];
-		sum += MIN(drive_depth(drive), drive->useful_max);
+		sum += MIN(requests_for(r, drive_depth(drive)), drive->useful_max);
 	}
 	return sum;
 }

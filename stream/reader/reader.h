@@ -41,6 +41,11 @@ enum reader_engine { READER_AUTO, READER_URING, READER_THREADS };
 #define READER_SLICE_MIN        4096u
 #define READER_SLICE_MAX        (1u << 28)
 #define READER_FILES_MAX        4096u
+/* The depth where files are read through the page cache: reads are copies by the processor. Twelve
+ * or sixteen take all that memory gives on 16 cores, and more are slower. */
+#define READER_CACHED_DEPTH 16u
+/* Slices of a staging buffer there: several threads read into it, and one large copy empties it. */
+#define READER_CACHED_SLICES 3u
 /* Limits of the depth and slices of a drive that adapts (stream/reader/queue_control.h); STAGED: if
  * reader_options.staged. */
 #define READER_ADAPT_DEPTH_MAX  128u
@@ -69,10 +74,10 @@ struct reader_options {        /* all zero: the defaults */
 	/* Slices in flight per drive. 0: adapted per drive while reading; the start is
 	 * READER_DEPTH_DEFAULT, staged READER_USEFUL_DEPTH. The length of slices is adapted too, unless
 	 * slice_bytes is given. A drive with a file that is read through the page cache does not adapt
-	 * and has READER_DEPTH_DEFAULT */
+	 * and has READER_CACHED_DEPTH */
 	unsigned depth;
-	/* the caller requests one slice at a time, into a few staging buffers that it uses again and
-	 * again */
+	/* the caller's requests have reader_staging_bytes, into a few staging buffers that it uses
+	 * again and again */
 	bool staged;
 	unsigned requests; /* most requests accepted and not yet reaped; 0: READER_REQUESTS_DEFAULT */
 	/* READER_THREADS: threads per drive, at most as many as a drive may have slices in flight; 0:
@@ -180,10 +185,14 @@ struct reader_stats reader_stats(const struct reader *r);
 unsigned reader_start_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r); /* bytes of a slice at the start */
 unsigned reader_n_drives(const struct reader *r);
-/* How many reads, on all drives together, a caller with few staging buffers should keep in flight.
+/* Bytes of a request, about, of a caller with few staging buffers: a slice; in a reader that is
+ * `staged` and reads through the page cache only, with slices of its own choice,
+ * READER_CACHED_SLICES of them. */
+size_t reader_staging_bytes(const struct reader *r);
+/* How many such requests, on all drives together, the caller should keep in flight.
  * - A drive that adapts: the present depth in a reader that is `staged`, so call it before each
  *   read; else at most READER_USEFUL_DEPTH.
- * - A drive that does not adapt: its depth.
+ * - A drive that does not adapt: as many as have its depth of slices.
  * Few are best because the bytes are then still in the processor's cache when the buffer is used
  * again: four of 1 MiB were best on drives of 2 to 3 GB/s (tests/bench/RESULTS.md). */
 #define READER_USEFUL_DEPTH 4u

@@ -55,6 +55,7 @@ struct reader {
 	unsigned n_requests;
 	unsigned start_depth; /* of the drive with the deepest queue at the start */
 	size_t slice;
+	unsigned staging_slices; /* of reader_staging_bytes */
 
 	struct queued_request *requests, *free_requests;
 	struct request_queue urgent, normal, done;

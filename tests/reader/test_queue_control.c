@@ -476,9 +476,18 @@ static void test_explicit(void **state)
 	const struct reader_options staged = {
 		.buffered = true, .engine = READER_THREADS, .staged = true};
 	assert_int_equal(reader_open(&r, &f, 1, &staged, &e), 0);
-	assert_int_equal(reader_useful_depth(r), READER_DEPTH_DEFAULT);
-	assert_int_equal(reader_useful_depth_max(r), READER_DEPTH_DEFAULT);
-	assert_int_equal(reader_staging_buffers(r), 3 * READER_DEPTH_DEFAULT);
+	/* requests of several slices, so many that all may be in flight */
+	const unsigned depth = (READER_CACHED_DEPTH + READER_CACHED_SLICES - 1) / READER_CACHED_SLICES;
+	assert_int_equal(reader_staging_bytes(r), READER_CACHED_SLICES * reader_slice(r));
+	assert_int_equal(reader_useful_depth(r), depth);
+	assert_int_equal(reader_useful_depth_max(r), depth);
+	assert_int_equal(reader_staging_buffers(r), 3 * depth);
+	reader_close(r);
+	const struct reader_options sliced = {
+		.buffered = true, .engine = READER_THREADS, .staged = true, .slice_bytes = 65536};
+	assert_int_equal(reader_open(&r, &f, 1, &sliced, &e), 0);
+	assert_int_equal(reader_staging_bytes(r), 65536);
+	assert_int_equal(reader_useful_depth(r), READER_CACHED_DEPTH);
 	reader_close(r);
 }
 

@@ -465,7 +465,7 @@ static void test_tmpfs(void **state)
 	check_random_reads(r, 3, 100);
 	bool direct = reader_file_align(r, 0) > 1 && reader_file_align(r, 1) > 1;
 	assert_int_equal(reader_useful_depth(r),
-		(direct ? READER_USEFUL_DEPTH : READER_DEPTH_DEFAULT) * reader_n_drives(r));
+		(direct ? READER_USEFUL_DEPTH : READER_CACHED_DEPTH) * reader_n_drives(r));
 	if (reader_file_align(r, 1) == 1)
 		assert_non_null(strstr(r->summary, "page cache"));
 	reader_close(r);

@@ -128,8 +128,8 @@ static void test_modes(void **state)
 																 : experts_read(s));
 		assert_int_equal(s->stats.reread + s->stats.wrong, 0);
 		assert_true((s->stats.check_ns > 0) == (mode != CHECK_OFF));
-		assert_int_equal(
-			check_threads_of_process(NULL), mode == CHECK_OFF ? 0 : MAX(check_threads, 0));
+		const int n = mode == CHECK_OFF ? 0 : MAX(check_threads, 0);
+		assert_int_equal(check_threads_wait_for(n), n);
 		close_source(s);
 	}
 }
@@ -148,13 +148,11 @@ static void test_side_by_side(void **state)
 		struct expert_ref ref = {.id = id};
 		struct err e = {0};
 		int n = 0;
-		usleep(20000); /* they have begun, and sleep */
-		assert_int_equal(check_threads_of_process(before), check_threads);
+		assert_true(check_threads_all_sleep(check_threads, before));
 		s->ops->step(s, EXPERT_DECODE, 1, id);
 		if (use_experts(s, (int)config.n_dense, EXPERT_DECODE, &ref, 1, &e))
 			fail_msg("%s", e.text);
-		usleep(20000);
-		assert_int_equal(check_threads_of_process(after), check_threads);
+		assert_true(check_threads_all_sleep(check_threads, after));
 		for (int i = 0; i < check_threads; i++)
 			n += after[i] > before[i];
 		assert_int_equal(n, MIN(check_threads, EXTENT_MATRICES));

@@ -243,10 +243,15 @@ static void test_refused_read(void **state)
 /* ---- check values ---- */
 
 /* At the end of a load: threads of this process that compare. */
+struct counted_threads {
+	int expected, found;
+};
+
 static void count_threads(void *user, uint64_t done, uint64_t total)
 {
+	struct counted_threads *n = user;
 	if (done == total)
-		*(int *)user = check_threads_of_process(NULL);
+		n->found = check_threads_wait_for(n->expected);
 }
 
 /* Loads all tensors, compared with these values. *bytes_right: what came to the card is the file.
@@ -268,20 +273,20 @@ static int load_checked(const struct check_values *v, const struct reader_faults
 		at += t->bytes;
 	}
 	memcpy(was, s, n * sizeof *s);
-	int n_threads = -1;
+	struct counted_threads threads = {v ? MAX(check_threads, 0) : 0, -1};
 	struct tensor_load_options o = {.file = file,
 		.copier = c,
 		.check_values = v,
 		.check_threads = check_threads,
 		.progress = count_threads,
-		.user = &n_threads,
+		.user = &threads,
 		.reader = {.custom = &reader_null_engine,
 			.custom_options = f,
 			.buffered = buffered,
 			.slice_bytes = 65536}};
 	int rc = tensor_load(&o, s, n, result, e);
 	if (!rc)
-		assert_int_equal(n_threads, v ? MAX(check_threads, 0) : 0);
+		assert_int_equal(threads.found, threads.expected);
 	*bytes_right = true;
 	for (size_t i = 0; i < n; i++)
 		*bytes_right &=

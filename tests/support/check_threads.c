@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* False: the thread does not compare, or has ended. */
 static bool read_status(const char *task, long *sleeps)
@@ -23,6 +24,16 @@ static bool read_status(const char *task, long *sleeps)
 	return compares;
 }
 
+int check_threads_wait_for(int n)
+{
+	int found = check_threads_of_process(NULL);
+	for (int tries = 0; tries < 500 && found != n; tries++) {
+		usleep(10000);
+		found = check_threads_of_process(NULL);
+	}
+	return found;
+}
+
 int check_threads_of_process(long *sleeps)
 {
 	int n = 0;
@@ -38,4 +49,19 @@ int check_threads_of_process(long *sleeps)
 	if (d)
 		closedir(d);
 	return n;
+}
+
+bool check_threads_all_sleep(int n, long *sleeps)
+{
+	long before[CHECK_THREADS_MAX];
+	int n_before = check_threads_of_process(sleeps);
+	for (int tries = 0; tries < 500; tries++) {
+		memcpy(before, sleeps, sizeof before);
+		usleep(20000);
+		const int now = check_threads_of_process(sleeps);
+		if (now == n && now == n_before && !memcmp(before, sleeps, (size_t)n * sizeof *before))
+			return true;
+		n_before = now;
+	}
+	return false;
 }

@@ -132,7 +132,7 @@ static uint64_t start_expert(struct measure_drive *j, unsigned slot)
 /* One buffer for each slice under way. */
 static int take_buffers(struct measure_drive *j, struct err *e)
 {
-	uint64_t slice = reader_slice(j->reader);
+	uint64_t slice = reader_staging_bytes(j->reader);
 	j->n_slots = reader_useful_depth_max(j->reader);
 	j->slot = (size_t)num_align_up(slice + slice / 2 + READER_SLICE_MIN, READER_SLICE_MIN);
 	return map_slots(j, "buffers", e);
@@ -148,7 +148,7 @@ static uint64_t start_slice(struct measure_drive *j, unsigned slot)
 		k->read = 0;
 	}
 	const struct extent_read *x = &k->plan.reads[k->read];
-	uint64_t step = reader_slice_step(x->bytes, reader_slice(j->reader)),
+	uint64_t step = reader_slice_step(x->bytes, reader_staging_bytes(j->reader)),
 			 n = MIN(step, x->bytes - k->at);
 	const struct reader_request q = {.file = x->file,
 		.offset = x->offset + k->at,

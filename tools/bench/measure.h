@@ -19,7 +19,7 @@ struct measure_disk {
 	double slot_bytes;           /* mean of what an expert takes in a cache */
 	double requests;             /* mean number of reads for an expert */
 	unsigned depth;              /* experts, or ... */
-	bool slices;                 /* ... slices of them: measure_disk_slices */
+	bool slices;                 /* ... parts of them: measure_disk_slices */
 	bool direct;                 /* past the page cache; else the figure may be that of memory */
 };
 
@@ -29,8 +29,9 @@ struct measure_disk {
 int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned depth,
 	double seconds, int repeats, struct measure_disk *out, struct err *e);
 
-/* The same bytes as a card's loader reads them: in slices, reader_useful_depth() at a time, into
- * the buffer that was filled last, by a thread that polls. out->depth counts slices. */
+/* The same bytes as a card's loader reads them: reader_useful_depth() requests of
+ * reader_staging_bytes() at a time, into the buffer that was filled last, by a thread that polls.
+ * out->depth counts these. */
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds,
 	int repeats, struct measure_disk *out, struct err *e);
 

@@ -240,6 +240,35 @@ template <> struct wgmma_minima<DTYPE_Q2_K, true> {
 	}
 };
 
+/* The block's tile of bn x rows */
+static __device__ __forceinline__ struct grouped_gemm_tile wgmma_tile_of_block(
+	const struct grouped_gemm_args &g, int bn)
+{
+	if (g.tiles)
+		return g.tiles[blockIdx.y];
+	struct grouped_gemm_tile tile;
+	tile.w = g.w + blockIdx.z * g.stack_bytes;
+	tile.x_first = blockIdx.y * bn;
+	tile.n_x = min(bn, g.n_x - tile.x_first);
+	tile.y_first = blockIdx.z * g.y_stack;
+	return tile;
+}
+
+/* By one thread */
+static __device__ __forceinline__ void wgmma_init_barriers(
+	uint32_t full, uint32_t empty, uint32_t sums_full, uint32_t sums_empty)
+{
+	for (int i = 0; i < WGMMA_STAGES; i++) {
+		mbarrier_init(full + 8 * i, 1);
+		mbarrier_init(empty + 8 * i, WGMMA_WARPS);
+	}
+	for (int i = 0; i < 2; i++) {
+		mbarrier_init(sums_full + 8 * i, 1);
+		mbarrier_init(sums_empty + 8 * i, WGMMA_WARPS);
+	}
+	mbarrier_init_fence();
+}
+
 template <int T, int BN>
 static __global__ void __launch_bounds__(
 	WGMMA_THREADS, BN == 32 || (BN == 64 && !bytes_type<T>::LEAST) ? 2 : 1)
@@ -263,30 +292,13 @@ static __global__ void __launch_bounds__(
 	int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g8 = lane / 4, c = lane % 4,
 		m0 = blockIdx.x * GEMM_M, of_pass = g.x.steps, x_steps = g.x.passes * of_pass,
 		passes = ROUNDS && g.x.passes == 2 ? 3 : g.x.passes, steps = passes * of_pass;
-	struct grouped_gemm_tile tile;
-	if (g.tiles)
-		tile = g.tiles[blockIdx.y];
-	else {
-		tile.w = g.w + blockIdx.z * g.stack_bytes;
-		tile.x_first = blockIdx.y * BN;
-		tile.n_x = min(BN, g.n_x - tile.x_first);
-		tile.y_first = blockIdx.z * g.y_stack;
-	}
+	const struct grouped_gemm_tile tile = wgmma_tile_of_block(g, BN);
 	const float *unscale = g.x.unscale + blockIdx.z * g.x.pad + tile.x_first;
 	launch_dependents();
 	if (type::TABLES)
 		lane_tables_fill(shared + shape::AT_TABLES, g.tables, WGMMA_THREADS);
-	if (!tid) {
-		for (int i = 0; i < WGMMA_STAGES; i++) {
-			mbarrier_init(full + 8 * i, 1);
-			mbarrier_init(empty + 8 * i, WGMMA_WARPS);
-		}
-		for (int i = 0; i < 2; i++) {
-			mbarrier_init(sums_full + 8 * i, 1);
-			mbarrier_init(sums_empty + 8 * i, WGMMA_WARPS);
-		}
-		mbarrier_init_fence();
-	}
+	if (!tid)
+		wgmma_init_barriers(full, empty, sums_full, sums_empty);
 	__syncthreads();
 	/* loads x of a step when all warps have released the stage; the warps take turns */
 	const uint8_t *from_x =
