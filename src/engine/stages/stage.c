@@ -452,6 +452,25 @@ void engine_recover(struct engine *g)
 		g->stages[i].backend->ops->recover(g->stages[i].backend);
 }
 
+void engine_leave_out_drafts(struct engine *g, const struct err *why)
+{
+	struct backend *b = engine_last(g)->backend;
+	if (!g->drafts_left_out)
+		log_warn(
+			"no memory for drafts (%s): some are left out, which changes no answer", why->text);
+	g->drafts_left_out = true;
+	b->ops->recover(b);
+}
+
+bool engine_drafts_lack_memory(struct engine *g)
+{
+	const struct err why = engine_last(g)->backend->failure;
+	if (why.code != ERR_MEMORY)
+		return false;
+	engine_leave_out_drafts(g, &why);
+	return true;
+}
+
 bool engine_has_failed(const struct engine *g)
 {
 	bool failed = false;
