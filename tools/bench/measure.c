@@ -230,11 +230,10 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 			.requests = 4 * SLOTS_MOST},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
-	enum log_level level = log_level();
-	log_set_level(MIN(level, LOG_WARN)); /* a run says how it reads */
+	const enum log_level before = log_lower(LOG_WARN); /* a run says how it reads */
 	if (!rc)
 		rc = loader_open_reader(&o, &j->reader, e);
-	log_set_level(level);
+	log_set_level(before);
 	free(replicas.text);
 	if (rc || (rc = extent_table_from_gguf(&j->table, file, j->reader, e)) ||
 		(rc = list_experts(j, out, e)) ||

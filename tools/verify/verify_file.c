@@ -251,15 +251,14 @@ int verify_file(const struct verify_job *job, struct verify_result *r, struct er
 	*r = (struct verify_result){.direct = true, .ranges = check_map_n(job->map)};
 	struct verify_state s = {.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .result = r};
 	const uint64_t start = clock_ns();
-	const enum log_level level = log_level();
 	find_shared(&s);
 	if (job->progress)
 		progress_begin_lines(&s.progress, "reading", NULL, 0, s.total);
-	log_set_level(MIN(level, LOG_WARN)); /* each reader says how it reads */
+	const enum log_level before = log_lower(LOG_WARN); /* each reader says how it reads */
 	const struct workers_job work = {
 		verify_worker, on_verified, stop_verifying, &s, job->n_threads};
 	int rc = workers_run(&work, e);
-	log_set_level(level);
+	log_set_level(before);
 	progress_end(&s.progress);
 	if (!rc)
 		copy_shared(&s);

@@ -191,10 +191,9 @@ int stages_plan(struct engine *g, const struct engine_options *o, struct err *e)
 	if (!g->ranks)
 		return plan_here(g, o, e);
 	struct engine_options agreed = *o;
-	enum log_level level = log_level();
-	log_set_level(LOG_QUIET); /* the second time prints */
+	const enum log_level before = log_lower(LOG_WARN); /* the second time prints */
 	int rc = plan_here(g, o, e);
-	log_set_level(level);
+	log_set_level(before);
 	struct ranks *ranks = g->ranks->ranks;
 	struct rank_limits limits = limits_of(g);
 	if ((rc = ranks_agree(ranks, rc, e)) || (rc = engine_ranks_limits(g->ranks, &limits, e)))
