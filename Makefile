@@ -159,6 +159,7 @@ $(addprefix $(BUILD)/tests/,test_cluster test_convert_target test_convert_units 
 $(TESTS): private LIBS += -lcmocka
 $(BUILD)/tests/test_session_file: private LIBS += \
   -Wl,--wrap=LZ4F_createDecompressionContext,--wrap=LZ4F_decompress
+$(BUILD)/tests/test_ranks: private LIBS += -Wl,--wrap=backend_library_version
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 	$(call say,LD,$@)
 	$(Q)$(CC) $(C_ALL) $(LOCAL) -o $@ $(filter %.o %/libtools.a,$^) $(LIB) $(LIBS)

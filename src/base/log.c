@@ -27,6 +27,13 @@ enum log_level log_level(void)
 	return threshold;
 }
 
+enum log_level log_lower(enum log_level level)
+{
+	const enum log_level before = threshold;
+	threshold = level < before ? level : before;
+	return before;
+}
+
 static void log_line(enum log_level level, const char *tag, const char *fmt, va_list ap)
 {
 	if (level > threshold)

@@ -8,10 +8,14 @@
 
 enum log_level { LOG_QUIET, LOG_WARN, LOG_INFO, LOG_VERBOSE };
 
-/* Process-wide threshold, LOG_INFO at start. Set once from the command line before threads exist.
- */
+/* Process-wide threshold, LOG_INFO at start. Set from the command line before threads exist, and
+ * lowered for a while by the thread that opens engines and runs commands. */
 void log_set_level(enum log_level level);
 enum log_level log_level(void);
+
+/* Lowers the threshold to `level`, or leaves it if it is lower. Returns the one before, which
+ * log_set_level brings back: for what would say again what is said elsewhere. */
+enum log_level log_lower(enum log_level level);
 
 /* Stands before every line from now on; lent. At the start "". Before threads exist. */
 void log_set_name(const char *name);

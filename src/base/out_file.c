@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -201,6 +202,27 @@ int out_file_check(const char *path, const struct out_kind *kind, bool force, st
 	int rc = out_file_open(&o, path, kind, force, e);
 	out_file_abort(&o);
 	return rc;
+}
+
+int out_file_check_folder(const char *path, struct err *e)
+{
+	struct out_file o = {.directory = -1};
+	int rc = open_beside(&o, path, false, 0600, e);
+	out_file_abort(&o);
+	return rc;
+}
+
+bool out_file_is_same(const char *a, const char *b)
+{
+	struct stat x, y;
+	if (!stat(a, &x) && !stat(b, &y))
+		return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+	char *folders[2] = {mem_strdup(a), mem_strdup(b)};
+	bool same = !strcmp(base_name(a), base_name(b)) && !stat(dirname(folders[0]), &x) &&
+				!stat(dirname(folders[1]), &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+	free(folders[0]);
+	free(folders[1]);
+	return same;
 }
 
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e)

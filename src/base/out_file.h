@@ -49,6 +49,12 @@ int out_file_may_replace(const char *path, const struct out_kind *kind, bool for
  * not open a device or pipe, since that may wait for the reader. */
 int out_file_check(const char *path, const struct out_kind *kind, bool force, struct err *e);
 
+/* out_file_check for files beside `path`, whose names are not known yet: can they be made? */
+int out_file_check_folder(const char *path, struct err *e);
+
+/* Whether both are names of one regular file, which need not exist yet. */
+bool out_file_is_same(const char *a, const char *b);
+
 /* *bytes: free in the folder of `path` for this user. Errors of statvfs. */
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e);
 

@@ -469,12 +469,26 @@ static const char *known_extra(const struct convert_config *c, const char *name)
 	return NULL;
 }
 
+void left_out_add(struct left_out *l, const char *reason)
+{
+	size_t k = 0;
+	while (k + 1 < ARRAY_LEN(l->reasons) && l->reasons[k] && strcmp(l->reasons[k], reason))
+		k++;
+	l->reasons[k] = reason;
+	l->counts[k]++;
+}
+
+void left_out_print(const struct left_out *l, struct buf *notes)
+{
+	for (size_t k = 0; k < ARRAY_LEN(l->reasons) && l->reasons[k]; k++)
+		buf_printf(notes, "%" PRIu64 " tensors left out: %s\n", l->counts[k], l->reasons[k]);
+}
+
 /* Checks that every tensor of the checkpoint is used or a known extra; a note says how many are
  * left out, and why. */
 static int check_rest(struct plan_builder *b)
 {
-	const char *reasons[8] = {NULL};
-	uint64_t counts[8] = {0};
+	struct left_out others = {0};
 	for (size_t i = 0; i < b->st->n_tensors; i++) {
 		const struct safetensors_tensor *t = &b->st->tensors[i];
 		if (b->plan->used[i])
@@ -483,14 +497,9 @@ static int check_rest(struct plan_builder *b)
 		if (!why)
 			return err_set(b->e, ERR_INPUT, "%s: tensor %s belongs to nothing in this architecture",
 				b->st->files[t->file].path, t->name);
-		size_t k = 0;
-		while (k + 1 < ARRAY_LEN(reasons) && reasons[k] && strcmp(reasons[k], why))
-			k++;
-		reasons[k] = why;
-		counts[k]++;
+		left_out_add(&others, why);
 	}
-	for (size_t k = 0; k < ARRAY_LEN(reasons) && reasons[k]; k++)
-		buf_printf(&b->plan->notes, "%" PRIu64 " tensors left out: %s\n", counts[k], reasons[k]);
+	left_out_print(&others, &b->plan->notes);
 	return 0;
 }
 

@@ -90,6 +90,14 @@ bool convert_types_match(const struct convert_types *t, const char *name, enum d
 int convert_type_parse(enum dtype *out, const char *name, bool (*can)(enum dtype type),
 	const char *option, struct err *e);
 
+/* Tensors that are left out, by the reason. Zero-initialise. */
+struct left_out {
+	const char *reasons[8]; /* static texts; those beyond the eighth count for it */
+	uint64_t counts[8];
+};
+void left_out_add(struct left_out *l, const char *reason);
+void left_out_print(const struct left_out *l, struct buf *notes); /* a line for each reason */
+
 struct convert_plan {
 	struct convert_tensor *tensors; /* [n_tensors] in file order: embedding, layers, norm, head */
 	size_t n_tensors, cap;

@@ -131,13 +131,17 @@ static void batch_advance(const struct batch_part *parts, uint32_t n_parts,
 {
 	struct engine *g = parts[0].session->g;
 	struct stage *last = engine_last(g);
-	if (last->model.has_mtp)
+	bool appended = last->model.has_mtp;
+	if (appended) {
 		mtp_append(&last->model, &last->kv, rows, states);
+		appended = !engine_drafts_lack_memory(g);
+	}
 	uint32_t row = 0;
 	for (uint32_t i = 0; i < n_parts; row += parts[i++].n) {
 		struct session *s = parts[i].session;
 		memcpy(s->tokens + s->length, parts[i].tokens, parts[i].n * sizeof *s->tokens);
-		session_advance(s, parts[i].n, row, part_rows(&parts[i]), s->mtp);
+		session_advance(
+			s, parts[i].n, row, part_rows(&parts[i]), appended && session_appends_mtp(s));
 	}
 	for (uint32_t i = 0; i < n_parts; i++) {
 		const struct batch_part *p = &parts[i];

@@ -199,6 +199,7 @@ static int open_file(struct engine *g, const struct engine_options *o, struct mo
 		(rc = stages_new(o, c, &g->stages, &g->n_stages, e)))
 		return rc;
 	g->fingerprint = engine_fingerprint_of(g->gguf);
+	g->library_version = backend_library_version(engine_last(g)->backend);
 	const struct backend_ops *ops = engine_last(g)->backend->ops;
 	const bool two_ways = ops->decode_rows < INT_MAX;
 	g->exact_prompts = o->exact_prompts && two_ways && ops->async;
@@ -243,7 +244,6 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 	g->context = p->context;
 	g->chunk = p->chunk;
 	g->n_sessions = p->sessions;
-	g->library_version = backend_library_version(engine_last(g)->backend);
 	g->taken = NEW_ARRAY(bool, p->sessions);
 	const struct model_weights *w = whole.layers ? &whole : &g->stages->weights;
 	if (o->trace)

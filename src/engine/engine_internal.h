@@ -24,6 +24,7 @@ struct engine {
 	uint64_t fingerprint;
 	bool exact_prompts;         /* asked for, and the backend is a card */
 	bool fast_prompts;          /* asked for, and the processor has them */
+	bool drafts_left_out;       /* engine_leave_out_drafts has logged it */
 	uint32_t library_version;   /* backend_library_version of the last stage */
 	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */
@@ -62,6 +63,14 @@ int engine_forward(
 /* Takes back failures for want of memory, once no stage computes. engine_forward begins
  * with it. */
 void engine_recover(struct engine *g);
+
+/* There is no memory to compute drafts: takes back the failure of the last stage's backend, and
+ * logs `why` the first time. */
+void engine_leave_out_drafts(struct engine *g, const struct err *why);
+
+/* Called after ops that only drafts need (mtp.h) were enqueued, at a time when no failure was kept
+ * before them. True: they failed for want of memory, and engine_leave_out_drafts was called. */
+bool engine_drafts_lack_memory(struct engine *g);
 
 /* Finds the cause of a step's result rc: ERR_RUN, with the sentence for it, if the model's files
  * have been lost or changed; else rc, and *e as it is. */

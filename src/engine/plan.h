@@ -48,12 +48,19 @@ size_t plan_card_bytes(double sold_gib);
 #define PLAN_CARD_SIZES 12
 extern const double plan_card_sizes[PLAN_CARD_SIZES];
 
-/* Decides and prints. `w`: bound, of `resident` bytes. ERR_MEMORY when the machine has too little,
- * with a hint what would fit, and the size of card on which the plan would; ERR_USAGE for a context
- * longer than the model's. */
-int plan_make(const struct model_config *c, const struct engine_options *o, const struct gguf *file,
-	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
-	struct err *e);
+/* What a plan is made of; all of it lent. */
+struct plan_inputs {
+	const struct model_config *config;
+	const struct engine_options *options;
+	const struct gguf *file;             /* its headers are read, no data */
+	const struct model_weights *weights; /* bound ... */
+	size_t resident;                     /* ... and so many bytes */
+	struct backend *backend;             /* NULL for plan_for_machine alone */
+};
+
+/* Decides and logs. ERR_MEMORY when the machine has too little, with a hint what would fit, and the
+ * size of card on which the plan would; ERR_USAGE for a context longer than the model's. */
+int plan_make(const struct plan_inputs *in, struct plan *p, struct err *e);
 
 /* Bytes that a card (on the CPU: the memory it computes in) and its host have free. */
 struct plan_machine {
@@ -64,15 +71,17 @@ struct plan_machine {
 /* plan_make with so much memory. Where it refuses because the card has too little, p->least is what
  * a card has to have free for the same options (with the smallest first tier, where the budget of
  * the options is below that). 0: no card of plan_card_sizes has so much. */
-int plan_on_machine(const struct model_config *c, const struct engine_options *o,
-	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
-	const struct plan_machine *machine, struct plan *p, struct err *e);
+int plan_on_machine(const struct plan_inputs *in, const struct plan_machine *machine,
+	struct plan *p, struct err *e);
 
-/* The plan that plan_make would make on a machine that is only described; the same errors. Reads
- * the headers of `file` and no data. p->loader.file and .backend are NULL. */
-int plan_for_machine(const struct model_config *c, const struct engine_options *o,
-	const struct gguf *file, const struct model_weights *w, size_t resident,
-	const struct plan_machine *machine, struct plan *p, struct err *e);
+/* The same; only warnings are logged. Sets the threshold of the log meanwhile (log.h). */
+int plan_quietly(const struct plan_inputs *in, const struct plan_machine *machine, struct plan *p,
+	struct err *e);
+
+/* plan_quietly for a card that is only described; the errors are those of plan_make there.
+ * p->loader.file and .backend are NULL. */
+int plan_for_machine(const struct plan_inputs *in, const struct plan_machine *machine,
+	struct plan *p, struct err *e);
 
 /* Bytes of all experts of the first n_layers layers, as a card holds them. */
 size_t plan_expert_bytes(const struct model_weights *w, uint32_t n_layers);

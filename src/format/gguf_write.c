@@ -570,14 +570,21 @@ static int check_resumed(const struct gguf_writer *w, struct out_part *p, struct
 					  p->partial);
 }
 
+static int refuse_special(const char *path, struct err *e)
+{
+	struct stat st;
+	return stat(path, &st) || S_ISREG(st.st_mode)
+			   ? 0
+			   : err_set(e, ERR_INPUT, "%.400s: exists and is not a regular file", path);
+}
+
 int gguf_writer_check_output(struct gguf_writer *w, const char *path, bool force, struct err *e)
 {
 	int rc = 0;
 	w->force = force;
 	for (size_t i = 0; i < w->n_parts && !rc; i++) {
 		char *part = gguf_writer_part_path(w, path, i), *partial = mem_printf("%s.partial", part);
-		rc = out_file_may_replace(part, &out_data, force, e);
-		if (!rc)
+		if (!(rc = out_file_check(part, &out_data, force, e)) && !(rc = refuse_special(part, e)))
 			rc = out_file_may_replace(partial, &out_unfinished_model, force, e);
 		free(part);
 		free(partial);
@@ -592,12 +599,11 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 		bug("gguf_writer_create before gguf_writer_plan");
 	for (size_t i = 0; i < w->n_parts; i++) {
 		struct out_part *p = &w->parts[i];
-		struct stat st;
 		part_close(p);
 		p->path = gguf_writer_part_path(w, path, i);
 		p->partial = mem_printf("%s.partial", p->path);
-		if (stat(p->path, &st) == 0 && !S_ISREG(st.st_mode))
-			return err_set(e, ERR_INPUT, "%s: exists and is not a regular file", p->path);
+		if ((code = refuse_special(p->path, e)))
+			return code;
 		p->fd = out_file_open_partial(p->partial, &out_unfinished_model, w->force, resume, e);
 		if (p->fd < 0)
 			return p->fd;

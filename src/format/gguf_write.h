@@ -93,9 +93,10 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 /* ---- write ---- */
 
 /* Whether create and commit may write here. To be called after plan and before create: these then
- * refuse the same files, while without this call they replace any file. ERR_INPUT when the final
- * name of a part is taken, or its .partial exists and is no unfinished model of this program. With
- * force always 0 (out_file.h). */
+ * refuse the same files, while without this call they replace any file. ERR_INPUT:
+ * - the final name of a part is taken, or its .partial exists and is no unfinished model of this
+ *   program; not with force (out_file.h);
+ * - the final name is that of a directory, a device or a pipe, or its folder takes no files. */
 int gguf_writer_check_output(struct gguf_writer *w, const char *path, bool force, struct err *e);
 
 /* Creates path.partial (of each part), reserves the space on disk where the file system can, writes

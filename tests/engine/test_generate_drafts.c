@@ -417,6 +417,52 @@ static void test_right_and_wrong_drafts(void **state)
 	engine_close(g, NULL);
 }
 
+/* ---- no memory for drafts ---- */
+
+static const struct backend_ops *real_ops;
+static const void *pair_weights; /* of the product that each row of the MTP layer begins with */
+static int products_left;        /* of them; the one behind these fails */
+
+static void failing_matmul(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	if (parts->w.data == pair_weights && !products_left--)
+		err_set(&b->failure, ERR_MEMORY, "failed on purpose");
+	if (b->failure.code)
+		memset(parts->y, 0xff, (size_t)rows * (size_t)parts->w.n_out * sizeof(float));
+	else
+		real_ops->matmul(b, parts, n_parts, x, rows);
+}
+
+/* Whichever product of the MTP layer lacks memory, the answer is the same, and so is what follows.
+ */
+static void test_no_memory_for_drafts(void **state)
+{
+	(void)state;
+	struct engine *g = open_pocket(512, mapped, false);
+	struct token_ids prompt = encode(g, prompt_texts[1]);
+	struct backend *b = g->stages->backend;
+	const struct generate_options o = {.max_new = 12, .ignore_stop = true};
+	const struct draft_case drafts = {.mode = 3, .no_lookup = true};
+	struct generated plain = answer(g, &prompt, &off, o, (struct generated){0});
+	real_ops = b->ops;
+	struct backend_ops failing = *real_ops;
+	failing.matmul = failing_matmul;
+	b->ops = &failing;
+	pair_weights = engine_last(g)->model.weights.eh_proj.data;
+	int at = 0;
+	do {
+		products_left = at++;
+		struct generated l = answer(g, &prompt, &drafts, o, (struct generated){0});
+		assert_same(&plain, &l, "no memory for drafts");
+		assert_true(l.result.drafts.rows > l.result.drafts.steps); /* there were others */
+	} while (products_left < 0);
+	assert_true(at > 10);
+	b->ops = real_ops;
+	token_ids_free(&prompt);
+	engine_close(g, NULL);
+}
+
 /* A caller that does not know the sampler gets the likeliest tokens as drafts. */
 static void test_drafts_without_a_sampler(void **state)
 {
@@ -490,6 +536,7 @@ int main(void)
 		cmocka_unit_test(test_text_is_the_same_when_streamed),
 		cmocka_unit_test(test_the_device_draws),
 		cmocka_unit_test(test_right_and_wrong_drafts),
+		cmocka_unit_test(test_no_memory_for_drafts),
 		cmocka_unit_test(test_drafts_without_a_sampler),
 		cmocka_unit_test(test_every_end),
 	};

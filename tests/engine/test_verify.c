@@ -614,8 +614,7 @@ static void failing_experts(struct backend *b, const float *x, const struct expe
 	real_ops->expert_ffn(b, x, jobs, n_jobs, rows, n_used, out);
 }
 
-/* What a memory failure of each of these ops leaves behind: no pinned expert, and a timeline that
- * goes on with the same logits. */
+/* What a memory failure of each of these ops leaves: no pinned expert, and the same logits. */
 static void check_failed_ops(bool late, uint64_t *want)
 {
 	struct engine_options o = {.model_path = MODEL,
@@ -644,6 +643,7 @@ static void check_failed_ops(bool late, uint64_t *want)
 		ok(session_sync(s, text, 8, NULL, NULL, &e), &e);
 		ops_left = at;
 		for (int step = 0; step < 4;) {
+			step += step == 2 && !session_can_draft(s); /* what failed was the MTP rows */
 			int rc = step < 2    ? session_extend(s, text + 8 + step, 1, NULL, NULL, &e)
 					 : step == 2 ? session_mtp_draft(s, text[10], 2, ids, NULL, &e)
 								 : session_verify(s, text + 10, 2, NULL, NULL, &e);
@@ -670,6 +670,49 @@ static void test_failed_ops(void **state)
 		return;
 	check_failed_ops(true, &want);
 	assert_true(lazy_counts.posted_first > 0 && lazy_counts.given_up > 0);
+}
+
+static const void *pair_weights; /* of the product that each row of the MTP layer begins with */
+
+static void failing_pairs(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	if (parts->w.data == pair_weights)
+		count_op(b);
+	if (!b->failure.code)
+		real_ops->matmul(b, parts, n_parts, x, rows);
+}
+
+/* No memory for MTP rows, then for making them anew: drafts read rows that were written. */
+static void test_rows_without_memory(void **state)
+{
+	(void)state;
+	struct engine *g = poisoned_engine(1, 0);
+	struct session *s = session_of(g, true);
+	struct backend *b = g->stages->backend;
+	struct err e = {0};
+	real_ops = b->ops;
+	struct backend_ops failing = *real_ops;
+	failing.matmul = failing_pairs;
+	b->ops = &failing;
+	pair_weights = g->stages->model.weights.eh_proj.data;
+	for (int batched = 0; batched < 2; batched++) {
+		session_rewind(s, 0);
+		for (uint32_t at = 0; at < 12; at += 3) {
+			const struct batch_part part = {
+				.session = s, .tokens = text + at, .n = 3, .logits = true};
+			ops_left = at % 9 ? 0 : -1;
+			ok(batched ? batch_step(&part, 1, NULL, &e)
+					   : session_extend(s, part.tokens, 3, NULL, NULL, &e),
+				&e);
+			assert_true(ops_left < 0 && !b->failure.code);
+			assert_int_equal(session_can_draft(s), !(at % 9));
+		}
+		round_of(s, text[12], N_DRAFT);
+	}
+	b->ops = real_ops;
+	session_free(s);
+	engine_close(g, NULL);
 }
 
 /* The refs of the layer in steps of single tokens, and in one verification: first those of the
@@ -750,6 +793,7 @@ int main(void)
 		cmocka_unit_test(test_lost_state),
 		cmocka_unit_test(test_draft_rows),
 		cmocka_unit_test(test_failed_ops),
+		cmocka_unit_test(test_rows_without_memory),
 		cmocka_unit_test(test_many_answers),
 	};
 	return cmocka_run_group_tests(tests, verify_setup, temp_dir_drop);

@@ -193,6 +193,34 @@ static int open_engine(struct ranks *r, bool fast_prompts, struct engine **g, st
 	return engine_open(&o, g, e);
 }
 
+/* The engine finds this one (linked with --wrap). */
+static uint32_t library_version;
+uint32_t __wrap_backend_library_version(struct backend *b);
+uint32_t __wrap_backend_library_version(struct backend *b)
+{
+	(void)b;
+	return library_version;
+}
+
+static int open_library(struct ranks *r, uint32_t version, struct err *e)
+{
+	struct engine *g;
+	library_version = version;
+	int rc = open_engine(r, false, &g, e);
+	return rc ? rc : engine_close(g, e);
+}
+
+/* Only rank 1 has another version of the library, or none. */
+static int open_other_library(struct ranks *r, struct err *e)
+{
+	return open_library(r, ranks_me(r) == 1 ? 120802 : 130100, e);
+}
+
+static int open_no_library(struct ranks *r, struct err *e)
+{
+	return open_library(r, ranks_me(r) == 1 ? 0 : 130100, e);
+}
+
 /* Only rank 1 computes prompts in another way. */
 static int open_fast_on_one(struct ranks *r, struct err *e)
 {
@@ -342,6 +370,7 @@ static const struct role {
 	{"end_early", end_early}, {"end_late", end_late}, {"long_message", long_message},
 	{"hang", hang}, {"die", die}, {"refuse_commands", refuse_commands},
 	{"refuse_messages", refuse_messages}, {"open_fast_on_one", open_fast_on_one},
+	{"open_other_library", open_other_library}, {"open_no_library", open_no_library},
 	{"keep_profile", keep_profile}, {"share_a_card", share_a_card},
 	{"share_a_named_card", share_a_named_card}};
 
@@ -519,6 +548,16 @@ static void test_other_arithmetic_is_refused(void **state)
 	expect_said("the backend is cpu fast, that of rank 0 is cpu");
 }
 
+static void test_other_library_is_refused(void **state)
+{
+	(void)state;
+	NEED_MPIRUN();
+	assert_int_equal(mpirun_self("open_other_library", 2), err_exit_status(ERR_RUN));
+	expect_said("cublasLt, which multiplies prompts, is 12.8.2, that of rank 0 is 13.1.0");
+	assert_int_equal(mpirun_self("open_no_library", 2), err_exit_status(ERR_RUN));
+	expect_said("is none, that of rank 0 is 13.1.0");
+}
+
 static void test_profile_where_a_worker_streams(void **state)
 {
 	(void)state;
@@ -554,6 +593,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_cards_that_collide),
 		cmocka_unit_test(test_shared_card_is_refused),
 		cmocka_unit_test(test_other_arithmetic_is_refused),
+		cmocka_unit_test(test_other_library_is_refused),
 		cmocka_unit_test(test_profile_where_a_worker_streams),
 		cmocka_unit_test(test_messages),
 		cmocka_unit_test(test_disagreement_names_the_lowest_rank),

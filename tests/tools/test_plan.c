@@ -16,11 +16,25 @@
 
 #include <cmocka.h>
 
+static struct plan_inputs inputs_of(
+	const struct model_headers *h, const struct engine_options *o, struct backend *b)
+{
+	return (struct plan_inputs){&h->config, o, h->file, &h->weights, h->resident, b};
+}
+
 static int plan_of(const struct model_headers *h, const struct engine_options *o,
 	const struct plan_machine *m, struct plan *p, struct err *e)
 {
 	*e = (struct err){0};
-	return plan_for_machine(&h->config, o, h->file, &h->weights, h->resident, m, p, e);
+	const struct plan_inputs in = inputs_of(h, o, NULL);
+	return plan_for_machine(&in, m, p, e);
+}
+
+static int plan_run(const struct model_headers *h, const struct engine_options *o,
+	struct backend *b, struct plan *p, struct err *e)
+{
+	const struct plan_inputs in = inputs_of(h, o, b);
+	return plan_make(&in, p, e);
 }
 
 /* The last "a card of N GB" of the hint; 0: none. */
@@ -105,8 +119,7 @@ static void test_run(void **state)
 	const struct engine_options o = {.context = 32768};
 	const struct plan_machine m = {.card_bytes = plan_card_bytes(16)};
 	card_free = m.card_bytes;
-	assert_int_equal(
-		plan_make(&h.config, &o, h.file, &h.weights, h.resident, &card, &p, &of_run), ERR_MEMORY);
+	assert_int_equal(plan_run(&h, &o, &card, &p, &of_run), ERR_MEMORY);
 	assert_true(named_size(&of_run) == 24);
 	assert_int_equal(plan_of(&h, &o, &m, &p, &of_plan), ERR_MEMORY);
 	assert_string_equal(of_run.text, of_plan.text);
@@ -144,17 +157,16 @@ static void test_fast_prompts(void **state)
 	assert_int_equal(model_headers_make(&h, "iq2-s", &e), 0);
 	const struct engine_options o = {.context = 4096, .chunk = 2048};
 	card_free = (size_t)1 << 45;
-	assert_int_equal(plan_make(&h.config, &o, h.file, &h.weights, h.resident, &floats, &q, &e), 0);
+	assert_int_equal(plan_run(&h, &o, &floats, &q, &e), 0);
 	assert_int_equal(q.scratch, 0);
-	assert_int_equal(plan_make(&h.config, &o, h.file, &h.weights, h.resident, &fast, &p, &e), 0);
+	assert_int_equal(plan_run(&h, &o, &fast, &p, &e), 0);
 	/* of GLM-5.2: experts of 6144 -> 2048, 8 a token, take more than any other product */
 	assert_int_equal(p.scratch, (size_t)(6144 + 2048) * 8 * 2048);
 	card_free = q.resident + q.kv + q.workspace + p.scratch;
-	assert_int_equal(plan_make(&h.config, &o, h.file, &h.weights, h.resident, &fast, &p, &e), 0);
+	assert_int_equal(plan_run(&h, &o, &fast, &p, &e), 0);
 	card_free--;
-	assert_int_equal(plan_make(&h.config, &o, h.file, &h.weights, h.resident, &floats, &q, &e), 0);
-	assert_int_equal(
-		plan_make(&h.config, &o, h.file, &h.weights, h.resident, &fast, &p, &e), ERR_MEMORY);
+	assert_int_equal(plan_run(&h, &o, &floats, &q, &e), 0);
+	assert_int_equal(plan_run(&h, &o, &fast, &p, &e), ERR_MEMORY);
 	assert_non_null(strstr(e.text, "GB scratch"));
 	model_headers_close(&h);
 }
@@ -204,24 +216,19 @@ static void test_context_of_sessions(void **state)
 	uint32_t hinted = 0;
 	assert_int_equal(model_headers_make(&h, "iq2-s", &e), 0);
 	struct engine_options o = {.context = 65536, .sessions = 8};
+	const struct plan_inputs in = inputs_of(&h, &o, &cpu);
 	struct plan_machine m = {.card_bytes = (size_t)1 << 45};
-	assert_int_equal(
-		plan_on_machine(&h.config, &o, h.file, &h.weights, h.resident, &cpu, &m, &p, &e), 0);
+	assert_int_equal(plan_on_machine(&in, &m, &p, &e), 0);
 	const size_t fixed = p.resident + p.workspace, step = p.kv / o.context * 1024;
 	m.card_bytes = fixed + step / 2;
-	assert_int_equal(
-		plan_on_machine(&h.config, &o, h.file, &h.weights, h.resident, &cpu, &m, &p, &e),
-		ERR_MEMORY);
+	assert_int_equal(plan_on_machine(&in, &m, &p, &e), ERR_MEMORY);
 	assert_null(strstr(e.hint, "would fit"));
 	m.card_bytes = fixed + 3 * step;
 	e = (struct err){0};
-	assert_int_equal(
-		plan_on_machine(&h.config, &o, h.file, &h.weights, h.resident, &cpu, &m, &p, &e),
-		ERR_MEMORY);
+	assert_int_equal(plan_on_machine(&in, &m, &p, &e), ERR_MEMORY);
 	assert_int_equal(sscanf(e.hint, "-c %u would fit", &hinted), 1);
 	o.context = hinted;
-	assert_int_equal(
-		plan_on_machine(&h.config, &o, h.file, &h.weights, h.resident, &cpu, &m, &p, &e), 0);
+	assert_int_equal(plan_on_machine(&in, &m, &p, &e), 0);
 	model_headers_close(&h);
 }
 

@@ -81,16 +81,12 @@ static int sample_decode(
 {
 	struct common_opts c = j->c;
 	struct measure_decode d;
-	enum log_level level = log_level();
 	c.cache_bytes = cache_bytes;
 	c.lookahead = row->ahead;
 	c.lookahead_given = true;
-	c.quiet = true;
-	c.verbose = false;
 	if (cache_bytes == MEASURE_EVERYTHING)
 		c.ram_bytes = 0;
 	int rc = measure_decode(&c, j->ids, j->n, j->n_new, 1, &d, e);
-	log_set_level(level);
 	if (rc)
 		return rc;
 	row->ms[i] = d.ms.median;

@@ -51,7 +51,7 @@ struct bench_opts {
 	uint32_t peers[2], n_peers; /* bench copy: the cards */
 	uint32_t n_fill, n_prompt, n_new, repeats;
 	float seconds, most_seconds;
-	bool csv, json, new_given, slice_given;
+	bool csv, json, new_given, slice_given, seconds_given;
 	struct bench_read_options read;
 	uint32_t slice_kib, mb;
 	const char *routing; /* NULL: the model's own */
@@ -120,6 +120,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	if (o->parts & PART_OPS) {
 		const struct backend_options options = {.name = common_opts_backend(&o->common),
 			.threads = o->common.threads,
+			.exact_prompts = o->common.exact_prompts,
 			.fast_prompts = o->common.fast_prompts};
 		if ((rc = backend_open(&options, &backend, e)))
 			goto out;
@@ -194,7 +195,9 @@ out:
 /* ERR_USAGE for an option that none of the parts reads. */
 static int check_parts(const struct bench_opts *o, struct err *e)
 {
-	static const char read[] = "bench read", model[] = "bench prefill, decode and session";
+	static const char read[] = "bench read", model[] = "bench prefill, decode and session",
+					  ops[] = "bench ops, prefill, decode and session";
+	const int computes = PARTS_WITH_MODEL | PART_OPS;
 	const struct common_opts *c = &o->common;
 	const int file = PART_READ | PART_SESSION | (o->draft ? PART_DECODE : 0);
 	const struct {
@@ -207,12 +210,20 @@ static int check_parts(const struct bench_opts *o, struct err *e)
 		{"--depth", o->read.depth, PART_READ, read}, {"--no-fio", o->read.no_fio, PART_READ, read},
 		{"--dir", o->read.dir, PART_READ | PART_SESSION, "bench read and session"},
 		{"--file", o->read.path, file, "bench read, bench session and bench decode with --draft"},
+		{"--seconds", o->seconds_given, PART_COPY | PART_OPS | PART_PREFILL | PART_DECODE,
+			"bench copy, ops, prefill and decode"},
 		{"--mb", o->mb, PART_COPY | PART_OPS | PART_PREFILL | PART_DECODE,
 			"bench copy, ops, prefill and decode"},
 		{"--only", o->only, PART_OPS, "bench ops"},
 		{"-n", o->new_given, PART_DECODE, "bench decode"},
 		{"--prompt", o->prompts, PARTS_WITH_MODEL, model},
+		{"--threads", c->threads, computes | PART_COPY,
+			"bench copy, ops, prefill, decode and session"},
+		{"--backend", c->backend, computes, ops},
+		{"--exact-prompts", c->exact_prompts, computes, ops},
+		{"--fast-prompts", c->fast_prompts, computes, ops},
 		{"--model", c->model, PARTS_WITH_MODEL, model},
+		{"--verify", c->verify, PARTS_WITH_MODEL, model},
 		{"--ctx", c->context, PARTS_WITH_MODEL, model},
 		{"--cache-gb", c->cache_given, PARTS_WITH_MODEL, model},
 		{"--ram-gb", c->ram_bytes, PARTS_WITH_MODEL, model},
@@ -227,7 +238,8 @@ static int check_parts(const struct bench_opts *o, struct err *e)
 		{"--replicas", c->replicas, PARTS_WITH_MODEL, model},
 		{"--chunk", c->chunk, PARTS_WITH_MODEL, model},
 		{"--trace", c->trace, PARTS_WITH_MODEL, model},
-		{"--warm", c->warm, PARTS_WITH_MODEL, model}};
+		{"--warm", c->warm, PARTS_WITH_MODEL, model},
+		{"--force", c->force, PARTS_WITH_MODEL, model}};
 	for (size_t i = 0; i < ARRAY_LEN(options); i++) {
 		if (!options[i].given || o->parts & options[i].parts)
 			continue;
@@ -236,6 +248,8 @@ static int check_parts(const struct bench_opts *o, struct err *e)
 			err_hint(e, "-f FILE names the file that bench read reads");
 		return ERR_USAGE;
 	}
+	if (o->parts == PART_READ && o->read.path && o->read.dir)
+		return err_set(e, ERR_USAGE, "--dir: with -f no file is made");
 	if (o->parts == PART_SESSION && c->kv_f8)
 		return err_set(e, ERR_USAGE,
 			"bench session measures latents of 16 bits and of float32: not with --kv-type fp8");
@@ -328,8 +342,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	const struct arg own[] = {
 		{"repeats", 0, ARG_UINT, .u32 = &o.repeats, .min = 1, .max = BENCH_MAX_REPEATS,
 			.value = "N", .help = "samples of each figure", .fallback = "5"},
-		{"seconds", 0, ARG_FLOAT, .f32 = &o.seconds, .max = 3600, .value = "S",
-			.help = "least length of a sample", .fallback = "0.1"},
+		{"seconds", 0, ARG_FLOAT, .f32 = &o.seconds, .given = &o.seconds_given, .max = 3600,
+			.value = "S", .help = "least length of a sample", .fallback = "0.1"},
 		{"mb", 0, ARG_UINT, .u32 = &o.mb, .min = 1, .max = 1 << 20, .value = "N",
 			.help = "MiB of each array whose bandwidth is measured",
 			.fallback = "four last-level caches, at most 640"},
@@ -446,6 +460,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	if (o.routing && !(o.routing = pocket_trace_or(o.routing, e)))
 		return e->code;
 	if ((rc = check_ranks(&o, e)))
+		return rc;
+	if ((rc = common_opts_log(&o.common, e)))
 		return rc;
 	interrupt_catch(false);
 	o.read.slice_bytes = (size_t)o.slice_kib << 10;

@@ -230,11 +230,10 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 			.requests = 4 * SLOTS_MOST},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
-	enum log_level level = log_level();
-	log_set_level(MIN(level, LOG_WARN)); /* a run says how it reads */
+	const enum log_level before = log_lower(LOG_WARN); /* a run says how it reads */
 	if (!rc)
 		rc = loader_open_reader(&o, &j->reader, e);
-	log_set_level(level);
+	log_set_level(before);
 	free(replicas.text);
 	if (rc || (rc = extent_table_from_gguf(&j->table, file, j->reader, e)) ||
 		(rc = list_experts(j, out, e)) ||
@@ -389,7 +388,10 @@ int measure_decode(const struct common_opts *c, const int32_t *ids, uint32_t n, 
 	struct session *s = NULL;
 	*out = (struct measure_decode){0};
 	mine.trace = mine.warm = NULL;
-	int rc = common_opts_open(&mine, &g, e);
+	mine.quiet = true;
+	mine.verbose = false;
+	const enum log_level before = log_level();
+	int rc = common_opts_open(&mine, &g, e); /* sets the threshold of the log */
 	if (!rc)
 		rc = bench_check_context(g, n, n_new, e);
 	if (!rc)
@@ -397,5 +399,7 @@ int measure_decode(const struct common_opts *c, const int32_t *ids, uint32_t n, 
 	if (!rc)
 		rc = decode_repeats(s, ids, n, n_new, repeats, out, e);
 	session_free(s);
-	return common_opts_close(g, rc, e);
+	rc = common_opts_close(g, rc, e);
+	log_set_level(before);
+	return rc;
 }

@@ -61,7 +61,8 @@ struct measure_decode {
 };
 
 /* Decodes n_new greedy tokens after ids[0..n) with an engine opened as `c` says, `repeats` times
- * after one unmeasured run, and closes it. c->trace and c->warm are not used. */
+ * after one unmeasured run, and closes it. c->trace and c->warm are not used; only warnings are
+ * logged. */
 int measure_decode(const struct common_opts *c, const int32_t *ids, uint32_t n, uint32_t n_new,
 	int repeats, struct measure_decode *out, struct err *e);
 

@@ -341,17 +341,58 @@ static int choose_types(struct convert_work *w, struct err *e)
 	return code;
 }
 
-/* What can be refused before the samples of --target-gb are measured. How many files --split-gb
- * makes is not known yet: of their place only the folder is checked. */
-static int check_place(const struct convert_options *o, struct err *e)
+static int refuse_source(const char *out, const char *source, struct err *e)
 {
 	struct stat st;
-	if (!o->split_bytes && !stat(o->out, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
-		return err_set(e, ERR_INPUT, "%.400s: exists and is not a regular file", o->out);
-	char *part = o->split_bytes ? mem_printf("%s-part", o->out) : mem_strdup(o->out);
-	int rc = out_file_check(part, &out_data, o->force || o->split_bytes, e);
-	free(part);
+	if (stat(source, &st) || !out_file_is_same(out, source))
+		return 0;
+	return err_set(e, ERR_INPUT,
+		"%.400s: is read by this conversion (%.400s): the output needs another name", out, source);
+}
+
+/* Refuses, also with --force, a file of the output that is one of the files it is made from. */
+static int check_sources(const struct convert_work *w, const char *out, struct err *e)
+{
+	static const char *const texts[] = {"config.json", "generation_config.json", "tokenizer.json",
+		"tokenizer_config.json", "chat_template.jinja", "model.safetensors.index.json"};
+	int rc = w->opt.imatrix ? refuse_source(out, w->opt.imatrix, e) : 0;
+	for (uint32_t i = 0; i < w->st->n_files && !rc; i++)
+		rc = refuse_source(out, w->st->files[i].path, e);
+	for (size_t i = 0; i < ARRAY_LEN(texts) && !rc; i++) {
+		char *path = mem_printf("%s/%s", w->opt.src, texts[i]);
+		rc = refuse_source(out, path, e);
+		free(path);
+	}
 	return rc;
+}
+
+/* What can be refused before the samples of --target-gb are measured. How many files --split-gb
+ * makes is not known yet: of their place only the folder is checked. */
+static int check_place(const struct convert_work *w, struct err *e)
+{
+	const struct convert_options *o = &w->opt;
+	if (o->split_bytes)
+		return out_file_check_folder(o->out, e);
+	int rc = check_sources(w, o->out, e);
+	return rc ? rc : out_file_check(o->out, &out_data, o->force, e);
+}
+
+/* Every file that will be written: may it be? */
+static int check_output(const struct convert_work *w, struct err *e)
+{
+	static const char *const beside[] = {"", ".partial"};
+	char *journal = mem_printf("%s.journal", w->opt.out);
+	int rc = check_sources(w, journal, e);
+	free(journal);
+	for (size_t i = 0; i < gguf_writer_n_parts(w->writer) && !rc; i++)
+		for (size_t k = 0; k < ARRAY_LEN(beside) && !rc; k++) {
+			char *part = gguf_writer_part_path(w->writer, w->opt.out, i);
+			char *path = mem_printf("%s%s", part, beside[k]);
+			rc = check_sources(w, path, e);
+			free(path);
+			free(part);
+		}
+	return rc ? rc : gguf_writer_check_output(w->writer, w->opt.out, w->opt.force, e);
 }
 
 /* From headers, and with a target from samples of the matrices, to a plan with all sizes known. */
@@ -373,7 +414,7 @@ static int make_plan(struct convert_work *w, struct err *e)
 		return code;
 	if (w->opt.imatrix && (code = imatrix_file_open(w->opt.imatrix, &w->imatrix, e)))
 		return code;
-	if (!w->opt.dry_run && (code = check_place(&w->opt, e)))
+	if (w->opt.target_bytes && !w->opt.dry_run && (code = check_place(w, e)))
 		return code;
 	if ((w->opt.target_bytes && (code = choose_types(w, e))) || (code = match_imatrix(w, e)) ||
 		(code = match_feedback(w, e)))
@@ -382,6 +423,8 @@ static int make_plan(struct convert_work *w, struct err *e)
 	code = plan_writer(w, &notes, e);
 	if (!code) /* now, and not when hours of work are done */
 		code = model_headers_check(w->writer, e);
+	if (!code && !w->opt.dry_run)
+		code = check_output(w, e);
 	if (!code) {
 		note_large_parts(w, &notes);
 		report_notes(&w->plan.notes);
@@ -473,9 +516,9 @@ static int open_output(struct convert_work *w, struct err *e)
 		w->pieces[i] = convert_pieces(&w->plan, w->writer, i);
 	w->damaged = NEW_ARRAY(bool, w->st->n_files);
 	identify_sources(w);
-	int code = gguf_writer_check_output(w->writer, w->opt.out, w->opt.force, e);
-	if (code || (code = convert_journal_open(&w->journal, w->opt.out, w->opt.force, fingerprint(w),
-					 w->sources, w->pieces, w->done, n, &n_done, &notes, e)))
+	int code = convert_journal_open(&w->journal, w->opt.out, w->opt.force, fingerprint(w),
+		w->sources, w->pieces, w->done, n, &n_done, &notes, e);
+	if (code)
 		goto out;
 	for (size_t i = 0; i < n; i++)
 		n_begun += w->done[i] < w->pieces[i] ? w->done[i] : 0;

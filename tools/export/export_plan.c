@@ -118,8 +118,7 @@ static const char *known_extra(const struct convert_config *c, const char *name)
 static int check_rest(struct export_plan *p, const struct gguf *file,
 	const struct convert_config *cfg, const bool *used, struct err *e)
 {
-	const char *reasons[8] = {NULL};
-	uint64_t counts[8] = {0};
+	struct left_out others = {0};
 	for (size_t i = 0; i < file->n_tensors; i++) {
 		const struct gguf_tensor *t = &file->tensors[i];
 		if (used[i])
@@ -128,14 +127,9 @@ static int check_rest(struct export_plan *p, const struct gguf *file,
 		if (!why)
 			return err_set(e, ERR_INPUT, "%s: tensor %s is not part of this architecture",
 				file->files[t->file].path, t->name);
-		size_t k = 0;
-		while (k + 1 < ARRAY_LEN(reasons) && reasons[k] && strcmp(reasons[k], why))
-			k++;
-		reasons[k] = why;
-		counts[k]++;
+		left_out_add(&others, why);
 	}
-	for (size_t k = 0; k < ARRAY_LEN(reasons) && reasons[k]; k++)
-		buf_printf(&p->notes, "%" PRIu64 " tensors left out: %s\n", counts[k], reasons[k]);
+	left_out_print(&others, &p->notes);
 	return 0;
 }
 

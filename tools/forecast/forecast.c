@@ -107,9 +107,8 @@ int forecast_open(struct forecast *f, const char *trace, const struct gguf *file
 	int rc = trace_load(trace, &f->trace, e);
 	lo.file = file;
 	f->part = 1;
-	enum log_level level = log_level();
-	log_set_level(
-		MIN(level, LOG_WARN)); /* opening a reader logs how it reads: only a run's matter */
+	/* opening a reader logs how it reads: only a run's matter */
+	const enum log_level before = log_lower(LOG_WARN);
 	if (!rc && !f->trace.n_accesses)
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no decode step", trace);
 	if (rc || (rc = loader_open_reader(&lo, &r, e)) ||
@@ -125,7 +124,7 @@ int forecast_open(struct forecast *f, const char *trace, const struct gguf *file
 		(double)f->trace.n_accesses / (double)MAX(f->trace.n_tokens, 1u) / MAX(f->top_k, 1.0);
 	f->moe_layers /= f->part;
 out:
-	log_set_level(level);
+	log_set_level(before);
 	extent_table_free(t);
 	reader_close(r);
 	return rc;

@@ -16,11 +16,9 @@
 #include "tools/output/report.h"
 #include "tools/logits/token_rows.h"
 
-#include <libgen.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* Where rows go. */
 struct rows_out {
@@ -192,26 +190,10 @@ static void print_logits_summary(
 	json_out_line(f, o);
 }
 
-/* Whether both are names of one regular file, which need not exist yet. */
-static bool is_same_file(const char *a, const char *b)
-{
-	struct stat x, y;
-	if (!stat(a, &x) && !stat(b, &y))
-		return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-	char *folders[2] = {mem_strdup(a), mem_strdup(b)};
-	const char *a_name = strrchr(a, '/'), *b_name = strrchr(b, '/');
-	bool same = !strcmp(a_name ? a_name + 1 : a, b_name ? b_name + 1 : b) &&
-				!stat(dirname(folders[0]), &x) && !stat(dirname(folders[1]), &y) &&
-				x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-	free(folders[0]);
-	free(folders[1]);
-	return same;
-}
-
 /* What can be refused before the model is opened, which takes long. taps: NULL for none. */
 static int check_outputs(const char *out, const char *taps, bool force, struct err *e)
 {
-	if (taps && is_same_file(out, taps))
+	if (taps && out_file_is_same(out, taps))
 		return err_set(e, ERR_USAGE, "-o and --taps name the same file, \"%.300s\"", taps);
 	int rc = out_file_check(out, &out_data, force, e);
 	return rc || !taps ? rc : out_file_check(taps, &out_data, force, e);
@@ -256,6 +238,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE,
 			"--all and --mtp-steps exclude each other: drafts begin behind the last position");
 
+	common.no_mtp = !drafts.steps;
 	if (taps_path && ranks_here())
 		return err_set(e, ERR_USAGE, "--taps looks into all layers: it takes one process");
 

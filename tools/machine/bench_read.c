@@ -178,8 +178,8 @@ static int run_reader(const struct read_job *j, enum source source, bool direct,
 		.requests = depth ? depth : FOUND_REQUESTS,
 		.slice_bytes = depth ? j->o->slice_bytes : 0};
 	struct reader *r;
-	enum log_level level = log_level();
-	log_set_level(MIN(level, LOG_WARN)); /* one line per run would drown the figures */
+	const enum log_level before =
+		log_lower(LOG_WARN); /* one line per run would drown the figures */
 	int code = reader_open(&r, &f, 1, &o, e);
 	if (!code) {
 		reader_register(r, j->memory, o.requests * j->o->slice_bytes);
@@ -193,7 +193,7 @@ static int run_reader(const struct read_job *j, enum source source, bool direct,
 		s->found = reader_setting(r);
 		reader_close(r);
 	}
-	log_set_level(level);
+	log_set_level(before);
 	return code;
 }
 
@@ -377,10 +377,9 @@ static void choose_sources(struct read_job *j)
 	struct err e = {0};
 	struct reader_file f = {.path = j->path};
 	struct reader_options o = {.engine = READER_URING};
-	enum log_level level = log_level();
-	log_set_level(MIN(level, LOG_WARN));
+	const enum log_level before = log_lower(LOG_WARN);
 	int code = reader_open(&r, &f, 1, &o, &e);
-	log_set_level(level);
+	log_set_level(before);
 	if (!code)
 		reader_close(r);
 	const char *no_fio = NULL;

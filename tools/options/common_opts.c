@@ -289,20 +289,28 @@ static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 	buf_free(&names);
 }
 
+int common_opts_log(const struct common_opts *c, struct err *e)
+{
+	if (c->quiet && c->verbose)
+		return err_set(e, ERR_USAGE, "-q and -v exclude each other");
+	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet || ranks_is_worker() ? LOG_WARN : LOG_INFO);
+	return 0;
+}
+
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
 {
 	*out = NULL;
-	if (c->quiet && c->verbose)
-		return err_set(e, ERR_USAGE, "-q and -v exclude each other");
 	const bool is_worker = ranks_is_worker();
-	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet || is_worker ? LOG_WARN : LOG_INFO);
+	int rc = common_opts_log(c, e);
+	if (rc)
+		return rc;
 	const char *model = pocket_or(c->model, e);
 	if (!model)
 		return e->code;
 	struct common_replicas replicas;
 	struct common_cards cards = {0};
 	warn_of_one_core();
-	int rc = common_opts_replicas(c, &replicas, e);
+	rc = common_opts_replicas(c, &replicas, e);
 	if (!rc)
 		rc = common_opts_cards(c, &cards, e);
 	struct engine_options options = {.model_path = model,

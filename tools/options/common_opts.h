@@ -64,7 +64,10 @@ struct common_opts {
 /* The option group; its variables are in *c, which must stay where it is. */
 struct arg_group common_opts_group(struct common_opts *c);
 
-/* Applies -q and -v to the log, finds the model, opens the engine, which says what it decided (not
+/* Applies -q and -v to the log. ERR_USAGE: both. */
+int common_opts_log(const struct common_opts *c, struct err *e);
+
+/* common_opts_log, then finds the model, opens the engine, which says what it decided (not
  * with -q: one line, with -v all of it). Options without effect in this engine are a warning.
  * ERR_USAGE: options that exclude each other, or that need another one. */
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);

@@ -97,3 +97,42 @@ int workers_run(const struct workers_job *job, struct err *e)
 		*e = w.err;
 	return w.code;
 }
+
+struct bytes_job {
+	struct workers_bytes *bytes;
+	int (*work)(void *user, struct err *e);
+	void *user;
+};
+
+static int bytes_work(void *user, struct err *e)
+{
+	const struct bytes_job *j = user;
+	return j->work(j->user, e);
+}
+
+static int bytes_tick(void *user, bool over, struct err *e)
+{
+	struct workers_bytes *b = ((const struct bytes_job *)user)->bytes;
+	if (b->what)
+		progress_update(&b->progress, atomic_load(&b->done), b->total);
+	if (!over && b->cancel && atomic_load(b->cancel))
+		return err_set(e, ERR_INTERRUPTED, "interrupted");
+	return 0;
+}
+
+static void bytes_stop(void *user)
+{
+	atomic_store(&((const struct bytes_job *)user)->bytes->stop, true);
+}
+
+int workers_run_bytes(struct workers_bytes *b, int (*work)(void *user, struct err *e), void *user,
+	uint32_t n_threads, struct err *e)
+{
+	struct bytes_job j = {b, work, user};
+	const struct workers_job job = {bytes_work, bytes_tick, bytes_stop, &j, n_threads};
+	if (b->what)
+		progress_begin_lines(&b->progress, b->what, NULL, 0, b->total);
+	int rc = workers_run(&job, e);
+	progress_end(&b->progress);
+	return rc;
+}

@@ -7,7 +7,9 @@
 #define GLM_TOOLS_WORKERS_H
 
 #include "src/base/err.h"
+#include "tools/output/progress.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -30,5 +32,20 @@ struct workers_job {
 
 /* Returns when all threads have ended: 0, or the first failure. */
 int workers_run(const struct workers_job *job, struct err *e);
+
+/* How far work on bytes has come. */
+struct workers_bytes {
+	const char *what;          /* "reading", of the line that says so; NULL: no line */
+	const atomic_bool *cancel; /* NULL: never */
+	uint64_t total;
+	atomic_uint_fast64_t done; /* the work adds to it */
+	atomic_bool stop;          /* the work ends at the next opportunity when it is set */
+	struct progress progress;  /* private */
+};
+
+/* workers_run whose tick shows the progress, and fails with ERR_INTERRUPTED when `cancel` is set.
+ */
+int workers_run_bytes(struct workers_bytes *b, int (*work)(void *user, struct err *e), void *user,
+	uint32_t n_threads, struct err *e);
 
 #endif

@@ -2,7 +2,6 @@
 /* Stages of a cluster that is only described. */
 #include "tools/plan/cluster_plan.h"
 
-#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/stages/stage_cuts.h"
@@ -32,7 +31,8 @@ static int plan_stage(const struct model_headers *model, const struct cluster *k
 		.lookahead = k->lookahead};
 	const struct plan_machine memory = {
 		.card_bytes = card_free_bytes(k->card.sold_gb), .part = true};
-	rc = plan_for_machine(&c, &o, model->file, &w, resident, &memory, &s->plan, e);
+	const struct plan_inputs in = {&c, &o, model->file, &w, resident, NULL};
+	rc = plan_for_machine(&in, &memory, &s->plan, e);
 	const struct loader_plan *t = &s->plan.tiers;
 	s->experts_part = !t->n_experts || t->n_fit[0] >= t->n_experts
 						  ? 1
@@ -109,8 +109,6 @@ int cluster_plan_memory(const struct model_headers *model, const struct cluster 
 			"each card gets one of the model's %u layers at least, and %d cards are the most",
 			n_layers, STAGES_MAX);
 	}
-	enum log_level level = log_level();
-	log_set_level(MIN(level, LOG_WARN)); /* the command prints the plan itself */
 	int rc = plan_cards(model, k, (uint32_t)n, p, e);
 	if (rc == ERR_MEMORY) {
 		const uint32_t least = find_least_cards(model, k, (uint32_t)n, p);
@@ -119,7 +117,6 @@ int cluster_plan_memory(const struct model_headers *model, const struct cluster 
 		if (least)
 			err_hint(e, "%u such cards are the least that work%.300s", least, other);
 	}
-	log_set_level(level);
 	if (rc)
 		return rc;
 	p->token_ms = card_token_ms(&k->card, model->file, &model->config);

@@ -2,7 +2,6 @@
 /* The planner of a run and the forecast, asked about a machine that is only described. */
 #include "tools/plan/machine_plan.h"
 
-#include "src/base/log.h"
 #include "src/base/num.h"
 
 /* zai-org/GLM-5.2-FP8 (tests/e2e/convert/convert.sh reads its headers) */
@@ -31,11 +30,9 @@ int machine_plan_memory(const struct model_headers *model, const struct machine 
 	*out = (struct machine_plan){.source_bytes = SOURCE_BYTES};
 	for (uint32_t i = 0; i < model->file->n_files; i++)
 		out->file_bytes += model->file->files[i].size;
-	enum log_level level = log_level();
-	log_set_level(MIN(level, LOG_WARN)); /* the command prints the plan itself */
-	int rc = plan_for_machine(&model->config, &o, model->file, &model->weights, model->resident,
-		&m->memory, &out->plan, e);
-	log_set_level(level);
+	const struct plan_inputs in = {
+		&model->config, &o, model->file, &model->weights, model->resident, NULL};
+	int rc = plan_for_machine(&in, &m->memory, &out->plan, e);
 	out->everything = !rc && out->plan.tiers.n_fit[0] >= out->plan.tiers.n_experts;
 	return rc;
 }

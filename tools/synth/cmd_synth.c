@@ -18,7 +18,6 @@
 #include "src/checkpoint/convert_keys.h"
 #include "tools/output/interrupt.h"
 #include "tools/options/pocket.h"
-#include "tools/output/progress.h"
 #include "tools/output/report.h"
 #include "tools/output/workers.h"
 #include "tools/synth/synth_model.h"
@@ -245,10 +244,7 @@ static void print_result(const struct synth_work *w, const struct synth_result *
 struct seal_state {
 	const struct synth_work *w;
 	atomic_size_t next;
-	atomic_uint_fast64_t bytes_done;
-	atomic_bool stop;
-	uint64_t total;
-	struct progress progress;
+	struct workers_bytes bytes;
 };
 
 static int seal_worker(void *user, struct err *e)
@@ -256,48 +252,29 @@ static int seal_worker(void *user, struct err *e)
 	struct seal_state *s = user;
 	int code = 0;
 	size_t i;
-	while (!code && !atomic_load(&s->stop) &&
+	while (!code && !atomic_load(&s->bytes.stop) &&
 		   (i = atomic_fetch_add(&s->next, 1)) < s->w->plan.n_tensors) {
 		uint64_t bytes;
 		if (s->w->shares[i] != i)
 			continue;
 		code = gguf_writer_seal(s->w->writer, i, e);
 		gguf_writer_place(s->w->writer, i, NULL, NULL, &bytes);
-		atomic_fetch_add(&s->bytes_done, bytes);
+		atomic_fetch_add(&s->bytes.done, bytes);
 	}
 	return code;
-}
-
-static void stop_sealing(void *user)
-{
-	struct seal_state *s = user;
-	atomic_store(&s->stop, true);
-}
-
-static int on_sealed(void *user, bool over, struct err *e)
-{
-	struct seal_state *s = user;
-	if (!s->w->opt.quiet)
-		progress_update(&s->progress, atomic_load(&s->bytes_done), s->total);
-	if (!over && atomic_load(interrupt_flag()))
-		return err_set(e, ERR_INTERRUPTED, "interrupted");
-	return 0;
 }
 
 /* Check values of what stands in the file. */
 static int seal_model(const struct synth_work *w, struct err *e)
 {
-	struct seal_state s = {.w = w};
+	struct seal_state s = {.w = w,
+		.bytes = {.what = w->opt.quiet ? NULL : "reading back", .cancel = interrupt_flag()}};
 	for (size_t i = 0; i < w->n_pieces; i++)
-		s.total += w->pieces[i].bytes;
-	if (!w->opt.quiet)
-		progress_begin_lines(&s.progress, "reading back", NULL, 0, s.total);
-	const struct workers_job work = {seal_worker, on_sealed, stop_sealing, &s, w->opt.jobs};
-	int code = workers_run(&work, e);
+		s.bytes.total += w->pieces[i].bytes;
+	int code = workers_run_bytes(&s.bytes, seal_worker, &s, w->opt.jobs, e);
 	for (size_t i = 0; i < w->plan.n_tensors && !code; i++)
 		if (w->shares[i] != i)
 			code = gguf_writer_seal(w->writer, i, e);
-	progress_end(&s.progress);
 	return code;
 }
 

@@ -12,7 +12,6 @@
 #include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "tools/output/progress.h"
 #include "tools/output/workers.h"
 
 #include <errno.h>
@@ -30,10 +29,8 @@ struct write_state {
 	const struct synth_job *job;
 	int fd;
 	uint64_t *first; /* [n_pieces + 1] number of each piece's first chunk */
-	atomic_uint_fast64_t next, bytes_done, fill_ns, write_ns;
-	atomic_bool stop;
-	uint64_t total;
-	struct progress progress;
+	atomic_uint_fast64_t next, fill_ns, write_ns;
+	struct workers_bytes bytes;
 };
 
 /* Bytes of a chunk: whole pages and whole blocks. */
@@ -76,7 +73,7 @@ static int write_worker(void *user, struct err *e)
 	uint8_t *buffer = mem_try_map(room);
 	uint64_t c;
 	int code = buffer ? 0 : err_set(e, ERR_MEMORY, "no memory for a buffer of %zu bytes", room);
-	while (!code && !atomic_load(&s->stop) &&
+	while (!code && !atomic_load(&s->bytes.stop) &&
 		   (c = atomic_fetch_add(&s->next, 1)) < s->first[job->n_pieces]) {
 		size_t i = num_interval_of(s->first, job->n_pieces, c);
 		const struct synth_piece *p = &job->pieces[i];
@@ -88,32 +85,17 @@ static int write_worker(void *user, struct err *e)
 		code = write_out(s, p->offset + at, buffer, padded, e);
 		atomic_fetch_add(&s->fill_ns, t1 - t0);
 		atomic_fetch_add(&s->write_ns, clock_ns() - t1);
-		atomic_fetch_add(&s->bytes_done, n);
+		atomic_fetch_add(&s->bytes.done, n);
 	}
 	if (buffer)
 		mem_unmap(buffer, room);
 	return code;
 }
 
-static void stop_writing(void *user)
-{
-	struct write_state *s = user;
-	atomic_store(&s->stop, true);
-}
-
-static int on_tick(void *user, bool over, struct err *e)
-{
-	struct write_state *s = user;
-	if (s->job->progress)
-		progress_update(&s->progress, atomic_load(&s->bytes_done), s->total);
-	if (!over && s->job->cancel && atomic_load(s->job->cancel))
-		return err_set(e, ERR_INTERRUPTED, "interrupted");
-	return 0;
-}
-
 int synth_write(const struct synth_job *job, struct synth_result *r, struct err *e)
 {
-	struct write_state s = {.job = job};
+	struct write_state s = {
+		.job = job, .bytes = {.what = job->progress ? "writing" : NULL, .cancel = job->cancel}};
 	*r = (struct synth_result){.direct = true};
 	s.fd = open(job->path, O_WRONLY | O_DIRECT | O_CLOEXEC);
 	if (s.fd < 0 && errno == EINVAL) {
@@ -125,17 +107,13 @@ int synth_write(const struct synth_job *job, struct synth_result *r, struct err 
 	s.first = NEW_ARRAY(uint64_t, job->n_pieces + 1);
 	for (size_t i = 0; i < job->n_pieces; i++) {
 		s.first[i + 1] = s.first[i] + n_chunks(&job->pieces[i]);
-		s.total += job->pieces[i].bytes;
+		s.bytes.total += job->pieces[i].bytes;
 	}
 	uint64_t start = clock_ns();
-	if (job->progress)
-		progress_begin_lines(&s.progress, "writing", NULL, 0, s.total);
-	const struct workers_job work = {write_worker, on_tick, stop_writing, &s, job->n_threads};
-	int code = workers_run(&work, e);
+	int code = workers_run_bytes(&s.bytes, write_worker, &s, job->n_threads, e);
 	if (!code && TEMP_FAILURE_RETRY(fdatasync(s.fd)))
 		code = err_errno(e, errno, "%s: cannot flush to disk", job->path);
-	progress_end(&s.progress);
-	r->bytes = s.total;
+	r->bytes = s.bytes.total;
 	r->seconds = (double)(clock_ns() - start) * 1e-9;
 	r->fill_seconds = (double)atomic_load(&s.fill_ns) * 1e-9;
 	r->write_seconds = (double)atomic_load(&s.write_ns) * 1e-9;

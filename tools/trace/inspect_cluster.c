@@ -3,6 +3,7 @@
  * listed with its source and the option that replaces it. */
 #include "tools/trace/inspect_cluster.h"
 
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/checkpoint/convert_map.h"
@@ -237,6 +238,8 @@ struct assumptions {
 static struct assumption *assume(struct assumptions *a, const char *name, double value,
 	const char *unit, const char *source, const char *option, bool given)
 {
+	if (a->n == ASSUMPTIONS_MAX)
+		bug("more than %d assumptions", ASSUMPTIONS_MAX);
 	struct assumption *x = &a->of[a->n++];
 	*x = (struct assumption){.value = value, .unit = unit, .option = option};
 	snprintf(x->name, sizeof x->name, "%s", name);

@@ -93,19 +93,14 @@ static int decode_with(struct tune *t, uint64_t cache, uint64_t ram, const char 
 	struct common_opts c = t->common;
 	c.cpu_experts = cpu_experts;
 	const struct token_ids *prompt = tune_longest(&t->facts);
-	enum log_level level = log_level();
 	c.cache_bytes = cache;
 	c.ram_bytes = ram;
 	c.lookahead = ahead;
 	c.lookahead_given = true;
-	c.quiet = true;
-	c.verbose = false;
 	for (c.policy = 0;
 		 common_opts_policy(c.policy) && strcmp(common_opts_policy(c.policy), policy) != 0;)
 		c.policy++;
-	int rc = measure_decode(&c, prompt->data, (uint32_t)prompt->n, t->n_new, repeats, out, e);
-	log_set_level(level);
-	return rc;
+	return measure_decode(&c, prompt->data, (uint32_t)prompt->n, t->n_new, repeats, out, e);
 }
 
 static int measure_compute(struct tune *t, struct err *e)

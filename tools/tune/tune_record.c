@@ -68,10 +68,9 @@ static int ask_backend(
 {
 	const struct backend_options o = {.name = common_opts_backend(c), .threads = c->threads};
 	struct backend *b = NULL;
-	enum log_level level = log_level();
-	log_set_level(LOG_WARN); /* the engine says it in a moment */
+	const enum log_level before = log_lower(LOG_WARN); /* the engine says it in a moment */
 	int rc = backend_open(&o, &b, e);
-	log_set_level(level);
+	log_set_level(before);
 	if (rc)
 		return rc;
 	*bytes = b->ops->free_bytes(b);

@@ -7,7 +7,6 @@
 #include "src/base/num.h"
 #include "src/base/xxh3/xxh3.h"
 #include "stream/reader/reader.h"
-#include "tools/output/progress.h"
 #include "tools/output/workers.h"
 
 #include <pthread.h>
@@ -17,12 +16,10 @@
 
 struct verify_state {
 	const struct verify_job *job;
-	atomic_uint_fast64_t next, bytes_done;
-	atomic_bool stop;
-	uint64_t total;
+	atomic_uint_fast64_t next;
+	struct workers_bytes bytes;
 	/* [n_tensors] the first tensor that stands where it does: itself, unless shared */
 	size_t *twin;
-	struct progress progress;
 	pthread_mutex_t lock; /* guards the result */
 	struct verify_result *result;
 };
@@ -89,7 +86,7 @@ static int hash_range(
 			submit_part(t, r, &next, !buffer);
 		}
 		xxh3_add(t->hash, t->buffers + (uint64_t)buffer * PART_BYTES + part.skip, part.used);
-		atomic_fetch_add(&t->s->bytes_done, part.used);
+		atomic_fetch_add(&t->s->bytes.done, part.used);
 	}
 	*value = xxh3_value(t->hash);
 	return 0;
@@ -122,7 +119,7 @@ static int verify_range(struct verify_thread *t, uint64_t i, struct err *e)
 	int rc = hash_range(t, &r, &job->values[i], e);
 	if (rc || !job->expected || job->values[i] == job->expected[i])
 		return rc;
-	atomic_fetch_sub(&t->s->bytes_done, r.run.bytes);
+	atomic_fetch_sub(&t->s->bytes.done, r.run.bytes);
 	reader_drop_cached(t->reader, r.run.file, r.run.offset, r.run.bytes);
 	if (!(rc = hash_range(t, &r, &job->values[i], e)))
 		count_difference(t->s, i, job->values[i] != job->expected[i]);
@@ -168,26 +165,11 @@ static int verify_worker(void *user, struct err *e)
 	struct verify_thread t = {.s = s};
 	const uint64_t n = check_map_n(s->job->map);
 	int rc = thread_open(&t, e);
-	for (uint64_t i; !rc && !atomic_load(&s->stop) && (i = atomic_fetch_add(&s->next, 1)) < n;)
+	for (uint64_t i;
+		 !rc && !atomic_load(&s->bytes.stop) && (i = atomic_fetch_add(&s->next, 1)) < n;)
 		rc = verify_range(&t, i, e);
 	thread_close(&t);
 	return rc;
-}
-
-static void stop_verifying(void *user)
-{
-	struct verify_state *s = user;
-	atomic_store(&s->stop, true);
-}
-
-static int on_verified(void *user, bool over, struct err *e)
-{
-	struct verify_state *s = user;
-	if (s->job->progress)
-		progress_update(&s->progress, atomic_load(&s->bytes_done), s->total);
-	if (!over && s->job->cancel && atomic_load(s->job->cancel))
-		return err_set(e, ERR_INTERRUPTED, "interrupted");
-	return 0;
 }
 
 /* By place and division into ranges. */
@@ -226,7 +208,7 @@ static void find_shared(struct verify_state *s)
 	for (size_t i = 0; i < g->n_tensors; i++) {
 		if (!twin || compare_places(m, twin, order[i])) {
 			twin = order[i];
-			s->total += twin->bytes;
+			s->bytes.total += twin->bytes;
 		}
 		s->twin[order[i] - g->tensors] = (size_t)(twin - g->tensors);
 	}
@@ -249,22 +231,19 @@ static void copy_shared(struct verify_state *s)
 int verify_file(const struct verify_job *job, struct verify_result *r, struct err *e)
 {
 	*r = (struct verify_result){.direct = true, .ranges = check_map_n(job->map)};
-	struct verify_state s = {.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .result = r};
+	struct verify_state s = {.job = job,
+		.bytes = {.what = job->progress ? "reading" : NULL, .cancel = job->cancel},
+		.lock = PTHREAD_MUTEX_INITIALIZER,
+		.result = r};
 	const uint64_t start = clock_ns();
-	const enum log_level level = log_level();
 	find_shared(&s);
-	if (job->progress)
-		progress_begin_lines(&s.progress, "reading", NULL, 0, s.total);
-	log_set_level(MIN(level, LOG_WARN)); /* each reader says how it reads */
-	const struct workers_job work = {
-		verify_worker, on_verified, stop_verifying, &s, job->n_threads};
-	int rc = workers_run(&work, e);
-	log_set_level(level);
-	progress_end(&s.progress);
+	const enum log_level before = log_lower(LOG_WARN); /* each reader says how it reads */
+	int rc = workers_run_bytes(&s.bytes, verify_worker, &s, job->n_threads, e);
+	log_set_level(before);
 	if (!rc)
 		copy_shared(&s);
 	free(s.twin);
-	r->bytes = atomic_load(&s.bytes_done);
+	r->bytes = atomic_load(&s.bytes.done);
 	r->seconds = (double)(clock_ns() - start) * 1e-9;
 	return rc;
 }

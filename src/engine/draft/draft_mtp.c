@@ -12,6 +12,7 @@
 #include "src/base/log.h"
 #include "src/draw/draw.h"
 #include "src/engine/batch.h"
+#include "src/engine/engine_internal.h"
 #include "src/engine/sampler.h"
 
 /* Of one timeline, while its drafts are chosen. */
@@ -69,10 +70,10 @@ static int32_t draft_choose(
 	return of.id;
 }
 
-/* Timelines that cannot draft now get no drafts. */
+/* Timelines that cannot draft now get no drafts. None does where there is no memory for them. */
 static int mtp_propose(void *user, struct draft_proposal *proposals, uint32_t n, struct err *e)
 {
-	const struct engine *g = user;
+	struct engine *g = user;
 	struct batch_draft drafts[n];
 	struct mtp_choice choices[n];
 	uint32_t n_drafts = 0;
@@ -91,7 +92,17 @@ static int mtp_propose(void *user, struct draft_proposal *proposals, uint32_t n,
 			.user = &choices[n_drafts]};
 		n_drafts++;
 	}
-	return n_drafts ? batch_mtp_draft(drafts, n_drafts, e) : 0;
+	struct err why = {0};
+	int rc = n_drafts ? batch_mtp_draft(drafts, n_drafts, &why) : 0;
+	if (rc == ERR_MEMORY) {
+		engine_leave_out_drafts(g, &why);
+		for (uint32_t i = 0; i < n; i++)
+			proposals[i].chain->n = 0;
+		return 0;
+	}
+	if (rc && e)
+		*e = why;
+	return rc;
 }
 
 struct draft_source draft_mtp_source(struct engine *g)

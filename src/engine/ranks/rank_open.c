@@ -22,12 +22,31 @@ static struct rank_start describe_start(struct engine *g, const struct engine_op
 		.kv_f32 = o->kv_f32,
 		.kv_f8 = o->kv_f8,
 		.exact_prompts = o->exact_prompts,
+		.library_version = g->library_version,
 		.sessions = MAX(o->sessions, 1u),
 		.counts = o->warm || o->profile_folder};
 	snprintf(s.version, sizeof s.version, "%s", GLM_VERSION);
 	snprintf(s.backend, sizeof s.backend, "%s%s", engine_backend_name(g),
 		g->fast_prompts ? " fast" : "");
 	return s;
+}
+
+/* "13.1.0", or "none"; out [LIBRARY_TEXT]. */
+#define LIBRARY_TEXT 36
+static const char *print_library(uint32_t version, char *out)
+{
+	snprintf(out, LIBRARY_TEXT, "%u.%u.%u", version / 10000, version / 100 % 100, version % 100);
+	return version ? out : "none";
+}
+
+/* Their products differ in the last bits (kernels/library.h): the same text would be computed in
+ * another way on each rank. */
+static int refuse_library(uint32_t mine, uint32_t first, struct err *e)
+{
+	char a[LIBRARY_TEXT], b[LIBRARY_TEXT];
+	err_set(e, ERR_RUN, "cublasLt, which multiplies prompts, is %s, that of rank 0 is %s",
+		print_library(mine, a), print_library(first, b));
+	return err_hint(e, "the same version on all hosts, or --exact-prompts, which does without it");
 }
 
 static int compare_start(
@@ -51,6 +70,8 @@ static int compare_start(
 		return err_set(e, ERR_RUN, "--kv-type is not the same on all ranks");
 	if (mine->exact_prompts != first->exact_prompts)
 		return err_set(e, ERR_RUN, "--exact-prompts is not given on all ranks");
+	if (mine->library_version != first->library_version)
+		return refuse_library(mine->library_version, first->library_version, e);
 	if (mine->sessions != first->sessions)
 		return err_set(e, ERR_RUN, "%u sessions were asked for, by rank 0 %u", mine->sessions,
 			first->sessions);

@@ -60,7 +60,8 @@ struct rank_start {
 	uint64_t fingerprint, rows_fingerprint; /* of the model file */
 	uint32_t kv_f32, kv_f8, sessions;
 	uint32_t exact_prompts;
-	uint32_t counts; /* uses of experts are counted, for a profile of rank 0 */
+	uint32_t library_version; /* kernels/library.h; 0: none */
+	uint32_t counts;          /* uses of experts are counted, for a profile of rank 0 */
 };
 
 struct rank_room {

@@ -193,6 +193,7 @@ void session_fill_mtp_rows(struct session *s)
 		return;
 	struct engine *g = s->g;
 	struct stage *last = engine_last(g);
+	last->backend->ops->recover(last->backend); /* of an earlier step */
 	for (uint32_t row = s->mtp_rows, n; row + 1 < s->length; row += n) {
 		n = MIN(s->length - 1 - row, g->chunk);
 		for (uint32_t i = 0; i < n; i++) {
@@ -203,7 +204,13 @@ void session_fill_mtp_rows(struct session *s)
 			&(struct forward_rows){
 				.n = n, .tokens = s->tokens + row + 1, .pos = s->pos, .base = s->bases});
 	}
-	s->mtp_rows = s->mtp_filled = s->length - 1;
+	if (!engine_drafts_lack_memory(g))
+		s->mtp_rows = s->mtp_filled = s->length - 1;
+}
+
+bool session_appends_mtp(const struct session *s)
+{
+	return s->mtp && s->mtp_rows + 1 >= s->length;
 }
 
 bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int32_t *states)
@@ -211,7 +218,7 @@ bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int
 	const struct workspace *ws = &engine_last(s->g)->model.ws;
 	for (uint32_t i = 0; i < n; i++)
 		states[i] = MTP_NO_PAIR;
-	if (!s->mtp)
+	if (!session_appends_mtp(s))
 		return false;
 	for (uint32_t i = 1; i < n; i++)
 		states[i] = (int32_t)(first + i - 1);
@@ -232,10 +239,11 @@ void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_r
 	s->of_several = n_rows > 1;
 	s->step_number = n_rows > 1 ? s->g->n_steps : 0;
 	s->first_row = first + n - n_rows;
-	s->has_state = appended;
+	s->has_state = false;
 	s->last_state = states - 1;
 	if (appended) {
 		mtp_keep_states(&engine_last(s->g)->model, first + n - states, states, s->slot);
+		s->has_state = !engine_drafts_lack_memory(s->g);
 		s->mtp_rows = s->length - 1;
 	}
 }
@@ -351,8 +359,10 @@ static int session_step(
 	if (rows && n_rows)
 		memcpy(kept, rows + (n - n_rows) * n_vocab, n_rows * n_vocab * sizeof *rows);
 	engine_last_stage_done(s->g);
-	if (append)
+	if (append) {
 		mtp_append(m, &last->kv, &f, s->states);
+		append = !engine_drafts_lack_memory(s->g);
+	}
 	session_advance(s, n, 0, n_rows, append);
 	return rows ? 0 : session_check_finite(s, chunk->draws ? chunk->draws->results : NULL, e);
 }

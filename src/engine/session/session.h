@@ -122,8 +122,8 @@ int session_fetch_logits(struct session *s, struct err *e);
  * ERR_INPUT when the model has no MTP layer. */
 int session_enable_mtp(struct session *s, struct err *e);
 
-/* Whether session_mtp_draft can draft now: MTP is enabled, and the last position was computed by
- * this session since.
+/* Whether session_mtp_draft can draft now: MTP is enabled, the last position was computed by this
+ * session since, and there was memory for its MTP row.
  *
  * MTP rows without hidden states. The MTP layer's cache row of a position is made from the hidden
  * state of that position and the next token. Hidden states are not stored, so some are missing:

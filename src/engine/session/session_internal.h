@@ -59,14 +59,18 @@ float *session_row_buffer(struct session *s, uint32_t n, struct err *e);
 /* Forgets the logits, not their memory. */
 void session_drop_logits(struct session *s);
 /* Before the step: makes the missing MTP rows of all positions but the last, from tokens alone
- * (session_can_draft). Enqueued. */
+ * (session_can_draft). Enqueued. Where there is no memory for that they stay missing. */
 void session_fill_mtp_rows(struct session *s);
-/* Whether the coming step writes MTP rows for this session. states: out, [n], the states for
- * mtp_append of the session's n rows, the first of which is row `first` of the step. */
+/* Whether the coming step writes MTP rows for this session: MTP is enabled, and no row but the last
+ * position's is missing. Stays the same until session_advance. */
+bool session_appends_mtp(const struct session *s);
+/* The same. states: out, [n], the states for mtp_append of the session's n rows, the first of which
+ * is row `first` of the step. */
 bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int32_t *states);
 /* The step is done: the timeline grows by n tokens, which were rows [first, first + n) of the step.
  * Logits of the last n_rows of them are in session_row_buffer(s, n_rows). appended:
- * session_mtp_states returned true and mtp_append was called. */
+ * session_appends_mtp is true, and mtp_append was called and has not failed. Without it the session
+ * cannot draft before its next step. */
 void session_advance(struct session *s, uint32_t n, uint32_t first, uint32_t n_rows, bool appended);
 /* ERR_RUN when logits of the last step are not finite; the timeline is then emptied. drawn: results
  * of the draws from all its rows, which say so; NULL: looks at the logits on the host. */

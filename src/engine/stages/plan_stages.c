@@ -120,11 +120,17 @@ static int share_budgets(const struct plan_stage *stages, uint32_t n,
 	return rc;
 }
 
+static struct plan_inputs stage_inputs(
+	const struct plan_stage *s, const struct engine_options *o, const struct gguf *file)
+{
+	return (struct plan_inputs){s->c, o, file, s->w, s->resident, s->backend};
+}
+
 static int plan_one(const struct plan_stage *s, const struct stage_share *share, uint32_t i,
 	const struct gguf *file, struct plan *p, struct err *e)
 {
-	int rc = plan_on_machine(
-		s->c, &share->options, file, s->w, s->resident, s->backend, &share->machine, p, e);
+	const struct plan_inputs in = stage_inputs(s, &share->options, file);
+	int rc = plan_on_machine(&in, &share->machine, p, e);
 	if (rc)
 		err_prefix(e, "stage %u (layers %u to %u, card %u)", i, s->c->first_layer,
 			s->c->end_layer - 1, s->card);
@@ -182,15 +188,14 @@ static void take_host_bytes(struct plan_machine *m, const struct plan_stage *s, 
 		*from -= MIN(bytes, *from - 1);
 }
 
-static int plan_quietly(const struct plan_stage *stages, uint32_t n,
+static int plan_each_quietly(const struct plan_stage *stages, uint32_t n,
 	const struct stage_share *shares, const struct gguf *file, struct plan *plans, struct err *e)
 {
-	const enum log_level level = log_level();
+	const enum log_level before = log_lower(LOG_WARN);
 	int rc = 0;
-	log_set_level(LOG_QUIET);
 	for (uint32_t i = 0; i < n && !rc; i++)
 		rc = plan_one(&stages[i], &shares[i], i, file, &plans[i], e);
-	log_set_level(level);
+	log_set_level(before);
 	return rc;
 }
 
@@ -211,14 +216,12 @@ static int plan_alone(const struct plan_stage *s, const struct engine_options *o
 	struct plan_machine machine = {.card_bytes = plan_stage_room(s, 1, 0, processes),
 		.host_bytes = mem_available_bytes() / processes,
 		.part = true};
-	const enum log_level level = log_level();
-	log_set_level(LOG_QUIET);
-	int rc = plan_on_machine(s->c, o, file, s->w, s->resident, s->backend, &machine, p, e);
-	log_set_level(level);
+	const struct plan_inputs in = stage_inputs(s, o, file);
+	int rc = plan_quietly(&in, &machine, p, e);
 	if (rc)
 		return rc;
 	take_host_bytes(&machine, s, flight_bytes(s, 1, o, p->chunk));
-	return plan_on_machine(s->c, o, file, s->w, s->resident, s->backend, &machine, p, e);
+	return plan_on_machine(&in, &machine, p, e);
 }
 
 int plan_stages(const struct plan_stage *stages, uint32_t n, const struct engine_options *o,
@@ -226,20 +229,20 @@ int plan_stages(const struct plan_stage *stages, uint32_t n, const struct engine
 {
 	if (n == 1 && o->ranks)
 		return plan_alone(stages, o, file, plans, e);
+	const struct plan_inputs whole = stage_inputs(stages, o, file);
 	if (n == 1)
-		return plan_make(
-			stages->c, o, file, stages->w, stages->resident, stages->backend, plans, e);
+		return plan_make(&whole, plans, e);
 	struct stage_share *shares = NEW_ARRAY(struct stage_share, n);
 	uint32_t context = UINT32_MAX;
 	size_t flight = 0;
 	int rc = share_budgets(stages, n, o, file, shares, e);
 	if (!rc)
-		rc = plan_quietly(stages, n, shares, file, plans, e);
+		rc = plan_each_quietly(stages, n, shares, file, plans, e);
 	if (!rc) {
 		flight = flight_bytes(stages, n, o, least_chunk(plans, n));
 		for (uint32_t i = 0; i < n; i++)
 			take_host_bytes(&shares[i].machine, &stages[i], flight / n);
-		rc = plan_quietly(stages, n, shares, file, plans, e);
+		rc = plan_each_quietly(stages, n, shares, file, plans, e);
 	}
 	const uint32_t chunk = least_chunk(plans, n);
 	for (uint32_t i = 0; i < n; i++)

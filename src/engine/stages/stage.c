@@ -191,10 +191,9 @@ int stages_plan(struct engine *g, const struct engine_options *o, struct err *e)
 	if (!g->ranks)
 		return plan_here(g, o, e);
 	struct engine_options agreed = *o;
-	enum log_level level = log_level();
-	log_set_level(LOG_QUIET); /* the second time prints */
+	const enum log_level before = log_lower(LOG_WARN); /* the second time prints */
 	int rc = plan_here(g, o, e);
-	log_set_level(level);
+	log_set_level(before);
 	struct ranks *ranks = g->ranks->ranks;
 	struct rank_limits limits = limits_of(g);
 	if ((rc = ranks_agree(ranks, rc, e)) || (rc = engine_ranks_limits(g->ranks, &limits, e)))
@@ -450,6 +449,25 @@ void engine_recover(struct engine *g)
 	pipeline_settle(g->pipeline);
 	for (uint32_t i = 0; i < g->n_stages; i++)
 		g->stages[i].backend->ops->recover(g->stages[i].backend);
+}
+
+void engine_leave_out_drafts(struct engine *g, const struct err *why)
+{
+	struct backend *b = engine_last(g)->backend;
+	if (!g->drafts_left_out)
+		log_warn(
+			"no memory for drafts (%s): some are left out, which changes no answer", why->text);
+	g->drafts_left_out = true;
+	b->ops->recover(b);
+}
+
+bool engine_drafts_lack_memory(struct engine *g)
+{
+	const struct err why = engine_last(g)->backend->failure;
+	if (why.code != ERR_MEMORY)
+		return false;
+	engine_leave_out_drafts(g, &why);
+	return true;
 }
 
 bool engine_has_failed(const struct engine *g)

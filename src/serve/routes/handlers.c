@@ -15,40 +15,39 @@
 #include <string.h>
 #include <time.h>
 
-void handle_count(struct server *s, struct exchange *x, const char *rest)
+typedef int64_t count_fn(
+	const struct request_model *model, const char *body, size_t len, struct request_error *e);
+
+/* Answers with how many tokens the body's text has; `head` stands before the number. */
+static void answer_count(struct server *s, struct exchange *x, const struct api *words,
+	count_fn *count, const char *head)
 {
-	(void)rest;
 	size_t len;
 	const char *text = exchange_body(x, &len);
 	struct request_error e = {0};
 	struct buf body = {0};
 	struct request_model model = s->model;
 	model.client = exchange_client(x);
-	int64_t n = api_messages_count(&model, text, len, &e);
+	int64_t n = count(&model, text, len, &e);
 	if (n < 0) {
-		respond_refusal(x, &api_messages, &e);
+		respond_refusal(x, words, &e);
 		return;
 	}
-	buf_printf(&body, "{\"input_tokens\":%lld}", (long long)n);
+	buf_printf(&body, "{%s\"input_tokens\":%lld}", head, (long long)n);
 	exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
+void handle_count(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	answer_count(s, x, &api_messages, api_messages_count, "");
 }
 
 void handle_response_tokens(struct server *s, struct exchange *x, const char *rest)
 {
 	(void)rest;
-	size_t len;
-	const char *text = exchange_body(x, &len);
-	struct request_error e = {0};
-	struct buf body = {0};
-	struct request_model model = s->model;
-	model.client = exchange_client(x);
-	int64_t n = api_responses_count(&model, text, len, &e);
-	if (n < 0) {
-		respond_refusal(x, &api_responses, &e);
-		return;
-	}
-	buf_printf(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%lld}", (long long)n);
-	exchange_reply(x, 200, JSON_TYPE, &body);
+	answer_count(
+		s, x, &api_responses, api_responses_count, "\"object\":\"response.input_tokens\",");
 }
 
 /* ID or ID/input_items */

@@ -78,6 +78,19 @@ refused '^glmstream: --ram-gb belongs to bench prefill, decode and session' copy
 refused '^glmstream: --cpu-experts belongs to' ops --cpu-experts auto
 refused '^glmstream: --gb belongs to bench read' copy --gb 1
 refused '^glmstream: --depth belongs to bench read' decode --depth 4
+refused '^glmstream: --seconds belongs to bench copy, ops, prefill and decode' read --seconds 1
+refused '^glmstream: --threads belongs to bench copy, ops' read -t 1
+refused '^glmstream: --backend belongs to bench ops' read --backend cpu
+refused '^glmstream: --backend belongs to bench ops' copy --backend cpu
+refused '^glmstream: --exact-prompts belongs to bench ops' copy --exact-prompts
+refused '^glmstream: --fast-prompts belongs to bench ops' read --fast-prompts
+refused '^glmstream: --verify belongs to bench prefill' copy --verify off
+refused '^glmstream: --force belongs to bench prefill' read --force
+refused '^glmstream: --dir: with -f no file is made' read -f "$folder/model" --dir "$folder"
+refused '^glmstream: -q and -v exclude each other' copy -q -v
+run bench read -q -f "$folder/model" --depth 4 --no-fio --repeats 1
+exits 0
+check "-q leaves notes out" [ "$(grep -c '^bench read:' "$work/err")" = 0 ]
 refused '^glmstream: -n belongs to bench decode' session -n 4
 refused '^glmstream: --file belongs to .* bench decode with --draft' decode -f "$folder/model"
 refused '^glmstream: --only belongs to bench ops' copy --only q_a

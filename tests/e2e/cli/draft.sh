@@ -69,6 +69,13 @@ run -p hi -n 1 --draft off
 check "--draft off leaves the MTP layer" grep -q '7 layers, 32 experts' "$work/err"
 run -p hi -n 1
 check "by default it is loaded" grep -q '7 layers + MTP' "$work/err"
+echo 1 2 3 >"$work/ids"
+run perplexity -f "$work/ids"
+check "perplexity leaves it" grep -q '7 layers, 32 experts' "$work/err"
+run dump-logits --ids "$work/ids" -o "$work/logits"
+check "dump-logits leaves it" grep -q '7 layers, 32 experts' "$work/err"
+run dump-logits --ids "$work/ids" -o "$work/logits" --mtp-steps 1 --force
+check "but where its drafts are wanted" grep -q '7 layers + MTP' "$work/err"
 
 run -p hi --draft 8
 error_is_one_sentence 2 'draft'

@@ -409,7 +409,29 @@ run convert "$work/tiny" -o "$work/no/such/x.gguf" --recipe q2 -q
 error_is_one_sentence 3 'No such file'
 run convert "$work/tiny" -o "$work/tiny" --recipe q2 -q
 error_is_one_sentence 3 'is a directory, expected the name of a file'
-rm -f "$work"/tiny.journal
+check "nothing is left beside it" [ ! -e "$work/tiny.journal" ]
+
+# the files that are read, under whatever name; the place of split files, before anything is written
+cp -r "$work/tiny" "$work/source"
+ln "$work/source/model-00002-of-00003.safetensors" "$work/linked.gguf"
+ln -s source/tokenizer.json "$work/partial.gguf.partial"
+(cd "$work/source" && sha256sum ./*) >"$work/sums"
+for out in source/model-00001-of-00003.safetensors source/config.json linked.gguf partial.gguf; do
+	run convert "$work/source" -o "$work/$out" --recipe q2 -q --force
+	error_is_one_sentence 3 "${out##*/}.*: is read by this conversion .*: the output needs another name"
+done
+check "the source is as it was" sh -c 'cd "$0/source" && sha256sum -c --quiet ../sums' "$work"
+check "no journal of what was refused" \
+	[ -z "$(find "$work/source" "$work"/linked* "$work"/partial* -name '*.journal')" ]
+mkdir "$work/place.gguf-part" "$work/taken"
+run convert "$work/tiny" -o "$work/place.gguf" --recipe q2 -q --split-gb 0.0002
+exits 0
+for ((i = 1; i < 100; i++)); do
+	mkdir -p "$(printf "$work/taken/x-00002-of-%05d.gguf" $i)"
+done
+run convert "$work/tiny" -o "$work/taken/x.gguf" --recipe q2 -q --split-gb 0.0002 --force
+error_is_one_sentence 3 'x-00002-of-000[0-9]*.gguf: is a directory'
+check "no file is left of it" [ -z "$(find "$work/taken" -type f)" ]
 
 fresh
 rm "$work/bad/model-00002-of-00003.safetensors"

@@ -36,14 +36,7 @@ says() { # pattern on stdout
 
 # ---- a file with values of its own ---------------------------------------------------------------
 
-cat >"$work/shape.json" <<'END'
-{"model_type": "glm_moe_dsa", "hidden_act": "silu", "num_hidden_layers": 6, "num_nextn_predict_layers": 1, "hidden_size": 256,
-"vocab_size": 8500, "max_position_embeddings": 4096, "num_attention_heads": 4, "q_lora_rank": 256, "kv_lora_rank": 256,
-"qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 64, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 64,
-"rms_norm_eps": 1e-5, "rope_theta": 8000000, "index_topk_freq": 4, "index_skip_topk_offset": 3, "first_k_dense_replace": 3,
-"intermediate_size": 512, "moe_intermediate_size": 256, "n_routed_experts": 8, "num_experts_per_tok": 4, "n_shared_experts": 1,
-"routed_scaling_factor": 2.5, "norm_topk_prob": true}
-END
+small_shape
 for alias in "" "--alias 2"; do
 	model=$work/synth.gguf
 	# shellcheck disable=SC2086 # two words or none

@@ -32,6 +32,27 @@ cannot_test() {
 command -v python3 >/dev/null 2>&1 ||
 	cannot_test "no python3: tools/scripts/install_deps.sh test installs it"
 
+# small_shape KEY=NUMBER...: $work/shape.json, the config.json of a model that is small enough for a
+# test (`synth --shape`), with these numbers in place of its own.
+small_shape() {
+	python3 - "$@" >"$work/shape.json" <<'END' || cannot_test "no shape: $*"
+import json, sys
+shape = {
+    "model_type": "glm_moe_dsa", "hidden_act": "silu", "num_hidden_layers": 6, "num_nextn_predict_layers": 1,
+    "hidden_size": 256, "vocab_size": 8500, "max_position_embeddings": 4096, "num_attention_heads": 4,
+    "q_lora_rank": 256, "kv_lora_rank": 256, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 64,
+    "index_n_heads": 4, "index_head_dim": 64, "index_topk": 64, "index_topk_freq": 4, "index_skip_topk_offset": 3,
+    "rms_norm_eps": 1e-5, "rope_theta": 8000000, "first_k_dense_replace": 3, "intermediate_size": 512,
+    "moe_intermediate_size": 256, "n_routed_experts": 8, "num_experts_per_tok": 4, "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5, "norm_topk_prob": True}
+for key, number in (a.split("=") for a in sys.argv[1:]):
+    if key not in shape:
+        sys.exit("no key " + key)
+    shape[key] = int(number)
+print(json.dumps(shape))
+END
+}
+
 # The pocket model of the tree.
 need_pocket() {
 	POCKET=$PWD/tools/pocket/pocket.gguf

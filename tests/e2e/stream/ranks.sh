@@ -39,7 +39,10 @@ check "one rank has no plan of ranks" [ "$(grep -c '^rank ' "$work/err")" = 0 ]
 logits 2 two.f32 --chunk 8
 check "logits of 2 ranks" cmp -s "$work/one.f32" "$work/two.f32"
 check "rank 1 has the first layers" grep -q '^rank 1 (.*): layers 0 to ' "$work/err"
-check "rank 0 has the last layers" grep -q '^rank 0 (.*): layers [1-6] to 6 and MTP' "$work/err"
+check "rank 0 has the last layers" grep -q '^rank 0 (.*): layers [1-6] to 6, ' "$work/err"
+ranks 2 dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" --mtp-steps 2 -o "$work/drafts" --force
+exits 0
+check "and the MTP layer where it is wanted" grep -q '^rank 0 (.*): layers [1-6] to 6 and MTP' "$work/err"
 # a prompt of several chunks: they follow each other through the ranks
 last() { # number of ranks, file: of the last position
 	ranks "$1" dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/$2" --force --chunk 40

@@ -210,7 +210,8 @@ static void plan_file(const char *path, const uint8_t *d)
 	if (!rc && !(rc = config_read(file, &c, &e))) {
 		check_config(&c);
 		rc = weights_bind(file, &c, c.n_mtp && !o.no_mtp, &w, &resident, &e);
-		if (!rc && !(rc = plan_for_machine(&c, &o, file, &w, resident, &m, &p, &e)))
+		const struct plan_inputs in = {&c, &o, file, &w, resident, NULL};
+		if (!rc && !(rc = plan_for_machine(&in, &m, &p, &e)))
 			check_plan(&p, &c, &o, &m);
 	}
 	if (rc && !e.text[0])
