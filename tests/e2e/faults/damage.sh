@@ -45,6 +45,8 @@ limited() { # blocks of 1 kB, arguments
 	local blocks=$1
 	shift
 	(
+		# a build that counts coverage would cut the counts of other runs
+		export GCOV_PREFIX=$work/gcov
 		ulimit -f "$blocks"
 		run "$@"
 		echo "$rc" >"$work/rc"
