@@ -75,7 +75,8 @@ static void evict(struct cache *c, int32_t key)
 }
 
 /* The slab of class only_class (< 0: of any class but class_id) whose keys were on average used
- * longest ago, of those in which every key can be evicted; -1: none. */
+ * longest ago, of those in which every key can be evicted and that could have a slot of class_id
+ * within the limit of tier 1; -1: none. */
 static int coldest_slab(const struct cache *c, int tier, int class_id, int only_class)
 {
 	const struct slab_arena *a = &c->arena[tier];
@@ -84,6 +85,8 @@ static int coldest_slab(const struct cache *c, int tier, int class_id, int only_
 	for (int s = 0; s < a->n_slabs; s++) {
 		int k = a->slab_class[s];
 		if (k < 0 || k == class_id || (only_class >= 0 && k != only_class) || !a->slab_used[s])
+			continue;
+		if (tier == 1 && (uint64_t)s * a->slab_bytes + a->classes.bytes[class_id] > c->tier1_limit)
 			continue;
 		double sum = 0;
 		bool free_to_go = true;

@@ -14,7 +14,7 @@ void log_set_level(enum log_level level);
 enum log_level log_level(void);
 
 /* Lowers the threshold to `level`, or leaves it if it is lower. Returns the one before, which
- * log_set_level brings back: for what would say again what is said elsewhere. */
+ * log_set_level brings back. For work whose lines would repeat others. */
 enum log_level log_lower(enum log_level level);
 
 /* Stands before every line from now on; lent. At the start "". Before threads exist. */

@@ -92,7 +92,7 @@ int convert_type_parse(enum dtype *out, const char *name, bool (*can)(enum dtype
 
 /* Tensors that are left out, by the reason. Zero-initialise. */
 struct left_out {
-	const char *reasons[8]; /* static texts; those beyond the eighth count for it */
+	const char *reasons[8]; /* static texts; the eighth is the latest of all others */
 	uint64_t counts[8];
 };
 void left_out_add(struct left_out *l, const char *reason);

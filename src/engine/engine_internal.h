@@ -68,7 +68,7 @@ void engine_recover(struct engine *g);
  * logs `why` the first time. */
 void engine_leave_out_drafts(struct engine *g, const struct err *why);
 
-/* Called after ops that only drafts need (mtp.h) were enqueued, at a time when no failure was kept
+/* Called after ops that only drafts need (mtp.h) were enqueued. Precondition: no failure was kept
  * before them. True: they failed for want of memory, and engine_leave_out_drafts was called. */
 bool engine_drafts_lack_memory(struct engine *g);
 

@@ -13,8 +13,8 @@
  *   where there are none of their own kind; missing MTP rows: session_can_draft. Prompts with a
  *   common prefix share its files. A hash only finds a file: its tokens are compared one by one.
  * - Numbers. Rows from disk are those that were computed. The rest of the prompt is a step of its
- *   own: where a backend computes short steps in another way (backend.h: Numbers), a short rest has
- *   other bits than behind rows of the same step.
+ *   own: one that is short enough for the backend's decode way (backend.h: Numbers) has other bits
+ *   than in one step with the prefix.
  * - Size. After prefix_store_keep all files of the folder, those of other models included, stay
  *   within the limit. The least recently used go first; of a chain, its end before its beginning.
  * - Sharing. Files appear whole (out_file.h), so processes may share a folder. A damaged file is

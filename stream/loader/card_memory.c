@@ -68,7 +68,7 @@ int card_memory_open(struct card_memory **out, const struct card_memory_options 
 	if (o->tier_bytes[1] && (rc = pinned_start(&m->tier1, m->copier, o->tier_bytes[1], step,
 								 o->division, tier1_step_pinned, m, e)))
 		return rc;
-	pinned_request(&m->tier1, plan->slot_bytes); /* the first demotion requests more */
+	pinned_request(&m->tier1, plan->slot_bytes); /* demotions request more, but only with a slot */
 	if ((rc = pinned_start(
 			 &m->host_staging, m->copier, plan->host_staging_bytes, 0, NULL, NULL, NULL, e)) ||
 		(rc = pinned_wait(&m->host_staging, e)))

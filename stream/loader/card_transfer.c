@@ -42,7 +42,8 @@
 /* Reads of predicted experts in flight: nearly enough to keep a drive busy, and few enough that a
  * demand does not wait long behind them. */
 #define PREDICTED_READS_MAX 6
-/* Steps of tier 1 behind its last used slot that a demotion requests, if they hold a slot. */
+/* A demotion requests that so many steps of tier 1 behind the last used slot are pinned, at least
+ * the bytes of a slot. */
 #define PIN_AHEAD_STEPS 8
 
 #define NONE (-1)
@@ -116,7 +117,8 @@ struct card_transfer {
 	unsigned n_staged;
 	int32_t free_staging[DEVICE_STAGING_SLOTS];
 	unsigned n_free_staging;
-	size_t tier1_used; /* bytes of tier 1 up to the end of the last slot that was ever filled */
+	size_t tier1_used; /* bytes of tier 1 up to the end of the last slot that was ever filled, if
+						* that is of the largest size */
 };
 
 static struct card_transfer *card_of(struct transfer *t)
@@ -146,10 +148,11 @@ static void read_failed(
 	transfer_keep_failure(&x->failure, &why);
 }
 
-/* A slot of tier 1 that ends at `end` is filled. */
-static void note_tier1_use(struct card_transfer *t, const uint8_t *end)
+/* The slot of tier 1 at `slot` is about to be filled. */
+static void note_tier1_use(struct card_transfer *t, const uint8_t *slot)
 {
-	t->tier1_used = MAX(t->tier1_used, (size_t)(end - t->memory->tier1.base));
+	const size_t at = (size_t)(slot - t->memory->tier1.base);
+	t->tier1_used = MAX(t->tier1_used, at + (size_t)t->memory->plan.slot_bytes);
 }
 
 /* Requests that tier 1 is pinned so far that the slots behind the last used one can be filled. */
@@ -173,7 +176,7 @@ static void begin_load(
 		.bytes_read = bytes_read,
 	};
 	if (q->to_tier1 || q->keep)
-		note_tier1_use(t, (q->to_tier1 ? q->dst : q->keep) + q->bytes);
+		note_tier1_use(t, q->to_tier1 ? q->dst : q->keep);
 	if (!q->src && expert_check_due(t->base.config.check, q->layer, q->expert))
 		x->check = transfer_acquire_check(&t->base, &t->checks, q, &x->failure);
 #ifdef LOADER_POISON
@@ -635,7 +638,7 @@ static void card_demote(struct transfer *base, const struct transfer_request *q)
 	struct card_transfer *t = card_of(base);
 	struct copier *x = t->memory->copier;
 	t->slots[q->slot] = (struct slot_transfer){.parts_left = 1}; /* the last chunk out */
-	note_tier1_use(t, q->dst + q->bytes);
+	note_tier1_use(t, q->dst);
 	request_more_tier1(t);
 	int32_t staging_slot = t->free_staging[--t->n_free_staging];
 	uint8_t *staging =

@@ -30,7 +30,8 @@ static void keep_failure(
 	kept->load_id = slot->load_id;
 	kept->err = *failure;
 	err_prefix(&kept->err, "expert %d of layer %d", slot->expert, slot->layer);
-	kept->err.code = ERR_RUN;
+	if (kept->err.code != ERR_MEMORY) /* that can be tried again */
+		kept->err.code = ERR_RUN;
 }
 
 void loader_transfer_done(

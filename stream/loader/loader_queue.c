@@ -147,6 +147,19 @@ bool loader_flush_accesses(struct loader *l)
 	return plan.n > 0;
 }
 
+/* ---- the second tier ---- */
+
+static bool has_card_tier1(const struct loader *l)
+{
+	return l->card && l->tier_memory_bytes[1];
+}
+
+void loader_limit_tier1(struct loader *l)
+{
+	if (has_card_tier1(l))
+		cache_limit_tier1(l->shared.cache, atomic_load(&l->card->tier1.ready));
+}
+
 /* ---- read-ahead ---- */
 
 static bool read_ahead_names(const void *queue, int layer, int expert)
@@ -157,12 +170,6 @@ static bool read_ahead_names(const void *queue, int layer, int expert)
 			if (q->read_ahead[i].ids[k] == expert)
 				return true;
 	return false;
-}
-
-void loader_limit_tier1(struct loader *l)
-{
-	if (l->card && l->tier_memory_bytes[1])
-		cache_limit_tier1(l->shared.cache, atomic_load(&l->card->tier1.ready));
 }
 
 void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, int n)
@@ -185,7 +192,7 @@ void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, in
 	}
 	cache_read_ahead_drop(l->shared.cache, read_ahead_names, q);
 	/* without a card a read lands in its slot, and tier 1 would need a copy */
-	if (l->card && l->tier_memory_bytes[1]) {
+	if (has_card_tier1(l)) {
 		struct pinned *tier1 = &l->card->tier1;
 		pinned_request(tier1, atomic_load(&tier1->ready) + tier1->step);
 		loader_limit_tier1(l);
@@ -339,8 +346,9 @@ static bool reserve_warm(struct loader *l)
 		struct cache_plan plan;
 		if (cache_find(s->cache, k.layer, k.expert) >= 0)
 			continue;
-		const bool grows = l->card && atomic_load(&l->card->tier1.state) == PINNED_IN_PROGRESS;
-		loader_limit_tier1(l); /* behind `grows`: else the last step might be missed */
+		const bool grows =
+			has_card_tier1(l) && atomic_load(&l->card->tier1.state) == PINNED_IN_PROGRESS;
+		loader_limit_tier1(l); /* after reading the state: what is pinned is final if it is */
 		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
 		if (result != CACHE_OK)
 			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);

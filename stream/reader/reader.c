@@ -87,7 +87,7 @@ static void write_summary(struct reader *r, const struct reader_options *o, cons
 		n_adapt ? " at first" : "");
 }
 
-/* Requests of reader_staging_bytes that have so many slices. */
+/* How many requests of reader_staging_bytes have so many slices, rounded up. */
 static unsigned requests_for(const struct reader *r, unsigned slices)
 {
 	return (slices + r->staging_slices - 1) / r->staging_slices;

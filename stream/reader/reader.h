@@ -41,10 +41,12 @@ enum reader_engine { READER_AUTO, READER_URING, READER_THREADS };
 #define READER_SLICE_MIN        4096u
 #define READER_SLICE_MAX        (1u << 28)
 #define READER_FILES_MAX        4096u
-/* The depth where files are read through the page cache: reads are copies by the processor. Twelve
- * or sixteen take all that memory gives on 16 cores, and more are slower. */
+/* The depth of a drive with files that are read through the page cache. A read is a copy by the
+ * processor there, if the bytes are in memory. Twelve or sixteen take all that memory gives on 16
+ * cores; 32 are slower. */
 #define READER_CACHED_DEPTH 16u
-/* Slices of a staging buffer there: several threads read into it, and one large copy empties it. */
+/* Slices of a staging request there: several threads read into its buffer, which one large copy
+ * empties. */
 #define READER_CACHED_SLICES 3u
 /* Limits of the depth and slices of a drive that adapts (stream/reader/queue_control.h); STAGED: if
  * reader_options.staged. */
@@ -186,13 +188,13 @@ unsigned reader_start_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r); /* bytes of a slice at the start */
 unsigned reader_n_drives(const struct reader *r);
 /* Bytes of a request, about, of a caller with few staging buffers: a slice; in a reader that is
- * `staged` and reads through the page cache only, with slices of its own choice,
- * READER_CACHED_SLICES of them. */
+ * `staged`, was given no slice_bytes and reads through the page cache only, READER_CACHED_SLICES of
+ * them. */
 size_t reader_staging_bytes(const struct reader *r);
 /* How many such requests, on all drives together, the caller should keep in flight.
  * - A drive that adapts: the present depth in a reader that is `staged`, so call it before each
  *   read; else at most READER_USEFUL_DEPTH.
- * - A drive that does not adapt: as many as have its depth of slices.
+ * - A drive that does not adapt: its depth divided by the slices of a request, rounded up.
  * Few are best because the bytes are then still in the processor's cache when the buffer is used
  * again: four of 1 MiB were best on drives of 2 to 3 GB/s (tests/bench/RESULTS.md). */
 #define READER_USEFUL_DEPTH 4u

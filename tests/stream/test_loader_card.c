@@ -201,7 +201,7 @@ static void test_pinned_by_steps(void **state)
 	close_source(s);
 }
 
-/* Pins the staging buffers and some steps of the second tier, then none until `go_on`. */
+/* Pins the staging buffers and five steps of the second tier, then none until `go_on`. */
 #define PINS_AT_FIRST 6
 static struct {
 	const struct copier_ops *inner;

@@ -129,7 +129,7 @@ static uint64_t start_expert(struct measure_drive *j, unsigned slot)
 	return p.read_bytes;
 }
 
-/* One buffer for each slice under way. */
+/* One buffer for each request under way. */
 static int take_buffers(struct measure_drive *j, struct err *e)
 {
 	uint64_t slice = reader_staging_bytes(j->reader);
@@ -159,7 +159,7 @@ static uint64_t start_slice(struct measure_drive *j, unsigned slot)
 	j->left[slot] = 1;
 	int rc = reader_submit(j->reader, &q);
 	if (rc)
-		bug("the reader refused a slice: code %d", rc);
+		bug("the reader refused a request: code %d", rc);
 	k->at += step;
 	if (k->at >= x->need) {
 		k->at = 0;

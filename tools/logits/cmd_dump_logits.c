@@ -238,7 +238,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE,
 			"--all and --mtp-steps exclude each other: drafts begin behind the last position");
 
-	common.no_mtp = !drafts.steps;
+	common.no_mtp = !drafts.steps && !common.trace; /* a trace has the sizes of all layers */
 	if (taps_path && ranks_here())
 		return err_set(e, ERR_USAGE, "--taps looks into all layers: it takes one process");
 

@@ -98,7 +98,7 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	if (!ranks_is_worker() &&
 		(rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &len, e)))
 		return rc;
-	common.no_mtp = true;
+	common.no_mtp = !common.trace; /* a trace has the sizes of all layers */
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};
 	uint32_t wanted = common.context;

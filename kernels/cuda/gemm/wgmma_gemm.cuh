@@ -12,13 +12,13 @@
  *
  * wgmma_gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack; with
  * a list of tiles 1), block 256, two warpgroups: a warp multiplies 16 weight rows by all x rows.
- * Bulk copies load x, groups of wgmma_at_once steps of 32, wgmma_ahead groups ahead; lane 0 of warp
- * g issues those of group g of each super-block. A warp loads its own weights (cp.async), a
- * super-block ahead, and unpacks a group while the products of the group before run.
+ * Bulk copies load x, groups of wgmma_group_steps steps of 32, wgmma_groups_ahead groups ahead;
+ * lane 0 of warp g issues those of group g of each super-block. A warp loads its own weights
+ * (cp.async), a super-block ahead, and unpacks a group while the products of the group before run.
  *
- * Barriers: mbarriers `full` and `empty` of each stage of x (and of the sums): the copy has
- * arrived; all warps have multiplied it. Weights of a warp need only __syncwarp. There is no block
- * barrier behind the first.
+ * Barriers: mbarriers `full` and `empty` of each group of steps of x (and of the sums): the copy
+ * has arrived; all warps have multiplied it. Weights of a warp need only __syncwarp. There is no
+ * block barrier behind the first.
  *
  * Launch: with `beside` a kernel starts when all blocks of the one before have started, and ends
  * behind it; neither reads what the other writes. So its first blocks fill the multiprocessors that
@@ -60,13 +60,14 @@
 #define WGMMA_WARPS   8
 #define WGMMA_THREADS (WGMMA_WARPS * 32)
 #define WGMMA_STAGES  8 /* the steps of a super-block */
-/* Steps that are multiplied at once: with one barrier, and while those before are unpacked. Their
- * weights stay in registers, of which tiles of 128 x rows leave enough for two. (One H200, experts
- * of 256 rows: 6 % faster than one step at a time, a prompt of 8,192 tokens 2 %.) */
-template <int BN> static constexpr int wgmma_at_once = BN == 128 ? 2 : 1;
+/* The steps of a group: they are multiplied behind one barrier, while the next group is unpacked.
+ * Their weights stay in registers, of which tiles of 128 x rows leave enough for two. (One H200,
+ * experts of 256 rows: 6 % faster than one step at a time, a prompt of 8,192 tokens 2 %.) */
+template <int BN> static constexpr int wgmma_group_steps = BN == 128 ? 2 : 1;
 /* Such groups of steps that x is loaded ahead. Two fewer than there is space for: what is
  * overwritten was multiplied two groups ago, so that a warp seldom waits for the slowest one. */
-template <int BN> static constexpr int wgmma_ahead = WGMMA_STAGES / wgmma_at_once<BN> - 2;
+template <int BN>
+static constexpr int wgmma_groups_ahead = WGMMA_STAGES / wgmma_group_steps<BN> - 2;
 
 constexpr int num_up(int n, int unit)
 {
@@ -280,7 +281,8 @@ static __global__ void __launch_bounds__(
 	typedef struct wgmma_scale<type, type::SCALE> scales;
 	constexpr bool ROUNDS = type::SCALE == SCALE_FLOAT || T == DTYPE_IQ4_XS,
 				   WHOLE = type::SCALE != SCALE_FLOAT; /* rows are whole super-blocks */
-	constexpr int GROUP = wgmma_at_once<BN>, GROUPS = WGMMA_STAGES / GROUP;
+	constexpr int GROUP = wgmma_group_steps<BN>, GROUPS = WGMMA_STAGES / GROUP;
+	static_assert(GROUPS % 2 == 0 && GROUPS <= WGMMA_WARPS, "two sets of registers take turns");
 	static_assert(!(ROUNDS && type::LEAST), "the third pass has no sums");
 	static_assert(shape::BYTES <= 232448, "shared memory of a block on compute capability 9.0");
 	typedef struct wgmma_halves<T> halves;
@@ -300,7 +302,7 @@ static __global__ void __launch_bounds__(
 	if (!tid)
 		wgmma_init_barriers(full, empty, sums_full, sums_empty);
 	__syncthreads();
-	/* loads x of a step when all warps have released the stage; the warps take turns */
+	/* loads x of a group when all warps have multiplied what it overwrites; the warps take turns */
 	const uint8_t *from_x =
 		(const uint8_t *)(g.x.x + (blockIdx.z * x_steps * g.x.pad + tile.x_first) * 32);
 	auto fetch_x = [&](int group) {
@@ -318,7 +320,7 @@ static __global__ void __launch_bounds__(
 				shape::X, full + 8 * at);
 	};
 #pragma unroll
-	for (int i = 0; i < wgmma_ahead<BN>; i++)
+	for (int i = 0; i < wgmma_groups_ahead<BN>; i++)
 		fetch_x(i);
 
 	int sb_of_pass = of_pass / 8, n_sb = passes * sb_of_pass;
@@ -437,7 +439,7 @@ static __global__ void __launch_bounds__(
 			next_least[0][0], next_least[1][0], next_least[0][1], next_least[1][1]};
 #pragma unroll
 		for (int at = 0; at < GROUPS; at++) {
-			fetch_x(GROUPS * sb + at + wgmma_ahead<BN>);
+			fetch_x(GROUPS * sb + at + wgmma_groups_ahead<BN>);
 			if (at == GROUPS / 2)
 				fetch_sums(sb + 1);
 			mbarrier_wait(full + 8 * at, sb & 1);

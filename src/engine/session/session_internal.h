@@ -64,8 +64,8 @@ void session_fill_mtp_rows(struct session *s);
 /* Whether the coming step writes MTP rows for this session: MTP is enabled, and no row but the last
  * position's is missing. Stays the same until session_advance. */
 bool session_appends_mtp(const struct session *s);
-/* The same. states: out, [n], the states for mtp_append of the session's n rows, the first of which
- * is row `first` of the step. */
+/* Returns session_appends_mtp(s). If that is true, sets states[n] to the states for mtp_append of
+ * the session's n rows, the first of which is row `first` of the step. */
 bool session_mtp_states(const struct session *s, uint32_t n, uint32_t first, int32_t *states);
 /* The step is done: the timeline grows by n tokens, which were rows [first, first + n) of the step.
  * Logits of the last n_rows of them are in session_row_buffer(s, n_rows). appended:
