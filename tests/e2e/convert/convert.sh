@@ -96,29 +96,31 @@ stdout_has 'F32      538 tensors, 500342784 bytes'
 stdout_has 'Q8_0     758 tensors, 19938287616 bytes'
 stdout_has 'Q2_K     228 tensors, 240987930624 bytes' # 76 layers x 3,170,893,824
 stdout_has 'tensors  1524 tensors, 261426561024 bytes'
-run convert "$work/real" --recipe iq2 --dry-run --split-gb 50
-stdout_has 'IQ2_XXS  228 tensors, 189347659776 bytes' # 76 x 2,491,416,576
-stdout_has 'tensors  1524 tensors, 209786290176 bytes'
-# shellcheck disable=SC2016 # awk's own
-check "no part is larger than asked for" awk '/^part/ && $5 > 50e9 { bad = 1 } END { exit bad }' "$work/out"
-run convert "$work/real" --recipe iq2-s --dry-run
-stdout_has 'IQ2_XXS  228 tensors, 189347659776 bytes'
-check "no type of iq2-s is a makeshift" [ "$(grep -c 'do not fit' "$work/out" "$work/err" | awk -F: '{n += $2} END {print n}')" = 0 ]
-# what stands on a card: all but the experts and the embedding, 154,880 rows of Q8_0
-# shellcheck disable=SC2016 # awk's own
-check "iq2-s keeps at most 11 GB resident" awk '/^[A-Z0-9_]+ +[0-9]+ tensors/ && !/^IQ2/ { n += $4 }
-	END { n -= 154880 * 6528; print n; exit !(n > 9e9 && n < 11e9) }' "$work/out"
-run convert "$work/real" --recipe iq2-t --dry-run
-check "no type of iq2-t is a makeshift" [ "$(grep -c 'do not fit' "$work/out" "$work/err" | awk -F: '{n += $2} END {print n}')" = 0 ]
-# shellcheck disable=SC2016 # awk's own
-check "iq2-t keeps at most 8 GB resident" awk '/^[A-Z0-9_]+ +[0-9]+ tensors/ && !/^IQ2/ { n += $4 }
-	END { n -= 154880 * 6528; print n; exit !(n > 7e9 && n < 8e9) }' "$work/out"
-run convert "$work/real" --recipe q2-s --dry-run
-stdout_has 'Q2_K     228 tensors, 240987930624 bytes'
-run convert "$work/real" --recipe q4 --dry-run
-stdout_has 'Q4_K     228 tensors, 413122166784 bytes' # 76 x 5,435,817,984
-run convert "$work/real" --recipe bf16 --dry-run
-stdout_has 'BF16     986 tensors, 1506409709568 bytes'
+if [ "$values" ]; then # what sizes the other recipes give, of the same headers
+	run convert "$work/real" --recipe iq2 --dry-run --split-gb 50
+	stdout_has 'IQ2_XXS  228 tensors, 189347659776 bytes' # 76 x 2,491,416,576
+	stdout_has 'tensors  1524 tensors, 209786290176 bytes'
+	# shellcheck disable=SC2016 # awk's own
+	check "no part is larger than asked for" awk '/^part/ && $5 > 50e9 { bad = 1 } END { exit bad }' "$work/out"
+	run convert "$work/real" --recipe iq2-s --dry-run
+	stdout_has 'IQ2_XXS  228 tensors, 189347659776 bytes'
+	check "no type of iq2-s is a makeshift" [ "$(grep -c 'do not fit' "$work/out" "$work/err" | awk -F: '{n += $2} END {print n}')" = 0 ]
+	# what stands on a card: all but the experts and the embedding, 154,880 rows of Q8_0
+	# shellcheck disable=SC2016 # awk's own
+	check "iq2-s keeps at most 11 GB resident" awk '/^[A-Z0-9_]+ +[0-9]+ tensors/ && !/^IQ2/ { n += $4 }
+		END { n -= 154880 * 6528; print n; exit !(n > 9e9 && n < 11e9) }' "$work/out"
+	run convert "$work/real" --recipe iq2-t --dry-run
+	check "no type of iq2-t is a makeshift" [ "$(grep -c 'do not fit' "$work/out" "$work/err" | awk -F: '{n += $2} END {print n}')" = 0 ]
+	# shellcheck disable=SC2016 # awk's own
+	check "iq2-t keeps at most 8 GB resident" awk '/^[A-Z0-9_]+ +[0-9]+ tensors/ && !/^IQ2/ { n += $4 }
+		END { n -= 154880 * 6528; print n; exit !(n > 7e9 && n < 8e9) }' "$work/out"
+	run convert "$work/real" --recipe q2-s --dry-run
+	stdout_has 'Q2_K     228 tensors, 240987930624 bytes'
+	run convert "$work/real" --recipe q4 --dry-run
+	stdout_has 'Q4_K     228 tensors, 413122166784 bytes' # 76 x 5,435,817,984
+	run convert "$work/real" --recipe bf16 --dry-run
+	stdout_has 'BF16     986 tensors, 1506409709568 bytes'
+fi
 rm -r "$work/real"
 gen "$work/real" --shape glm-5.2 --dtype fp8 --headers-only --shards 141
 check "the FP8 repository" grep -qx '118629 tensors 755617140416 bytes' "$work/gen"
