@@ -83,7 +83,8 @@ def listing(browser):
     other.fill("#input", "Tell me a story about a fox named Ben.")
     other.keyboard.press("Enter")
     tell(p, "Meanwhile?", "Also this.")
-    other.wait_for_selector("#send:not([data-stops])", timeout=60000)
+    other.wait_for_function("""() => !byId("send").hasAttribute("data-stops") &&
+        store.list()[0].messages.some(m => m.role === "assistant" && m.content.includes("fox"))""", timeout=60000)
     other.evaluate("store.idle()")
     p.page.evaluate("store.idle()")
     p.reload()
