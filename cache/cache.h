@@ -370,10 +370,8 @@ void cache_keep_reads(struct cache *c);
 /* From now on experts are given only those slots of tier 1 that end within its first `bytes`;
  * before the first call all of them. For a tier 1 whose memory becomes usable step by step: its
  * owner raises the limit, and never lowers it.
- * - Below the limit tier 1 behaves like a tier of `bytes` bytes: a demotion evicts from it; or, if
- *   no slot lies within the limit, its expert leaves the cache. (Slabs are those of the whole
- * tier.)
- */
+ * - Below the limit tier 1 behaves like a tier of `bytes` bytes, but has the slabs of the whole: a
+ *   demotion evicts from it; or, if no slot lies within the limit, its expert leaves the cache. */
 void cache_limit_tier1(struct cache *c, uint64_t bytes);
 
 /* Reserves a slot of tier 0 for an expert of tier 1 that was just used there (cache_ref.stay):
