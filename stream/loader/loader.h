@@ -122,11 +122,11 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
 /* On a card the second tier is pinned step by step in a thread of its own: the first step after
- * loader_open, then some ahead of what demotions fill, and one for each layer of a prompt. From
- * this call on the rest is pinned too, with pauses: call it when the drive has nothing more urgent
- * to do. The tier is used as far as it is pinned: only the warm-up waits for more, and a demotion
- * that finds no room leaves the cache (cache_limit_tier1). A refusal fails every acquire from then
- * on, with its sentence. */
+ * loader_open, then some ahead of demotions, and one for each layer of a prompt. From this call on
+ * the rest is pinned too, with pauses: call it when the drive has nothing more urgent to do. The
+ * tier is used as far as it is pinned: only the warm-up waits for more, and a demotion that finds
+ * no room leaves the cache (cache_limit_tier1). A refusal fails every acquire from then on, with
+ * its sentence. */
 void loader_pin_in_background(struct expert_source *s);
 
 /* Of a source made by loader_open. */
