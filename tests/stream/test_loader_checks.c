@@ -370,7 +370,7 @@ static void test_no_memory(void **state)
 		int rc = use_experts(s, layer, EXPERT_DECODE, refs, 1, &e);
 		atomic_store(&failing_size, 0);
 		assert_true(atomic_exchange(&n_refused, 0) > 0);
-		assert_int_equal(rc, ERR_RUN);
+		assert_int_equal(rc, ERR_MEMORY);
 		if (!strstr(e.text, "no memory"))
 			fail_msg("%s", e.text);
 		refs_from(refs, 3, k);

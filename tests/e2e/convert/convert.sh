@@ -422,6 +422,7 @@ for out in source/model-00001-of-00003.safetensors source/config.json linked.ggu
 	run convert "$work/source" -o "$work/$out" --recipe q2 -q --force
 	error_is_one_sentence 3 "${out##*/}.*: is read by this conversion .*: the output needs another name"
 done
+# shellcheck disable=SC2016 # the inner shell expands it
 check "the source is as it was" sh -c 'cd "$0/source" && sha256sum -c --quiet ../sums' "$work"
 check "no journal of what was refused" \
 	[ -z "$(find "$work/source" "$work"/linked* "$work"/partial* -name '*.journal')" ]
