@@ -25,7 +25,7 @@ run convert "$work/tiny" -o "$work/split.gguf" --recipe q8 --split-gb 0.004 -q
 exits 0
 check "convert into parts" typed "$work"/split-0*.gguf
 
-small_shape
+small_shape num_hidden_layers=6
 run synth -o "$work/synth.gguf" --shape "$work/shape.json" --alias 2 -q
 exits 0
 check "synth" typed "$work/synth.gguf"

@@ -36,7 +36,7 @@ says() { # pattern on stdout
 
 # ---- a file with values of its own ---------------------------------------------------------------
 
-small_shape
+small_shape num_hidden_layers=6
 for alias in "" "--alias 2"; do
 	model=$work/synth.gguf
 	# shellcheck disable=SC2086 # two words or none
