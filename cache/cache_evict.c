@@ -18,8 +18,7 @@
 /* A free slot, of tier 1 within cache_limit_tier1. */
 static int32_t arena_slot_take(struct cache *c, int tier, int class_id)
 {
-	int32_t s =
-		slab_slot_alloc_within(&c->arena[tier], class_id, tier == 1 ? c->tier1_limit : UINT64_MAX);
+	int32_t s = slab_slot_alloc(&c->arena[tier], class_id, tier == 1 ? c->tier1_limit : UINT64_MAX);
 	return s < 0 ? -1 : s + c->first[tier];
 }
 

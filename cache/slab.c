@@ -123,12 +123,7 @@ static void slab_assign(struct slab_arena *a, int slab, int class_id)
 		key_list_push(&a->free_slots, class_id, slab * a->per_slab + i);
 }
 
-int32_t slab_slot_alloc(struct slab_arena *a, int class_id)
-{
-	return slab_slot_alloc_within(a, class_id, UINT64_MAX);
-}
-
-int32_t slab_slot_alloc_within(struct slab_arena *a, int class_id, uint64_t limit)
+int32_t slab_slot_alloc(struct slab_arena *a, int class_id, uint64_t limit)
 {
 	const uint64_t bytes = a->classes.bytes[class_id];
 	int32_t slot = a->free_slots.head[class_id];

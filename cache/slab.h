@@ -60,16 +60,14 @@ int slab_init(
 	struct slab_arena *a, uint64_t bytes, const struct slab_classes *classes, struct err *e);
 void slab_fini(struct slab_arena *a);
 
-/* Takes a free slot of the class; first assigns a free slab to it when it has none. -1: there is
+/* Takes a free slot of the class that ends within the first `limit` bytes of the arena; first
+ * assigns a free slab to the class when it has none, if the slab's first slot does. -1: there is
  * neither. */
-int32_t slab_slot_alloc(struct slab_arena *a, int class_id);
-/* The same of slots that end within the first `limit` bytes of the arena. A slab is assigned only
- * if its first slot does. */
-int32_t slab_slot_alloc_within(struct slab_arena *a, int class_id, uint64_t limit);
+int32_t slab_slot_alloc(struct slab_arena *a, int class_id, uint64_t limit);
 /* Gives a slot back. Its slab stays with its class. */
 void slab_slot_free(struct slab_arena *a, int32_t slot);
 
-/* How many slots slab_slot_alloc could give to the class now, at most `most`. */
+/* How many slots slab_slot_alloc could give to the class now without a limit, at most `most`. */
 int slab_n_free(const struct slab_arena *a, int class_id, int most);
 
 /* Gives a slab without slots in use to another class. */

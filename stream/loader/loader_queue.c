@@ -348,7 +348,7 @@ static bool reserve_warm(struct loader *l)
 			continue;
 		const bool grows =
 			has_card_tier1(l) && atomic_load(&l->card->tier1.state) == PINNED_IN_PROGRESS;
-		loader_limit_tier1(l); /* after reading the state: what is pinned is final if it is */
+		loader_limit_tier1(l); /* after the state: `ready` is final once that is not IN_PROGRESS */
 		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
 		if (result != CACHE_OK)
 			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);

@@ -67,19 +67,19 @@ static void test_slots_within(void **state)
 	const struct slab_classes k = {.n = 2, .bytes = {100, 40}, .n_objects = {10, 10}};
 	assert_int_equal(slab_init(&a, 1000, &k, &e), 0);
 	const uint64_t slab = a.slab_bytes;
-	const int32_t first = slab_slot_alloc_within(&a, 0, slab), free_slabs = a.n_free_slabs;
+	const int32_t first = slab_slot_alloc(&a, 0, slab), free_slabs = a.n_free_slabs;
 	assert_int_equal(slab_offset(&a, first), 0);
-	assert_int_equal(slab_slot_alloc_within(&a, 1, slab + 39), -1); /* one byte short */
+	assert_int_equal(slab_slot_alloc(&a, 1, slab + 39), -1); /* one byte short */
 	assert_int_equal(a.n_free_slabs, free_slabs);
-	const int32_t second = slab_slot_alloc_within(&a, 1, slab + 40);
+	const int32_t second = slab_slot_alloc(&a, 1, slab + 40);
 	assert_int_equal(slab_offset(&a, second), slab);
 	int32_t beyond = second;
 	while (slab_offset(&a, beyond) < 3 * slab)
-		beyond = slab_slot_alloc(&a, 1);
+		beyond = slab_slot_alloc(&a, 1, UINT64_MAX);
 	slab_slot_free(&a, second);
 	slab_slot_free(&a, beyond); /* the first of the list */
-	assert_int_equal(slab_slot_alloc_within(&a, 1, 2 * slab), second);
-	assert_int_equal(slab_slot_alloc(&a, 1), beyond);
+	assert_int_equal(slab_slot_alloc(&a, 1, 2 * slab), second);
+	assert_int_equal(slab_slot_alloc(&a, 1, UINT64_MAX), beyond);
 	slab_fini(&a);
 }
 

@@ -68,7 +68,7 @@ def main():
             if leave or answers == expected:
                 check(answers == expected, leave, "behind it, all are right", "".join(s.log[-8:]))
                 check(s.get("/health")[0] == 200, leave, "its health", s.get("/health"))
-            else:  # a kernel that the driver could not load it does not load later either (CUDA 13.0)
+            else:  # CUDA 13.0: a kernel whose loading has failed once fails for the life of the process
                 print("it refuses until it is started again:", s.log[-1].strip(), flush=True)
                 check(all(a[0] in (500, 503) for a in answers), leave, "behind it, all are refused", answers)
                 check(s.get("/health")[0] == 503, leave, "its health", s.get("/health"))
