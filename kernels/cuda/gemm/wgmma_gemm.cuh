@@ -255,6 +255,8 @@ static __device__ __forceinline__ struct grouped_gemm_tile wgmma_tile_of_block(
 	return tile;
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
 /* By one thread */
 static __device__ __forceinline__ void wgmma_init_barriers(
 	uint32_t full, uint32_t empty, uint32_t sums_full, uint32_t sums_empty)
@@ -269,6 +271,8 @@ static __device__ __forceinline__ void wgmma_init_barriers(
 	}
 	mbarrier_init_fence();
 }
+
+#endif
 
 template <int T, int BN>
 static __global__ void __launch_bounds__(
