@@ -102,12 +102,12 @@ def run_one(name, seconds):
             f"{cov[-1] if cov else '?':>6} edges, {stat.get('new_units_added', '?'):>5} new, "
             f"{stat.get('peak_rss_mb', '?'):>4} MB")
     if done.returncode:
-        line += f"\n---- {name}, exit status {done.returncode}; the end of {BUILD}/{name}.log:\n"
-        line += "\n".join(log.splitlines()[-60:])
         for path in sorted(artifacts(name) - before):
             data = open(path, "rb").read()
             line += (f"\n---- {path}, {len(data)} bytes in base64 (base64 -d >FILE; "
                      f"{BUILD}/fuzz_{name} FILE):\n{base64.b64encode(data).decode()}")
+        line += f"\n---- {name}, exit status {done.returncode}; the end of {BUILD}/{name}.log:\n"
+        line += "\n".join([x for x in log.splitlines() if not re.match(r"#\d+\t", x)][-40:])
     print(line, flush=True)
     return done.returncode == 0
 

@@ -342,6 +342,8 @@ static void test_hostile(void **state)
 		buf_printf(&b, ",{\"anyOf\":[{\"const\":%d}]}", i);
 	buf_puts(&b, "]}");
 	expect_refusal(buf_str(&b), "alternatives");
+	/* the same inside a pattern: a walk that kept some of them could not go on */
+	expect_refusal("{\"pattern\":\"^x(()?()?()?()?){4000}y$\"}", "parts that may be empty");
 	/* a large part merged with each of many alternatives */
 	buf_clear(&b);
 	buf_puts(&b, "{\"type\":\"object\",\"properties\":{\"p\":{}");

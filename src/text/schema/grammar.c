@@ -193,15 +193,21 @@ done:
 	return good;
 }
 
-/* ---- how rules begin ---- */
+/* ---- what is reached without a byte ---- */
+
+#define REACHED_WORK 40000000 /* states that the searches of one grammar may meet */
 
 /* The rules that a rule may call before its first byte: edges of a graph. Rules that may be empty
  * (white space) stand behind bytes only, or begin the root, which nothing calls; so what follows a
  * call need not be looked at. */
 struct first_calls {
 	const struct grammar *g;
-	uint8_t *seen; /* [n_states] */
-	uint32_t *todo;
+	/* the search from one state: states of its rule, GRAMMAR_REACHED_MAX + 1 at most */
+	uint32_t *reached; /* [n_reached] */
+	size_t n_reached;
+	uint32_t *met; /* [n_states] number of the search that met a state last */
+	uint32_t searches;
+	size_t work;     /* states that all searches have met */
 	uint32_t *calls; /* of all rules, one after the other */
 	size_t n_calls, cap;
 	size_t *from; /* [n_rules + 1] where each rule's begin */
@@ -209,21 +215,34 @@ struct first_calls {
 	uint32_t *size;
 };
 
+/* Fills f->reached. */
+static void reach_from(struct first_calls *f, uint32_t state)
+{
+	const struct grammar *g = f->g;
+	f->met[state] = ++f->searches;
+	f->reached[0] = state;
+	f->n_reached = 1;
+	for (size_t k = 0; k < f->n_reached; k++)
+		for (uint32_t i = g->first[f->reached[k]]; i < g->first[f->reached[k] + 1]; i++) {
+			const struct grammar_edge *e = &g->edges[i];
+			if (e->kind != GRAMMAR_EMPTY || f->met[e->to] == f->searches ||
+				f->n_reached > GRAMMAR_REACHED_MAX)
+				continue;
+			f->met[e->to] = f->searches;
+			f->reached[f->n_reached++] = e->to;
+		}
+	f->work += f->n_reached;
+}
+
 static bool first_calls_find(struct first_calls *f, size_t rule)
 {
 	const struct grammar *g = f->g;
-	size_t n = 0, met = 0;
 	f->from[rule] = f->n_calls;
-	f->todo[n++] = g->rules[rule].start;
-	f->seen[g->rules[rule].start] = 1;
-	for (; met < n; met++)
-		for (uint32_t i = g->first[f->todo[met]]; i < g->first[f->todo[met] + 1]; i++) {
-			const struct grammar_edge *e = &g->edges[i];
-			if (e->kind == GRAMMAR_EMPTY && !f->seen[e->to]) {
-				f->seen[e->to] = 1;
-				f->todo[n++] = e->to;
-			}
-			if (e->kind != GRAMMAR_CALL)
+	reach_from(f, g->rules[rule].start);
+	f->size[rule] = (uint32_t)f->n_reached;
+	for (size_t k = 0; k < f->n_reached; k++)
+		for (uint32_t i = g->first[f->reached[k]]; i < g->first[f->reached[k] + 1]; i++) {
+			if (g->edges[i].kind != GRAMMAR_CALL)
 				continue;
 			if (f->n_calls == f->cap) {
 				size_t cap = f->cap ? 2 * f->cap : 256;
@@ -231,9 +250,8 @@ static bool first_calls_find(struct first_calls *f, size_t rule)
 					return false;
 				f->cap = cap;
 			}
-			f->calls[f->n_calls++] = e->rule;
+			f->calls[f->n_calls++] = g->edges[i].rule;
 		}
-	f->size[rule] = (uint32_t)n;
 	return true;
 }
 
@@ -246,20 +264,42 @@ static void first_calls_sum(struct first_calls *f, uint32_t rule)
 	f->size[rule] = (uint32_t)MIN(all, UINT32_MAX);
 }
 
-/* Refuses rules that begin with themselves, and those with too many ways to begin. */
-static int check_first_calls(const struct grammar *g, struct err *e)
+/* True when more than GRAMMAR_REACHED_MAX states are reached from a state behind a byte or a call,
+ * or when REACHED_WORK does not do to find out. All rules have their size. */
+static bool too_many_behind(struct first_calls *f, uint8_t *looked)
+{
+	const struct grammar *g = f->g;
+	for (size_t i = 0; i < g->n_edges; i++) {
+		uint32_t to = g->edges[i].to;
+		if (g->edges[i].kind == GRAMMAR_EMPTY || looked[to])
+			continue;
+		looked[to] = 1;
+		reach_from(f, to);
+		uint64_t all = f->n_reached;
+		for (size_t k = 0; k < f->n_reached; k++)
+			for (uint32_t j = g->first[f->reached[k]]; j < g->first[f->reached[k] + 1]; j++)
+				if (g->edges[j].kind == GRAMMAR_CALL)
+					all += f->size[g->edges[j].rule];
+		if (all > GRAMMAR_REACHED_MAX || f->work > REACHED_WORK)
+			return true;
+	}
+	return false;
+}
+
+/* Refuses rules that begin with themselves, and places with too many ways to go on. */
+static int check_reached(const struct grammar *g, struct err *e)
 {
 	struct first_calls f = {.g = g,
-		.seen = NEW_ARRAY(uint8_t, g->n_states + 1),
-		.todo = NEW_ARRAY(uint32_t, g->n_states + 1),
+		.reached = NEW_ARRAY(uint32_t, GRAMMAR_REACHED_MAX + 1),
+		.met = NEW_ARRAY(uint32_t, g->n_states + 1),
 		.from = NEW_ARRAY(size_t, g->n_rules + 1),
 		.size = NEW_ARRAY(uint32_t, g->n_rules)};
 	/* depth first: 1 on the way here, 2 done */
-	uint8_t *mark = NEW_ARRAY(uint8_t, g->n_rules);
+	uint8_t *mark = NEW_ARRAY(uint8_t, g->n_rules), *looked = NEW_ARRAY(uint8_t, g->n_states + 1);
 	uint32_t *path = NEW_ARRAY(uint32_t, g->n_rules);
 	size_t *next = NEW_ARRAY(size_t, g->n_rules), depth;
 	bool found = false, too_many = false,
-		 good = f.seen && f.todo && f.from && f.size && mark && path && next;
+		 good = f.reached && f.met && f.from && f.size && mark && looked && path && next;
 	for (size_t r = 0; r < g->n_rules && good; r++)
 		good = first_calls_find(&f, r);
 	if (!good)
@@ -275,7 +315,7 @@ static int check_first_calls(const struct grammar *g, struct err *e)
 			uint32_t at = path[depth - 1];
 			if (next[depth - 1] == f.from[at + 1]) {
 				first_calls_sum(&f, at);
-				too_many = too_many || f.size[at] > GRAMMAR_BEGIN_MAX;
+				too_many = too_many || f.size[at] > GRAMMAR_REACHED_MAX;
 				mark[at] = 2;
 				depth--;
 				continue;
@@ -289,12 +329,14 @@ static int check_first_calls(const struct grammar *g, struct err *e)
 			next[depth++] = f.from[to];
 		}
 	}
+	too_many = too_many || (!found && too_many_behind(&f, looked));
 done:
 	free(mark);
+	free(looked);
 	free(path);
 	free(next);
-	free(f.seen);
-	free(f.todo);
+	free(f.reached);
+	free(f.met);
 	free(f.calls);
 	free(f.from);
 	free(f.size);
@@ -303,7 +345,9 @@ done:
 	if (found)
 		return err_set(e, ERR_INPUT, "the schema refers to itself with nothing between");
 	if (too_many)
-		return err_set(e, ERR_INPUT, "a value has more than %d alternatives", GRAMMAR_BEGIN_MAX);
+		return err_set(e, ERR_INPUT,
+			"a value has more than %d alternatives, or a pattern as many parts that may be empty",
+			GRAMMAR_REACHED_MAX);
 	return 0;
 }
 
@@ -321,5 +365,5 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
 	if (g->rules[root].height == GRAMMAR_NEVER)
 		return err_set(e, ERR_INPUT,
 			"no value satisfies the schema (or none nested less than %d deep)", GRAMMAR_DEPTH_MAX);
-	return check_first_calls(g, e);
+	return check_reached(g, e);
 }

@@ -24,8 +24,10 @@
 
 #define GRAMMAR_DEPTH_MAX  120 /* rules open at a time; JSON parsers refuse from 128 levels on */
 #define GRAMMAR_STATES_MAX 400000
-#define GRAMMAR_BEGIN_MAX  4096 /* states that are reached before the first byte of a rule */
-#define GRAMMAR_NEVER      0xff /* `needs` of a state from which no path ends */
+/* States that are reached without a byte, those of called rules too: from the start of a rule, and
+ * from each state behind a byte or a call. */
+#define GRAMMAR_REACHED_MAX 4096
+#define GRAMMAR_NEVER       0xff /* `needs` of a state from which no path ends */
 
 enum grammar_edge_kind { GRAMMAR_BYTES, GRAMMAR_EMPTY, GRAMMAR_CALL };
 
@@ -68,8 +70,8 @@ void grammar_call(struct grammar *g, uint32_t from, uint32_t to, uint32_t rule);
 uint32_t grammar_text(struct grammar *g, uint32_t from, const char *text, size_t n);
 
 /* Makes `root` the rule of whole texts and computes the fields below "finished". ERR_INPUT when the
- * grammar is too large, has no text, or a rule begins with itself or in too many ways; ERR_MEMORY
- * in a scope only. */
+ * grammar is too large, has no text, has a rule that begins with itself, or exceeds
+ * GRAMMAR_REACHED_MAX; ERR_MEMORY in a scope only. */
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 
 #endif

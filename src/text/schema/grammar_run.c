@@ -74,7 +74,8 @@ struct grammar_run {
 	size_t n_masks, oldest;
 };
 
-#define SEEN_MAX   (2 * GRAMMAR_BEGIN_MAX)
+/* A search from one state ends within it: to the end of the rule, and from behind the call on. */
+#define SEEN_MAX   (2 * GRAMMAR_REACHED_MAX)
 #define SEEN_SLOTS (4 * SEEN_MAX)
 
 /* ---- tokens ---- */
@@ -218,12 +219,17 @@ static uint32_t stack_push(struct grammar_run *r, uint32_t state, uint32_t below
 
 /* ---- sets of positions ---- */
 
+/* From the position a path leads to the end. */
+static bool may_enter(const struct grammar_run *r, uint32_t state, uint32_t stack)
+{
+	uint8_t needs = r->g->needs[state];
+	return needs != GRAMMAR_NEVER && needs + r->stacks[stack].depth <= GRAMMAR_DEPTH_MAX;
+}
+
 /* Adds a position unless it is known or cannot reach the end. */
 static void closure_meet(struct grammar_run *r, uint32_t state, uint32_t stack)
 {
-	uint8_t needs = r->g->needs[state];
-	if (needs == GRAMMAR_NEVER || needs + r->stacks[stack].depth > GRAMMAR_DEPTH_MAX ||
-		r->n_seen == SEEN_MAX)
+	if (!may_enter(r, state, stack) || r->n_seen == SEEN_MAX)
 		return;
 	size_t at = mix(mix(7, state), stack) % SEEN_SLOTS;
 	while (r->seen_table[at]) {
@@ -236,22 +242,24 @@ static void closure_meet(struct grammar_run *r, uint32_t state, uint32_t stack)
 	r->seen_table[at] = (uint32_t)r->n_seen;
 }
 
-/* Everything that can be reached from the positions met so far without a byte. */
-static void closure_spread(struct grammar_run *r)
+/* Adds a position, and everything that is reached from there without a byte: before the next one,
+ * so that a set that has grown too large keeps a way to the end. */
+static void closure_add(struct grammar_run *r, uint32_t state, uint32_t stack)
 {
 	const struct grammar *g = r->g;
-	for (size_t i = 0; i < r->n_seen; i++) {
+	size_t i = r->n_seen;
+	closure_meet(r, state, stack);
+	for (; i < r->n_seen; i++) {
 		struct grammar_position p = r->seen[i];
 		bool bytes = false;
 		for (uint32_t k = g->first[p.state]; k < g->first[p.state + 1]; k++) {
 			const struct grammar_edge *e = &g->edges[k];
 			if (e->kind == GRAMMAR_BYTES) {
-				bytes = true;
+				bytes = bytes || may_enter(r, e->to, p.stack);
 			} else if (e->kind == GRAMMAR_EMPTY) {
 				closure_meet(r, e->to, p.stack);
-			} else if (g->rules[e->rule].height != GRAMMAR_NEVER &&
-					   g->needs[e->to] != GRAMMAR_NEVER && r->n_stacks < STACKS_MAX &&
-					   g->needs[e->to] + r->stacks[p.stack].depth <= GRAMMAR_DEPTH_MAX) {
+			} else if (g->rules[e->rule].height != GRAMMAR_NEVER && may_enter(r, e->to, p.stack) &&
+					   r->n_stacks < STACKS_MAX) {
 				closure_meet(r, g->rules[e->rule].start, stack_push(r, e->to, p.stack));
 			}
 		}
@@ -359,10 +367,9 @@ static int32_t set_step(struct grammar_run *r, int32_t from, uint8_t byte)
 		for (uint32_t k = g->first[p.state]; k < g->first[p.state + 1]; k++) {
 			const struct grammar_edge *e = &g->edges[k];
 			if (e->kind == GRAMMAR_BYTES && e->lo <= byte && byte <= e->hi)
-				closure_meet(r, e->to, p.stack);
+				closure_add(r, e->to, p.stack);
 		}
 	}
-	closure_spread(r);
 	r->spent += s->n_positions + r->n_seen;
 	int32_t to = r->n_work || r->accepts ? set_intern(r) : DEAD;
 	return r->sets[from]->next[byte] = to;
@@ -455,8 +462,7 @@ void grammar_run_restart(struct grammar_run *r)
 {
 	sets_clear(r);
 	closure_begin(r);
-	closure_meet(r, r->g->rules[r->g->root].start, 0);
-	closure_spread(r);
+	closure_add(r, r->g->rules[r->g->root].start, 0);
 	r->now = set_intern(r);
 }
 
