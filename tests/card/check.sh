@@ -15,8 +15,12 @@
 #   prompts     figures of tests/bench/RESULTS.md: prompts and their products, 11 layers
 #   full        prompts, 78 layers: the first of 8,192 tokens finds nothing cached, the others fill
 #               both tiers; needs 23 GB of disk
+#   stop        78 layers: how soon a prompt of 18,000 tokens ends when its client leaves
+#   kv_ram      prompts, 78 layers, with the latents in host memory
 #   rows        several rows in a step, 11 layers
 #   decode      78 layers, with and without drafts and the processor; needs 23 GB of disk
+#   lane        78 layers of 128 experts, all in the second tier or the card: with and without the
+#               processor; needs 23 GB of disk
 #   two         78 layers on cards 0 and 1
 #
 # Units of "correct" run CARD_JOBS (4) at a time, all others alone. A unit's line has its time. The
@@ -106,12 +110,13 @@ step_blocks() {
 	unit blocks failed "$build/tests/test_quantize_cuda" 1000000
 }
 
-model() { # layers: $file, made once
-	file=$models/m$1.gguf
+model() { # layers, experts (256): $file, made once
+	local name=m$1${2:+_$2}
+	file=$models/$name.gguf
 	[ -e "$file" ] && return
-	unit "synth_$1" failed "$GLMSTREAM" synth -o "$file.part" --recipe iq2 --layers "$1" \
-		--alias 1 --tokenizer tools/pocket/pocket.gguf -q --force
-	grep -q '^ok' "$logs/synth_$1.verdict" && mv "$file.part" "$file"
+	unit "synth_$name" failed "$GLMSTREAM" synth -o "$file.part" --recipe iq2 --layers "$1" \
+		--expert-count "${2:-256}" --alias 1 --tokenizer tools/pocket/pocket.gguf -q --force
+	grep -q '^ok' "$logs/synth_$name.verdict" && mv "$file.part" "$file"
 }
 
 bench() { # name, arguments
@@ -128,15 +133,29 @@ step_prompts() {
 	bench prompts_ops ops --only prompt --repeats 3 --seconds 0.02
 }
 
+# of a model of 78 layers on one card, whose file is read from the page cache
+whole=(--cache-gb auto --ram-gb auto --no-direct --io threads --verify off)
+
 step_full() {
-	local some=(--cache-gb auto --ram-gb auto --no-direct --io threads --verify off
-		--warm "$models/full.profile")
+	local some=("${whole[@]}" --warm "$models/full.profile")
 	model 78 || return
 	rm -f "$models/full.profile"
 	bench full_profile decode -m "$file" "${some[@]}" --routing shipped -c 2048 -n 1400 --repeats 1 \
 		--most-seconds 18
 	bench full_prompts prefill -m "$file" "${some[@]}" -p 8192,32768,512 -c 33024 --chunk 8192 \
 		--repeats 3
+}
+
+step_stop() {
+	model 78 || return
+	unit stop always python3 tests/card/stop.py "$file" --backend cuda "${whole[@]}" -c 24576 \
+		--chunk 8192
+}
+
+step_kv_ram() {
+	model 78 || return
+	bench kv_ram prefill -m "$file" "${whole[@]}" --kv-ram on -p 8192,32768 -c 33024 --chunk 8192 \
+		--repeats 2
 }
 
 step_rows() {
@@ -146,13 +165,20 @@ step_rows() {
 }
 
 step_decode() {
-	local some=(-c 2048 -n 1400 --repeats 1 --no-direct --io threads --verify off
-		--routing shipped --ram-gb auto --most-seconds 26)
+	local some=("${whole[@]}" -c 2048 -n 1400 --repeats 1 --routing shipped --most-seconds 26)
 	model 78 || return
-	bench plain decode -m "$file" --cache-gb auto "${some[@]}"
-	bench drafts decode -m "$file" --cache-gb auto "${some[@]}" --accept 0.72
-	bench drafts_lane decode -m "$file" --cache-gb auto "${some[@]}" --accept 0.72 \
-		--cpu-experts auto
+	bench plain decode -m "$file" "${some[@]}" --cpu-experts off
+	bench lane decode -m "$file" "${some[@]}" --cpu-experts auto
+	bench drafts decode -m "$file" "${some[@]}" --accept 0.72 --cpu-experts off
+	bench drafts_lane decode -m "$file" "${some[@]}" --accept 0.72 --cpu-experts auto
+}
+
+step_lane() {
+	local some=(--cache-gb 12 --ram-gb 90 --no-direct --io threads --verify off -c 2048 -n 400
+		--repeats 1 --most-seconds 60)
+	model 78 128 || return
+	bench lane_off decode -m "$file" "${some[@]}" --cpu-experts off
+	bench lane_auto decode -m "$file" "${some[@]}" --cpu-experts auto
 }
 
 step_two() {

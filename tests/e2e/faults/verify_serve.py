@@ -5,20 +5,13 @@ counts it, and the server goes on.
 
     verify_serve.py MODEL WRONG_LAYER"""
 import os
-import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../serve"))
-from serve_lib import Server, check, finish  # noqa: E402
+from serve_lib import Server, check, counter, finish  # noqa: E402
 
 model, layer = sys.argv[1:]
 body = {"prompt": "Define river.", "max_tokens": 4, "temperature": 0}
-
-
-def counter(server, name):
-    text = server.request("GET", "/metrics")[2]
-    return int(re.search(rf"^glmstream_{name}_total (\d+)$", text, re.M).group(1))
-
 
 for options in ["--cache-gb", "0.004"], ["--cache-gb", "0.004", "--no-direct", "--verify", "always"], []:
     with Server(*options, model=model) as s:

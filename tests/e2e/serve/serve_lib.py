@@ -3,8 +3,10 @@
 import http.client
 import json
 import os
+import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -71,6 +73,8 @@ class Server:
                                         env={**os.environ, **(env or {})},
                                         preexec_fn=address_bytes and (lambda: resource.setrlimit(
                                             resource.RLIMIT_AS, (address_bytes, address_bytes))))
+        # a large model's memory takes its time to be given back
+        self.patience = 120 if "san-" in PROGRAM or model != POCKET else 8
         self.log = []
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -102,7 +106,7 @@ class Server:
         if self.process.poll() is None:
             os.kill(self.pid, sig)
             try:
-                self.process.wait(120 if "san-" in PROGRAM else 8)
+                self.process.wait(self.patience)
             except subprocess.TimeoutExpired:
                 check(False, "the server does not end")
                 self.process.kill()
@@ -197,6 +201,29 @@ def gauge(s, name):
     """A figure of /metrics without labels; -1: there is none of this name."""
     text = s.get("/metrics")[1]
     return next((float(line.split()[1]) for line in text.splitlines() if line.startswith(f"glmstream_{name} ")), -1)
+
+
+def counter(server, name):
+    return float(re.search(rf"^glmstream_{name}_total ([0-9.e+]+)$", server.get("/metrics")[1], re.M)[1])
+
+
+def leave(server, path, body, stream, enough, later=0):
+    """Sends a request, leaves `later` seconds after `enough` prompt tokens are computed: how long until nobody is served,
+    tokens computed."""
+    before = counter(server, "prefill_tokens")
+    payload = json.dumps({**body, "stream": stream}).encode()
+    s = socket.create_connection(("127.0.0.1", server.port))
+    s.sendall(b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+              % (path.encode(), len(payload)) + payload)
+    end = time.monotonic() + 20
+    while counter(server, "prefill_tokens") < before + enough and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(later)
+    start = time.monotonic()
+    s.close()
+    while server.get("/v1/glmstream/state?map=0")[1]["sessions"]["active"] and time.monotonic() < start + 60:
+        time.sleep(0.005)
+    return time.monotonic() - start, int(counter(server, "prefill_tokens") - before)
 
 
 def user(text):

@@ -5,24 +5,18 @@ other."""
 import http.client
 import json
 import os
-import re
 import socket
 import threading
 import time
 
-from serve_lib import SLOW, Server, check, finish, skip, user
+from serve_lib import SLOW, Server, check, counter, finish, leave, user
 
 WORDS = 60 if SLOW else 900
 FILLER = "the river and the mountain and a small bird "
-COMMENT = re.compile(r": reading the prompt, (\d+) of (\d+) tokens(?:, (\d+) of them cached)?(?:, (\d+) s left)?$")
 
 
 def text(name, words=WORDS):
     return f"Tell me about {name}, " + FILLER * (words // 3)
-
-
-def counter(server, name):
-    return float(re.search(rf"^glmstream_{name}_total ([0-9.e+]+)$", server.get("/metrics")[1], re.M)[1])
 
 
 def progress_events(server):
@@ -60,23 +54,6 @@ def progress_events(server):
         check(answer == again, path, "the text is the same", answer, again)
     status, _ = server.post("/v1/chat/completions", {"messages": user("x"), "return_progress": 3})
     check(status == 400, "return_progress is a boolean", status)
-
-
-def leave(server, path, body, stream, enough):
-    """Sends a request, leaves once `enough` prompt tokens are computed; how long until nobody is served, tokens computed."""
-    before = counter(server, "prefill_tokens")
-    payload = json.dumps({**body, "stream": stream}).encode()
-    s = socket.create_connection(("127.0.0.1", server.port))
-    s.sendall(b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-              % (path.encode(), len(payload)) + payload)
-    end = time.monotonic() + 20
-    while counter(server, "prefill_tokens") < before + enough and time.monotonic() < end:
-        time.sleep(0.01)
-    start = time.monotonic()
-    s.close()
-    while server.get("/v1/glmstream/state?map=0")[1]["sessions"]["active"] and time.monotonic() < start + 60:
-        time.sleep(0.005)
-    return time.monotonic() - start, int(counter(server, "prefill_tokens") - before)
 
 
 def leaving(server):
