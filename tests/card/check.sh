@@ -174,8 +174,8 @@ step_decode() {
 }
 
 step_lane() {
-	local some=(--cache-gb 12 --ram-gb 90 --no-direct --io threads --verify off -c 2048 -n 400
-		--repeats 1 --most-seconds 60)
+	local some=(--cache-gb 12 --ram-gb 90 --no-direct --io threads --verify off --resident 128
+		-c 2048 -n 400 --repeats 1 --most-seconds 30)
 	model 78 128 || return
 	bench lane_off decode -m "$file" "${some[@]}" --cpu-experts off
 	bench lane_auto decode -m "$file" "${some[@]}" --cpu-experts auto
