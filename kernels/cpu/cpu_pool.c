@@ -62,6 +62,8 @@ struct cpu_pool {
 	int threads;
 	int n_queues;                 /* 1, or 1 + n_nodes */
 	const atomic_bool *stop_flag; /* lent by the caller; NULL: none */
+	void (*between)(void *user);  /* the caller's own; NULL: none */
+	void *user;
 	/* each on its own cache line */
 	struct cpu_queue queues[NUMA_NODES_MAX + 1]; /* [n_queues] of no node and of each node */
 	_Alignas(64) atomic_int inside;              /* workers that may be reading the job */
@@ -85,11 +87,19 @@ static bool pool_stops(const struct cpu_pool *p)
 	return p->stop_flag && atomic_load_explicit(p->stop_flag, memory_order_relaxed);
 }
 
+static void pool_between(struct cpu_pool *p, int thread)
+{
+	if (!thread && p->between)
+		p->between(p->user);
+}
+
 static void take_queue(struct cpu_pool *p, struct cpu_queue *q, int thread)
 {
 	int64_t first;
-	while (!pool_stops(p) && (first = atomic_fetch_add(&q->next, p->grain)) < q->end)
+	while (!pool_stops(p) && (first = atomic_fetch_add(&q->next, p->grain)) < q->end) {
 		p->fn(p->context, first, MIN(first + p->grain, q->end), thread);
+		pool_between(p, thread);
+	}
 }
 
 /* node: of the thread; its tasks come first. The caller, thread 0, does what sleeping workers of
@@ -149,6 +159,12 @@ void cpu_pool_set_stop(struct cpu_pool *p, const atomic_bool *flag)
 	p->stop_flag = flag;
 }
 
+void cpu_pool_set_between(struct cpu_pool *p, void (*between)(void *user), void *user)
+{
+	p->between = between;
+	p->user = user;
+}
+
 /* Runs the job whose queues are filled. */
 static bool run_queues(
 	struct cpu_pool *p, int threads, int64_t grain, cpu_task_fn *fn, const void *context)
@@ -164,6 +180,7 @@ static bool run_queues(
 	pool_take_tasks(p, 0, p->node);
 	atomic_store(&p->open, false);
 	for (int spins = 0; atomic_load(&p->inside); spins++) {
+		pool_between(p, 0);
 		if (spins < SPINS)
 			pool_relax();
 		else
@@ -181,11 +198,12 @@ bool cpu_pool_run(
 	if (n <= 0)
 		return true;
 	if (threads <= 1 || n <= grain) {
-		int64_t part = p->stop_flag ? grain : n;
+		int64_t part = p->stop_flag || p->between ? grain : n;
 		for (int64_t first = 0; first < n; first += part) {
 			if (pool_stops(p))
 				return false;
 			fn(context, first, MIN(first + part, n), 0);
+			pool_between(p, 0);
 		}
 		return true;
 	}

@@ -42,6 +42,11 @@ int cpu_pool_node_threads(const struct cpu_pool *p, int node);
  * Called between jobs. */
 void cpu_pool_set_stop(struct cpu_pool *p, const atomic_bool *flag);
 
+/* Lends a function that the caller of cpu_pool_run calls on its own thread after each portion of
+ * tasks that it executed, and over and over while it waits for the workers' last ones. It must be
+ * short and must not call cpu_pool_run. NULL: none any more. Called between jobs. */
+void cpu_pool_set_between(struct cpu_pool *p, void (*between)(void *user), void *user);
+
 /* Calls fn for all tasks [0, n), `grain` consecutive ones at a time, on at most `threads` threads
  * with numbers below `threads`, and returns when all have been done. What fn wrote is then visible
  * to the caller. False: tasks were left out because of cpu_pool_set_stop. One caller at a time; fn

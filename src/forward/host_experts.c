@@ -18,11 +18,20 @@ struct backend_options host_experts_backend(int threads, const struct numa_nodes
 		.nodes = nodes};
 }
 
+static void call_meanwhile(void *host_experts)
+{
+	const struct host_meanwhile *m = ((const struct host_experts *)host_experts)->meanwhile;
+	if (m)
+		m->fn(m->user);
+}
+
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
 	const struct numa_nodes *nodes, uint32_t max_rows, struct host_experts **out, struct err *e)
 {
-	const struct backend_options options = host_experts_backend(threads, nodes);
+	struct backend_options options = host_experts_backend(threads, nodes);
 	struct host_experts *h = NEW(struct host_experts);
+	options.between = call_meanwhile;
+	options.between_user = h;
 	h->card = card;
 	if (nodes && nodes->n > 1 && options.threads > 1)
 		h->nodes = *nodes;
@@ -80,7 +89,8 @@ void host_experts_add_stats(const struct host_experts *h, struct expert_stats *s
 }
 
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
-	const struct expert_job *jobs, int n_jobs, int rows, float *out, struct err *e)
+	const struct expert_job *jobs, int n_jobs, int rows, float *out,
+	const struct host_meanwhile *meanwhile, struct err *e)
 {
 	struct backend *p = h->processor;
 	uint64_t start = clock_ns();
@@ -95,7 +105,9 @@ int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 		h->words_ns += now - start;
 		start = now;
 	}
+	h->meanwhile = meanwhile;
 	p->ops->expert_ffn(p, h->x, jobs, n_jobs, rows, (int)h->n_used, h->results);
+	h->meanwhile = NULL;
 	int rc = p->ops->wait(p, e);
 	if (rc) {
 		p->ops->recover(p); /* a later step may find the memory that this one lacked */

@@ -32,6 +32,7 @@ int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max
 		.refs = NEW_ARRAY(struct expert_ref, c->n_experts),
 		.enqueued = NEW_ARRAY(bool, c->n_experts),
 		.jobs = NEW_ARRAY(struct expert_job, c->n_experts),
+		.host_jobs = NEW_ARRAY(struct expert_job, c->n_experts),
 		.ahead = NEW_ARRAY(int32_t, c->n_experts),
 	};
 	return p->token_slots && p->ids ? 0 : ERR_MEMORY;
@@ -45,6 +46,7 @@ void moe_plan_fini(struct moe_plan *p)
 	free(p->refs);
 	free(p->enqueued);
 	free(p->jobs);
+	free(p->host_jobs);
 	free(p->ahead);
 	*p = (struct moe_plan){0};
 }
@@ -189,23 +191,18 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 
 /* ---- groups ---- */
 
-/* Fills p->jobs with experts of the group that are ready and not yet taken, the processor's if
- * on_host, else the card's, and marks them as taken (enqueued). one: at most one expert of each
- * NUMA node. Returns the number of jobs. */
-static int group_take_jobs(struct moe_plan *p, bool on_host, bool one)
+/* Fills jobs with experts of the group that are ready and not yet taken, the processor's if
+ * on_host, else the card's, and marks them as taken (enqueued). Returns the number of jobs. */
+static int group_take_jobs(struct moe_plan *p, bool on_host, struct expert_job *jobs)
 {
 	int n_jobs = 0;
-	uint32_t nodes = 0;
 	for (int i = p->group_first; i < p->end_pinned; i++) {
 		const struct expert_ref *ref = &p->refs[i];
 		if (p->enqueued[i] || !ref->ready || ref->on_host != on_host)
 			continue;
-		if (one && nodes >> ref->node & 1)
-			continue;
-		nodes |= UINT32_C(1) << ref->node;
 		p->enqueued[i] = true;
 		int32_t at = p->first[ref->id];
-		p->jobs[n_jobs++] = (struct expert_job){
+		jobs[n_jobs++] = (struct expert_job){
 			.gate = ref->gate,
 			.up = ref->up,
 			.down = ref->down,
@@ -223,7 +220,7 @@ static int group_take_jobs(struct moe_plan *p, bool on_host, bool one)
 static void group_enqueue_ready(struct model *m, const struct batch *rows)
 {
 	struct moe_plan *p = &m->plan;
-	int n_jobs = group_take_jobs(p, false, false);
+	int n_jobs = group_take_jobs(p, false, p->jobs);
 	if (n_jobs)
 		m->backend->ops->expert_ffn(
 			m->backend, m->ws.h, p->jobs, n_jobs, rows->n, (int)m->config.n_used, m->ws.expert_out);
@@ -286,27 +283,47 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 	return 0;
 }
 
-/* Computes the experts of the group that are the processor's. While loads are in flight it computes
- * one expert of each NUMA node at a time, and enqueues those that have arrived in between. */
+/* What goes on while the processor computes: arrivals of the group are enqueued for the card. */
+struct arrivals {
+	struct model *m;
+	const struct batch *rows;
+	int rc; /* the first error; then nothing goes on any more */
+	struct err e;
+};
+
+static void enqueue_arrivals(void *arrivals)
+{
+	struct arrivals *a = arrivals;
+	struct moe_plan *p = &a->m->plan;
+	struct expert_source *s = a->m->source;
+	const int before = p->n_missing;
+	if (a->rc || !before)
+		return;
+	const int now = s->ops->poll_ready(
+		s, (int)p->layer, p->refs + p->group_first, p->end_pinned - p->group_first, &a->e);
+	if (now < 0) {
+		a->rc = now;
+		return;
+	}
+	p->n_missing = now;
+	if (now < before && group_should_enqueue(p))
+		group_enqueue_ready(a->m, a->rows);
+}
+
+/* Computes the experts of the group that are the processor's. */
 static int group_compute_on_host(struct model *m, const struct batch *rows, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
-	struct expert_source *s = m->source;
-	int n = p->end_pinned - p->group_first, n_jobs;
-	while (m->host && (n_jobs = group_take_jobs(p, true, p->n_missing > 0))) {
-		int rc = host_experts_compute(
-			m->host, p->fence, m->ws.h, p->jobs, n_jobs, rows->n, m->ws.expert_out, e);
-		if (rc)
-			return rc;
-		if (!p->n_missing)
-			continue;
-		p->n_missing = s->ops->poll_ready(s, (int)p->layer, p->refs + p->group_first, n, e);
-		if (p->n_missing < 0)
-			return p->n_missing;
-		if (group_should_enqueue(p))
-			group_enqueue_ready(m, rows);
-	}
-	return 0;
+	struct arrivals a = {.m = m, .rows = rows};
+	const struct host_meanwhile meanwhile = {enqueue_arrivals, &a};
+	const int n_jobs = m->host ? group_take_jobs(p, true, p->host_jobs) : 0;
+	if (!n_jobs)
+		return 0;
+	int rc = host_experts_compute(
+		m->host, p->fence, m->ws.h, p->host_jobs, n_jobs, rows->n, m->ws.expert_out, &meanwhile, e);
+	if (!rc && a.rc)
+		*e = a.e;
+	return rc ? rc : a.rc;
 }
 
 /* Enqueues the rest of the group as it comes. */

@@ -6,7 +6,7 @@
  * Order of use for one layer (forward.c, mtp.c; segment.h has the picture):
  *   1. ffn_forward enqueues the device's part. A dense layer is complete then.
  *   2. moe_experts_request reads the router's ids and starts what is ready.
- *   3. moe_experts_complete starts the rest as it comes; meanwhile the processor computes those
+ *   3. moe_experts_complete starts the rest as it comes, also while the processor computes those
  *   that are its own (host_experts.h).
  *   4. moe_combine adds everything to the stream; the first op of the next segment.
  *   After the last layer, or after any error: moe_drain.
@@ -58,8 +58,10 @@ struct moe_plan {
 	int32_t *token_slots;    /* [R * n_used] (token, rank) slots, grouped by expert */
 	struct expert_ref *refs; /* [n_experts] the distinct experts */
 	bool *enqueued;          /* [n_experts] parallel to refs */
-	struct expert_job *jobs; /* [n_experts] scratch of a call */
-	int32_t *ahead;          /* [n_experts] scratch of a read-ahead list */
+	/* [n_experts] scratch of a call for the card; of one for the processor, during which there are
+	 * calls for the card */
+	struct expert_job *jobs, *host_jobs;
+	int32_t *ahead; /* [n_experts] scratch of a read-ahead list */
 	/* the step: set and cleared by model_forward and mtp_draft */
 	bool long_prompt, answers; /* as in forward_rows */
 	const bool *draft;         /* as in forward_rows */

@@ -355,8 +355,16 @@ static int loader_poll_ready(
 	struct expert_source *source, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(source);
+	const unsigned completed = atomic_load(&l->signals.n_completed);
+	int missing = 0;
+	if (completed == l->polled_completed) { /* nothing has come since: the lock is left alone */
+		for (int i = 0; i < n; i++)
+			missing += !refs[i].ready;
+		return missing;
+	}
+	l->polled_completed = completed;
 	pthread_mutex_lock(&l->shared.lock);
-	int missing = poll_refs(l, layer, refs, n, e);
+	missing = poll_refs(l, layer, refs, n, e);
 	pthread_mutex_unlock(&l->shared.lock);
 	return missing;
 }

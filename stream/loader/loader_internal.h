@@ -165,8 +165,9 @@ struct loader {
 	pthread_t thread;
 	bool thread_started;
 	/* the compute thread's */
-	struct cache_ref *refs; /* [n_experts] scratch of a call */
-	struct miss *misses;    /* [n_experts] as well */
+	struct cache_ref *refs;    /* [n_experts] scratch of a call */
+	struct miss *misses;       /* [n_experts] as well */
+	unsigned polled_completed; /* signals.n_completed at the last poll_ready that took the lock */
 
 	struct loader_signals signals;
 	struct loader_shared shared;

@@ -17,7 +17,9 @@
 #               both tiers; needs 23 GB of disk
 #   stop        78 layers: how soon a prompt of 18,000 tokens ends when its client leaves
 #   kv_ram      prompts, 78 layers, with the latents in host memory
-#   rows        several rows in a step, 11 layers
+#   rows        several rows in a step, and drafts, 11 layers
+#   start       78 layers: the first, 64th and 512th token of a fresh start, without and with the
+#               profile of an earlier run; needs 23 GB of disk
 #   decode      78 layers, with and without drafts and the processor; needs 23 GB of disk
 #   lane        78 layers of 128 experts, all in the second tier or the card: with and without the
 #               processor; needs 23 GB of disk
@@ -162,6 +164,16 @@ step_rows() {
 	model 11 || return
 	bench rows decode -m "$file" --rows 1,4,8,16,32,64 -p 64 -n 60 --repeats 2 --verify off
 	bench rows_temp decode -m "$file" --rows 1,8,32 --temp 1 -p 64 -n 60 --repeats 1 --verify off
+	bench rows_drafts decode -m "$file" -p 1 -n 600 --resident 256 --repeats 1 --verify off \
+		--accept 0.72,0.60,0.50
+}
+
+step_start() {
+	local some=("${whole[@]}" -c 2048 -n 600 --repeats 1 --most-seconds 22 --routing shipped)
+	model 78 || return
+	rm -f "$models/start.profile"
+	bench start_without decode -m "$file" "${some[@]}" --warm "$models/start.profile"
+	bench start_with decode -m "$file" "${some[@]}" --warm "$models/start.profile"
 }
 
 step_decode() {

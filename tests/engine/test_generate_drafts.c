@@ -428,10 +428,10 @@ static void failing_matmul(
 {
 	if (parts->w.data == pair_weights && !products_left--)
 		err_set(&b->failure, ERR_MEMORY, "failed on purpose");
-	if (b->failure.code)
-		memset(parts->y, 0xff, (size_t)rows * (size_t)parts->w.n_out * sizeof(float));
-	else
+	if (!b->failure.code)
 		real_ops->matmul(b, parts, n_parts, x, rows);
+	else if (!b->ops->async) /* y is host memory: nobody may use what it holds now */
+		memset(parts->y, 0xff, (size_t)rows * (size_t)parts->w.n_out * sizeof(float));
 }
 
 /* Whichever product of the MTP layer lacks memory, the answer is the same, and so is what follows.

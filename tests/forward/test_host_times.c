@@ -55,6 +55,11 @@ static void close_host(void)
 	free(out);
 }
 
+static void count_call(void *calls)
+{
+	++*(int *)calls;
+}
+
 /* Computes n experts, each for a slot of each row; the first `second` of them lie on node 2, the
  * others on node 1. */
 static int compute(int n, int rows, int n_used, int second)
@@ -68,7 +73,11 @@ static int compute(int n, int rows, int n_used, int second)
 		for (int r = 0; r < rows; r++)
 			slots[i * rows + r] = r * n_used + i;
 	}
-	return host_experts_compute(host, 0, x, jobs, n, rows, out, &e);
+	int calls = 0;
+	const struct host_meanwhile meanwhile = {count_call, &calls};
+	int rc = host_experts_compute(host, 0, x, jobs, n, rows, out, &meanwhile, &e);
+	assert_true(rc || calls > 0);
+	return rc;
 }
 
 /* ---- kinds ---- */

@@ -43,6 +43,15 @@ static void *put(struct op_pool *p, const void *host, size_t bytes)
 	return d;
 }
 
+/* For outputs with gaps that the op does not write, but that are read back. */
+static void *put_zeros(struct op_pool *p, size_t bytes)
+{
+	uint8_t *zeros = NEW_ARRAY(uint8_t, bytes);
+	void *d = put(p, zeros, bytes);
+	free(zeros);
+	return d;
+}
+
 static void get(struct op_pool *p, void *host, const void *device, size_t bytes)
 {
 	if (!p->rc)
@@ -137,9 +146,7 @@ RUN(rms_norm)
 	int in = c->n_in + 5, step = c->n_in + 3;
 	float *x = put_rows(p, 1, c, f, n, in),
 		  *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
-	float *host = op_host_new(p, (size_t)(n * step) * 4);
-	memset(host, 0, (size_t)(n * step) * 4); /* the ends of rows are read back too */
-	float *y = put(p, host, (size_t)(n * step) * 4);
+	float *host = op_host_new(p, (size_t)(n * step) * 4), *y = put_zeros(p, (size_t)(n * step) * 4);
 	/* the same with a second gain: neither looks at the other */
 	float *other = put(p, op_floats(p, 3, (size_t)c->n_in), (size_t)c->n_in * 4),
 		  *y2 = device_new(p, (size_t)(n * step) * 4);
@@ -177,8 +184,8 @@ RUN(stacked_matmul)
 {
 	int in = c->n_in + 7, step = c->n_out + 2;
 	struct stacked_matmul a = {weight_new_put(p, 1, c->type, c->n_in, c->n_out, c->heads),
-		put_rows(p, 2, c, f, n, c->heads * in), in,
-		device_new(p, (size_t)(n * c->heads * step) * 4), step};
+		put_rows(p, 2, c, f, n, c->heads * in), in, put_zeros(p, (size_t)(n * c->heads * step) * 4),
+		step};
 	float *host = op_host_new(p, (size_t)(n * c->heads * step) * 4);
 	OPS->stacked_matmul(p->b, &a, n);
 	get(p, host, a.y, (size_t)(n * c->heads * step) * 4);
@@ -341,7 +348,7 @@ RUN(index_select)
 	struct index_select a = {c->heads, c->dim, c->top_k,
 		put(p, q + f * c->heads * c->dim, (size_t)(n * c->heads * c->dim) * 4),
 		put(p, weight + f * c->heads, (size_t)(n * c->heads) * 4), cache_put(p, c, c->dim),
-		device_new(p, (size_t)(n * c->top_k) * 4), device_new(p, (size_t)n * 4)};
+		put_zeros(p, (size_t)(n * c->top_k) * 4), device_new(p, (size_t)n * 4)};
 	int32_t *sel = op_host_new(p, (size_t)(n * c->top_k) * 4),
 			*n_sel = op_host_new(p, (size_t)n * 4);
 	OPS->index_select(p->b, &rows, &a);
