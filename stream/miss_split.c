@@ -37,7 +37,7 @@ static void merge_nodes(struct miss *misses, int n)
 
 void miss_split(struct miss *misses, int n, double busy_ns)
 {
-	double link = busy_ns + COPY_START_NS, host = 0, busy[NUMA_NODES_MAX + 1] = {0};
+	double link = busy_ns + COPY_START_NS, host = 0, stay = 0, busy[NUMA_NODES_MAX + 1] = {0};
 	const int node = n ? misses[0].node : 0;
 	bool nodes = false;
 	for (int i = 0; i < n; i++) {
@@ -52,16 +52,17 @@ void miss_split(struct miss *misses, int n, double busy_ns)
 	if (nodes)
 		merge_nodes(misses, n);
 	int best = 0;
-	double best_ns = n ? link : 0;
+	double best_ns = n ? link : 0; /* the cost */
 	for (int on_host = 1; on_host <= n; on_host++) {
 		const struct miss *m = &misses[on_host - 1];
 		busy[m->node] += m->host_ns;
 		host = MAX(host, busy[m->node]);
 		link -= m->link_ns;
-		double end = on_host < n ? MAX(link, host) : host;
-		if (end <= best_ns) {
+		stay += MISS_STAY_COPIES * m->link_ns;
+		const double cost = stay + (on_host < n ? MAX(link, host) : host);
+		if (cost <= best_ns) {
 			best = on_host;
-			best_ns = end;
+			best_ns = cost;
 		}
 	}
 	for (int i = 0; i < n; i++)
