@@ -125,8 +125,8 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
  * loader_open, then some ahead of demotions, and one for each layer of a prompt. From this call on
  * the rest is pinned too, with pauses: call it when the drive has nothing more urgent to do. The
  * tier is used as far as it is pinned: only the warm-up waits for more, and a demotion that finds
- * no room leaves the cache (cache_limit_tier1). A refusal fails every acquire from then on, with
- * its sentence. */
+ * no room leaves the cache (cache_limit_tier1). When the system refuses to pin a step, a warning
+ * says so, the tier stays as it is, and expert_stats.ram_refused_bytes has the rest. */
 void loader_pin_in_background(struct expert_source *s);
 
 /* Of a source made by loader_open. */

@@ -114,6 +114,7 @@ static void copy_stats(struct loader *l)
 	s->check_ns = shared->traffic.checks.ns;
 	s->io_depth = shared->traffic.setting.depth;
 	s->io_slice_bytes = (uint32_t)shared->traffic.setting.slice_bytes;
+	s->ram_refused_bytes = loader_ram_refused_bytes(l);
 }
 
 static enum cache_use cache_use_of(enum expert_use use)
@@ -282,8 +283,6 @@ static int loader_acquire(struct expert_source *source, int layer, enum expert_u
 {
 	struct loader *l = loader_of(source);
 	struct loader_shared *s = &l->shared;
-	if (l->card && card_memory_refused(l->card, e))
-		return ERR_MEMORY;
 	pthread_mutex_lock(&s->lock);
 	loader_limit_tier1(l);
 	choose_host(l, layer, refs, n);

@@ -177,6 +177,12 @@ static inline struct loader *loader_of(struct expert_source *s)
 	return (struct loader *)s;
 }
 
+/* As expert_stats.ram_refused_bytes, now. Any thread. */
+static inline uint64_t loader_ram_refused_bytes(const struct loader *l)
+{
+	return l->card ? card_memory_refused_bytes(l->card) : 0;
+}
+
 /* ---- loader_acquire.c ---- */
 extern const struct expert_source_ops loader_ops;
 

@@ -3,6 +3,7 @@
  * refused. */
 #include "src/base/num.h"
 #include "tests/stream/loader_help.h"
+#include "tests/support/said.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -168,8 +169,7 @@ static void test_slow_copies(void **state)
 	assert_true(promotions > 0);
 }
 
-/* Steps of the second tier are pinned because demotions come to them, or at leisure; one that is
- * refused ends the run that comes to it with the sentence. */
+/* Steps of the second tier are pinned because demotions come to them, or at leisure. */
 static void test_pinned_by_steps(void **state)
 {
 	(void)state;
@@ -190,15 +190,85 @@ static void test_pinned_by_steps(void **state)
 		assert_true(copier_null_pins(card) >= 16);
 		close_source(s);
 	}
-	card_faults = (struct copier_faults){.seed = 6, .refuse_pin = 12};
-	struct expert_source *s = open_source(&o);
-	struct rng r = {6};
+}
+
+/* Asks for every expert; their bytes are compared with the file's. */
+static void use_all(struct expert_source *s)
+{
+	const int k = (int)config.n_used;
+	for (int first = 0; first < (int)config.n_experts; first += k)
+		for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
+			struct expert_ref refs[CONFIG_MAX_USED];
+			struct err e = {0};
+			refs_from(refs, first, k);
+			if (use_experts(s, (int)layer, EXPERT_DECODE, refs, k, &e))
+				fail_msg("%s", e.text);
+		}
+}
+
+/* Refuses a step of the second tier, after `granted` others. */
+static struct {
+	const struct copier_ops *inner;
+	struct copier_ops ops;
+	size_t step;
+	int granted;
+	atomic_int n_steps; /* that were to be pinned */
+} refusing;
+
+static int refusing_pin(struct copier *c, void *p, size_t bytes, struct err *e)
+{
+	if (bytes == refusing.step && atomic_fetch_add(&refusing.n_steps, 1) == refusing.granted)
+		return err_set(e, ERR_MEMORY, "refused on purpose");
+	return refusing.inner->pin(c, p, bytes, e);
+}
+
+/* When the system refuses to pin more of the second tier, the run goes on with what is pinned of
+ * it. What was refused is counted, and one warning says so. */
+static void test_pinning_refused(void **state)
+{
+	(void)state;
+	static const int granted[] = {0, 1, 12};
+	struct loader_options o = source_options(0.1, full.floor_bytes);
+	struct loader_plan plan;
 	struct err e = {0};
-	assert_true(random_run(s, &r, 30, &e) > 0);
-	assert_int_equal(e.code, ERR_MEMORY);
-	assert_non_null(strstr(e.text, "beyond"));
-	assert_non_null(strstr(e.hint, "--ram-gb"));
-	close_source(s);
+	assert_int_equal(loader_plan(&o, &plan, &e), 0);
+	for (size_t i = 0; i < ARRAY_LEN(granted); i++) {
+		struct expert_source *s;
+		struct expert_stats now = {0};
+		struct rng r = {6};
+		assert_int_equal(copier_null_open(NULL, &card, &e), 0);
+		refusing.inner = card->ops;
+		refusing.ops = *card->ops;
+		refusing.ops.pin = refusing_pin;
+		refusing.step = num_align_up(o.tier_bytes[1] / 20, 4096);
+		refusing.granted = granted[i];
+		atomic_store(&refusing.n_steps, 0);
+		card->ops = &refusing.ops;
+		o.copier = card;
+		o.pin_step_bytes = refusing.step;
+		said_begin(LOG_WARN);
+		assert_int_equal(loader_open(&o, &s, &e), 0);
+		loader_pin_in_background(s);
+		const int failed = random_run(s, &r, 30, NULL);
+		for (int ms = 0; ms < 5000 && !now.ram_refused_bytes; ms++) {
+			usleep(1000);
+			loader_residency_map(s, NULL, &now);
+		}
+		use_all(s);
+		const struct expert_stats stats = s->stats;
+		const struct cache_stats c = source_cache_stats(s);
+		close_source(s);
+		const char *said = said_end();
+		const uint64_t refused = plan.tier_bytes[1] - (uint64_t)granted[i] * refusing.step;
+		assert_int_equal(failed, 0);
+		assert_int_equal(now.ram_refused_bytes, refused);
+		assert_int_equal(stats.ram_refused_bytes, refused);
+		assert_int_equal(atomic_load(&refusing.n_steps), granted[i] + 1);
+		assert_true(granted[i] < 2 || c.demotions > 0);
+		assert_int_equal(said_count(said, "warning: "), 1);
+		assert_int_equal(said_count(said, "refused on purpose"), 1);
+		assert_int_equal(said_count(said, "--ram-gb"), 1);
+	}
 }
 
 /* Pins the staging buffers and five steps of the second tier, then none until `go_on`. */
@@ -271,20 +341,6 @@ static void wait_until_filled(struct expert_source *s, int least)
 		quiet = now == last && experts_in(s, 1) >= least ? quiet + 1 : 0;
 		last = now;
 	}
-}
-
-/* Asks for every expert; their bytes are compared with the file's. */
-static void use_all(struct expert_source *s)
-{
-	const int k = (int)config.n_used;
-	for (int first = 0; first < (int)config.n_experts; first += k)
-		for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
-			struct expert_ref refs[CONFIG_MAX_USED];
-			struct err e = {0};
-			refs_from(refs, first, k);
-			if (use_experts(s, (int)layer, EXPERT_DECODE, refs, k, &e))
-				fail_msg("%s", e.text);
-		}
 }
 
 /* The warm-up goes on in the second tier when the first is full: its bytes come from the drive
@@ -439,6 +495,7 @@ int main(void)
 		cmocka_unit_test(test_copy_hangs),
 		cmocka_unit_test(test_slow_copies),
 		cmocka_unit_test(test_pinned_by_steps),
+		cmocka_unit_test(test_pinning_refused),
 		cmocka_unit_test(test_pinning_is_not_waited_for),
 		cmocka_unit_test(test_warm_second_tier),
 		cmocka_unit_test(test_prompt_fills_second_tier),
