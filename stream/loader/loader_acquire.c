@@ -66,7 +66,9 @@ static bool is_cancelled(const struct loader *l)
 }
 
 /* Polls until something completes, without the lock, for some milliseconds. A card's thread has
- * nothing better to do, and waking up takes longer than many a copy. The caller holds the lock. */
+ * nothing better to do, and waking up takes longer than many a copy. The caller holds the lock. It
+ * checks what it waits for also when this returns false: something may have completed between the
+ * last poll and the lock, and its signal has come before a sleep that begins now. */
 static bool poll_completed(struct loader *l)
 {
 	const unsigned before = atomic_load(&l->signals.n_completed);
@@ -367,7 +369,7 @@ static int loader_wait_ready(
 	uint64_t start = clock_ns(), warned = start;
 	int before = 0, missing;
 	/* The call returns as soon as one ref becomes ready, so this holds for all of its time. */
-	bool only_drafts = true;
+	bool only_drafts = true, poll = l->card;
 	for (int i = 0; i < n; i++) {
 		before += !refs[i].ready;
 		only_drafts &= refs[i].ready || refs[i].draft_rows;
@@ -382,8 +384,12 @@ static int loader_wait_ready(
 			missing = err_set(e, ERR_INTERRUPTED, "interrupted");
 			break;
 		}
-		if (!l->card || !poll_completed(l))
+		if (poll) {
+			poll = poll_completed(l);
+		} else {
 			sleep_until_completed(l);
+			poll = l->card;
+		}
 		uint64_t now = clock_ns();
 		if (now - warned > SILENCE_NS) {
 			warn_silence(layer, refs, now - start);

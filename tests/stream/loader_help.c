@@ -141,6 +141,16 @@ void source_layer_resident(struct expert_source *s, int layer, int n[2])
 	pthread_mutex_unlock(&l->shared.lock);
 }
 
+void source_lock(struct expert_source *s)
+{
+	pthread_mutex_lock(&loader_of(s)->shared.lock);
+}
+
+void source_unlock(struct expert_source *s)
+{
+	pthread_mutex_unlock(&loader_of(s)->shared.lock);
+}
+
 int source_wait_pinned(struct expert_source *s, struct err *e)
 {
 	return pinned_wait(&loader_of(s)->card->tier1, e);
