@@ -124,16 +124,15 @@ static enum cache_use cache_use_of(enum expert_use use)
 	return use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE;
 }
 
-/* What this request waits for goes first from now on, also where an earlier plan started it. */
+/* What this request waits for goes first from now on, also where an earlier plan started it. A ref
+ * of a prompt has no slot while its expert is on its way into the second tier. */
 static void boost_refs(struct loader *l, const struct cache_request *q)
 {
 	for (int i = 0; i < q->n; i++) {
 		const struct cache_ref *r = &q->refs[i];
-		if (r->slot < 0 || (r->state != CACHE_REF_IN_FLIGHT && r->state != CACHE_REF_NONE))
-			continue;
-		const struct cache_slot slot = cache_slot_get(l->shared.cache, r->slot);
-		if (slot.state == CACHE_FILLING)
-			loader_queue_boost(l, slot.filled_by);
+		if (r->state == CACHE_REF_IN_FLIGHT || r->state == CACHE_REF_NONE)
+			loader_queue_boost(
+				l, r->slot >= 0 ? r->slot : cache_find(l->shared.cache, q->layer, r->expert));
 	}
 }
 

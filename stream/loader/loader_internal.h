@@ -198,7 +198,8 @@ static inline uint64_t *loader_link_bytes(struct loader_shared *s, const struct 
 {
 	return &s->link_bytes[x->priority != TRANSFER_DEMAND];
 }
-/* Makes the load or demotion in flight into this slot a demand. */
+/* Makes the load or demotion in flight into this slot a demand. No effect when there is none, or
+ * the slot is -1. */
 void loader_queue_boost(struct loader *l, int32_t slot);
 /* Requests prefetches of a layer that runs at layer_clock `due`. Drops what exceeds
  * LOADER_PREFETCH_REQUESTS. */

@@ -100,6 +100,9 @@ void loader_queue_plan(
 void loader_queue_boost(struct loader *l, int32_t slot)
 {
 	struct loader_shared *s = &l->shared;
+	if (slot < 0 || cache_slot_get(s->cache, slot).state != CACHE_FILLING)
+		return;
+	slot = cache_slot_get(s->cache, slot).filled_by;
 	struct slot_work *x = &s->slot_work[slot];
 	if (x->priority == TRANSFER_DEMAND)
 		return;
@@ -235,6 +238,9 @@ static bool reserve_read_ahead(struct loader *l)
 				return true;
 			case CACHE_PRESENT:
 				break;
+			case CACHE_BUSY: /* on its way into tier 1, maybe by the warm-up: it goes first now */
+				loader_queue_boost(l, cache_find(s->cache, a->layer, a->ids[a->next]));
+				return false;
 			default:
 				return false;
 			}
@@ -412,7 +418,7 @@ bool loader_next_work(struct loader *l, struct work *w)
 								  reserve_promotion(l) || reserve_warm(l)))
 			continue;
 		if (!s->flush_due)
-			return false;
+			return next_boost(l, w); /* the read-ahead may have queued one */
 		loader_flush_accesses(l);
 	}
 }

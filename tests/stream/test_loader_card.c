@@ -4,6 +4,7 @@
 #include "src/base/clock.h"
 #include "src/base/num.h"
 #include "tests/stream/loader_help.h"
+#include "tests/support/reader_null.h"
 #include "tests/support/said.h"
 
 #include <pthread.h>
@@ -471,6 +472,65 @@ static void test_warm_second_tier(void **state)
 	}
 }
 
+/* Every expert. Returns how many there are. */
+static size_t all_keys(struct profile_key *keys)
+{
+	size_t n = 0;
+	for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++)
+		for (uint32_t i = 0; i < config.n_experts; i++)
+			keys[n++] = (struct profile_key){(int32_t)layer, (int32_t)i};
+	return n;
+}
+
+static void wait_until_on_card(struct expert_source *s, int layer, int expert)
+{
+	static uint8_t map[CONFIG_MAX_LAYERS * 32];
+	for (int ms = 0; ms < 20000; ms++) {
+		loader_residency_map(s, map, NULL);
+		if (map[layer * (int)config.n_experts + expert] == LOADER_IN_VRAM)
+			return;
+		usleep(1000);
+	}
+	fail_msg("expert %d of layer %d has not come", expert, layer);
+}
+
+/* A prompt that comes to an expert which the warm-up is about to load into the second tier does not
+ * wait for the loads before it, whether it acquires the expert or reads it ahead. */
+static void test_prompt_passes_warm_up(void **state)
+{
+	(void)state;
+	for (int ahead = 0; ahead < 2; ahead++) {
+		struct reader_faults slow = {.latency_min_us = 4000, .latency_max_us = 4000};
+		struct loader_options o = source_options(0.1, full.everything_bytes);
+		struct profile_key keys[CONFIG_MAX_LAYERS * 32];
+		struct err e = {0};
+		o.reader.custom = &reader_null_engine;
+		o.reader.custom_options = &slow;
+		struct expert_source *s = open_source(&o);
+		loader_pin_in_background(s);
+		assert_int_equal(source_wait_pinned(s, &e), 0);
+		loader_warm(s, keys, all_keys(keys));
+		int layer, expert, before;
+		for (int ms = 0; (before = experts_in(s, 1)) < 8; ms++) {
+			assert_true(ms < 20000);
+			usleep(1000);
+		}
+		assert_true(source_last_loading(s, &layer, &expert));
+		s->ops->step(s, EXPERT_PREFILL, 512, 0);
+		struct expert_ref ref = {.id = expert};
+		if (ahead) {
+			s->ops->read_ahead(s, layer, &ref.id, 1);
+			wait_until_on_card(s, layer, expert);
+		} else {
+			assert_int_equal(use_experts(s, layer, EXPERT_PREFILL, &ref, 1, &e), 0);
+		}
+		const int passed = experts_in(s, 1) - before;
+		print_message("%d experts of the warm-up came before it\n", passed);
+		assert_in_range(passed, 1, 6);
+		close_source(s);
+	}
+}
+
 /* A prompt uses every expert of every layer, read ahead layer by layer. */
 static void prompt_all(struct expert_source *s)
 {
@@ -579,6 +639,7 @@ int main(void)
 		cmocka_unit_test(test_pinning_refused),
 		cmocka_unit_test(test_pinning_is_not_waited_for),
 		cmocka_unit_test(test_warm_second_tier),
+		cmocka_unit_test(test_prompt_passes_warm_up),
 		cmocka_unit_test(test_prompt_fills_second_tier),
 		cmocka_unit_test(test_card_refusals),
 	};
