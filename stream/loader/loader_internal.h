@@ -135,6 +135,8 @@ struct loader_shared {
 	 * the cache when it was last set (loader_judge_prefetch) */
 	double prefetch_share;
 	uint64_t judged_used, judged_wasted;
+	uint64_t
+		keeps_refused; /* as in the cache when more of tier 1 was last requested to be pinned */
 	bool quit;
 };
 

@@ -554,10 +554,10 @@ static void prompt_all(struct expert_source *s)
 	}
 }
 
-/* What a prompt reads stays in free slots of the second tier as far as that is pinned; each call of
- * read_ahead requests one more of its twenty steps. The prompt itself reads and copies to the card
- * what it would without. The answer after it need not read these experts, and they hold the bytes
- * of the file. */
+/* What a prompt reads stays in free slots of the second tier as far as that is pinned; where
+ * none is free, the next call of read_ahead requests one more of its twenty steps. The prompt
+ * itself reads and copies to the card what it would without. The answer after it need not read
+ * these experts, and they hold the bytes of the file. */
 static void test_prompt_fills_second_tier(void **state)
 {
 	(void)state;
@@ -596,6 +596,51 @@ static void test_prompt_fills_second_tier(void **state)
 	assert_in_range(
 		prompt[1].bytes_read, prompt[0].bytes_read * 9 / 10, prompt[0].bytes_read * 11 / 10);
 	assert_in_range(prompt[1].bytes_in, prompt[0].bytes_in * 9 / 10, prompt[0].bytes_in * 11 / 10);
+}
+
+/* A prompt reads `n` experts of each of the first `n_layers` layers, from `first` on. */
+static void prompt_some(struct expert_source *s, int n_layers, int first, int n)
+{
+	struct err e = {0};
+	s->ops->step(s, EXPERT_PREFILL, 512, 0);
+	for (int layer = (int)config.n_dense; layer < (int)config.n_dense + n_layers; layer++) {
+		struct expert_ref refs[CONFIG_MAX_EXPERTS];
+		int32_t ids[CONFIG_MAX_EXPERTS];
+		refs_from(refs, first, n);
+		for (int i = 0; i < n; i++)
+			ids[i] = refs[i].id;
+		s->ops->read_ahead(s, layer, ids, n);
+		for (int i = 0; i < n; i++)
+			assert_int_equal(use_experts(s, layer, EXPERT_PREFILL, &refs[i], 1, &e), 0);
+	}
+}
+
+/* Pinning holds up what a prompt copies: a prompt requests more only when a read of it found no
+ * free slot in the second tier. */
+static void test_prompt_requests_pins_late(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.1, full.everything_bytes / 2);
+	struct expert_source *s = open_source(&o);
+	int ready = 0;
+	for (int quiet = 0; quiet < 20; quiet++) {
+		const int now = (int)copier_null_pins(card);
+		quiet = now == ready ? quiet : 0;
+		ready = now;
+		usleep(1000);
+	}
+	for (int i = 0; i < 4; i++) { /* 4 experts, again and again */
+		prompt_some(s, 2, 0, 2);
+		usleep(10000);
+		assert_int_equal(copier_null_pins(card), ready);
+	}
+	assert_int_equal(experts_in(s, 1), 4);
+	prompt_some(s, (int)(config.n_layers - config.n_dense), 2, 8);
+	for (int ms = 0; (int)copier_null_pins(card) == ready; ms++) {
+		assert_true(ms < 5000);
+		usleep(1000);
+	}
+	close_source(s);
 }
 
 static void test_card_refusals(void **state)
@@ -641,6 +686,7 @@ int main(void)
 		cmocka_unit_test(test_warm_second_tier),
 		cmocka_unit_test(test_prompt_passes_warm_up),
 		cmocka_unit_test(test_prompt_fills_second_tier),
+		cmocka_unit_test(test_prompt_requests_pins_late),
 		cmocka_unit_test(test_card_refusals),
 	};
 	card_kind = CARD_EMULATED;
