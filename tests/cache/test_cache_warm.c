@@ -221,8 +221,10 @@ static void test_keep_reads(void **state)
 	assert_true(p.transfers[0].source >= 0 && p.transfers[0].keep < 0);
 	cache_commit(c, p.transfers[0].slot);
 	cache_begin_step(c, CACHE_DECODE, &p);
-	bring(c, 4); /* a token finds it in tier 1 */
+	bring(c, 4); /* a token finds it in tier 1, and it is promoted */
 	assert_int_equal(s->hits[1], 1);
+	assert_int_equal(s->misses, 0);
+	assert_int_equal(s->promotions, 1);
 	check_invariants(c);
 	cache_free(c);
 }
