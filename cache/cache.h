@@ -163,7 +163,8 @@ struct cache_stats {
 	uint64_t late;              /* of hits[0]: the bytes were still in flight */
 	uint64_t bytes_missed;      /* of misses */
 	uint64_t prefill_hits[CACHE_TIERS], prefill_misses;
-	uint64_t evictions; /* left both tiers */
+	uint64_t keeps_refused; /* reads of prefill: no slot of tier 1 was free (cache_keep_reads) */
+	uint64_t evictions;     /* left both tiers */
 	uint64_t demotions, promotions;
 	uint64_t demotions_free; /* of demotions: to an inclusive copy */
 	uint64_t bytes_demoted, bytes_promoted;

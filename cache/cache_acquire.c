@@ -213,8 +213,10 @@ static bool keep_read(struct cache *c, int32_t key)
 	int32_t slot;
 	if (!c->keep_reads || c->hot[key] == 1 || (!c->hot[key] && !has_room_beside_hot(c, key, 1)))
 		return false;
-	if (reserve_tier1(c, key, &slot) != CACHE_OK)
+	if (reserve_tier1(c, key, &slot) != CACHE_OK) {
+		c->stats.keeps_refused++;
 		return false;
+	}
 	if (!c->hot[key])
 		mark_hot(c, key, 1);
 	return true;

@@ -93,6 +93,7 @@ static void write_cache(struct json_write *w, const struct engine_cache *c, cons
 	json_write_int(w, "lookahead", c->lookahead);
 	json_write_int(w, "cache_bytes", (int64_t)c->tier_bytes[0]);
 	json_write_int(w, "ram_bytes", (int64_t)c->tier_bytes[1]);
+	json_write_int(w, "ram_refused_bytes", (int64_t)c->stats.ram_refused_bytes);
 	json_write_int(w, "everything_bytes", (int64_t)c->everything_bytes);
 	json_write_int(w, "expert_bytes", (int64_t)c->expert_bytes);
 	json_write_int(w, "layers", c->n_layers);
@@ -209,6 +210,7 @@ void live_gauges(const struct live_source *s, struct metrics_gauges *g)
 		.store_tokens = snapshot.store.tokens_read,
 		.drafts = snapshot.drafts,
 		.cache_bytes = {cache.tier_bytes[0], cache.tier_bytes[1]},
+		.ram_refused_bytes = cache.stats.ram_refused_bytes,
 		.resident_bytes = sizes.resident_bytes,
 		.kv_bytes = sizes.kv_bytes,
 		.uptime_s = (double)(clock_ns() - s->started_ns) / 1e9,

@@ -27,9 +27,10 @@
  *   drafts        zeros with --draft off: { steps: of single answers, rows, tried, accepted: drafts
  *                 by position, saved_s: time gained, by the measured costs of steps }
  *   cache         { streaming: false when every expert is resident, policy, lookahead,
- *                 cache_bytes and ram_bytes: memory of the two tiers, everything_bytes: a first
- *                 tier that holds every expert, expert_bytes (average), layers, mtp_layers (the
- *                 last of them), experts: in each layer, map }
+ *                 cache_bytes and ram_bytes: memory of the two tiers, ram_refused_bytes: of the
+ *                 latter, what the system refused to pin, so that it is not used,
+ *                 everything_bytes: a first tier that holds every expert, expert_bytes (average),
+ *                 layers, mtp_layers (the last of them), experts: in each layer, map }
  *   stages        [ { first, end: layers first .. end - 1; mtp: whether the MTP layer is one of
  *                 them; rank, card: where they lie } ], in the order of the layers
  *   memory        { resident_bytes, kv_bytes, workspace_bytes }, taken beside the cache

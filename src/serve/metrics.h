@@ -76,7 +76,7 @@ struct metrics_gauges {
 	uint64_t requests_over_budget;
 	struct client_stats clients;
 	struct draft_stats drafts;
-	uint64_t cache_bytes[2], resident_bytes, kv_bytes;
+	uint64_t cache_bytes[2], ram_refused_bytes, resident_bytes, kv_bytes;
 	double uptime_s;
 	const char *version, *model, *backend; /* escaped by metrics_text */
 };

@@ -39,6 +39,10 @@ static void tier1_step_pinned(void *arg)
 	if (atomic_load(&m->tier1.state) == PINNED_READY)
 		log_verbose("copies: %.2f GB of host memory pinned in %.2f s and pauses",
 			(double)m->tier1.bytes / 1e9, m->tier1.seconds);
+	if (card_memory_refused_bytes(m))
+		log_warn("the second tier (--ram-gb) stays at %.3f of %.3f GB: %s",
+			(double)atomic_load(&m->tier1.ready) / 1e9, (double)m->tier1.bytes / 1e9,
+			m->tier1.why.text);
 	m->notify(m->arg);
 }
 
@@ -80,18 +84,10 @@ int card_memory_open(struct card_memory **out, const struct card_memory_options 
 	return 0;
 }
 
-int card_memory_refused(const struct card_memory *m, struct err *e)
+uint64_t card_memory_refused_bytes(const struct card_memory *m)
 {
 	const struct pinned *p = &m->tier1;
-	if (atomic_load(&p->state) != PINNED_REFUSED)
-		return 0;
-	if (e) {
-		*e = p->why;
-		if (atomic_load(&p->ready))
-			err_hint(
-				e, "--ram-gb %.2f was pinned", (double)(atomic_load(&p->ready) / 10000000) / 100);
-	}
-	return ERR_MEMORY;
+	return atomic_load(&p->state) == PINNED_REFUSED ? p->bytes - atomic_load(&p->ready) : 0;
 }
 
 void card_memory_close(struct card_memory *m)

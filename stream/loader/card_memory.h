@@ -7,8 +7,8 @@
  *                   | tier 1 .................... |                         pinned step by step
  *
  * In order of use: card_memory_plan, card_memory_open, pinned_stop(&m->tier1), card_memory_close.
- * Threads: the fields are constant after card_memory_open. Any thread may call card_memory_refused;
- * one thread calls the other functions.
+ * Threads: the fields are constant after card_memory_open. Any thread may call
+ * card_memory_refused_bytes; one thread calls the other functions.
  */
 #ifndef GLM_STREAM_CARD_MEMORY_H
 #define GLM_STREAM_CARD_MEMORY_H
@@ -64,8 +64,9 @@ struct card_memory_plan card_memory_plan(const struct extent_table *t, const str
  * card_memory_close releases what was taken. */
 int card_memory_open(struct card_memory **out, const struct card_memory_options *o,
 	const struct card_memory_plan *plan, struct err *e);
-/* ERR_MEMORY with the sentence when a step of tier 1 could not be pinned, else 0. Never waits. */
-int card_memory_refused(const struct card_memory *m, struct err *e);
+/* Bytes of tier 1 behind the last pinned step when the system has refused to pin the next one; else
+ * 0. A warning has said so. Never waits. */
+uint64_t card_memory_refused_bytes(const struct card_memory *m);
 void card_memory_close(struct card_memory *m); /* NULL is fine */
 
 #endif

@@ -441,8 +441,10 @@ void loader_residency_map(struct expert_source *source, uint8_t *map, struct exp
 														: LOADER_LOADING;
 		*at = MAX(*at, residency);
 	}
-	if (stats)
-		*stats = source->stats; /* written under the lock */
+	if (stats) {
+		*stats = source->stats;                                 /* written under the lock */
+		stats->ram_refused_bytes = loader_ram_refused_bytes(l); /* may have changed meanwhile */
+	}
 	pthread_mutex_unlock(&l->shared.lock);
 }
 

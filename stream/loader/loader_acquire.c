@@ -66,7 +66,9 @@ static bool is_cancelled(const struct loader *l)
 }
 
 /* Polls until something completes, without the lock, for some milliseconds. A card's thread has
- * nothing better to do, and waking up takes longer than many a copy. The caller holds the lock. */
+ * nothing better to do, and waking up takes longer than many a copy. The caller holds the lock. It
+ * checks what it waits for also when this returns false: something may have completed between the
+ * last poll and the lock, and its signal has come before a sleep that begins now. */
 static bool poll_completed(struct loader *l)
 {
 	const unsigned before = atomic_load(&l->signals.n_completed);
@@ -114,6 +116,7 @@ static void copy_stats(struct loader *l)
 	s->check_ns = shared->traffic.checks.ns;
 	s->io_depth = shared->traffic.setting.depth;
 	s->io_slice_bytes = (uint32_t)shared->traffic.setting.slice_bytes;
+	s->ram_refused_bytes = loader_ram_refused_bytes(l);
 }
 
 static enum cache_use cache_use_of(enum expert_use use)
@@ -121,16 +124,15 @@ static enum cache_use cache_use_of(enum expert_use use)
 	return use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE;
 }
 
-/* What this request waits for goes first from now on, also where an earlier plan started it. */
+/* What this request waits for goes first from now on, also where an earlier plan started it. A ref
+ * of a prompt has no slot while its expert is on its way into the second tier. */
 static void boost_refs(struct loader *l, const struct cache_request *q)
 {
 	for (int i = 0; i < q->n; i++) {
 		const struct cache_ref *r = &q->refs[i];
-		if (r->slot < 0 || (r->state != CACHE_REF_IN_FLIGHT && r->state != CACHE_REF_NONE))
-			continue;
-		const struct cache_slot slot = cache_slot_get(l->shared.cache, r->slot);
-		if (slot.state == CACHE_FILLING)
-			loader_queue_boost(l, slot.filled_by);
+		if (r->state == CACHE_REF_IN_FLIGHT || r->state == CACHE_REF_NONE)
+			loader_queue_boost(
+				l, r->slot >= 0 ? r->slot : cache_find(l->shared.cache, q->layer, r->expert));
 	}
 }
 
@@ -282,8 +284,6 @@ static int loader_acquire(struct expert_source *source, int layer, enum expert_u
 {
 	struct loader *l = loader_of(source);
 	struct loader_shared *s = &l->shared;
-	if (l->card && card_memory_refused(l->card, e))
-		return ERR_MEMORY;
 	pthread_mutex_lock(&s->lock);
 	loader_limit_tier1(l);
 	choose_host(l, layer, refs, n);
@@ -376,7 +376,7 @@ static int loader_wait_ready(
 	uint64_t start = clock_ns(), warned = start;
 	int before = 0, missing;
 	/* The call returns as soon as one ref becomes ready, so this holds for all of its time. */
-	bool only_drafts = true;
+	bool only_drafts = true, poll = l->card;
 	for (int i = 0; i < n; i++) {
 		before += !refs[i].ready;
 		only_drafts &= refs[i].ready || refs[i].draft_rows;
@@ -391,8 +391,12 @@ static int loader_wait_ready(
 			missing = err_set(e, ERR_INTERRUPTED, "interrupted");
 			break;
 		}
-		if (!l->card || !poll_completed(l))
+		if (poll) {
+			poll = poll_completed(l);
+		} else {
 			sleep_until_completed(l);
+			poll = l->card;
+		}
 		uint64_t now = clock_ns();
 		if (now - warned > SILENCE_NS) {
 			warn_silence(layer, refs, now - start);

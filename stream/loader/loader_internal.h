@@ -135,6 +135,8 @@ struct loader_shared {
 	 * the cache when it was last set (loader_judge_prefetch) */
 	double prefetch_share;
 	uint64_t judged_used, judged_wasted;
+	uint64_t
+		keeps_refused; /* as in the cache when more of tier 1 was last requested to be pinned */
 	bool quit;
 };
 
@@ -178,6 +180,12 @@ static inline struct loader *loader_of(struct expert_source *s)
 	return (struct loader *)s;
 }
 
+/* As expert_stats.ram_refused_bytes, now. Any thread. */
+static inline uint64_t loader_ram_refused_bytes(const struct loader *l)
+{
+	return l->card ? card_memory_refused_bytes(l->card) : 0;
+}
+
 /* ---- loader_acquire.c ---- */
 extern const struct expert_source_ops loader_ops;
 
@@ -193,7 +201,8 @@ static inline uint64_t *loader_link_bytes(struct loader_shared *s, const struct 
 {
 	return &s->link_bytes[x->priority != TRANSFER_DEMAND];
 }
-/* Makes the load or demotion in flight into this slot a demand. */
+/* Makes the load or demotion in flight into this slot a demand. No effect when there is none, or
+ * the slot is -1. */
 void loader_queue_boost(struct loader *l, int32_t slot);
 /* Requests prefetches of a layer that runs at layer_clock `due`. Drops what exceeds
  * LOADER_PREFETCH_REQUESTS. */

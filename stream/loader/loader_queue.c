@@ -100,6 +100,9 @@ void loader_queue_plan(
 void loader_queue_boost(struct loader *l, int32_t slot)
 {
 	struct loader_shared *s = &l->shared;
+	if (slot < 0 || cache_slot_get(s->cache, slot).state != CACHE_FILLING)
+		return;
+	slot = cache_slot_get(s->cache, slot).filled_by;
 	struct slot_work *x = &s->slot_work[slot];
 	if (x->priority == TRANSFER_DEMAND)
 		return;
@@ -160,6 +163,17 @@ void loader_limit_tier1(struct loader *l)
 		cache_limit_tier1(l->shared.cache, atomic_load(&l->card->tier1.ready));
 }
 
+/* Requests one more step of tier 1 if since the last request a read of a prompt found no free slot
+ * to stay in. Pinning holds up the copies of the prompt, so it is not requested before. */
+static void request_room_for_reads(struct loader *l)
+{
+	struct pinned *tier1 = &l->card->tier1;
+	const uint64_t refused = cache_stats(l->shared.cache)->keeps_refused;
+	if (refused != l->shared.keeps_refused)
+		pinned_request(tier1, atomic_load(&tier1->ready) + tier1->step);
+	l->shared.keeps_refused = refused;
+}
+
 /* ---- read-ahead ---- */
 
 static bool read_ahead_names(const void *queue, int layer, int expert)
@@ -193,8 +207,7 @@ void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, in
 	cache_read_ahead_drop(l->shared.cache, read_ahead_names, q);
 	/* without a card a read lands in its slot, and tier 1 would need a copy */
 	if (has_card_tier1(l)) {
-		struct pinned *tier1 = &l->card->tier1;
-		pinned_request(tier1, atomic_load(&tier1->ready) + tier1->step);
+		request_room_for_reads(l);
 		loader_limit_tier1(l);
 		cache_keep_reads(l->shared.cache);
 	}
@@ -235,6 +248,9 @@ static bool reserve_read_ahead(struct loader *l)
 				return true;
 			case CACHE_PRESENT:
 				break;
+			case CACHE_BUSY: /* on its way into tier 1, maybe by the warm-up: it goes first now */
+				loader_queue_boost(l, cache_find(s->cache, a->layer, a->ids[a->next]));
+				return false;
 			default:
 				return false;
 			}
@@ -412,7 +428,7 @@ bool loader_next_work(struct loader *l, struct work *w)
 								  reserve_promotion(l) || reserve_warm(l)))
 			continue;
 		if (!s->flush_due)
-			return false;
+			return next_boost(l, w); /* the read-ahead may have queued one */
 		loader_flush_accesses(l);
 	}
 }

@@ -12,8 +12,10 @@
  * own (stream/reader/reader_engine.h).
  *
  * Errors: short reads, EINTR and EAGAIN are handled inside. A file that refuses O_DIRECT, or a
- * request that is not aligned for it, is read through the page cache. Other errors are those of one
- * request and come in its completion: EIO, end of file, cancelled.
+ * request that is not aligned for it, is read through the page cache. Where a file with replicas
+ * cannot be read (EIO, it has become shorter), the next copy is; a warning names the file, and from
+ * then on it is read only where its copies fail. Other errors are those of one request and come in
+ * its completion: EIO, end of file, cancelled.
  *
  * Threads: one thread owns a reader: the first that submits or reaps. Another thread may open it
  * and register memory before. Any thread may call reader_wake.

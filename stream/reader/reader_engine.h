@@ -30,10 +30,11 @@ struct reader_op {
 
 	/* reader_run.c only */
 	struct queued_request *rq;
-	uint64_t at;     /* offset of the slice inside its request */
-	uint32_t done;   /* bytes of the slice that have arrived */
-	uint32_t slice;  /* bytes of the slice */
-	uint32_t handle; /* which copy of the file */
+	uint64_t at;           /* offset of the slice inside its request */
+	uint32_t done;         /* bytes of the slice that have arrived */
+	uint32_t slice;        /* bytes of the slice */
+	uint32_t handle;       /* which copy of the file, */
+	uint32_t first_handle; /* ... and which one was tried first */
 	bool direct;
 	unsigned tries;
 	uint64_t not_before_ns;

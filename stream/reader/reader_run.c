@@ -135,12 +135,32 @@ static void op_measure(struct reader *r, const struct reader_op *op)
 		say_found(r, op);
 }
 
-static void op_release(struct reader *r, struct reader_op *op)
+/* The op is one of those in flight on the drive of this copy. */
+static void op_enter_drive(struct reader *r, struct reader_op *op, uint32_t handle)
+{
+	struct drive_queue *drive = &r->drives[r->files.h[handle].drive];
+	op->handle = handle;
+	op->drive = r->files.h[handle].drive;
+	op->tries = 0;
+	drive->in_flight++;
+	drive->bytes_in_flight += op->slice;
+	op->bytes_at_start = drive->bytes_in_flight;
+	op->started_ns = reader_now(r);
+	if (drive->adapts)
+		queue_control_started(&drive->control, op->started_ns);
+}
+
+static void op_leave_drive(struct reader *r, struct reader_op *op)
 {
 	struct drive_queue *drive = &r->drives[op->drive];
 	op_measure(r, op);
 	drive->in_flight--;
 	drive->bytes_in_flight -= op->slice;
+}
+
+static void op_release(struct reader *r, struct reader_op *op)
+{
+	op_leave_drive(r, op);
 	op->rq->in_flight--;
 	r->op_state[op - r->ops] = OP_FREE;
 	op->rq = NULL;
@@ -179,12 +199,41 @@ static void op_requeue(struct reader *r, struct reader_op *op, uint64_t not_befo
 	r->op_state[op - r->ops] = OP_RETRY;
 }
 
+/* The rest of a slice that could not be read goes to the next copy of the file. It may exceed the
+ * depth of that drive. False: the file has no copies, or all have been tried. */
+static bool op_try_next_copy(struct reader *r, struct reader_op *op, int code)
+{
+	struct reader_handle *h = &r->files.h[op->handle];
+	if (h->next_replica == op->handle)
+		return false;
+	if (!h->failed)
+		log_warn(
+			"reader: %s: a read at offset %llu failed (%s); from here on it is read only where "
+			"its copies fail",
+			h->path, (unsigned long long)op->offset,
+			code == READER_EOF ? "the file ends before it" : err_name(code));
+	h->failed = true;
+	if (h->next_replica == op->first_handle)
+		return false;
+	op_leave_drive(r, op);
+	op_enter_drive(r, op, h->next_replica);
+	op_requeue(r, op, 0);
+	return true;
+}
+
+static void op_fail(struct reader *r, struct reader_op *op, int code)
+{
+	if (op_try_next_copy(r, op, code))
+		return;
+	request_fail(r, op->rq, op->at + op->done, code);
+	op_release(r, op);
+}
+
 /* EAGAIN, EINTR: at once first, then after doubling pauses. */
 static void op_retry(struct reader *r, struct reader_op *op, int res)
 {
 	if (++op->tries > TRIES_MAX) {
-		request_fail(r, op->rq, op->at + op->done, res);
-		op_release(r, op);
+		op_fail(r, op, res);
 		return;
 	}
 	r->stats.retries++;
@@ -210,8 +259,7 @@ static void op_took_bytes(struct reader *r, struct reader_op *op, uint32_t n)
 			rq->end_at = MIN(rq->end_at, op->at + op->done);
 		op_release(r, op);
 	} else if (n == 0) {
-		request_fail(r, rq, op->at + op->done, READER_EOF);
-		op_release(r, op);
+		op_fail(r, op, READER_EOF);
 	} else {
 		r->stats.short_reads++;
 		op_requeue(r, op, 0);
@@ -249,10 +297,9 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 		h->refused = true;
 		drive_stop_adapting(&r->drives[h->drive]);
 		op_requeue(r, op, 0);
-	} else if (res < 0 || (uint32_t)res > op->bytes) {
-		request_fail(r, rq, op->at + op->done, res < 0 ? res : -EIO);
-		op_release(r, op);
-	} else
+	} else if (res < 0 || (uint32_t)res > op->bytes)
+		op_fail(r, op, res < 0 ? res : -EIO);
+	else
 		op_took_bytes(r, op, (uint32_t)res);
 	request_finish_if_idle(r, rq);
 }
@@ -275,12 +322,27 @@ static bool needs_probe(
 		   idle_ns >= (urgent ? PROBE_URGENT : PROBE) * 1e9 * seconds_to_read(drive, slice);
 }
 
+/* The copy behind this one, of those that have not failed. Itself: there is no other. */
+static uint32_t next_copy(const struct reader *r, uint32_t handle)
+{
+	uint32_t i = r->files.h[handle].next_replica;
+	while (i != handle && r->files.h[i].failed)
+		i = r->files.h[i].next_replica;
+	return i;
+}
+
+/* The file, or if it has failed a copy that has not. */
+static uint32_t first_copy(const struct reader *r, uint32_t file)
+{
+	return r->files.h[file].failed ? next_copy(r, file) : file;
+}
+
 /* A copy whose drive has to be measured by this slice. False: there is none. */
 static bool choose_probe(
 	struct reader *r, const struct queued_request *rq, uint64_t slice, uint32_t *handle)
 {
-	const uint32_t file = rq->q.file;
-	uint32_t i = file;
+	const uint32_t first = first_copy(r, rq->q.file);
+	uint32_t i = first;
 	do {
 		struct drive_queue *drive = &r->drives[r->files.h[i].drive];
 		if (needs_probe(r, drive, slice, rq->q.urgent)) {
@@ -288,14 +350,14 @@ static bool choose_probe(
 			*handle = i;
 			return true;
 		}
-		i = r->files.h[i].next_replica;
-	} while (i != file);
+		i = next_copy(r, i);
+	} while (i != first);
 	return false;
 }
 
 /*
- * Chooses the copy of the file (*handle) that the next slice is read from, among those on drives
- * with fewer reads in flight than their depth:
+ * Chooses the copy of the file (*handle) that the next slice is read from, among those that have
+ * not failed, on drives with fewer reads in flight than their depth:
  * - the one whose drive would complete the slice first, by its measured rate;
  * - while the rate of some drive is unknown, the one with the fewest bytes in flight.
  * False: all drives are full; or full drives that are faster would read all queued bytes before
@@ -304,16 +366,17 @@ static bool choose_probe(
 static bool choose_replica(
 	struct reader *r, const struct queued_request *rq, uint64_t slice, uint32_t *handle)
 {
-	const uint32_t file = rq->q.file;
+	const uint32_t first = first_copy(r, rq->q.file);
+	const bool alone = next_copy(r, first) == first;
 	bool found = false, known = true;
-	if (r->files.h[file].next_replica != file && choose_probe(r, rq, slice, handle))
+	if (!alone && choose_probe(r, rq, slice, handle))
 		return true;
 	double least = 0;
-	uint32_t i = file;
+	uint32_t i = first;
 	do {
 		known &= r->drives[r->files.h[i].drive].rate > 0;
-		i = r->files.h[i].next_replica;
-	} while (i != file);
+		i = next_copy(r, i);
+	} while (i != first);
 	do {
 		const struct drive_queue *drive = &r->drives[r->files.h[i].drive];
 		const double cost = known ? seconds_to_read(drive, slice) : (double)drive->bytes_in_flight;
@@ -322,9 +385,9 @@ static bool choose_replica(
 			least = cost;
 			*handle = i;
 		}
-		i = r->files.h[i].next_replica;
-	} while (i != file);
-	if (!found || !known || r->files.h[file].next_replica == file)
+		i = next_copy(r, i);
+	} while (i != first);
+	if (!found || !known || alone)
 		return found;
 	double bytes = (double)(r->urgent_bytes + (rq->q.urgent ? 0 : r->normal_bytes)), rate = 0;
 	do {
@@ -333,8 +396,8 @@ static bool choose_replica(
 			bytes += (double)drive->bytes_in_flight;
 			rate += drive->rate;
 		}
-		i = r->files.h[i].next_replica;
-	} while (i != file);
+		i = next_copy(r, i);
+	} while (i != first);
 	return rate == 0 || bytes >= rate * least;
 }
 
@@ -355,25 +418,17 @@ static void request_start_slices(struct reader *r, struct queued_request *rq)
 	while (
 		rq->queued && r->free_ops && choose_replica(r, rq, slice_of(r, rq, rq->q.file), &handle)) {
 		struct reader_op *op = r->free_ops;
-		struct drive_queue *drive = &r->drives[r->files.h[handle].drive];
 		r->free_ops = op->link;
 		op->rq = rq;
-		op->handle = handle;
+		op->first_handle = handle;
 		op->file = rq->q.file;
-		op->drive = r->files.h[handle].drive;
 		op->at = rq->next;
 		op->slice = (uint32_t)slice_of(r, rq, handle);
 		op->done = 0;
-		op->tries = 0;
 		rq->next += op->slice;
 		*queued_bytes(r, rq) -= op->slice;
 		rq->in_flight++;
-		drive->in_flight++;
-		drive->bytes_in_flight += op->slice;
-		op->bytes_at_start = drive->bytes_in_flight;
-		op->started_ns = reader_now(r);
-		if (drive->adapts)
-			queue_control_started(&drive->control, op->started_ns);
+		op_enter_drive(r, op, handle);
 		if (rq->next == rq->q.bytes)
 			request_unqueue(r, rq);
 		op_start(r, op);

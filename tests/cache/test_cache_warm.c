@@ -221,8 +221,10 @@ static void test_keep_reads(void **state)
 	assert_true(p.transfers[0].source >= 0 && p.transfers[0].keep < 0);
 	cache_commit(c, p.transfers[0].slot);
 	cache_begin_step(c, CACHE_DECODE, &p);
-	bring(c, 4); /* a token finds it in tier 1 */
+	bring(c, 4); /* a token finds it in tier 1, and it is promoted */
 	assert_int_equal(s->hits[1], 1);
+	assert_int_equal(s->misses, 0);
+	assert_int_equal(s->promotions, 1);
 	check_invariants(c);
 	cache_free(c);
 }
@@ -235,6 +237,7 @@ static void test_tier1_limit(void **state)
 	struct cache_plan p;
 	cache_keep_reads(c);
 	cache_begin_step(c, CACHE_PREFILL, &p);
+	uint64_t n_refused = 0;
 	for (int usable = 0, next = 0; usable <= 4; usable++) {
 		cache_limit_tier1(c, (uint64_t)(10 * usable + 5)); /* slots have 10 */
 		for (int tries = 0; tries < 2; tries++, next++) {
@@ -247,6 +250,8 @@ static void test_tier1_limit(void **state)
 			} else {
 				assert_int_equal(cache_read_ahead(c, 0, next, &p), CACHE_OK);
 				assert_int_equal(p.transfers[0].keep >= 0, fits);
+				n_refused += !fits;
+				assert_int_equal(cache_stats(c)->keeps_refused, n_refused);
 				cache_commit(c, p.transfers[0].slot);
 				cache_read_ahead_drop(c, NULL, NULL);
 			}

@@ -27,6 +27,7 @@
 #include <cmocka.h>
 
 #include "tests/reader/reader_help.h"
+#include "tests/support/said.h"
 
 /* --- faults, null engine --- */
 
@@ -125,6 +126,84 @@ static void test_failing_reads(void **state)
 	assert_int_equal(read_one(r, q).code, 0);
 	assert_true(reader_stats(r).page_cache == (direct ? 2 : 3));
 	reader_close(r);
+}
+
+/* Files 0 and 2 are copies on two drives. */
+static struct reader *open_copies(struct reader_faults f, unsigned depth)
+{
+	const struct reader_file files[] = {{.path = help_a, .drive = 1}, {.path = help_b, .drive = 1},
+		{.path = help_copy, .drive = 2, .replica_of = 1}};
+	static const struct variant v = {"null", .custom = &reader_null_engine};
+	struct reader_options o = {.depth = depth, .slice_bytes = 64 * KIB, .custom_options = &f};
+	return open_variant(&v, files, 3, o);
+}
+
+/* Where a copy of a file cannot be read, the other one is, also by reads that have begun. One
+ * warning names it. A request fails when no copy of it can be read. */
+static void test_copy_gone(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 40; seed++) {
+		const bool first = seed % 2;
+		struct reader *r = open_copies((struct reader_faults){.seed = seed,
+										   .latency_max_us = 50,
+										   .short_per_1024 = 200,
+										   .eagain_per_1024 = seed % 3 ? 100 : 0,
+										   .gone = first ? 1 : 4,
+										   .gone_after = (unsigned)seed % 5,
+										   .fail_code = seed % 4 ? 0 : -ENODEV,
+										   .poison = true,
+										   .no_sleep = true},
+			1 + (unsigned)seed % 9);
+		said_begin(LOG_WARN);
+		check_random_reads(r, seed, 100);
+		struct reader_stats s = reader_stats(r);
+		reader_close(r);
+		const char *said = said_end();
+		assert_true(s.failed == 0 && s.completed == 100);
+		assert_int_equal(said_count(said, "warning: "), 1);
+		assert_int_equal(said_count(said, first ? help_a : help_copy), 1);
+	}
+	/* the copy that failed is not tried again and again */
+	struct reader *r = open_copies((struct reader_faults){.gone = 1}, 2);
+	struct reader_request q = {.bytes = FILE_A, .dst = arena};
+	for (int i = 0; i < 4; i++) {
+		memset(arena, GUARD, FILE_A);
+		assert_int_equal(read_one(r, q).code, 0);
+		assert_true(formula_at(0, 0, arena, FILE_A));
+	}
+	assert_in_range(reader_stats(r).reads, 4 * FILE_A / (64 * KIB), 4 * FILE_A / (64 * KIB) + 2);
+	reader_close(r);
+	/* both are gone: each slice is tried on both */
+	said_begin(LOG_WARN);
+	r = open_copies((struct reader_faults){.gone = 5}, 1);
+	q.bytes = 64 * KIB;
+	const int code = read_one(r, q).code, again = read_one(r, q).code;
+	const uint64_t reads = reader_stats(r).reads;
+	reader_close(r);
+	const char *said = said_end();
+	assert_int_equal(code, -EIO);
+	assert_int_equal(again, -EIO);
+	assert_int_equal(reads, 4);
+	assert_int_equal(said_count(said, "warning: "), 2);
+}
+
+/* A copy becomes shorter while it is used. */
+static void test_copy_cut(void **state)
+{
+	(void)state;
+	struct reader *r = open_copies((struct reader_faults){.no_sleep = true}, 2);
+	assert_int_equal(truncate(help_copy, FILE_A / 2 + 1000), 0);
+	for (int i = 0; i < 4; i++) {
+		memset(arena, GUARD, FILE_A);
+		const struct reader_completion c =
+			read_one(r, (struct reader_request){.bytes = FILE_A, .dst = arena});
+		assert_int_equal(c.code, 0);
+		assert_int_equal(c.bytes, FILE_A);
+		assert_true(formula_at(0, 0, arena, FILE_A));
+	}
+	reader_close(r);
+	write_formula(help_copy, 0, FILE_A);
 }
 
 static void test_hung_read(void **state)
@@ -366,6 +445,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_short_and_again),
 		cmocka_unit_test(test_failing_reads),
+		cmocka_unit_test(test_copy_gone),
+		cmocka_unit_test(test_copy_cut),
 		cmocka_unit_test(test_hung_read),
 		cmocka_unit_test(test_order),
 		cmocka_unit_test(test_open_refuses),

@@ -141,6 +141,33 @@ void source_layer_resident(struct expert_source *s, int layer, int n[2])
 	pthread_mutex_unlock(&l->shared.lock);
 }
 
+void source_lock(struct expert_source *s)
+{
+	pthread_mutex_lock(&loader_of(s)->shared.lock);
+}
+
+void source_unlock(struct expert_source *s)
+{
+	pthread_mutex_unlock(&loader_of(s)->shared.lock);
+}
+
+bool source_last_loading(struct expert_source *s, int *layer, int *expert)
+{
+	const struct loader *l = loader_of(s);
+	uint64_t last = 0;
+	source_lock(s);
+	for (int i = 0; i < l->n_slots; i++) {
+		const struct cache_slot slot = cache_slot_get(l->shared.cache, i);
+		if (slot.tier == 0 || slot.state != CACHE_FILLING || slot.load_id < last)
+			continue;
+		last = slot.load_id;
+		*layer = slot.layer;
+		*expert = slot.expert;
+	}
+	source_unlock(s);
+	return last > 0;
+}
+
 int source_wait_pinned(struct expert_source *s, struct err *e)
 {
 	return pinned_wait(&loader_of(s)->card->tier1, e);

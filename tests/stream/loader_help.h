@@ -49,6 +49,11 @@ void close_source(struct expert_source *s);
 struct cache_stats source_cache_stats(struct expert_source *s);
 double source_prefetch_share(struct expert_source *s);
 void source_layer_resident(struct expert_source *s, int layer, int n[2]);
+/* The expert whose slot of the second tier was reserved last and is being filled. False: none. */
+bool source_last_loading(struct expert_source *s, int *layer, int *expert);
+/* Holds the source's lock between the two. */
+void source_lock(struct expert_source *s);
+void source_unlock(struct expert_source *s);
 /* On a card: waits until all of the second tier is pinned. */
 int source_wait_pinned(struct expert_source *s, struct err *e);
 

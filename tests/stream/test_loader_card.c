@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* The card's own troubles, on an emulated one: copies that fail, hang or are slow, memory that is
  * refused. */
+#include "src/base/clock.h"
 #include "src/base/num.h"
 #include "tests/stream/loader_help.h"
+#include "tests/support/reader_null.h"
+#include "tests/support/said.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -109,6 +113,84 @@ static void test_own_error(void **state)
 	close_source(s);
 }
 
+/* A copier around the emulated card whose copies of demands do not end while `hold` says so. */
+static struct {
+	const struct copier_ops *inner;
+	struct copier_ops ops;
+	atomic_bool hold;
+} holding;
+
+static int holding_status(struct copier *c, uint64_t fence, struct err *e)
+{
+	if (fence % COPY_STREAMS == COPY_IN && atomic_load(&holding.hold))
+		return 0;
+	return holding.inner->fence_status(c, fence, e);
+}
+
+/* Around the moment at which a wait stops polling (READER_POLL_NS) another thread has the lock. The
+ * copy ends meanwhile, so the I/O thread is the first to wait for the lock, and the compute thread
+ * the second. */
+struct late_lock {
+	struct expert_source *s;
+	uint64_t start_ns, unlocked_ns;
+};
+
+static void sleep_until(uint64_t ns)
+{
+	while (clock_ns() < ns)
+		usleep(200);
+}
+
+static void *late_lock_main(void *arg)
+{
+	struct late_lock *x = arg;
+	sleep_until(x->start_ns + READER_POLL_NS / 2);
+	source_lock(x->s);
+	atomic_store(&holding.hold, false);
+	sleep_until(x->start_ns + 2 * READER_POLL_NS);
+	x->unlocked_ns = clock_ns();
+	source_unlock(x->s);
+	return NULL;
+}
+
+/* An expert that becomes ready between the end of polling and the sleep ends the wait. */
+static void test_ready_before_sleep(void **state)
+{
+	(void)state;
+	enum { ROUNDS = 12 };
+	const int layer = (int)config.n_dense;
+	struct loader_options o = source_options(0.5, 0);
+	struct expert_source *s;
+	struct err e = {0};
+	int n_late = 0;
+	assert_int_equal(copier_null_open(NULL, &card, &e), 0);
+	holding.inner = card->ops;
+	holding.ops = *card->ops;
+	holding.ops.fence_status = holding_status;
+	card->ops = &holding.ops;
+	o.copier = card;
+	assert_int_equal(loader_open(&o, &s, &e), 0);
+	s->ops->step(s, EXPERT_DECODE, 1, 0);
+	for (int i = 0; i < ROUNDS; i++) {
+		struct expert_ref ref = {.id = i};
+		struct late_lock x = {.s = s};
+		pthread_t thread;
+		atomic_store(&holding.hold, true);
+		assert_int_equal(s->ops->acquire(s, layer, EXPERT_DECODE, &ref, 1, &e), 1);
+		x.start_ns = clock_ns();
+		assert_int_equal(pthread_create(&thread, NULL, late_lock_main, &x), 0);
+		assert_int_equal(s->ops->wait_ready(s, layer, &ref, 1, &e), 0);
+		const uint64_t now = clock_ns();
+		pthread_join(thread, NULL);
+		check_expert(layer, &ref);
+		s->ops->release(s, layer, &ref, 1);
+		n_late += now > x.unlocked_ns + 2 * READER_POLL_NS;
+	}
+	print_message("%d of %d waits went on although their expert was ready\n", n_late, ROUNDS);
+	assert_true(n_late < ROUNDS / 2); /* a busy machine makes some late */
+	close_source(s);
+}
+
 /* A card that is gone: every use fails from then on, nothing waits for ever. */
 static void test_card_gone(void **state)
 {
@@ -168,8 +250,7 @@ static void test_slow_copies(void **state)
 	assert_true(promotions > 0);
 }
 
-/* Steps of the second tier are pinned because demotions come to them, or at leisure; one that is
- * refused ends the run that comes to it with the sentence. */
+/* Steps of the second tier are pinned because demotions come to them, or at leisure. */
 static void test_pinned_by_steps(void **state)
 {
 	(void)state;
@@ -190,15 +271,85 @@ static void test_pinned_by_steps(void **state)
 		assert_true(copier_null_pins(card) >= 16);
 		close_source(s);
 	}
-	card_faults = (struct copier_faults){.seed = 6, .refuse_pin = 12};
-	struct expert_source *s = open_source(&o);
-	struct rng r = {6};
+}
+
+/* Asks for every expert; their bytes are compared with the file's. */
+static void use_all(struct expert_source *s)
+{
+	const int k = (int)config.n_used;
+	for (int first = 0; first < (int)config.n_experts; first += k)
+		for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
+			struct expert_ref refs[CONFIG_MAX_USED];
+			struct err e = {0};
+			refs_from(refs, first, k);
+			if (use_experts(s, (int)layer, EXPERT_DECODE, refs, k, &e))
+				fail_msg("%s", e.text);
+		}
+}
+
+/* Refuses a step of the second tier, after `granted` others. */
+static struct {
+	const struct copier_ops *inner;
+	struct copier_ops ops;
+	size_t step;
+	int granted;
+	atomic_int n_steps; /* that were to be pinned */
+} refusing;
+
+static int refusing_pin(struct copier *c, void *p, size_t bytes, struct err *e)
+{
+	if (bytes == refusing.step && atomic_fetch_add(&refusing.n_steps, 1) == refusing.granted)
+		return err_set(e, ERR_MEMORY, "refused on purpose");
+	return refusing.inner->pin(c, p, bytes, e);
+}
+
+/* When the system refuses to pin more of the second tier, the run goes on with what is pinned of
+ * it. What was refused is counted, and one warning says so. */
+static void test_pinning_refused(void **state)
+{
+	(void)state;
+	static const int granted[] = {0, 1, 12};
+	struct loader_options o = source_options(0.1, full.floor_bytes);
+	struct loader_plan plan;
 	struct err e = {0};
-	assert_true(random_run(s, &r, 30, &e) > 0);
-	assert_int_equal(e.code, ERR_MEMORY);
-	assert_non_null(strstr(e.text, "beyond"));
-	assert_non_null(strstr(e.hint, "--ram-gb"));
-	close_source(s);
+	assert_int_equal(loader_plan(&o, &plan, &e), 0);
+	for (size_t i = 0; i < ARRAY_LEN(granted); i++) {
+		struct expert_source *s;
+		struct expert_stats now = {0};
+		struct rng r = {6};
+		assert_int_equal(copier_null_open(NULL, &card, &e), 0);
+		refusing.inner = card->ops;
+		refusing.ops = *card->ops;
+		refusing.ops.pin = refusing_pin;
+		refusing.step = num_align_up(o.tier_bytes[1] / 20, 4096);
+		refusing.granted = granted[i];
+		atomic_store(&refusing.n_steps, 0);
+		card->ops = &refusing.ops;
+		o.copier = card;
+		o.pin_step_bytes = refusing.step;
+		said_begin(LOG_WARN);
+		assert_int_equal(loader_open(&o, &s, &e), 0);
+		loader_pin_in_background(s);
+		const int failed = random_run(s, &r, 30, NULL);
+		for (int ms = 0; ms < 5000 && !now.ram_refused_bytes; ms++) {
+			usleep(1000);
+			loader_residency_map(s, NULL, &now);
+		}
+		use_all(s);
+		const struct expert_stats stats = s->stats;
+		const struct cache_stats c = source_cache_stats(s);
+		close_source(s);
+		const char *said = said_end();
+		const uint64_t refused = plan.tier_bytes[1] - (uint64_t)granted[i] * refusing.step;
+		assert_int_equal(failed, 0);
+		assert_int_equal(now.ram_refused_bytes, refused);
+		assert_int_equal(stats.ram_refused_bytes, refused);
+		assert_int_equal(atomic_load(&refusing.n_steps), granted[i] + 1);
+		assert_true(granted[i] < 2 || c.demotions > 0);
+		assert_int_equal(said_count(said, "warning: "), 1);
+		assert_int_equal(said_count(said, "refused on purpose"), 1);
+		assert_int_equal(said_count(said, "--ram-gb"), 1);
+	}
 }
 
 /* Pins the staging buffers and five steps of the second tier, then none until `go_on`. */
@@ -273,20 +424,6 @@ static void wait_until_filled(struct expert_source *s, int least)
 	}
 }
 
-/* Asks for every expert; their bytes are compared with the file's. */
-static void use_all(struct expert_source *s)
-{
-	const int k = (int)config.n_used;
-	for (int first = 0; first < (int)config.n_experts; first += k)
-		for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
-			struct expert_ref refs[CONFIG_MAX_USED];
-			struct err e = {0};
-			refs_from(refs, first, k);
-			if (use_experts(s, (int)layer, EXPERT_DECODE, refs, k, &e))
-				fail_msg("%s", e.text);
-		}
-}
-
 /* The warm-up goes on in the second tier when the first is full: its bytes come from the drive
  * without the card, and are right. It goes no further than that memory is pinned. Experts that are
  * asked for on the way are waited for. */
@@ -335,6 +472,65 @@ static void test_warm_second_tier(void **state)
 	}
 }
 
+/* Every expert. Returns how many there are. */
+static size_t all_keys(struct profile_key *keys)
+{
+	size_t n = 0;
+	for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++)
+		for (uint32_t i = 0; i < config.n_experts; i++)
+			keys[n++] = (struct profile_key){(int32_t)layer, (int32_t)i};
+	return n;
+}
+
+static void wait_until_on_card(struct expert_source *s, int layer, int expert)
+{
+	static uint8_t map[CONFIG_MAX_LAYERS * 32];
+	for (int ms = 0; ms < 20000; ms++) {
+		loader_residency_map(s, map, NULL);
+		if (map[layer * (int)config.n_experts + expert] == LOADER_IN_VRAM)
+			return;
+		usleep(1000);
+	}
+	fail_msg("expert %d of layer %d has not come", expert, layer);
+}
+
+/* A prompt that comes to an expert which the warm-up is about to load into the second tier does not
+ * wait for the loads before it, whether it acquires the expert or reads it ahead. */
+static void test_prompt_passes_warm_up(void **state)
+{
+	(void)state;
+	for (int ahead = 0; ahead < 2; ahead++) {
+		struct reader_faults slow = {.latency_min_us = 4000, .latency_max_us = 4000};
+		struct loader_options o = source_options(0.1, full.everything_bytes);
+		struct profile_key keys[CONFIG_MAX_LAYERS * 32];
+		struct err e = {0};
+		o.reader.custom = &reader_null_engine;
+		o.reader.custom_options = &slow;
+		struct expert_source *s = open_source(&o);
+		loader_pin_in_background(s);
+		assert_int_equal(source_wait_pinned(s, &e), 0);
+		loader_warm(s, keys, all_keys(keys));
+		int layer, expert, before;
+		for (int ms = 0; (before = experts_in(s, 1)) < 8; ms++) {
+			assert_true(ms < 20000);
+			usleep(1000);
+		}
+		assert_true(source_last_loading(s, &layer, &expert));
+		s->ops->step(s, EXPERT_PREFILL, 512, 0);
+		struct expert_ref ref = {.id = expert};
+		if (ahead) {
+			s->ops->read_ahead(s, layer, &ref.id, 1);
+			wait_until_on_card(s, layer, expert);
+		} else {
+			assert_int_equal(use_experts(s, layer, EXPERT_PREFILL, &ref, 1, &e), 0);
+		}
+		const int passed = experts_in(s, 1) - before;
+		print_message("%d experts of the warm-up came before it\n", passed);
+		assert_in_range(passed, 1, 6);
+		close_source(s);
+	}
+}
+
 /* A prompt uses every expert of every layer, read ahead layer by layer. */
 static void prompt_all(struct expert_source *s)
 {
@@ -358,10 +554,10 @@ static void prompt_all(struct expert_source *s)
 	}
 }
 
-/* What a prompt reads stays in free slots of the second tier as far as that is pinned; each call of
- * read_ahead requests one more of its twenty steps. The prompt itself reads and copies to the card
- * what it would without. The answer after it need not read these experts, and they hold the bytes
- * of the file. */
+/* What a prompt reads stays in free slots of the second tier as far as that is pinned; where
+ * none is free, the next call of read_ahead requests one more of its twenty steps. The prompt
+ * itself reads and copies to the card what it would without. The answer after it need not read
+ * these experts, and they hold the bytes of the file. */
 static void test_prompt_fills_second_tier(void **state)
 {
 	(void)state;
@@ -402,6 +598,51 @@ static void test_prompt_fills_second_tier(void **state)
 	assert_in_range(prompt[1].bytes_in, prompt[0].bytes_in * 9 / 10, prompt[0].bytes_in * 11 / 10);
 }
 
+/* A prompt reads `n` experts of each of the first `n_layers` layers, from `first` on. */
+static void prompt_some(struct expert_source *s, int n_layers, int first, int n)
+{
+	struct err e = {0};
+	s->ops->step(s, EXPERT_PREFILL, 512, 0);
+	for (int layer = (int)config.n_dense; layer < (int)config.n_dense + n_layers; layer++) {
+		struct expert_ref refs[CONFIG_MAX_EXPERTS];
+		int32_t ids[CONFIG_MAX_EXPERTS];
+		refs_from(refs, first, n);
+		for (int i = 0; i < n; i++)
+			ids[i] = refs[i].id;
+		s->ops->read_ahead(s, layer, ids, n);
+		for (int i = 0; i < n; i++)
+			assert_int_equal(use_experts(s, layer, EXPERT_PREFILL, &refs[i], 1, &e), 0);
+	}
+}
+
+/* Pinning holds up what a prompt copies: a prompt requests more only when a read of it found no
+ * free slot in the second tier. */
+static void test_prompt_requests_pins_late(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.1, full.everything_bytes / 2);
+	struct expert_source *s = open_source(&o);
+	int ready = 0;
+	for (int quiet = 0; quiet < 20; quiet++) {
+		const int now = (int)copier_null_pins(card);
+		quiet = now == ready ? quiet : 0;
+		ready = now;
+		usleep(1000);
+	}
+	for (int i = 0; i < 4; i++) { /* 4 experts, again and again */
+		prompt_some(s, 2, 0, 2);
+		usleep(10000);
+		assert_int_equal(copier_null_pins(card), ready);
+	}
+	assert_int_equal(experts_in(s, 1), 4);
+	prompt_some(s, (int)(config.n_layers - config.n_dense), 2, 8);
+	for (int ms = 0; (int)copier_null_pins(card) == ready; ms++) {
+		assert_true(ms < 5000);
+		usleep(1000);
+	}
+	close_source(s);
+}
+
 static void test_card_refusals(void **state)
 {
 	(void)state;
@@ -435,13 +676,17 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_copy_error),
 		cmocka_unit_test(test_own_error),
+		cmocka_unit_test(test_ready_before_sleep),
 		cmocka_unit_test(test_card_gone),
 		cmocka_unit_test(test_copy_hangs),
 		cmocka_unit_test(test_slow_copies),
 		cmocka_unit_test(test_pinned_by_steps),
+		cmocka_unit_test(test_pinning_refused),
 		cmocka_unit_test(test_pinning_is_not_waited_for),
 		cmocka_unit_test(test_warm_second_tier),
+		cmocka_unit_test(test_prompt_passes_warm_up),
 		cmocka_unit_test(test_prompt_fills_second_tier),
+		cmocka_unit_test(test_prompt_requests_pins_late),
 		cmocka_unit_test(test_card_refusals),
 	};
 	card_kind = CARD_EMULATED;

@@ -42,6 +42,7 @@ struct null {
 	int *fds;
 	unsigned n_files;
 	uint64_t n_reads, n_range_failures, n_flips[2];
+	unsigned n_gone;     /* reads of files that are gone */
 	uint64_t virtual_ns; /* the clock with no_sleep */
 	struct pending_read *pending;
 	unsigned n, cap;
@@ -131,6 +132,13 @@ static bool strikes_range(struct null *z, const struct reader_op *op)
 	return true;
 }
 
+/* A copy is known by its descriptor: op->file is the file that the request names. */
+static bool strikes_copy(struct null *z, const struct reader_op *op)
+{
+	const unsigned handle = (unsigned)op->fd_index / 2;
+	return handle < 64 && z->faults.gone >> handle & 1 && z->n_gone++ >= z->faults.gone_after;
+}
+
 static void null_start(void *state, struct reader_op *op)
 {
 	struct null *z = state;
@@ -150,7 +158,7 @@ static void null_start(void *state, struct reader_op *op)
 		t->hung = true;
 		t->due_ns = f->hang_ms ? clock_ns() + f->hang_ms * 1000000ull : HANG_FOREVER;
 	}
-	if ((f->fail_read && z->n_reads == f->fail_read) || strikes_range(z, op))
+	if ((f->fail_read && z->n_reads == f->fail_read) || strikes_range(z, op) || strikes_copy(z, op))
 		t->fate = FATE_FAIL;
 	else if (d_again < f->eagain_per_1024)
 		t->fate = d_again & 1 ? FATE_INTR : FATE_AGAIN;

@@ -24,7 +24,10 @@ struct reader_faults {
 	uint32_t fail_file;
 	uint64_t fail_offset;
 	unsigned fail_times; /* how often fail_range strikes; 0: always */
-	bool flip;           /* reads that bring byte flip_offset of file flip_file bring a wrong one */
+	/* bit i: all reads of file i, as reader_open numbers them, fail; after gone_after of them */
+	uint64_t gone;
+	unsigned gone_after;
+	bool flip; /* reads that bring byte flip_offset of file flip_file bring a wrong one */
 	uint32_t flip_file;
 	uint64_t flip_offset;
 	uint64_t flip_also;  /* the same for another byte of that file; 0: none */

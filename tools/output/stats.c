@@ -42,6 +42,7 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 		.reread = after.reread - before.reread,
 		.wrong = after.wrong - before.wrong,
 		.check_ns = after.check_ns - before.check_ns,
+		.ram_refused_bytes = after.ram_refused_bytes,
 		.io_depth = after.io_depth,
 		.io_slice_bytes = after.io_slice_bytes,
 	};
@@ -183,6 +184,8 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 		fprintf(f, ", %.1f %% computed by the processor", part * (double)s.on_host);
 	if (s.io_depth)
 		fprintf(f, ", %u reads of %u KiB in flight", s.io_depth, s.io_slice_bytes >> 10);
+	if (s.ram_refused_bytes)
+		fprintf(f, "; %.2f GB of --ram-gb could not be pinned", (double)s.ram_refused_bytes * 1e-9);
 	if (s.prefetch_useful || s.prefetch_wasted)
 		fprintf(f, "; prefetches: %llu useful, %llu useless", (unsigned long long)s.prefetch_useful,
 			(unsigned long long)s.prefetch_wasted);
@@ -257,6 +260,7 @@ json_t *stats_json(const struct stats *s)
 	json_out_str(o, "io", s->io);
 	json_out_uint(o, "io_depth", s->experts.io_depth);
 	json_out_uint(o, "io_slice_bytes", s->experts.io_slice_bytes);
+	json_out_uint(o, "ram_refused_bytes", s->experts.ram_refused_bytes);
 	json_out_uint(o, "reused_tokens", r->reused_tokens);
 	json_out_uint(o, "cached_before_prompt", s->cached_before);
 	json_out_uint(o, "cached_kept", s->cached_kept);

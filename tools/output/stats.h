@@ -45,8 +45,9 @@ void stats_print_experts(FILE *f, struct expert_stats s);
 /* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_cache, hit_ram, on_host (of hit_ram:
  * computed by the processor), miss, bytes_read, read_gb_s, prefetch_useful, prefetch_wasted,
  * wait_ms_per_token, wait_drafts_ms_per_token (of it: for experts that only drafts need),
- * experts_verified, experts_reread, verify_ms, logits_hash, backend, io, io_depth, io_slice_bytes;
- * and reused_tokens, seed, stop; cached_before_prompt, cached_kept (experts); drafts: null or
+ * experts_verified, experts_reread, verify_ms, logits_hash, backend, io, io_depth, io_slice_bytes,
+ * ram_refused_bytes (of the second tier, so far: the system refused to pin them); and
+ * reused_tokens, seed, stop; cached_before_prompt, cached_kept (experts); drafts: null or
  * stats_drafts_json. */
 json_t *stats_json(const struct stats *s);
 

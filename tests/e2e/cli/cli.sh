@@ -269,7 +269,8 @@ run -p "Define river." --temp 0 --think off -n 40 --json
 exits 0
 check "--json keeps the answer as it is" cmp -s "$work/out" "$work/first"
 check "the last line of stderr is JSON" last_line_is_json "$work/err" prompt_tokens new_tokens prefill_tok_s \
-	decode_tok_s hit_cache hit_ram on_host miss bytes_read wait_ms_per_token wait_drafts_ms_per_token logits_hash backend io
+	decode_tok_s hit_cache hit_ram on_host miss bytes_read wait_ms_per_token wait_drafts_ms_per_token logits_hash backend io \
+	ram_refused_bytes
 want_hash=$(hash_of)
 run -p "Define river." --temp 0 --think off -c 20 --json
 exits 0

@@ -212,6 +212,7 @@ def test_stored_responses(s):
     check(count == (200, {"object": "response.input_tokens", "input_tokens": third["usage"]["input_tokens"]}), count)
     metrics = s.get("/metrics")[1]
     check("\nglmstream_kept_responses " in metrics and "at most 1000" in metrics, "metrics")
+    check("\nglmstream_ram_refused_bytes 0\n" in metrics, "nothing of the second tier was refused")
 
 
 def test_responses_folder():
