@@ -9,6 +9,8 @@
  * only if it is empty or of that kind, so that a mistyped name destroys nobody's work; `force`
  * (--force) replaces any file.
  *
+ * A target that is a link is written where the link leads; the link stays.
+ *
  * Order of use: out_file_open, write to `f`, out_file_commit or out_file_abort. Files that stay
  * when they are unfinished: out_file_open_partial.
  */
@@ -54,6 +56,12 @@ int out_file_check_folder(const char *path, struct err *e);
 
 /* Whether both are names of one regular file, which need not exist yet. */
 bool out_file_is_same(const char *a, const char *b);
+
+/* For callers that rename a file of their own. *target: the file that is written for `path`, which
+ * is where its links lead; nothing need be there yet. *partial: the same with ".partial" behind it,
+ * where an unfinished output stands. Either may be NULL; the caller frees both. ERR_INPUT: the
+ * links lead in a circle. */
+int out_file_target(const char *path, char **target, char **partial, struct err *e);
 
 /* *bytes: free in the folder of `path` for this user. Errors of statvfs. */
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e);

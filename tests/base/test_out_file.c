@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -200,6 +201,41 @@ static void test_partial(void **state)
 		out_file_open_partial(temp_dir_path("pipe"), &out_trace, true, false, &e), ERR_INPUT);
 }
 
+static void test_links(void **state)
+{
+	(void)state;
+	const char *path = temp_dir_path("link"), *mid = temp_dir_path("link.mid"),
+			   *end = temp_dir_path("link.end");
+	struct out_file o;
+	struct stat st;
+	struct err e = {0};
+	assert_int_equal(symlink("link.mid", path), 0);
+	assert_int_equal(symlink(end, mid), 0);
+	for (int i = 0; i < 2; i++) { /* to nothing, and to a file */
+		assert_int_equal(out_file_open(&o, path, &out_data, i == 1, &e), 0);
+		fputs("new", o.f);
+		assert_int_equal(out_file_commit(&o, &e), 0);
+		assert_holds(end, "new");
+		assert_true(!lstat(path, &st) && S_ISLNK(st.st_mode));
+		assert_true(!lstat(mid, &st) && S_ISLNK(st.st_mode));
+	}
+	char *target, *partial;
+	assert_int_equal(out_file_target(path, &target, &partial, &e), 0);
+	assert_string_equal(target, end);
+	assert_string_equal(partial + strlen(target), ".partial");
+	free(target);
+	free(partial);
+	unlink(end);
+	assert_true(out_file_is_same(path, end));
+	assert_false(out_file_is_same(path, temp_dir_path("other")));
+	/* a circle */
+	unlink(mid);
+	assert_int_equal(symlink("link", mid), 0);
+	assert_int_equal(out_file_open(&o, path, &out_data, true, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "symbolic links"));
+	assert_true(!lstat(path, &st) && S_ISLNK(st.st_mode));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -208,6 +244,7 @@ int main(void)
 		cmocka_unit_test(test_check),
 		cmocka_unit_test(test_failed_write),
 		cmocka_unit_test(test_partial),
+		cmocka_unit_test(test_links),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

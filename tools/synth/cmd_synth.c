@@ -286,10 +286,9 @@ static int write_model(struct synth_work *w, struct err *e)
 	if (code || (code = check_free_space(w, e)))
 		return code;
 	interrupt_catch(false);
-	char *partial = mem_printf("%s.partial", o->out);
 	if ((code = gguf_writer_create(w->writer, o->out, false, e)))
 		goto out;
-	const struct synth_job job = {.path = partial,
+	const struct synth_job job = {.path = gguf_writer_partial(w->writer, 0),
 		.pieces = w->pieces,
 		.n_pieces = w->n_pieces,
 		.n_threads = o->jobs,
@@ -303,7 +302,6 @@ static int write_model(struct synth_work *w, struct err *e)
 out:
 	if (code)
 		gguf_writer_discard(w->writer);
-	free(partial);
 	return code;
 }
 
