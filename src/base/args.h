@@ -40,6 +40,14 @@ struct arg_word {
 	int64_t value; /* stored in the variable (as its type) */
 };
 
+/* What the command does with the file that an ARG_STRING names. */
+enum arg_file {
+	ARG_NO_FILE,
+	ARG_READS,  /* a file, a list of files with commas, or a folder */
+	ARG_WRITES, /* a file that is made or replaced */
+	ARG_UPDATES /* a file that is read and replaced */
+};
+
 struct arg {
 	const char *name; /* long name without dashes; NULL when there is only a letter or for a
 						 positional argument */
@@ -57,6 +65,7 @@ struct arg {
 	const struct arg_word *words; /* may be NULL but for ARG_CHOICE */
 	double min,
 		max; /* inclusive range of a number (of GB for sizes); both 0: all that the type holds */
+	enum arg_file file;   /* ARG_STRING only */
 	bool above_min;       /* min itself is out of range */
 	bool clears;          /* ARG_FLAG: the option sets false */
 	bool required;        /* its absence is an error */

@@ -42,10 +42,45 @@ static bool is_of_kind(int fd, const struct out_kind *kind)
 		   (!kind->mark || memmem(head, n, kind->mark, strlen(kind->mark)));
 }
 
+/* ---- inputs ---- */
+
+static char **inputs; /* paths, not inodes: those are used again when a file is removed */
+static size_t n_inputs;
+
+void out_file_add_input(const char *path)
+{
+	struct stat st;
+	if (stat(path, &st) || !S_ISREG(st.st_mode))
+		return;
+	inputs = mem_grow(inputs, n_inputs + 1, sizeof *inputs);
+	inputs[n_inputs++] = mem_strdup(path);
+}
+
 static bool is_one_file(const struct stat *a, const struct stat *b)
 {
 	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
+
+/* Not even force replaces what the process reads, or the file that a standard stream goes to: what
+ * is printed later would be lost. `now`: of what stands at `path`. */
+static int refuse_input(const char *path, const struct stat *now, struct err *e)
+{
+	static const char *const streams[] = {"standard input", "standard output", "standard error"};
+	struct stat st;
+	const char *what = NULL;
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO && !what; fd++)
+		if (!fstat(fd, &st) && is_one_file(&st, now))
+			what = streams[fd];
+	for (size_t i = 0; i < n_inputs && !what; i++)
+		if (!stat(inputs[i], &st) && is_one_file(&st, now))
+			what = "an input";
+	if (!what)
+		return 0;
+	err_set(e, ERR_USAGE, "%.400s: is %s of this command; it is not replaced", path, what);
+	return err_hint(e, "give the output another name");
+}
+
+/* ---- what may be replaced ---- */
 
 static int refuse_to_replace(const char *path, const struct out_kind *kind, struct err *e)
 {
@@ -63,8 +98,9 @@ int out_file_may_replace(const char *path, const struct out_kind *kind, bool for
 	struct stat st;
 	if (!strcmp(path, "-") || stat(path, &st) || !S_ISREG(st.st_mode))
 		return 0;
-	if (force || !st.st_size)
-		return 0;
+	int rc = refuse_input(path, &st, e);
+	if (rc || force || !st.st_size)
+		return rc;
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	bool own = fd >= 0 && is_of_kind(fd, kind);
 	if (fd >= 0)
@@ -418,6 +454,8 @@ int out_file_open_partial(
 		if (fd < 0)
 			return err_errno(e, errno, "%.400s: cannot be written", path);
 		int rc = lock_partial(fd, path, e);
+		if (!rc && !fstat(fd, &st))
+			rc = refuse_input(path, &st, e);
 		if (!rc && !resume && !force && !fstat(fd, &st) && st.st_size && !is_of_kind(fd, kind))
 			rc = refuse_to_replace(path, kind, e);
 		if (!rc && !resume && TEMP_FAILURE_RETRY(ftruncate(fd, 0)))

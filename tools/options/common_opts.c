@@ -48,8 +48,8 @@ static const struct arg_word verify_modes[] = {
 struct arg_group common_opts_group(struct common_opts *c)
 {
 	const struct arg list[] = {
-		{"model", 'm', ARG_STRING, .string = &c->model, .value = "FILE", .help = POCKET_MODEL_HELP,
-			.fallback = POCKET_FALLBACK},
+		{"model", 'm', ARG_STRING, .string = &c->model, .file = ARG_READS, .value = "FILE",
+			.help = POCKET_MODEL_HELP, .fallback = POCKET_FALLBACK},
 		{"backend", 0, ARG_CHOICE, .i32 = &c->backend, .words = backends,
 			.help = "where to compute", .fallback = "auto: the graphics card if one answers"},
 		{"threads", 't', ARG_INT, .i32 = &c->threads, .min = 1, .max = 4096, .value = "N",
@@ -106,7 +106,7 @@ struct arg_group common_opts_group(struct common_opts *c)
 					"each time; what is wrong is read again once. Other weights: when they are "
 					"loaded",
 			.fallback = "first"},
-		{"replicas", 0, ARG_STRING, .string = &c->replicas, .value = "FILE,...",
+		{"replicas", 0, ARG_STRING, .string = &c->replicas, .file = ARG_READS, .value = "FILE,...",
 			.help =
 				"files with the same content as the model on other drives, read at the same time",
 			.fallback = "none"},
@@ -121,9 +121,9 @@ struct arg_group common_opts_group(struct common_opts *c)
 		{"fast-prompts", 0, ARG_FLAG, .flag = &c->fast_prompts,
 			.help = "on the CPU with AMX, multiply prompts of more than 64 tokens with activations "
 					"of 16 bits instead of float32, at 1.3 to 2 times the rate"},
-		{"trace", 0, ARG_STRING, .string = &c->trace, .value = "FILE",
+		{"trace", 0, ARG_STRING, .string = &c->trace, .file = ARG_WRITES, .value = "FILE",
 			.help = "record routing, tiers and waits for `glmstream trace`"},
-		{"warm", 0, ARG_STRING, .string = &c->warm, .value = "FILE",
+		{"warm", 0, ARG_STRING, .string = &c->warm, .file = ARG_UPDATES, .value = "FILE",
 			.help = "fill the cache from a profile or trace at start; a profile takes in this run "
 					"at exit, a new file becomes one"},
 		{"force", 0, ARG_FLAG, .flag = &c->force,

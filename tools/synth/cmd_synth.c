@@ -329,14 +329,14 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 		{"gguf", SYNTH_GGUF}, {"hf", SYNTH_HF}, {"hf-fp8", SYNTH_HF_FP8}, {NULL, 0}};
 	struct convert_type_words types;
 	const struct arg options[] = {
-		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT",
+		{"output", 'o', ARG_STRING, .string = &o->out, .file = ARG_WRITES, .value = "OUT",
 			.help = "file to write, or folder of a checkpoint"},
 		{"format", 0, ARG_CHOICE, .i32 = &o->format, .words = formats,
 			.help = "hf: a Hugging Face checkpoint in BF16 with the released names and shards of "
 					"5 GB; hf-fp8: the same in FP8 with block scales. Types, experts and alias are "
 					"options of a GGUF",
 			.fallback = "gguf"},
-		{"shape", 0, ARG_STRING, .string = &o->shape, .value = "glm-5.2|FILE",
+		{"shape", 0, ARG_STRING, .string = &o->shape, .file = ARG_READS, .value = "glm-5.2|FILE",
 			.help = "the released model, or the shape that a config.json describes",
 			.fallback = "glm-5.2"},
 		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .given = &o->gguf_given,
@@ -363,7 +363,8 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 			.fallback = "each layer has its own"},
 		{"seed", 0, ARG_UINT64, .u64 = &o->seed, .value = "S", .help = "same seed, same bytes",
 			.fallback = "1"},
-		{"tokenizer", 0, ARG_STRING, .string = &o->tokenizer, .value = "FILE.gguf",
+		{"tokenizer", 0, ARG_STRING, .string = &o->tokenizer, .file = ARG_READS,
+			.value = "FILE.gguf",
 			.help = "take the tokenizer from there; tokens of the shape that it lacks are padding",
 			.fallback = "the pocket model"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",

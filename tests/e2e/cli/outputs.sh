@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# An output whose name is a link is written to where the link leads. (What else an output may replace: overwrite.sh.)
+# No output is written over a file that the same command reads, whatever name leads to it, with
+# --force too. Two outputs do not share a file. An output whose name is a link is written to where
+# the link leads. (What else an output may replace: overwrite.sh.)
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
 need_pocket
@@ -11,12 +13,91 @@ GLMSTREAM=$(realpath "$GLMSTREAM")
 cp "$POCKET" model.gguf
 echo 1 2 3 >ids
 python3 -c "print('Define river. ' * 40)" >text
+echo '{"type": "object"}' >schema.json
+
+# keeps FILE COMMAND...: FILE is read by the command, so it stays as it is: its bytes, its date, its
+# name (also that of a link)
+keeps() {
+	local file=$1 before
+	shift
+	touch -d '2001-01-01' "$file"
+	before=$(stat -c '%i %s %Y %F' "$file" && sha256sum <"$file")
+	run "$@"
+	error_is_one_sentence 2 "${file##*/}: is (an|standard) input of this command; it is not replaced"
+	check "the hint is another name" grep -q '^hint: give the output another name' "$work/err"
+	check "$file is as it was" [ "$before" = "$(stat -c '%i %s %Y %F' "$file" && sha256sum <"$file")" ]
+	check "nothing is left beside it" [ ! -e "$file.partial" ]
+}
 
 has_traces=1
 "$GLMSTREAM" -m model.gguf -p 'Define river.' -n 2 -q --trace t.trace >"$work/out" 2>"$work/err" || has_traces=
+
 short=(-m model.gguf -p 'Define river.' -n 2 --temp 0 --think off -q)
+for force in '' --force; do
+	# the model and what replaces it: its own name, another way to it, a link, a hard link
+	ln -sf model.gguf link.gguf
+	ln -f model.gguf hard.gguf
+	mkdir -p folder
+	cp model.gguf copy.gguf
+	for name in model.gguf ./folder/../model.gguf "$work/model.gguf" link.gguf hard.gguf; do
+		keeps "$name" dump-logits -m model.gguf --ids ids -o "$name" $force
+	done
+	keeps ids dump-logits -m model.gguf --ids ids -o ids $force
+	keeps ids dump-logits -m model.gguf --ids ids -o logits --taps ids $force
+	check "the other output is not begun" [ ! -e logits ]
+	keeps ids dump-logits -m model.gguf --ids - -o ids $force <ids
+	keeps text imatrix -m model.gguf -f text -c 64 --chunks 1 -o text $force
+	keeps model.gguf imatrix -m link.gguf -f text -c 64 --chunks 1 -o model.gguf $force
+	[ $has_traces ] || continue
+	keeps model.gguf "${short[@]}" --trace model.gguf $force
+	keeps model.gguf "${short[@]}" --trace link.gguf $force
+	keeps schema.json "${short[@]}" --json-schema schema.json --trace schema.json $force
+	keeps copy.gguf "${short[@]}" --cache-gb 0.006 --replicas model.gguf,copy.gguf --trace copy.gguf $force
+	keeps t.trace trace simulate t.trace --svg t.trace $force
+	keeps text tune -m model.gguf -f text --svg text $force
+done
+
+# every part of a split model, and every file of a checkpoint
 python3 "$tree/tests/e2e/convert/gen_checkpoint.py" tiny --tokenizer "$tree/tests/data/tokenizer/pocket-tokenizer.json" >gen ||
 	wrong "the generator failed"
+run convert tiny -o split.gguf --recipe q8 --split-gb 0.004 -q
+exits 0
+run imatrix -m tiny -f text -c 64 --chunks 1 -o im.gguf -q
+exits 0
+first=$(echo split-00001-of-*.gguf) second=$(echo split-00002-of-*.gguf) shard=$(echo tiny/*.safetensors | cut -d' ' -f1)
+for force in '' --force; do
+	keeps "$second" dump-logits -m "$first" --ids ids -o "$second" $force
+	keeps "$shard" dump-logits -m tiny --ids ids -o "$shard" $force
+	for name in "$shard" tiny/config.json tiny/tokenizer.json; do
+		keeps "$name" convert tiny -o "$name" --recipe q8 -q $force
+	done
+	keeps tiny/config.json synth --shape tiny/config.json -o tiny/config.json -q $force
+	cp im.gguf c.gguf.journal
+	keeps c.gguf.journal convert tiny -o c.gguf --imatrix c.gguf.journal --recipe q4 -q $force
+done
+
+# the file of a standard stream, to which more is printed
+for fd in 1 2; do
+	echo 'printed before' >printed
+	command=("$GLMSTREAM" dump-logits -m model.gguf --ids ids -o printed --force)
+	[ $fd = 1 ] && "${command[@]}" >>printed 2>err
+	[ $fd = 2 ] && "${command[@]}" >out 2>>printed
+	rc=$? said="dump-logits -o printed $fd>>printed"
+	check "what was printed stays" grep -q 'printed before' printed
+done
+
+# two outputs with one name, whether the file is there or not
+ln -s new.file other.name
+for names in 'new.file new.file' 'new.file ./new.file' 'new.file other.name'; do
+	set -- $names
+	run dump-logits -m model.gguf --ids ids -o "$1" --taps "$2" --force
+	error_is_one_sentence 2 '-o and --taps name the same file'
+	run "${short[@]}" --warm "$1" --session "$2" --force
+	error_is_one_sentence 2 '--session and --warm name the same file'
+	run "${short[@]}" --warm "$1" --trace "$2" --force
+	error_is_one_sentence 2 '--trace and --warm name the same file'
+	check "nothing is begun" [ ! -e new.file -a ! -e new.file.partial ]
+done
 
 # a link is written through: the file behind it is replaced or made, and only if it may be
 mkdir disk
