@@ -100,37 +100,37 @@ for names in 'new.file new.file' 'new.file ./new.file' 'new.file other.name'; do
 done
 
 # a link is written through: the file behind it is replaced or made, and only if it may be
-mkdir disk
-via_link() { # COMMAND...: writes out.link, which leads to disk/out
+mkdir disk links
+via_link() { # COMMAND...: writes links/out.link, which leads to disk/out
 	local made
 	not_notes() { [ "$(head -c 8 disk/out | tr -d '\0')" != 'my notes' ]; }
 	for made in '' 1; do
-		ln -sf disk/out out.link
+		ln -sf ../disk/out links/out.link
 		rm -f disk/out
 		[ -z $made ] || echo 'my notes' >disk/out
 		run "$@" --force
 		exits 0
-		check "out.link is still a link" [ -L out.link ]
+		check "out.link is still a link" [ -L links/out.link ]
 		check "the file behind it is written" [ -s disk/out ]
 		check "the notes are replaced" not_notes
-		check "nothing else is there" [ "$(ls -A disk) $(echo out.link*)" = 'out out.link' ]
+		check "nothing else is there" [ "$(ls -A disk) $(ls -A links)" = 'out out.link' ]
 	done
 	echo 'my notes' >disk/out
 	run "$@"
 	error_is_one_sentence 3 'exists'
 	check "the notes are as they were" grep -q 'my notes' disk/out
-	ln -sf out.link2 out.link
-	ln -sf out.link out.link2
+	ln -sf out.link2 links/out.link
+	ln -sf out.link links/out.link2
 	run "$@" --force
 	error_is_one_sentence 3 'out.link: .*[Ll]evels of symbolic links'
-	check "the links are as they were" [ -L out.link -a -L out.link2 ]
-	rm -r out.link out.link2 disk/out
+	check "the links are as they were" [ -L links/out.link -a -L links/out.link2 ]
+	rm links/* disk/out
 }
-via_link dump-logits -m model.gguf --ids ids -o out.link
-via_link imatrix -m model.gguf -f text -c 64 --chunks 1 -o out.link -q
-via_link convert tiny -o out.link --recipe q8 -q
-[ $has_traces ] && via_link "${short[@]}" --trace out.link
+via_link dump-logits -m model.gguf --ids ids -o links/out.link
+via_link imatrix -m model.gguf -f text -c 64 --chunks 1 -o links/out.link -q
+via_link convert tiny -o links/out.link --recipe q8 -q
+[ $has_traces ] && via_link "${short[@]}" --trace links/out.link
 small_shape num_hidden_layers=5
-via_link synth --shape shape.json -o out.link -q
+via_link synth --shape shape.json -o links/out.link -q
 
 finish
