@@ -238,6 +238,10 @@ static void refused_numbers(void **state)
 	assert_string_equal(e.text, "-c: 99999999999 is out of range, expected 1 to 2147483647");
 	assert_int_equal(args_set(&context, "-c", "0", &e), ERR_USAGE);
 	assert_string_equal(e.text, "-c: 0 is out of range, expected at least 1");
+	PARSE(&plain, "--seed", "-1");
+	assert_string_equal(e.text, "--seed: -1 is out of range, expected 0 to 18446744073709551615");
+	PARSE(&plain, "--seed", "18446744073709551616");
+	assert_non_null(strstr(e.text, "expected 0 to 18446744073709551615"));
 	PARSE(&plain, "--top-p", "0");
 	assert_string_equal(e.text, "--top-p: 0 is out of range, expected more than 0 to 1");
 	PARSE(&plain, "--think", "loud");
