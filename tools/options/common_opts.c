@@ -63,8 +63,9 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.fallback = "as much as memory allows, at most the model's"},
 		{"kv-ram", 0, ARG_CHOICE, .i32 = &c->kv_ram, .words = kv_ram_words, .value = "auto|on|off",
 			.help =
-				"keep the latents of the context in pinned host memory and fetch what attention "
-				"reads; answers are the same. auto: where a --ctx above 131072 does not fit the "
+				"of a card, keep the latents of the context in pinned host memory and fetch what "
+				"attention reads; answers are the same. auto: where a --ctx above 131072 does not "
+				"fit the "
 				"card",
 			.fallback = "auto"},
 		{"kv-type", 0, ARG_CHOICE, .i32 = &c->kv_f8, .words = kv_types, .value = "f16|fp8",
@@ -289,6 +290,16 @@ static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 	buf_free(&names);
 }
 
+/* As above, once. */
+static void warn_of_kv_ram(const struct common_opts *c, const struct engine *g)
+{
+	static bool warned;
+	if (warned || c->kv_ram != ENGINE_KV_RAM_ON || strcmp(engine_backend_name(g), "cpu") != 0)
+		return;
+	warned = true;
+	log_warn("no effect on the CPU, where the context is in host memory: --kv-ram on");
+}
+
 int common_opts_log(const struct common_opts *c, struct err *e)
 {
 	if (c->quiet && c->verbose)
@@ -364,8 +375,10 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	if (is_worker)
 		end_worker(*out, rc, e);
 	free(replicas.text);
-	if (!rc)
+	if (!rc) {
 		warn_of_unused(c, *out);
+		warn_of_kv_ram(c, *out);
+	}
 	if (!rc && !c->no_summary) {
 		char summary[512];
 		engine_summary(*out, summary, sizeof summary);

@@ -235,6 +235,11 @@ check "with a cache they have effect" [ ! -s "$work/err" ]
 run -p x -n 1 --backend cpu --exact-prompts
 exits 0
 check "what is for a card is said to be" grep -q '^backend cpu: --exact-prompts has no effect' "$work/err"
+run -p x -n 1 -q --backend cpu --kv-ram on
+exits 0
+check "so is --kv-ram" grep -q '^warning: no effect on the CPU.*: --kv-ram on$' "$work/err"
+run -p x -n 1 -q --backend cpu --kv-ram auto
+check "but not what it does unasked" [ ! -s "$work/err" ]
 run -f "$work/missing-prompt" -n 1
 error_is_one_sentence 3 missing-prompt
 run -p x -n 1 --cache-gb 0.000001
