@@ -348,6 +348,9 @@ def commands():
     ]:
         shown = c.line(line, answer)
         check(line.decode(), answer in shown, shown)
+    shown = c.line(b"/help", b"Ctrl+C stops")
+    for what in (b"/save --force FILE", b"/exit"):
+        check(f"/help names {what.decode()}", what in shown, shown)
     shown = c.say(b"Define river.")
     check("after all that a question is answered", b" new at " in shown, shown)
     check("NO_COLOR means no colours", not re.search(rb"\x1b\[[0-9;]*m", c.raw), c.raw)
@@ -568,7 +571,7 @@ def taken_back():
     c.say(b"Define zebra.")
     shown = c.line(b"/save! " + model.encode(), b"hint: ")
     check("/save! does not replace the model", b"is an input of this command" in shown, shown)
-    c.line(b"/quit", b"/quit")
+    c.line(b"/exit", b"/exit")
     check("which is as it was", c.status() == 0 and filecmp.cmp(model, POCKET, False), c.raw)
 
     # with --session the file follows the chat
