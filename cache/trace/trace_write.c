@@ -162,13 +162,15 @@ static int open_file(struct trace_writer *w, struct err *e)
 	struct stat st;
 	bool direct = !stat(w->path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
 	if (!direct) {
-		int rc = out_file_may_replace(w->path, &out_trace, w->force, e);
+		int rc = out_file_check(w->path, &out_trace, w->force, e);
 		if (rc || (rc = out_file_target(w->path, NULL, &w->partial, e)))
 			return rc;
 		w->fd = out_file_open_partial(w->partial, &out_trace, w->force, false, e);
 		return MIN(w->fd, 0);
 	}
 	w->fd = open(w->path, O_WRONLY | O_CLOEXEC);
+	if (w->fd < 0 && errno == EINTR) /* a signal, while no reader came */
+		return err_set(e, ERR_INTERRUPTED, "interrupted");
 	return w->fd < 0 ? err_errno(e, errno, "%.400s: cannot create the trace", w->path) : 0;
 }
 

@@ -153,6 +153,9 @@ int args_set(const struct arg *arg, const char *label, const char *text, struct 
 	int rc = 0;
 	switch (arg->kind) {
 	case ARG_STRING:
+		if (arg->file != ARG_NO_FILE && !*text) /* a shell's variable that is not set */
+			return err_set(
+				e, ERR_USAGE, "%s: the name of a file is expected, an empty one found", label);
 		*arg->string = text;
 		return 0;
 	case ARG_INT:

@@ -6,9 +6,9 @@
  * positional arguments follow). The last of repeated options wins.
  *
  * Numbers are taken whole or refused: no blanks, no trailing text, no hexadecimal, no NaN or
- * infinity, nothing out of range. Values are written to the caller's variables in the order of the
- * command line; what is in them before is the default. After an error some may have been written.
- * Strings are not copied: they live as long as argv.
+ * infinity, nothing out of range. The name of a file may not be empty. Values are written to the
+ * caller's variables in the order of the command line; what is in them before is the default. After
+ * an error some may have been written. Strings are not copied: they live as long as argv.
  */
 #ifndef GLM_BASE_ARGS_H
 #define GLM_BASE_ARGS_H
@@ -43,9 +43,10 @@ struct arg_word {
 /* What the command does with the file that an ARG_STRING names. */
 enum arg_file {
 	ARG_NO_FILE,
-	ARG_READS,  /* a file, a list of files with commas, or a folder */
-	ARG_WRITES, /* a file that is made or replaced */
-	ARG_UPDATES /* a file that is read and replaced */
+	ARG_READS,            /* a file, a list of files with commas, or a folder */
+	ARG_WRITES,           /* a file that is made or replaced */
+	ARG_WRITES_OR_STDOUT, /* the same; "-" is stdout */
+	ARG_UPDATES           /* a file that is read and replaced */
 };
 
 struct arg {

@@ -272,7 +272,11 @@ int out_file_open(
 	if (there && !S_ISREG(st.st_mode)) { /* /dev/null, a pipe */
 		o->path = mem_strdup(path);
 		o->direct = 1;
-		int fd = TEMP_FAILURE_RETRY(open(path, O_WRONLY | O_CLOEXEC));
+		int fd = open(path, O_WRONLY | O_CLOEXEC);
+		if (fd < 0 && errno == EINTR) { /* a signal, while no reader came */
+			out_file_abort(o);
+			return err_set(e, ERR_INTERRUPTED, "interrupted");
+		}
 		if (fd < 0)
 			return failed_open(o, -1, path, e);
 		return open_stream(o, fd) ? 0 : failed_open(o, fd, path, e);

@@ -88,7 +88,8 @@ struct out_file {
 };
 
 /* A file that exists keeps its permissions, a new one gets what the umask leaves. ERR_INPUT and
- * ERR_USAGE as of out_file_may_replace. */
+ * ERR_USAGE as of out_file_may_replace. A pipe is waited for until it has a reader;
+ * ERR_INTERRUPTED: a signal came first. */
 int out_file_open(
 	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e);
 

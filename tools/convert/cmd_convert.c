@@ -710,8 +710,6 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");
-	if (o->out && !strcmp(o->out, "-"))
-		return err_set(e, ERR_USAGE, "-o: the name of a file is expected, \"-\" found");
 	return 0;
 }
 

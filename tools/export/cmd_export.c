@@ -164,8 +164,6 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o FOLDER is missing");
-	if (o->out && !strcmp(o->out, "-"))
-		return err_set(e, ERR_USAGE, "-o: the name of a folder is expected, \"-\" found");
 	return 0;
 }
 

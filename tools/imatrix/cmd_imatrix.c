@@ -351,8 +351,6 @@ static int check_options(const struct imatrix_options *o, struct err *e)
 		return err_set(e, ERR_USAGE, "option -f TEXT is missing");
 	if (o->moments && imatrix_is_dat(o->out))
 		return err_set(e, ERR_USAGE, "--moments: a .dat cannot hold them; -o FILE.gguf can");
-	if (!strcmp(o->out, "-"))
-		return err_set(e, ERR_USAGE, "-o: the name of a file is expected");
 	if (!o->merge && o->common.cpu_experts)
 		return err_set(e, ERR_USAGE,
 			"--cpu-experts: what the processor computes beside a card is "

@@ -56,7 +56,9 @@ int imatrix_check_place(const struct imatrix_output *o, struct err *e)
 
 int imatrix_check_output(const struct imatrix_output *o, struct err *e)
 {
-	int rc = check_target(o, e);
+	int rc = imatrix_check_place(o, e);
+	if (!rc)
+		rc = check_target(o, e);
 	return rc || imatrix_is_dat(o->path) ? rc : check_partial(o, e);
 }
 

@@ -65,7 +65,7 @@ static const char *file_of(const struct arg *a)
 
 static bool is_output(const struct arg *a)
 {
-	return (a->file == ARG_WRITES || a->file == ARG_UPDATES) && file_of(a);
+	return a->file > ARG_READS && file_of(a);
 }
 
 /* "-o" or "--trace" */
@@ -76,6 +76,16 @@ static const char *label_of(const struct arg *a, char *out, size_t n)
 	else
 		snprintf(out, n, "--%s", a->name);
 	return out;
+}
+
+static int refuse_stdout(const struct arg *a, struct err *e)
+{
+	char label[64];
+	if (a->file == ARG_WRITES_OR_STDOUT || strcmp(file_of(a), "-") != 0)
+		return 0;
+	return err_set(e, ERR_USAGE,
+		"%s: this output cannot go to stdout: a name is expected, \"-\" found",
+		label_of(a, label, sizeof label));
 }
 
 static int refuse_same(const struct arg *a, const struct arg *b, struct err *e)
@@ -102,6 +112,8 @@ int file_args_check(const struct args *a, struct err *e)
 	for (size_t i = 0; (x = option_at(a, i)); i++) {
 		if (x->file == ARG_READS && file_of(x) && strcmp(file_of(x), "-") != 0)
 			add_inputs(file_of(x));
+		if (is_output(x) && refuse_stdout(x, e))
+			return ERR_USAGE;
 		for (size_t k = 0; k < i && is_output(x); k++)
 			if (is_output(y = option_at(a, k)) && refuse_same(y, x, e))
 				return ERR_USAGE;

@@ -402,8 +402,6 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT is missing");
-	if (o->out && !strcmp(o->out, "-"))
-		return err_set(e, ERR_USAGE, "-o: the name of a file or folder is expected, \"-\" found");
 	if (o->format != SYNTH_GGUF && o->gguf_given)
 		return err_set(e, ERR_USAGE,
 			"--recipe, --experts, --types and --alias are for a GGUF: --format %s has none of them",

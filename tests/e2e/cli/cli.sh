@@ -202,7 +202,7 @@ check "nothing is written" [ ! -e "$work/both" ]
 run dump-logits --ids "$work/ids" -o /dev/null --taps /dev/null
 exits 0
 run export -m "$POCKET" -o -
-error_is_one_sentence 2 '^glmstream: -o: the name of a folder is expected'
+error_is_one_sentence 2 '^glmstream: -o: this output cannot go to stdout'
 run plan --vram-gb 24 --ram-gb 64 -m "$work/missing.gguf"
 error_is_one_sentence 3 'missing.gguf: No such file'
 check "the hint of a plan is of its trace, not of its model" [ "$(grep -c '^hint' "$work/err")" = 0 ]

@@ -99,11 +99,65 @@ for names in 'new.file new.file' 'new.file ./new.file' 'new.file other.name'; do
 	check "nothing is begun" [ ! -e new.file -a ! -e new.file.partial ]
 done
 
+# names that are no files: said before the model is opened, and nothing is left
+mkdir -p odd/folder
+names_no_file() { # STATUS WORDS NAME COMMAND...
+	local status=$1 words=$2 name=$3
+	shift 3
+	run "$@" "$name"
+	error_is_one_sentence "$status" "$words"
+	check "the model is not opened" [ "$(grep -c . "$work/err")" -le 2 ]
+	check "nothing is left" [ "$(ls odd) $(ls -A odd/folder)" = 'folder ' ]
+	check "nothing is left here" [ ! -e - -a ! -e .partial -a ! -e odd/folder.partial ]
+}
+loud=(-m model.gguf -p 'Define river.' -n 2 --temp 0 --think off)
+for option in --trace --warm --session; do
+	[ $has_traces ] || [ $option != --trace ] || continue
+	names_no_file 2 "$option: the name of a file is expected, an empty one found" '' "${loud[@]}" $option
+	names_no_file 2 "$option: this output cannot go to stdout" - "${loud[@]}" $option
+	names_no_file 3 'odd/folder: is a directory' odd/folder "${loud[@]}" $option
+done
+for option in -o --taps; do
+	dump=(dump-logits -m model.gguf --ids ids)
+	[ $option = -o ] || dump+=(-o odd/logits)
+	names_no_file 2 "$option: the name of a file is expected, an empty one found" '' "${dump[@]}" $option
+	names_no_file 3 'odd/folder: is a directory' odd/folder "${dump[@]}" $option
+done
+names_no_file 2 '--svg: this output cannot go to stdout' - trace simulate shipped --experts 8 --svg
+names_no_file 2 '-o: this output cannot go to stdout' - imatrix --merge im.gguf -o
+names_no_file 3 'odd/folder: .*not a regular file' odd/folder imatrix --merge im.gguf -o
+names_no_file 3 'odd/folder: is a directory' odd/folder convert tiny --recipe q8 -o
+run dump-logits -m model.gguf --ids ids -o odd/logits --taps -
+exits 0
+check "taps on stdout are alone there" [ "$(grep -c logits_hash "$work/out")" = 0 ]
+last_line_is_json "$work/err" rows
+
+# a pipe that nobody reads is no reason to ignore a signal
+mkfifo pipe
+has_ended() { ! kill -0 "$1" 2>/dev/null; }
+"$GLMSTREAM" dump-logits -m model.gguf --ids ids -o pipe >out 2>err &
+pid=$!
+for _ in $(seq 100); do
+	grep -q verified err && break
+	sleep 0.1
+done
+sleep 0.5
+kill -INT $pid
+for _ in $(seq 50); do
+	kill -0 $pid 2>/dev/null || break
+	sleep 0.1
+done
+check "one signal ends it" has_ended $pid
+kill -KILL $pid 2>/dev/null
+wait $pid
+rc=$? said="dump-logits -o pipe"
+exits 130
+
 # a link is written through: the file behind it is replaced or made, and only if it may be
 mkdir disk links
 via_link() { # COMMAND...: writes links/out.link, which leads to disk/out
 	local made
-	not_notes() { [ "$(head -c 8 disk/out | tr -d '\0')" != 'my notes' ]; }
+	not_notes() { [ "$(head -c 8 disk/out 2>&1 | tr -d '\0')" != 'my notes' ]; }
 	for made in '' 1; do
 		ln -sf ../disk/out links/out.link
 		rm -f disk/out
