@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define PROFILE_BYTES_MAX (64u << 20) /* more than any model's profile */
 #define PROFILE_MAGIC     "# glmstream profile "
@@ -141,7 +142,10 @@ int profile_read(struct profile *p, const char *path, bool *is_trace, struct err
 	int rc = 0;
 	char *text = NULL;
 	long size;
-	if (fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET))
+	struct stat st;
+	if (!fstat(fileno(f), &st) && S_ISDIR(st.st_mode))
+		rc = err_set(e, ERR_INPUT, "%s: is a directory, expected a profile or a trace", path);
+	else if (fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET))
 		rc = err_errno(e, errno, "%s", path);
 	else if (size > (long)PROFILE_BYTES_MAX)
 		rc = err_set(e, ERR_INPUT, "%s: %ld bytes are too many for a profile", path, size);

@@ -20,7 +20,8 @@
 
 struct trace_writer {
 	int fd;
-	char *path, *partial; /* partial: where it is written; NULL: at path itself */
+	char *path;    /* what a link leads to */
+	char *partial; /* where it is written; NULL: at path itself */
 	bool force;
 	uint32_t n_layers, n_experts;
 	uint8_t *raw; /* [raw_cap] records of the frame being collected */
@@ -161,14 +162,15 @@ static int open_file(struct trace_writer *w, struct err *e)
 	struct stat st;
 	bool direct = !stat(w->path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
 	if (!direct) {
-		w->partial = mem_printf("%s.partial", w->path);
-		int rc = out_file_may_replace(w->path, &out_trace, w->force, e);
-		if (rc)
+		int rc = out_file_check(w->path, &out_trace, w->force, e);
+		if (rc || (rc = out_file_target(w->path, NULL, &w->partial, e)))
 			return rc;
 		w->fd = out_file_open_partial(w->partial, &out_trace, w->force, false, e);
 		return MIN(w->fd, 0);
 	}
 	w->fd = open(w->path, O_WRONLY | O_CLOEXEC);
+	if (w->fd < 0 && errno == EINTR) /* a signal, while no reader came */
+		return err_set(e, ERR_INTERRUPTED, "interrupted");
 	return w->fd < 0 ? err_errno(e, errno, "%.400s: cannot create the trace", w->path) : 0;
 }
 
@@ -181,8 +183,11 @@ struct trace_writer *trace_writer_open(
 			m->n_layers, m->n_experts);
 		return NULL;
 	}
+	char *target;
+	if (out_file_target(path, &target, NULL, e))
+		return NULL;
 	struct trace_writer *w = NEW(struct trace_writer);
-	w->path = mem_strdup(path);
+	w->path = target;
 	w->force = force;
 	w->n_layers = m->n_layers;
 	w->n_experts = m->n_experts;

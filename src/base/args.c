@@ -7,6 +7,7 @@
 #include "src/base/num.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,8 +48,17 @@ static bool is_decimal(const char *s)
 	return !*s;
 }
 
+/* The largest whole number of the kind. */
+static uint64_t most_of(enum arg_kind kind)
+{
+	return kind == ARG_INT ? INT32_MAX : kind == ARG_UINT ? UINT32_MAX : UINT64_MAX;
+}
+
 static int range_error(const struct arg *arg, const char *label, const char *text, struct err *e)
 {
+	if (arg->min == 0 && arg->max == 0 && (arg->kind == ARG_UINT || arg->kind == ARG_UINT64))
+		return err_set(e, ERR_USAGE, "%s: %.40s is out of range, expected 0 to %" PRIu64, label,
+			text, most_of(arg->kind));
 	if (arg->min == 0 && arg->max == 0)
 		return err_set(e, ERR_USAGE, "%s: %.40s is out of range", label, text);
 	if (arg->max >= (double)INT32_MAX && strtod(text, NULL) <= arg->max)
@@ -73,10 +83,8 @@ static int set_integer(const struct arg *arg, const char *label, const char *tex
 	bool negative = text[0] == '-';
 	errno = 0;
 	uint64_t magnitude = strtoull(text + negative, NULL, 10);
-	uint64_t limit = arg->kind == ARG_INT    ? INT32_MAX
-					 : arg->kind == ARG_UINT ? UINT32_MAX
-											 : UINT64_MAX;
-	if (errno || magnitude > limit || (negative && magnitude && arg->kind != ARG_INT) ||
+	if (errno || magnitude > most_of(arg->kind) ||
+		(negative && magnitude && arg->kind != ARG_INT) ||
 		!in_range(arg, negative ? -(double)magnitude : (double)magnitude))
 		return range_error(arg, label, text, e);
 	if (arg->kind == ARG_INT)
@@ -145,6 +153,9 @@ int args_set(const struct arg *arg, const char *label, const char *text, struct 
 	int rc = 0;
 	switch (arg->kind) {
 	case ARG_STRING:
+		if (arg->file != ARG_NO_FILE && !*text) /* a shell's variable that is not set */
+			return err_set(
+				e, ERR_USAGE, "%s: the name of a file is expected, an empty one found", label);
 		*arg->string = text;
 		return 0;
 	case ARG_INT:

@@ -6,9 +6,9 @@
  * positional arguments follow). The last of repeated options wins.
  *
  * Numbers are taken whole or refused: no blanks, no trailing text, no hexadecimal, no NaN or
- * infinity, nothing out of range. Values are written to the caller's variables in the order of the
- * command line; what is in them before is the default. After an error some may have been written.
- * Strings are not copied: they live as long as argv.
+ * infinity, nothing out of range. The name of a file may not be empty. Values are written to the
+ * caller's variables in the order of the command line; what is in them before is the default. After
+ * an error some may have been written. Strings are not copied: they live as long as argv.
  */
 #ifndef GLM_BASE_ARGS_H
 #define GLM_BASE_ARGS_H
@@ -40,6 +40,15 @@ struct arg_word {
 	int64_t value; /* stored in the variable (as its type) */
 };
 
+/* What the command does with the file that an ARG_STRING names. */
+enum arg_file {
+	ARG_NO_FILE,
+	ARG_READS,            /* a file, a list of files with commas, or a folder */
+	ARG_WRITES,           /* a file that is made or replaced */
+	ARG_WRITES_OR_STDOUT, /* the same; "-" is stdout */
+	ARG_UPDATES           /* a file that is read and replaced */
+};
+
 struct arg {
 	const char *name; /* long name without dashes; NULL when there is only a letter or for a
 						 positional argument */
@@ -57,6 +66,7 @@ struct arg {
 	const struct arg_word *words; /* may be NULL but for ARG_CHOICE */
 	double min,
 		max; /* inclusive range of a number (of GB for sizes); both 0: all that the type holds */
+	enum arg_file file;   /* ARG_STRING only */
 	bool above_min;       /* min itself is out of range */
 	bool clears;          /* ARG_FLAG: the option sets false */
 	bool required;        /* its absence is an error */

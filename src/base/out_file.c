@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -41,6 +42,46 @@ static bool is_of_kind(int fd, const struct out_kind *kind)
 		   (!kind->mark || memmem(head, n, kind->mark, strlen(kind->mark)));
 }
 
+/* ---- inputs ---- */
+
+static char **inputs; /* paths, not inodes: those are used again when a file is removed */
+static size_t n_inputs;
+
+void out_file_add_input(const char *path)
+{
+	struct stat st;
+	if (stat(path, &st) || !S_ISREG(st.st_mode))
+		return;
+	inputs = mem_grow(inputs, n_inputs + 1, sizeof *inputs);
+	inputs[n_inputs++] = mem_strdup(path);
+}
+
+static bool is_one_file(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* Not even force replaces what the process reads, or the file that a standard stream goes to: what
+ * is printed later would be lost. `now`: of what stands at `path`. */
+static int refuse_input(const char *path, const struct stat *now, struct err *e)
+{
+	static const char *const streams[] = {"standard input", "standard output", "standard error"};
+	struct stat st;
+	const char *what = NULL;
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO && !what; fd++)
+		if (!fstat(fd, &st) && is_one_file(&st, now))
+			what = streams[fd];
+	for (size_t i = 0; i < n_inputs && !what; i++)
+		if (!stat(inputs[i], &st) && is_one_file(&st, now))
+			what = "an input";
+	if (!what)
+		return 0;
+	err_set(e, ERR_USAGE, "%.400s: is %s of this command; it is not replaced", path, what);
+	return err_hint(e, "give the output another name");
+}
+
+/* ---- what may be replaced ---- */
+
 static int refuse_to_replace(const char *path, const struct out_kind *kind, struct err *e)
 {
 	if (kind->name)
@@ -55,8 +96,11 @@ static int refuse_to_replace(const char *path, const struct out_kind *kind, stru
 int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e)
 {
 	struct stat st;
-	if (force || !strcmp(path, "-") || stat(path, &st) || !S_ISREG(st.st_mode) || !st.st_size)
+	if (!strcmp(path, "-") || stat(path, &st) || !S_ISREG(st.st_mode))
 		return 0;
+	int rc = refuse_input(path, &st, e);
+	if (rc || force || !st.st_size)
+		return rc;
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	bool own = fd >= 0 && is_of_kind(fd, kind);
 	if (fd >= 0)
@@ -125,12 +169,56 @@ static FILE *open_stream(struct out_file *o, int fd)
 	return o->f;
 }
 
-/* The file beside the target; `mode` is of a new one. */
-static int open_beside(struct out_file *o, const char *path, bool there, mode_t mode, struct err *e)
+/* ---- links ---- */
+
+#define LINKS_MOST 40 /* as in the kernel */
+
+/* Where the link at `path` leads, which the caller frees. NULL: it is no link. */
+static char *read_link(const char *path)
 {
-	char *real = there ? realpath(path, NULL) : NULL;
-	o->path = real ? real : mem_strdup(path);
-	char *dir = o->path ? mem_strdup(o->path) : NULL;
+	char name[PATH_MAX];
+	const ssize_t n = readlink(path, name, sizeof name - 1);
+	if (n <= 0)
+		return NULL;
+	name[n] = 0;
+	const int folder = name[0] == '/' ? 0 : (int)(base_name(path) - path);
+	return mem_printf("%.*s%s", folder, path, name);
+}
+
+int out_file_target(const char *path, char **target, char **partial, struct err *e)
+{
+	char *at = mem_strdup(path), *next;
+	for (int links = 0; at && (next = read_link(at)); links++) {
+		free(at);
+		at = next;
+		if (links == LINKS_MOST) {
+			free(at);
+			return err_errno(e, ELOOP, "%.400s: cannot be written", path);
+		}
+	}
+	char *beside = at && partial ? mem_printf("%s.partial", at) : NULL;
+	if (!at || (partial && !beside)) {
+		free(at);
+		return err_errno(e, ENOMEM, "%.400s: cannot be written", path);
+	}
+	if (partial)
+		*partial = beside;
+	if (target)
+		*target = at;
+	else
+		free(at);
+	return 0;
+}
+
+/* ---- opening ---- */
+
+/* The file beside the target; `mode` is of a new one. */
+static int open_beside(struct out_file *o, const char *path, mode_t mode, struct err *e)
+{
+	int rc = out_file_target(path, &o->path, NULL, e);
+	if (rc)
+		return rc;
+	char *dir = mem_strdup(o->path);
 	if (!dir) {
 		errno = ENOMEM;
 		return failed_open(o, -1, path, e);
@@ -184,13 +272,17 @@ int out_file_open(
 	if (there && !S_ISREG(st.st_mode)) { /* /dev/null, a pipe */
 		o->path = mem_strdup(path);
 		o->direct = 1;
-		int fd = TEMP_FAILURE_RETRY(open(path, O_WRONLY | O_CLOEXEC));
+		int fd = open(path, O_WRONLY | O_CLOEXEC);
+		if (fd < 0 && errno == EINTR) { /* a signal, while no reader came */
+			out_file_abort(o);
+			return err_set(e, ERR_INTERRUPTED, "interrupted");
+		}
 		if (fd < 0)
 			return failed_open(o, -1, path, e);
 		return open_stream(o, fd) ? 0 : failed_open(o, fd, path, e);
 	}
 	int rc = out_file_may_replace(path, kind, force, e);
-	return rc ? rc : open_beside(o, path, there, there ? st.st_mode & 0777 : new_file_mode(), e);
+	return rc ? rc : open_beside(o, path, there ? st.st_mode & 0777 : new_file_mode(), e);
 }
 
 int out_file_check(const char *path, const struct out_kind *kind, bool force, struct err *e)
@@ -207,7 +299,7 @@ int out_file_check(const char *path, const struct out_kind *kind, bool force, st
 int out_file_check_folder(const char *path, struct err *e)
 {
 	struct out_file o = {.directory = -1};
-	int rc = open_beside(&o, path, false, 0600, e);
+	int rc = open_beside(&o, path, 0600, e);
 	out_file_abort(&o);
 	return rc;
 }
@@ -216,27 +308,32 @@ bool out_file_is_same(const char *a, const char *b)
 {
 	struct stat x, y;
 	if (!stat(a, &x) && !stat(b, &y))
-		return S_ISREG(x.st_mode) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-	char *folders[2] = {mem_strdup(a), mem_strdup(b)};
-	bool same = !strcmp(base_name(a), base_name(b)) && !stat(dirname(folders[0]), &x) &&
-				!stat(dirname(folders[1]), &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-	free(folders[0]);
-	free(folders[1]);
+		return S_ISREG(x.st_mode) && is_one_file(&x, &y);
+	char *p = NULL, *q = NULL;
+	bool same = !out_file_target(a, &p, NULL, NULL) && !out_file_target(b, &q, NULL, NULL) &&
+				!strcmp(base_name(p), base_name(q)) && !stat(dirname(p), &x) &&
+				!stat(dirname(q), &y) && is_one_file(&x, &y); /* dirname cuts the path */
+	free(p);
+	free(q);
 	return same;
 }
 
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e)
 {
 	struct statvfs fs;
-	char *real = realpath(path, NULL); /* files are written beside what a link names */
-	const char *name = real ? real : path, *slash = strrchr(name, '/');
+	char *name;
+	*bytes = 0;
+	int rc = out_file_target(path, &name, NULL, e);
+	if (rc)
+		return rc;
+	const char *slash = strrchr(name, '/');
 	char *dir = !slash          ? mem_strdup(".")
 				: slash == name ? mem_strdup("/")
 								: mem_strndup(name, (size_t)(slash - name));
-	int rc = statvfs(dir, &fs) ? err_errno(e, errno, "%.400s", dir) : 0;
+	rc = statvfs(dir, &fs) ? err_errno(e, errno, "%.400s", dir) : 0;
 	*bytes = rc ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
 	free(dir);
-	free(real);
+	free(name);
 	return rc;
 }
 
@@ -254,19 +351,20 @@ int out_file_open_private(
 		return err_set(e, ERR_INPUT,
 			"%.400s: is a device or a pipe, expected the name of a file to write", path);
 	int rc = out_file_may_replace(path, kind, force, e);
-	return rc ? rc : open_beside(o, path, there, there ? (st.st_mode & 0700) | 0600 : 0600, e);
+	return rc ? rc : open_beside(o, path, there ? (st.st_mode & 0700) | 0600 : 0600, e);
 }
 
 int out_file_commit(struct out_file *o, struct err *e)
 {
 	bool lost = ferror(o->f);
 	/* again: another file may have appeared there since open */
-	if (!o->direct && out_file_may_replace(o->path, o->kind, o->force, e)) {
+	int rc = o->direct ? 0 : out_file_may_replace(o->path, o->kind, o->force, e);
+	if (rc) {
 		out_file_abort(o);
-		return ERR_INPUT;
+		return rc;
 	}
 	errno = 0;
-	int rc = fflush(o->f) || lost ? -1 : 0;
+	rc = fflush(o->f) || lost ? -1 : 0;
 	const char *what = "write";
 	if (!rc && !o->direct) {
 		if (!o->no_sync && TEMP_FAILURE_RETRY(fsync(o->fd)) && errno != EINVAL)
@@ -348,7 +446,7 @@ static int lock_partial(int fd, const char *path, struct err *e)
 		return errno == ENOENT ? 1 : err_errno(e, errno, "%.400s: cannot be written", path);
 	if (!S_ISREG(open_file.st_mode))
 		return err_set(e, ERR_INPUT, "%.400s: is not a regular file", path);
-	return open_file.st_dev != named.st_dev || open_file.st_ino != named.st_ino;
+	return !is_one_file(&open_file, &named);
 }
 
 int out_file_open_partial(
@@ -360,6 +458,8 @@ int out_file_open_partial(
 		if (fd < 0)
 			return err_errno(e, errno, "%.400s: cannot be written", path);
 		int rc = lock_partial(fd, path, e);
+		if (!rc && !fstat(fd, &st))
+			rc = refuse_input(path, &st, e);
 		if (!rc && !resume && !force && !fstat(fd, &st) && st.st_size && !is_of_kind(fd, kind))
 			rc = refuse_to_replace(path, kind, e);
 		if (!rc && !resume && TEMP_FAILURE_RETRY(ftruncate(fd, 0)))

@@ -7,10 +7,12 @@
  *
  * Every writer states the kind of its file (struct out_kind). What stands at the target is replaced
  * only if it is empty or of that kind, so that a mistyped name destroys nobody's work; `force`
- * (--force) replaces any file.
+ * (--force) replaces any file but an input of the command (out_file_add_input).
  *
- * Order of use: out_file_open, write to `f`, out_file_commit or out_file_abort. Files that stay
- * when they are unfinished: out_file_open_partial.
+ * A target that is a link is written where the link leads; the link stays.
+ *
+ * Order of use: out_file_add_input for every input, out_file_open, write to `f`, out_file_commit or
+ * out_file_abort. Files that stay when they are unfinished: out_file_open_partial.
  */
 #ifndef GLM_BASE_OUT_FILE_H
 #define GLM_BASE_OUT_FILE_H
@@ -40,8 +42,15 @@ extern const struct out_kind out_data; /* not recognised: what exists is replace
 /* The key of every GGUF that this program writes; its value is the program's version. */
 #define OUT_MODEL_KEY "glmstream.version"
 
+/* Declares a file that the command reads. From then on no function of this header lets a caller
+ * replace it, whatever name or link leads to it, and with `force` too (ERR_USAGE). The same holds
+ * without a declaration for the files of stdin, stdout and stderr. What is no regular file by then
+ * is ignored. Not thread-safe: for the time before a command starts. */
+void out_file_add_input(const char *path);
+
 /* 0: `path` may be written: nothing is there, or an empty file, or one of the kind, or `force`. A
- * device, pipe or folder and "-" are 0 too: opening decides. Else ERR_INPUT with a hint. */
+ * device, pipe or folder and "-" are 0 too: opening decides. Else ERR_INPUT with a hint, or
+ * ERR_USAGE for an input. */
 int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e);
 
 /* 0: out_file_open would succeed now. For a command to call before hours of work: a missing folder,
@@ -54,6 +63,12 @@ int out_file_check_folder(const char *path, struct err *e);
 
 /* Whether both are names of one regular file, which need not exist yet. */
 bool out_file_is_same(const char *a, const char *b);
+
+/* For callers that rename a file of their own. *target: the file that is written for `path`, which
+ * is where its links lead; nothing need be there yet. *partial: the same with ".partial" behind it,
+ * where an unfinished output stands. Either may be NULL; the caller frees both. ERR_INPUT: the
+ * links lead in a circle. */
+int out_file_target(const char *path, char **target, char **partial, struct err *e);
 
 /* *bytes: free in the folder of `path` for this user. Errors of statvfs. */
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e);
@@ -72,8 +87,9 @@ struct out_file {
 	bool force;
 };
 
-/* A file that exists keeps its permissions, a new one gets what the umask leaves. ERR_INPUT as of
- * out_file_may_replace. */
+/* A file that exists keeps its permissions, a new one gets what the umask leaves. ERR_INPUT and
+ * ERR_USAGE as of out_file_may_replace. A pipe is waited for until it has a reader;
+ * ERR_INTERRUPTED: a signal came first. */
 int out_file_open(
 	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e);
 
@@ -108,7 +124,7 @@ enum out_lock out_file_lock(int fd);
  * remove the file before it is closed. What stands at `path` is judged and emptied under the lock.
  * On a file system without locks it goes on without one.
  * With `resume` the file must exist and keeps its bytes, of whatever kind they are. ERR_RUN:
- * another process is writing it; ERR_INPUT as of out_file_may_replace. */
+ * another process is writing it; ERR_INPUT and ERR_USAGE as of out_file_may_replace. */
 int out_file_open_partial(
 	const char *path, const struct out_kind *kind, bool force, bool resume, struct err *e);
 

@@ -28,7 +28,7 @@ enum sandbox_right {
 };
 
 struct sandbox_path {
-	const char *path; /* one that does not exist is left out */
+	const char *path; /* one that does not exist, or a pipe without a name, is left out */
 	enum sandbox_right right;
 };
 

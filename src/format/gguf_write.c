@@ -500,6 +500,11 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 	return mem_printf("%.*s-%05zu-of-%05zu.gguf", (int)n, path, part + 1, w->n_parts);
 }
 
+const char *gguf_writer_partial(const struct gguf_writer *w, size_t part)
+{
+	return w->parts[part].partial;
+}
+
 const void *gguf_writer_header(const struct gguf_writer *w, size_t part, size_t *bytes)
 {
 	*bytes = w->parts[part].header.len;
@@ -583,8 +588,9 @@ int gguf_writer_check_output(struct gguf_writer *w, const char *path, bool force
 	int rc = 0;
 	w->force = force;
 	for (size_t i = 0; i < w->n_parts && !rc; i++) {
-		char *part = gguf_writer_part_path(w, path, i), *partial = mem_printf("%s.partial", part);
-		if (!(rc = out_file_check(part, &out_data, force, e)) && !(rc = refuse_special(part, e)))
+		char *part = gguf_writer_part_path(w, path, i), *partial = NULL;
+		if (!(rc = out_file_target(part, NULL, &partial, e)) &&
+			!(rc = out_file_check(part, &out_data, force, e)) && !(rc = refuse_special(part, e)))
 			rc = out_file_may_replace(partial, &out_unfinished_model, force, e);
 		free(part);
 		free(partial);
@@ -600,9 +606,10 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 	for (size_t i = 0; i < w->n_parts; i++) {
 		struct out_part *p = &w->parts[i];
 		part_close(p);
-		p->path = gguf_writer_part_path(w, path, i);
-		p->partial = mem_printf("%s.partial", p->path);
-		if ((code = refuse_special(p->path, e)))
+		char *name = gguf_writer_part_path(w, path, i);
+		code = out_file_target(name, &p->path, &p->partial, e);
+		free(name);
+		if (code || (code = refuse_special(p->path, e)))
 			return code;
 		p->fd = out_file_open_partial(p->partial, &out_unfinished_model, w->force, resume, e);
 		if (p->fd < 0)

@@ -99,11 +99,14 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
  * - the final name is that of a directory, a device or a pipe, or its folder takes no files. */
 int gguf_writer_check_output(struct gguf_writer *w, const char *path, bool force, struct err *e);
 
-/* Creates path.partial (of each part), reserves the space on disk where the file system can, writes
- * headers. With `resume` the files must exist from an earlier run with the same sizes and headers
- * (check values may differ); their data and check values are kept. May be called again after it has
- * failed. */
+/* Creates path.partial (of each part; beside what a link leads to), reserves the space on disk
+ * where the file system can, writes headers. With `resume` the files must exist from an earlier run
+ * with the same sizes and headers (check values may differ); their data and check values are kept.
+ * May be called again after it has failed. */
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e);
+
+/* After create: the file in which the part stands until commit. */
+const char *gguf_writer_partial(const struct gguf_writer *w, size_t part);
 
 /* Writes `bytes` of data of tensor `id` at `offset` bytes into that tensor. Thread-safe. */
 int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const void *data,

@@ -30,6 +30,7 @@ static const struct arg main_options[] = {
 		.letter = 'm',
 		.kind = ARG_STRING,
 		.string = &v.model,
+		.file = ARG_READS,
 		.value = "FILE",
 		.help = "model to run"},
 	{.name = "prompt",
@@ -137,8 +138,8 @@ static void spellings(void **state)
 	assert_int_equal(PARSE(&plain, "--no-direct"), 0);
 	assert_false(v.direct);
 	assert_int_equal(PARSE(&plain, "--hidden"), 0);
-	assert_int_equal(PARSE(&plain, "--model=", "--model", "last"), 0);
-	assert_string_equal(v.model, "last");
+	assert_int_equal(PARSE(&plain, "--prompt=", "--prompt", "last"), 0);
+	assert_string_equal(v.prompt, "last");
 	/* a prompt may begin with a dash, unless it is exactly an option */
 	assert_int_equal(PARSE(&plain, "-p", "- a list"), 0);
 	assert_string_equal(v.prompt, "- a list");
@@ -238,6 +239,14 @@ static void refused_numbers(void **state)
 	assert_string_equal(e.text, "-c: 99999999999 is out of range, expected 1 to 2147483647");
 	assert_int_equal(args_set(&context, "-c", "0", &e), ERR_USAGE);
 	assert_string_equal(e.text, "-c: 0 is out of range, expected at least 1");
+	PARSE(&plain, "--seed", "-1");
+	assert_string_equal(e.text, "--seed: -1 is out of range, expected 0 to 18446744073709551615");
+	PARSE(&plain, "--seed", "18446744073709551616");
+	assert_non_null(strstr(e.text, "expected 0 to 18446744073709551615"));
+	PARSE(&plain, "--model", "");
+	assert_string_equal(e.text, "--model: the name of a file is expected, an empty one found");
+	PARSE(&plain, "-p", "");
+	assert_string_equal(v.prompt, "");
 	PARSE(&plain, "--top-p", "0");
 	assert_string_equal(e.text, "--top-p: 0 is out of range, expected more than 0 to 1");
 	PARSE(&plain, "--think", "loud");

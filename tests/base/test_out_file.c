@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -200,6 +201,92 @@ static void test_partial(void **state)
 		out_file_open_partial(temp_dir_path("pipe"), &out_trace, true, false, &e), ERR_INPUT);
 }
 
+static void test_links(void **state)
+{
+	(void)state;
+	const char *path = temp_dir_path("link"), *mid = temp_dir_path("link.mid"),
+			   *end = temp_dir_path("link.end");
+	struct out_file o;
+	struct stat st;
+	struct err e = {0};
+	assert_int_equal(symlink("link.mid", path), 0);
+	assert_int_equal(symlink(end, mid), 0);
+	for (int i = 0; i < 2; i++) { /* to nothing, and to a file */
+		assert_int_equal(out_file_open(&o, path, &out_data, i == 1, &e), 0);
+		fputs("new", o.f);
+		assert_int_equal(out_file_commit(&o, &e), 0);
+		assert_holds(end, "new");
+		assert_true(!lstat(path, &st) && S_ISLNK(st.st_mode));
+		assert_true(!lstat(mid, &st) && S_ISLNK(st.st_mode));
+	}
+	char *target, *partial;
+	assert_int_equal(out_file_target(path, &target, &partial, &e), 0);
+	assert_string_equal(target, end);
+	assert_string_equal(partial + strlen(target), ".partial");
+	free(target);
+	free(partial);
+	unlink(end);
+	assert_true(out_file_is_same(path, end));
+	assert_false(out_file_is_same(path, temp_dir_path("other")));
+	/* a circle */
+	unlink(mid);
+	assert_int_equal(symlink("link", mid), 0);
+	assert_int_equal(out_file_open(&o, path, &out_data, true, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "symbolic links"));
+	assert_true(!lstat(path, &st) && S_ISLNK(st.st_mode));
+}
+
+static void assert_is_input(const char *path)
+{
+	struct err e = {0};
+	struct out_file o;
+	assert_int_equal(out_file_may_replace(path, &out_trace, true, &e), ERR_USAGE);
+	assert_string_equal(e.hint, "give the output another name");
+	assert_int_equal(out_file_check(path, &out_trace, true, &e), ERR_USAGE);
+	assert_int_equal(out_file_open(&o, path, &out_trace, true, &e), ERR_USAGE);
+	assert_int_equal(out_file_open_private(&o, path, &out_trace, true, &e), ERR_USAGE);
+	assert_int_equal(out_file_open_partial(path, &out_trace, true, false, &e), ERR_USAGE);
+	assert_int_equal(out_file_open_partial(path, &out_trace, true, true, &e), ERR_USAGE);
+	assert_holds(path, "GLMTRACE");
+}
+
+static void test_inputs(void **state)
+{
+	(void)state;
+	const char *path = temp_dir_path("input"), *hard = temp_dir_path("input.hard"),
+			   *by_link = temp_dir_path("input.link"), *other = temp_dir_path("input.other");
+	struct out_file o;
+	struct err e = {0};
+	file_put(path, "GLMTRACE", 8);
+	assert_int_equal(link(path, hard), 0);
+	assert_int_equal(symlink("input", by_link), 0);
+	out_file_add_input("/nonexistent/file");
+	out_file_add_input("/dev/null");
+	out_file_add_input("/");
+	assert_int_equal(out_file_check("/dev/null", &out_trace, false, &e), 0);
+	out_file_add_input(by_link);
+	assert_is_input(path);
+	assert_is_input(hard);
+	assert_is_input(by_link);
+	/* a file that becomes an input while it is written */
+	assert_int_equal(out_file_open(&o, other, &out_trace, true, &e), 0);
+	fputs("new", o.f);
+	unlink(other);
+	assert_int_equal(link(path, other), 0);
+	assert_int_equal(out_file_commit(&o, &e), ERR_USAGE);
+	assert_holds(other, "GLMTRACE");
+	/* where a standard stream goes */
+	unlink(other);
+	file_put(other, "GLMTRACE", 8);
+	const int fd = open(other, O_RDONLY), saved = dup(STDIN_FILENO);
+	assert_true(fd >= 0 && dup2(fd, STDIN_FILENO) >= 0);
+	assert_is_input(other);
+	dup2(saved, STDIN_FILENO);
+	close(saved);
+	close(fd);
+	assert_int_equal(out_file_check(other, &out_trace, false, &e), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -208,6 +295,8 @@ int main(void)
 		cmocka_unit_test(test_check),
 		cmocka_unit_test(test_failed_write),
 		cmocka_unit_test(test_partial),
+		cmocka_unit_test(test_links),
+		cmocka_unit_test(test_inputs),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

@@ -60,13 +60,17 @@ static int files_case(void)
 	char *readable = mem_strdup(temp_dir_path("readable")),
 		 *writable = mem_strdup(temp_dir_path("writable")),
 		 *other = mem_strdup(temp_dir_path("other")), *listed = mem_strdup(temp_dir_path("listed"));
-	const struct sandbox_path paths[] = {{readable, SANDBOX_READ}, {writable, SANDBOX_WRITE},
-		{"/no/such/place", SANDBOX_WRITE}, {listed, SANDBOX_LIST},
+	int ends[2]; /* a pipe by a name, as <(COMMAND) of a shell gives it */
+	EXPECT(!pipe(ends));
+	char *piped = mem_printf("/proc/self/fd/%d", ends[0]);
+	const struct sandbox_path paths[] = {{piped, SANDBOX_READ}, {readable, SANDBOX_READ},
+		{writable, SANDBOX_WRITE}, {"/no/such/place", SANDBOX_WRITE}, {listed, SANDBOX_LIST},
 		{mem_printf("%s/g", listed), SANDBOX_READ}};
 	int rc = sandbox_files(paths, ARRAY_LEN(paths), -1);
 	if (rc == -ENOSYS || rc == -EOPNOTSUPP)
 		return NO_LANDLOCK;
 	EXPECT(rc > 0);
+	EXPECT(can_open(piped, O_RDONLY));
 	EXPECT(can_open(mem_printf("%s/f", readable), O_RDONLY));
 	EXPECT(is_denied(mem_printf("%s/f", readable), O_WRONLY));
 	EXPECT(is_denied(mem_printf("%s/new", readable), O_WRONLY | O_CREAT));

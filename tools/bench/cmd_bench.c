@@ -364,7 +364,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		{"rows", 0, ARG_STRING, .string = &o.rows, .value = "LIST",
 			.help = "decode: so many answers at once, 1 to 64 each (1,2,4,8)",
 			.fallback = "one answer"},
-		{"file", 'f', ARG_STRING, .string = &o.read.path, .value = "FILE",
+		{"file", 'f', ARG_STRING, .string = &o.read.path, .file = ARG_READS, .value = "FILE",
 			.help = "file that bench read reads, text that bench session computes, questions of "
 					"--draft, one a line",
 			.fallback = "random bytes made for it, in --dir; random tokens; words to define"},
@@ -378,7 +378,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		{"depth", 0, ARG_UINT, .u32 = &o.read.depth, .min = 1, .max = READER_DEPTH_MAX,
 			.value = "N", .help = "queue depth: reads at a time",
 			.fallback = "1, 4, 16, 32 and 64, one after the other"},
-		{"routing", 0, ARG_STRING, .string = &o.routing, .value = "TRACE",
+		{"routing", 0, ARG_STRING, .string = &o.routing, .file = ARG_READS, .value = "TRACE",
 			.help = "decode uses the experts that this trace names, and its predictions for "
 					"lookahead, in place of the router's choice; \"shipped\": the trace that comes "
 					"with the program",

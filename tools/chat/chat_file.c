@@ -302,8 +302,11 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 int chat_file_check(const char *path, struct err *e)
 {
 	struct out_file probe;
-	if (!access(path, F_OK))
-		return 0;
+	struct stat st;
+	if (!stat(path, &st))
+		return S_ISDIR(st.st_mode)
+				   ? err_set(e, ERR_INPUT, "%.400s: is a directory, expected a session file", path)
+				   : 0;
 	if (errno != ENOENT)
 		return err_errno(e, errno, "%.400s", path);
 	int rc = out_file_open_private(&probe, path, &out_session, false, e);

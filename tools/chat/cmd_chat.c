@@ -286,12 +286,14 @@ static const struct repl_command repl_commands[] = {
 	{"/system", "TEXT|clear", "set or remove the system message; alone it shows it", do_system},
 	{"/think", "max|high|off", "how much the model reasons", do_think},
 	{"/save", "FILE", "write the chat to a file; without FILE to the one it came from", do_save},
-	{"/save!", "FILE", "the same, and replaces a file that is no session", do_save_over},
+	{"/save!", "FILE",
+		"the same, and replaces a file that is no session; so does /save --force FILE",
+		do_save_over},
 	{"/load", "FILE", "go on with the chat in a file", do_load},
 	{"/set", "NAME VALUE", "set temp, seed, n or another option of sampling; alone it shows all",
 		do_set},
 	{"/read", "FILE", "send the text of a file", do_read},
-	{"/quit", "", "leave; so does Ctrl+D", do_quit},
+	{"/quit", "", "leave; so do /exit and Ctrl+D", do_quit},
 };
 
 static enum outcome do_help(struct answer *a, const char *argument)

@@ -16,7 +16,7 @@ int cmd_render(int argc, char **argv, struct err *e)
 	const char *model = NULL;
 	bool as_ids = false;
 	const struct arg options[] = {
-		{"model", 'm', ARG_STRING, .string = &model, .value = "MODEL",
+		{"model", 'm', ARG_STRING, .string = &model, .file = ARG_READS, .value = "MODEL",
 			.help = POCKET_MODEL_HELP ", or a tokenizer.json", .fallback = POCKET_FALLBACK},
 		{"ids", 0, ARG_FLAG, .flag = &as_ids,
 			.help = "write token ids; what messages contain stays text, only the template's own "

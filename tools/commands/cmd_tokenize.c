@@ -15,7 +15,7 @@ int cmd_tokenize(int argc, char **argv, struct err *e)
 	const char *model = NULL;
 	bool special = false, decode = false;
 	const struct arg options[] = {
-		{"model", 'm', ARG_STRING, .string = &model, .value = "MODEL",
+		{"model", 'm', ARG_STRING, .string = &model, .file = ARG_READS, .value = "MODEL",
 			.help = POCKET_MODEL_HELP ", or a tokenizer.json", .fallback = POCKET_FALLBACK},
 		{"special", 0, ARG_FLAG, .flag = &special,
 			.help = "texts of added tokens, as <|user|>, become those tokens"},

@@ -16,13 +16,9 @@ static enum value_kind value_kind(const struct arg *a)
 		return VALUE_NONE;
 	if (a->words) /* behind the = of PATTERN=TYPE, or alone */
 		return strchr(v, '=') ? VALUE_RULES : VALUE_WORDS;
-	if (strstr(v, "DIR"))
+	if (strstr(v, "DIR") || strstr(v, "FOLDER"))
 		return VALUE_FOLDER;
-	if (a->kind == ARG_STRING &&
-		(strstr(v, "FILE") || strstr(v, "MODEL") || strstr(v, "GGUF") || strstr(v, ".gguf") ||
-			strstr(v, ".f32") || strstr(v, "PROMPTS")))
-		return VALUE_FILE;
-	return VALUE_TEXT;
+	return a->file != ARG_NO_FILE ? VALUE_FILE : VALUE_TEXT;
 }
 
 static void put_words(const struct arg_word *w)

@@ -341,57 +341,21 @@ static int choose_types(struct convert_work *w, struct err *e)
 	return code;
 }
 
-static int refuse_source(const char *out, const char *source, struct err *e)
-{
-	struct stat st;
-	if (stat(source, &st) || !out_file_is_same(out, source))
-		return 0;
-	return err_set(e, ERR_INPUT,
-		"%.400s: is read by this conversion (%.400s): the output needs another name", out, source);
-}
-
-/* Refuses, also with --force, a file of the output that is one of the files it is made from. */
-static int check_sources(const struct convert_work *w, const char *out, struct err *e)
-{
-	static const char *const texts[] = {"config.json", "generation_config.json", "tokenizer.json",
-		"tokenizer_config.json", "chat_template.jinja", "model.safetensors.index.json"};
-	int rc = w->opt.imatrix ? refuse_source(out, w->opt.imatrix, e) : 0;
-	for (uint32_t i = 0; i < w->st->n_files && !rc; i++)
-		rc = refuse_source(out, w->st->files[i].path, e);
-	for (size_t i = 0; i < ARRAY_LEN(texts) && !rc; i++) {
-		char *path = mem_printf("%s/%s", w->opt.src, texts[i]);
-		rc = refuse_source(out, path, e);
-		free(path);
-	}
-	return rc;
-}
-
 /* What can be refused before the samples of --target-gb are measured. How many files --split-gb
  * makes is not known yet: of their place only the folder is checked. */
 static int check_place(const struct convert_work *w, struct err *e)
 {
 	const struct convert_options *o = &w->opt;
-	if (o->split_bytes)
-		return out_file_check_folder(o->out, e);
-	int rc = check_sources(w, o->out, e);
-	return rc ? rc : out_file_check(o->out, &out_data, o->force, e);
+	return o->split_bytes ? out_file_check_folder(o->out, e)
+						  : out_file_check(o->out, &out_data, o->force, e);
 }
 
 /* Every file that will be written: may it be? */
 static int check_output(const struct convert_work *w, struct err *e)
 {
-	static const char *const beside[] = {"", ".partial"};
 	char *journal = mem_printf("%s.journal", w->opt.out);
-	int rc = check_sources(w, journal, e);
+	int rc = out_file_may_replace(journal, &out_journal, w->opt.force, e);
 	free(journal);
-	for (size_t i = 0; i < gguf_writer_n_parts(w->writer) && !rc; i++)
-		for (size_t k = 0; k < ARRAY_LEN(beside) && !rc; k++) {
-			char *part = gguf_writer_part_path(w->writer, w->opt.out, i);
-			char *path = mem_printf("%s%s", part, beside[k]);
-			rc = check_sources(w, path, e);
-			free(path);
-			free(part);
-		}
 	return rc ? rc : gguf_writer_check_output(w->writer, w->opt.out, w->opt.force, e);
 }
 
@@ -659,7 +623,7 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 {
 	struct convert_type_words types;
 	const struct arg options[] = {
-		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
+		{"output", 'o', ARG_STRING, .string = &o->out, .file = ARG_WRITES, .value = "OUT.gguf",
 			.help = "file to write; with --split-gb OUT-00001-of-0000N.gguf"},
 		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME",
 			.words = convert_recipe_words(),
@@ -678,7 +642,7 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 					"F32"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
-		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .value = "FILE",
+		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .file = ARG_READS, .value = "FILE",
 			.help = "importance matrix of `glmstream imatrix` or llama.cpp (GGUF or .dat) for q4, "
 					"q2, iq2, q2-s, iq2-s, iq2-t and --target-gb",
 			.fallback =
@@ -708,6 +672,7 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 	const struct arg positional[] = {
 		{.kind = ARG_STRING,
 			.string = &o->src,
+			.file = ARG_READS,
 			.value = "SRC_DIR",
 			.required = true,
 			.help = "directory with config.json and *.safetensors"},
@@ -745,8 +710,6 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");
-	if (o->out && !strcmp(o->out, "-"))
-		return err_set(e, ERR_USAGE, "-o: the name of a file is expected, \"-\" found");
 	return 0;
 }
 

@@ -351,8 +351,6 @@ static int check_options(const struct imatrix_options *o, struct err *e)
 		return err_set(e, ERR_USAGE, "option -f TEXT is missing");
 	if (o->moments && imatrix_is_dat(o->out))
 		return err_set(e, ERR_USAGE, "--moments: a .dat cannot hold them; -o FILE.gguf can");
-	if (!strcmp(o->out, "-"))
-		return err_set(e, ERR_USAGE, "-o: the name of a file is expected");
 	if (!o->merge && o->common.cpu_experts)
 		return err_set(e, ERR_USAGE,
 			"--cpu-experts: what the processor computes beside a card is "
@@ -364,9 +362,10 @@ int cmd_imatrix(int argc, char **argv, struct err *e)
 {
 	struct imatrix_options o = {.save_every = DEFAULT_SAVE, .rare = IMATRIX_PRIOR_TOKENS};
 	struct arg own[] = {
-		{"file", 'f', ARG_STRING, .string = &o.text, .value = "TEXT",
+		{"file", 'f', ARG_STRING, .string = &o.text, .file = ARG_READS, .value = "TEXT",
 			.help = "UTF-8 text to run through the model (- is stdin)"},
-		{"output", 'o', ARG_STRING, .string = &o.out, .value = "FILE", .required = true,
+		{"output", 'o', ARG_STRING, .string = &o.out, .file = ARG_WRITES, .value = "FILE",
+			.required = true,
 			.help = "importance matrix to write: a GGUF, or llama.cpp's older format when the name "
 					"ends in .dat"},
 		{"chunks", 0, ARG_UINT, .u32 = &o.max_chunks, .min = 1, .max = INT32_MAX, .value = "N",
@@ -389,7 +388,8 @@ int cmd_imatrix(int argc, char **argv, struct err *e)
 	};
 	struct arg positional[MERGE_MOST];
 	for (int i = 0; i < MERGE_MOST; i++)
-		positional[i] = (struct arg){.kind = ARG_STRING, .string = &o.files[i], .value = "FILE"};
+		positional[i] = (struct arg){
+			.kind = ARG_STRING, .string = &o.files[i], .file = ARG_READS, .value = "FILE"};
 	const struct arg_group common = common_opts_group(&o.common);
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common};
 	bool given[ARRAY_LEN(own) + COMMON_OPTS_MAX] = {0};

@@ -37,8 +37,11 @@ static int check_target(const struct imatrix_output *o, struct err *e)
 
 static int check_partial(const struct imatrix_output *o, struct err *e)
 {
-	char *partial = mem_printf("%s.partial", o->path);
-	int rc = out_file_may_replace(partial, &out_unfinished_model, o->force, e);
+	char *partial;
+	int rc = out_file_target(o->path, NULL, &partial, e);
+	if (rc)
+		return rc;
+	rc = out_file_may_replace(partial, &out_unfinished_model, o->force, e);
 	free(partial);
 	return rc;
 }
@@ -53,7 +56,9 @@ int imatrix_check_place(const struct imatrix_output *o, struct err *e)
 
 int imatrix_check_output(const struct imatrix_output *o, struct err *e)
 {
-	int rc = check_target(o, e);
+	int rc = imatrix_check_place(o, e);
+	if (!rc)
+		rc = check_target(o, e);
 	return rc || imatrix_is_dat(o->path) ? rc : check_partial(o, e);
 }
 
@@ -67,10 +72,10 @@ int imatrix_check_space(const struct imatrix_set *s, const struct imatrix_output
 	struct stat st;
 	if (!stat(o->path, &st) && !S_ISREG(st.st_mode)) /* a pipe, a device */
 		return 0;
+	char *partial;
 	int rc = out_file_free_bytes(o->path, &room, e);
-	if (rc)
+	if (rc || (rc = out_file_target(o->path, NULL, &partial, e)))
 		return rc;
-	char *partial = mem_printf("%s.partial", o->path);
 	if (!dat && !stat(partial, &st)) /* of a run that was stopped: it is overwritten */
 		room += (uint64_t)st.st_blocks * 512;
 	free(partial);

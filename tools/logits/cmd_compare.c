@@ -121,8 +121,16 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	};
 	const struct arg_group group = {NULL, options, ARRAY_LEN(options)};
 	const struct arg positional[] = {
-		{.kind = ARG_STRING, .string = &path_a, .value = "A.f32", .required = true},
-		{.kind = ARG_STRING, .string = &path_b, .value = "B.f32", .required = true},
+		{.kind = ARG_STRING,
+			.string = &path_a,
+			.file = ARG_READS,
+			.value = "A.f32",
+			.required = true},
+		{.kind = ARG_STRING,
+			.string = &path_b,
+			.file = ARG_READS,
+			.value = "B.f32",
+			.required = true},
 	};
 	const struct args args = {.command = "glmstream compare",
 		.usage = "A.f32 B.f32 [--vocab N] [--json]",

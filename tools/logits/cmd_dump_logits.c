@@ -193,8 +193,6 @@ static void print_logits_summary(
 /* What can be refused before the model is opened, which takes long. taps: NULL for none. */
 static int check_outputs(const char *out, const char *taps, bool force, struct err *e)
 {
-	if (taps && out_file_is_same(out, taps))
-		return err_set(e, ERR_USAGE, "-o and --taps name the same file, \"%.300s\"", taps);
 	int rc = out_file_check(out, &out_data, force, e);
 	return rc || !taps ? rc : out_file_check(taps, &out_data, force, e);
 }
@@ -206,16 +204,17 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	bool all = false;
 	struct dumped_drafts drafts = {0};
 	const struct arg own[] = {
-		{"ids", 0, ARG_STRING, .string = &ids_path, .value = "FILE", .required = true,
-			.help = "whitespace-separated token ids (- is stdin)"},
-		{"output", 'o', ARG_STRING, .string = &out_path, .value = "OUT.f32", .required = true,
+		{"ids", 0, ARG_STRING, .string = &ids_path, .file = ARG_READS, .value = "FILE",
+			.required = true, .help = "whitespace-separated token ids (- is stdin)"},
+		{"output", 'o', ARG_STRING, .string = &out_path, .file = ARG_WRITES_OR_STDOUT,
+			.value = "OUT.f32", .required = true,
 			.help = "little-endian float32 rows of all logits (- is stdout)"},
 		{"all", 0, ARG_FLAG, .flag = &all, .help = "a row for every position, not only the last"},
 		{"mtp-steps", 0, ARG_UINT, .u32 = &drafts.steps, .min = 1, .max = SESSION_DRAFTS_MAX,
 			.value = "N",
 			.help = "instead the logits of N drafts by the MTP layer, behind the likeliest next "
 					"token; each step takes the draft of the one before"},
-		{"taps", 0, ARG_STRING, .string = &taps_path, .value = "FILE",
+		{"taps", 0, ARG_STRING, .string = &taps_path, .file = ARG_WRITES_OR_STDOUT, .value = "FILE",
 			.help = "also write intermediate results: safetensors with resid_last, router, "
 					"index_topk_last.L"},
 		{"kv-f32", 0, ARG_FLAG, .flag = &common.kv_f32,
@@ -225,7 +224,8 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	const struct args args = {.command = "glmstream dump-logits",
 		.usage = "-m MODEL --ids FILE -o OUT.f32 [options]",
 		.about = "Computes a sequence of token ids and writes logits. Prints {\"rows\", \"vocab\", "
-				 "\"logits_hash\"} on stdout (with -o - on stderr), with --mtp-steps also "
+				 "\"logits_hash\"} on stdout (with -o - or --taps - on stderr), with --mtp-steps "
+				 "also "
 				 "{\"next_id\", \"draft_ids\"}.",
 		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids "
 				   "- --all -o logits.f32",
@@ -288,7 +288,8 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 			err_set(e, rc, "%s", "");
 		goto out;
 	}
-	print_logits_summary(strcmp(out_path, "-") ? stdout : stderr, &rows, &drafts);
+	const bool to_stdout = !strcmp(out_path, "-") || (taps_path && !strcmp(taps_path, "-"));
+	print_logits_summary(to_stdout ? stderr : stdout, &rows, &drafts);
 out:
 	out_file_abort(&out);
 	out_file_abort(&taps_out);

@@ -64,8 +64,8 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	bool json = false, special = false;
 	uint32_t max_chunks = 0;
 	const struct arg own[] = {
-		{"file", 'f', ARG_STRING, .string = &path, .value = "TEXT", .required = true,
-			.help = "UTF-8 text to score (- is stdin)"},
+		{"file", 'f', ARG_STRING, .string = &path, .file = ARG_READS, .value = "TEXT",
+			.required = true, .help = "UTF-8 text to score (- is stdin)"},
 		{"chunks", 0, ARG_UINT, .u32 = &max_chunks, .min = 1, .max = INT32_MAX, .value = "N",
 			.help = "stop after N chunks", .fallback = "all"},
 		{"special", 0, ARG_FLAG, .flag = &special,

@@ -48,8 +48,8 @@ static const struct arg_word verify_modes[] = {
 struct arg_group common_opts_group(struct common_opts *c)
 {
 	const struct arg list[] = {
-		{"model", 'm', ARG_STRING, .string = &c->model, .value = "FILE", .help = POCKET_MODEL_HELP,
-			.fallback = POCKET_FALLBACK},
+		{"model", 'm', ARG_STRING, .string = &c->model, .file = ARG_READS, .value = "FILE",
+			.help = POCKET_MODEL_HELP, .fallback = POCKET_FALLBACK},
 		{"backend", 0, ARG_CHOICE, .i32 = &c->backend, .words = backends,
 			.help = "where to compute", .fallback = "auto: the graphics card if one answers"},
 		{"threads", 't', ARG_INT, .i32 = &c->threads, .min = 1, .max = 4096, .value = "N",
@@ -63,8 +63,9 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.fallback = "as much as memory allows, at most the model's"},
 		{"kv-ram", 0, ARG_CHOICE, .i32 = &c->kv_ram, .words = kv_ram_words, .value = "auto|on|off",
 			.help =
-				"keep the latents of the context in pinned host memory and fetch what attention "
-				"reads; answers are the same. auto: where a --ctx above 131072 does not fit the "
+				"of a card, keep the latents of the context in pinned host memory and fetch what "
+				"attention reads; answers are the same. auto: where a --ctx above 131072 does not "
+				"fit the "
 				"card",
 			.fallback = "auto"},
 		{"kv-type", 0, ARG_CHOICE, .i32 = &c->kv_f8, .words = kv_types, .value = "f16|fp8",
@@ -106,7 +107,7 @@ struct arg_group common_opts_group(struct common_opts *c)
 					"each time; what is wrong is read again once. Other weights: when they are "
 					"loaded",
 			.fallback = "first"},
-		{"replicas", 0, ARG_STRING, .string = &c->replicas, .value = "FILE,...",
+		{"replicas", 0, ARG_STRING, .string = &c->replicas, .file = ARG_READS, .value = "FILE,...",
 			.help =
 				"files with the same content as the model on other drives, read at the same time",
 			.fallback = "none"},
@@ -121,9 +122,9 @@ struct arg_group common_opts_group(struct common_opts *c)
 		{"fast-prompts", 0, ARG_FLAG, .flag = &c->fast_prompts,
 			.help = "on the CPU with AMX, multiply prompts of more than 64 tokens with activations "
 					"of 16 bits instead of float32, at 1.3 to 2 times the rate"},
-		{"trace", 0, ARG_STRING, .string = &c->trace, .value = "FILE",
+		{"trace", 0, ARG_STRING, .string = &c->trace, .file = ARG_WRITES, .value = "FILE",
 			.help = "record routing, tiers and waits for `glmstream trace`"},
-		{"warm", 0, ARG_STRING, .string = &c->warm, .value = "FILE",
+		{"warm", 0, ARG_STRING, .string = &c->warm, .file = ARG_UPDATES, .value = "FILE",
 			.help = "fill the cache from a profile or trace at start; a profile takes in this run "
 					"at exit, a new file becomes one"},
 		{"force", 0, ARG_FLAG, .flag = &c->force,
@@ -289,6 +290,16 @@ static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 	buf_free(&names);
 }
 
+/* As above, once. */
+static void warn_of_kv_ram(const struct common_opts *c, const struct engine *g)
+{
+	static bool warned;
+	if (warned || c->kv_ram != ENGINE_KV_RAM_ON || strcmp(engine_backend_name(g), "cpu") != 0)
+		return;
+	warned = true;
+	log_warn("no effect on the CPU, where the context is in host memory: --kv-ram on");
+}
+
 int common_opts_log(const struct common_opts *c, struct err *e)
 {
 	if (c->quiet && c->verbose)
@@ -364,8 +375,10 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	if (is_worker)
 		end_worker(*out, rc, e);
 	free(replicas.text);
-	if (!rc)
+	if (!rc) {
 		warn_of_unused(c, *out);
+		warn_of_kv_ram(c, *out);
+	}
 	if (!rc && !c->no_summary) {
 		char summary[512];
 		engine_summary(*out, summary, sizeof summary);

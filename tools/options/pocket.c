@@ -2,6 +2,8 @@
 /* Finds what ships with the program: the pocket model, the routing trace. */
 #include "tools/options/pocket.h"
 
+#include "src/base/out_file.h"
+
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,9 +50,13 @@ static const char *find_shipped(const struct shipped *s, char *path, size_t n)
 const char *pocket_or(const char *model, struct err *e)
 {
 	static char path[PATH_MAX + 64];
-	const char *found = model ? model : find_shipped(&model_file, path, sizeof path);
-	if (found)
+	if (model)
+		return model;
+	const char *found = find_shipped(&model_file, path, sizeof path);
+	if (found) {
+		out_file_add_input(found);
 		return found;
+	}
 	err_set(e, ERR_INPUT,
 		"no model given, and the pocket model is not beside the program (../share/glmstream)");
 	err_hint(e, "name a model with -m MODEL.gguf, or set GLMSTREAM_POCKET");
@@ -63,8 +69,10 @@ const char *pocket_trace_or(const char *trace, struct err *e)
 	if (trace && strcmp(trace, POCKET_TRACE) != 0)
 		return trace;
 	const char *found = find_shipped(&trace_file, path, sizeof path);
-	if (found)
+	if (found) {
+		out_file_add_input(found);
 		return found;
+	}
 	err_set(e, ERR_INPUT,
 		"the shipped routing trace is not beside the program "
 		"(../share/glmstream/glm52-routing.gltr1)");

@@ -33,18 +33,19 @@ static struct arg_group own_group(struct run_opts *o)
 	const struct arg list[] = {
 		{"prompt", 'p', ARG_STRING, .string = &o->prompt, .value = "TEXT",
 			.help = "answer this and exit"},
-		{"file", 'f', ARG_STRING, .string = &o->file, .value = "FILE",
+		{"file", 'f', ARG_STRING, .string = &o->file, .file = ARG_READS, .value = "FILE",
 			.help = "answer the text of a file and exit (- is stdin)"},
 		{"system", 0, ARG_STRING, .string = &o->system, .value = "TEXT", .help = "system message"},
 		{"think", 0, ARG_CHOICE, .i32 = &o->think, .given = &o->think_given, .words = think_words,
 			.help = "how much the model reasons before it answers", .fallback = "max"},
 		{"raw", 0, ARG_FLAG, .flag = &o->raw,
 			.help = "no chat template: the prompt is rendered text, added tokens in it are tokens"},
-		{"session", 0, ARG_STRING, .string = &o->session, .value = "FILE",
+		{"session", 0, ARG_STRING, .string = &o->session, .file = ARG_UPDATES, .value = "FILE",
 			.help =
 				"go on with the chat in this file, and keep it there after answers and at the end",
 			.fallback = "none"},
-		{"json-schema", 0, ARG_STRING, .string = &o->json_schema, .value = "FILE",
+		{"json-schema", 0, ARG_STRING, .string = &o->json_schema, .file = ARG_READS,
+			.value = "FILE",
 			.help = "every answer is JSON that is valid by the JSON schema in this file"},
 		{"json", 0, ARG_FLAG, .flag = &o->json,
 			.help = "statistics of each answer as a JSON object on stderr"},
@@ -112,6 +113,7 @@ int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 	const char *named = NULL;
 	const struct arg positional[] = {{.kind = ARG_STRING,
 		.string = &named,
+		.file = ARG_READS,
 		.value = "MODEL.gguf",
 		.help = "the same as -m MODEL.gguf"}};
 	const struct args args = {

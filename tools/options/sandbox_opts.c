@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 #include "src/base/sandbox.h"
 #include "src/format/check_values.h"
 #include "src/format/gguf.h"
@@ -49,17 +50,18 @@ static char *folder_of(const char *path)
 	return !slash ? mem_strdup(".") : mem_strndup(path, slash == path ? 1 : (size_t)(slash - path));
 }
 
-/* The folder of a file that is written, also of the one that a link leads to: a file that is
- * replaced needs its folder. */
+/* The folder of a file that is written, also of the one that a link leads to: a file that is made
+ * or replaced needs its folder. */
 static void add_written(struct place_list *l, const char *file)
 {
+	char *target;
 	if (!file)
 		return;
-	char *real = realpath(file, NULL);
 	add_place(l, folder_of(file), SANDBOX_WRITE);
-	if (real)
-		add_place(l, folder_of(real), SANDBOX_WRITE);
-	free(real);
+	if (out_file_target(file, &target, NULL, NULL)) /* said when the file is opened */
+		return;
+	add_place(l, folder_of(target), SANDBOX_WRITE);
+	free(target);
 }
 
 /* A model's file, the other parts of its set, and its check values. */

@@ -3,6 +3,7 @@
 #include "tools/output/report.h"
 
 #include "src/ranks/ranks.h"
+#include "tools/options/file_args.h"
 #include "tools/options/habits.h"
 
 #include <errno.h>
@@ -59,7 +60,7 @@ int report_parse(const struct args *a, int argc, char **argv, struct err *e)
 		fwrite(text.data, 1, text.len, stdout);
 		buf_free(&text);
 	}
-	return rc;
+	return rc ? rc : file_args_check(a, e);
 }
 
 bool report_reader_gone(void)

@@ -15,8 +15,8 @@ void report_error(const struct err *e);
 /* Lines for people, on stderr; the buffer is empty then. Names of files in them move no cursor. */
 void report_notes(struct buf *notes);
 
-/* args_parse; on ARGS_HELP the help has been printed on stdout. Returns 0 (go on), ARGS_HELP (done)
- * or a code. */
+/* args_parse and file_args_check; on ARGS_HELP the help has been printed on stdout. Returns 0 (go
+ * on), ARGS_HELP (done) or a code. */
 int report_parse(const struct args *a, int argc, char **argv, struct err *e);
 
 /* From now on --help hands the table to `sink` instead of printing it; NULL: prints again. */

@@ -425,7 +425,7 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		{"recipe", 0, ARG_STRING, .string = &o.recipe, .value = "NAME",
 			.words = convert_recipe_words(), .given = &o.recipe_given,
 			.help = "types as in glmstream convert: " CONVERT_RECIPES, .fallback = RECIPE_DEFAULT},
-		{"model", 'm', ARG_STRING, .string = &o.model, .value = "FILE",
+		{"model", 'm', ARG_STRING, .string = &o.model, .file = ARG_READS, .value = "FILE",
 			.help = "plan for this file in place of a recipe; only its headers are read"},
 		{"ctx", 'c', ARG_UINT, .u32 = &o.context, .min = 1, .max = INT32_MAX, .value = "N",
 			.given = &o.context_given, .help = "context in tokens, of each session",
@@ -439,8 +439,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 			.help = "GB of the expert cache on the card and in host memory, as --cache-gb and "
 					"--ram-gb of a run",
 			.fallback = "what memory leaves"},
-		{"trace", 0, ARG_STRING, .string = &o.trace, .value = "FILE", .help = "routing to replay",
-			.fallback = "the synthetic one that ships"},
+		{"trace", 0, ARG_STRING, .string = &o.trace, .file = ARG_READS, .value = "FILE",
+			.help = "routing to replay", .fallback = "the synthetic one that ships"},
 	};
 	const struct arg output[] = {
 		{"table", 0, ARG_FLAG, .flag = &o.table,

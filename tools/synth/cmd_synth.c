@@ -286,10 +286,9 @@ static int write_model(struct synth_work *w, struct err *e)
 	if (code || (code = check_free_space(w, e)))
 		return code;
 	interrupt_catch(false);
-	char *partial = mem_printf("%s.partial", o->out);
 	if ((code = gguf_writer_create(w->writer, o->out, false, e)))
 		goto out;
-	const struct synth_job job = {.path = partial,
+	const struct synth_job job = {.path = gguf_writer_partial(w->writer, 0),
 		.pieces = w->pieces,
 		.n_pieces = w->n_pieces,
 		.n_threads = o->jobs,
@@ -303,7 +302,6 @@ static int write_model(struct synth_work *w, struct err *e)
 out:
 	if (code)
 		gguf_writer_discard(w->writer);
-	free(partial);
 	return code;
 }
 
@@ -331,14 +329,14 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 		{"gguf", SYNTH_GGUF}, {"hf", SYNTH_HF}, {"hf-fp8", SYNTH_HF_FP8}, {NULL, 0}};
 	struct convert_type_words types;
 	const struct arg options[] = {
-		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT",
+		{"output", 'o', ARG_STRING, .string = &o->out, .file = ARG_WRITES, .value = "OUT",
 			.help = "file to write, or folder of a checkpoint"},
 		{"format", 0, ARG_CHOICE, .i32 = &o->format, .words = formats,
 			.help = "hf: a Hugging Face checkpoint in BF16 with the released names and shards of "
 					"5 GB; hf-fp8: the same in FP8 with block scales. Types, experts and alias are "
 					"options of a GGUF",
 			.fallback = "gguf"},
-		{"shape", 0, ARG_STRING, .string = &o->shape, .value = "glm-5.2|FILE",
+		{"shape", 0, ARG_STRING, .string = &o->shape, .file = ARG_READS, .value = "glm-5.2|FILE",
 			.help = "the released model, or the shape that a config.json describes",
 			.fallback = "glm-5.2"},
 		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .given = &o->gguf_given,
@@ -365,7 +363,8 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 			.fallback = "each layer has its own"},
 		{"seed", 0, ARG_UINT64, .u64 = &o->seed, .value = "S", .help = "same seed, same bytes",
 			.fallback = "1"},
-		{"tokenizer", 0, ARG_STRING, .string = &o->tokenizer, .value = "FILE.gguf",
+		{"tokenizer", 0, ARG_STRING, .string = &o->tokenizer, .file = ARG_READS,
+			.value = "FILE.gguf",
 			.help = "take the tokenizer from there; tokens of the shape that it lacks are padding",
 			.fallback = "the pocket model"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
@@ -403,8 +402,6 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT is missing");
-	if (o->out && !strcmp(o->out, "-"))
-		return err_set(e, ERR_USAGE, "-o: the name of a file or folder is expected, \"-\" found");
 	if (o->format != SYNTH_GGUF && o->gguf_given)
 		return err_set(e, ERR_USAGE,
 			"--recipe, --experts, --types and --alias are for a GGUF: --format %s has none of them",

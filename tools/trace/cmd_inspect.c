@@ -367,7 +367,7 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	uint32_t context = 0;
 	struct inspect_fits fits;
 	const struct arg options[] = {
-		{"model", 'm', ARG_STRING, .string = &option_model, .value = "FILE",
+		{"model", 'm', ARG_STRING, .string = &option_model, .file = ARG_READS, .value = "FILE",
 			.help = "the same as MODEL"},
 		{"ctx", 'c', ARG_UINT, .u32 = &context, .min = 1, .max = INT32_MAX, .value = "N",
 			.help = "context for which caches are planned",
@@ -382,7 +382,8 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	struct inspect_cluster cluster = {0};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)},
 		inspect_forecast_group(&forecast), inspect_cluster_group(&cluster)};
-	const struct arg positional = {.kind = ARG_STRING, .string = &model, .value = "MODEL"};
+	const struct arg positional = {
+		.kind = ARG_STRING, .string = &model, .file = ARG_READS, .value = "MODEL"};
 	const struct args args = {.command = "glmstream inspect",
 		.usage = "[MODEL] [--tensors] [--trace FILE ...] [--hosts N --cards M --card NAME ...]",
 		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and "

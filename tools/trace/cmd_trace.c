@@ -119,8 +119,11 @@ static int show(int argc, char **argv, struct err *e)
 		{"json", 0, ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	const struct arg_group group = {NULL, options, ARRAY_LEN(options)};
-	const struct arg positional[] = {
-		{.kind = ARG_STRING, .string = &path, .value = "FILE", .required = true}};
+	const struct arg positional[] = {{.kind = ARG_STRING,
+		.string = &path,
+		.file = ARG_READS,
+		.value = "FILE",
+		.required = true}};
 	const struct args args = {.command = "glmstream trace show",
 		.usage = "FILE [--json]",
 		.about =

@@ -480,7 +480,8 @@ static int parse_options(struct simulate_options *o, int argc, char **argv, stru
 			.value = "MS", .help = "computing time of a token", .fallback = "0"},
 	};
 	const struct arg output[] = {
-		{"svg", 0, ARG_STRING, .string = &o->svg, .value = "FILE", .help = "draw the hit rates"},
+		{"svg", 0, ARG_STRING, .string = &o->svg, .file = ARG_WRITES, .value = "FILE",
+			.help = "draw the hit rates"},
 		{"json", 0, ARG_FLAG, .flag = &o->json, .help = "print one JSON object"},
 		{"force", 0, ARG_FLAG, .flag = &o->force,
 			.help = "replace FILE though it is no plot of this program"},
@@ -488,8 +489,11 @@ static int parse_options(struct simulate_options *o, int argc, char **argv, stru
 	const struct arg_group groups[] = {{"Capacity", budget, ARRAY_LEN(budget)},
 		{"Replay", how, ARRAY_LEN(how)}, {"Speed model", model, ARRAY_LEN(model)},
 		{"Output", output, ARRAY_LEN(output)}};
-	const struct arg positional[] = {
-		{.kind = ARG_STRING, .string = &o->path, .value = "FILE", .required = true}};
+	const struct arg positional[] = {{.kind = ARG_STRING,
+		.string = &o->path,
+		.file = ARG_READS,
+		.value = "FILE",
+		.required = true}};
 	const struct args args = {.command = "glmstream trace simulate",
 		.usage = "FILE [options]",
 		.about =

@@ -591,12 +591,12 @@ int cmd_tune(int argc, char **argv, struct err *e)
 	struct tune *t = NEW(struct tune);
 	t->n_new = 128;
 	const struct arg own[] = {
-		{"prompts", 'f', ARG_STRING, .string = &t->prompts, .value = "FILE",
+		{"prompts", 'f', ARG_STRING, .string = &t->prompts, .file = ARG_READS, .value = "FILE",
 			.help = "what the model will be asked, a question on each line",
 			.fallback = "eight general ones"},
 		{NULL, 'n', ARG_UINT, .u32 = &t->n_new, .min = 1, .max = INT32_MAX, .value = "N",
 			.help = "most tokens of an answer, and tokens of a measured run", .fallback = "128"},
-		{"svg", 0, ARG_STRING, .string = &t->svg, .value = "FILE",
+		{"svg", 0, ARG_STRING, .string = &t->svg, .file = ARG_WRITES, .value = "FILE",
 			.help = "draw the modelled speeds"},
 		{"json", 0, ARG_FLAG, .flag = &t->json, .help = "print one JSON object"},
 	};

@@ -37,7 +37,7 @@ struct verify_options {
 static int parse_verify_options(int argc, char **argv, struct verify_options *o, struct err *e)
 {
 	const struct arg options[] = {
-		{"model", 'm', ARG_STRING, .string = &o->option_model, .value = "FILE",
+		{"model", 'm', ARG_STRING, .string = &o->option_model, .file = ARG_READS, .value = "FILE",
 			.help = "the same as MODEL"},
 		{"write", 0, ARG_FLAG, .flag = &o->write,
 			.help = "write the check values of a file that has none into MODEL.gguf.xxh3, where "
@@ -52,7 +52,8 @@ static int parse_verify_options(int argc, char **argv, struct verify_options *o,
 		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress, only errors"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
-	const struct arg positional = {.kind = ARG_STRING, .string = &o->model, .value = "MODEL"};
+	const struct arg positional = {
+		.kind = ARG_STRING, .string = &o->model, .file = ARG_READS, .value = "MODEL"};
 	const struct args args = {.command = "glmstream verify",
 		.usage = "MODEL [--write] [options]",
 		.about = "Reads all weights of a file from the drive and compares them with its check "

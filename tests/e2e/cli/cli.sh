@@ -202,7 +202,7 @@ check "nothing is written" [ ! -e "$work/both" ]
 run dump-logits --ids "$work/ids" -o /dev/null --taps /dev/null
 exits 0
 run export -m "$POCKET" -o -
-error_is_one_sentence 2 '^glmstream: -o: the name of a folder is expected'
+error_is_one_sentence 2 '^glmstream: -o: this output cannot go to stdout'
 run plan --vram-gb 24 --ram-gb 64 -m "$work/missing.gguf"
 error_is_one_sentence 3 'missing.gguf: No such file'
 check "the hint of a plan is of its trace, not of its model" [ "$(grep -c '^hint' "$work/err")" = 0 ]
@@ -235,6 +235,11 @@ check "with a cache they have effect" [ ! -s "$work/err" ]
 run -p x -n 1 --backend cpu --exact-prompts
 exits 0
 check "what is for a card is said to be" grep -q '^backend cpu: --exact-prompts has no effect' "$work/err"
+run -p x -n 1 -q --backend cpu --kv-ram on
+exits 0
+check "so is --kv-ram" grep -q '^warning: no effect on the CPU.*: --kv-ram on$' "$work/err"
+run -p x -n 1 -q --backend cpu --kv-ram auto
+check "but not what it does unasked" [ ! -s "$work/err" ]
 run -f "$work/missing-prompt" -n 1
 error_is_one_sentence 3 missing-prompt
 run -p x -n 1 --cache-gb 0.000001

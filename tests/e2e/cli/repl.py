@@ -3,10 +3,12 @@
 
 What a message really held is seen through /undo, which prints what it takes back.
 """
+import filecmp
 import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -346,6 +348,9 @@ def commands():
     ]:
         shown = c.line(line, answer)
         check(line.decode(), answer in shown, shown)
+    shown = c.line(b"/help", b"Ctrl+C stops")
+    for what in (b"/save --force FILE", b"/exit"):
+        check(f"/help names {what.decode()}", what in shown, shown)
     shown = c.say(b"Define river.")
     check("after all that a question is answered", b" new at " in shown, shown)
     check("NO_COLOR means no colours", not re.search(rb"\x1b\[[0-9;]*m", c.raw), c.raw)
@@ -558,6 +563,16 @@ def taken_back():
     check("a session is replaced by /save", b"2 turns, " in shown, shown)
     c.line(b"/quit", b"/quit")
     check("it leaves with status 0", c.status() == 0, c.raw)
+
+    # the chat's own model
+    model = os.path.join(HOME, "model.gguf")
+    shutil.copyfile(POCKET, model)
+    c = Chat("-m", model, "-n", "4")
+    c.say(b"Define zebra.")
+    shown = c.line(b"/save! " + model.encode(), b"hint: ")
+    check("/save! does not replace the model", b"is an input of this command" in shown, shown)
+    c.line(b"/exit", b"/exit")
+    check("which is as it was", c.status() == 0 and filecmp.cmp(model, POCKET, False), c.raw)
 
     # with --session the file follows the chat
     c = Chat("-n", "12", "--session", two)

@@ -80,7 +80,7 @@ error_is_one_sentence 3 'holds [0-9]+ tokens, the context has room for 20'
 run "${greedy[@]}" --session "$work/no/such/folder/x" -p x
 error_is_one_sentence 3
 run "${greedy[@]}" --session "$work" -p x
-error_is_one_sentence 3 'not a regular file'
+error_is_one_sentence 3 'is a directory, expected a session file'
 run "${greedy[@]}" --session-dir-gb 1 -p x
 error_is_one_sentence 2 'give --session-dir as well'
 

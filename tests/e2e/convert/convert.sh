@@ -420,7 +420,7 @@ ln -s source/tokenizer.json "$work/partial.gguf.partial"
 (cd "$work/source" && sha256sum ./*) >"$work/sums"
 for out in source/model-00001-of-00003.safetensors source/config.json linked.gguf partial.gguf; do
 	run convert "$work/source" -o "$work/$out" --recipe q2 -q --force
-	error_is_one_sentence 3 "${out##*/}.*: is read by this conversion .*: the output needs another name"
+	error_is_one_sentence 2 "${out##*/}.*: is an input of this command; it is not replaced"
 done
 # shellcheck disable=SC2016 # the inner shell expands it
 check "the source is as it was" sh -c 'cd "$0/source" && sha256sum -c --quiet ../sums' "$work"

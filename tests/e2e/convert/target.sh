@@ -176,9 +176,9 @@ error_is_one_sentence 2 '^glmstream: -o: '
 run convert "$work/tiny" -o "$work/no/such.gguf" "${options[@]}" --split-gb 0.001 -q
 error_is_one_sentence 3 'no/such.gguf: cannot be written: No such file'
 run convert "$work/tiny" -o "$work/tiny/config.json" "${options[@]}" -q --force
-error_is_one_sentence 3 'config.json: is read by this conversion'
+error_is_one_sentence 2 'config.json: is an input of this command; it is not replaced'
 run convert "$work/tiny" -o "$work/im.gguf" "${options[@]}" --imatrix "$work/im.gguf" -q --force
-error_is_one_sentence 3 'im.gguf: is read by this conversion'
+error_is_one_sentence 2 'im.gguf: is an input of this command; it is not replaced'
 run convert "$work/tiny" --dry-run --recipe q2 --types '*ffn_dwn*=Q6_K,*ffn_down_exps*=Q3_K,*_norm.weight=Q8_0'
 exits 0
 check "rules of --types without effect are named" [ "$(grep -c '^--types: no matrix has its type by "' "$work/err")" = 2 ]

@@ -1,0 +1,190 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# No output is written over a file that the same command reads, whatever name leads to it, with
+# --force too. Two outputs do not share a file. An output whose name is a link is written to where
+# the link leads. (What else an output may replace: overwrite.sh.)
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+need_pocket
+RUN_LIMIT=200
+tree=$PWD
+cd "$work" || exit 1
+GLMSTREAM=$(realpath "$GLMSTREAM")
+cp "$POCKET" model.gguf
+echo 1 2 3 >ids
+python3 -c "print('Define river. ' * 40)" >text
+echo '{"type": "object"}' >schema.json
+
+# keeps FILE COMMAND...: FILE is read by the command, so it stays as it is: its bytes, its date, its
+# name (also that of a link)
+keeps() {
+	local file=$1 before
+	shift
+	touch -d '2001-01-01' "$file"
+	before=$(stat -c '%i %s %Y %F' "$file" && sha256sum <"$file")
+	run "$@"
+	error_is_one_sentence 2 "${file##*/}: is (an|standard) input of this command; it is not replaced"
+	check "the hint is another name" grep -q '^hint: give the output another name' "$work/err"
+	check "$file is as it was" [ "$before" = "$(stat -c '%i %s %Y %F' "$file" && sha256sum <"$file")" ]
+	check "nothing is left beside it" [ ! -e "$file.partial" ]
+}
+
+has_traces=1
+"$GLMSTREAM" -m model.gguf -p 'Define river.' -n 2 -q --trace t.trace >"$work/out" 2>"$work/err" || has_traces=
+
+short=(-m model.gguf -p 'Define river.' -n 2 --temp 0 --think off -q)
+for force in '' --force; do
+	# the model and what replaces it: its own name, another way to it, a link, a hard link
+	ln -sf model.gguf link.gguf
+	ln -f model.gguf hard.gguf
+	mkdir -p folder
+	cp model.gguf copy.gguf
+	for name in model.gguf ./folder/../model.gguf "$work/model.gguf" link.gguf hard.gguf; do
+		keeps "$name" dump-logits -m model.gguf --ids ids -o "$name" $force
+	done
+	keeps ids dump-logits -m model.gguf --ids ids -o ids $force
+	keeps ids dump-logits -m model.gguf --ids ids -o logits --taps ids $force
+	check "the other output is not begun" [ ! -e logits ]
+	keeps ids dump-logits -m model.gguf --ids - -o ids $force <ids
+	keeps text imatrix -m model.gguf -f text -c 64 --chunks 1 -o text $force
+	keeps model.gguf imatrix -m link.gguf -f text -c 64 --chunks 1 -o model.gguf $force
+	[ $has_traces ] || continue
+	keeps model.gguf "${short[@]}" --trace model.gguf $force
+	keeps model.gguf "${short[@]}" --trace link.gguf $force
+	keeps schema.json "${short[@]}" --json-schema schema.json --trace schema.json $force
+	keeps copy.gguf "${short[@]}" --cache-gb 0.006 --replicas model.gguf,copy.gguf --trace copy.gguf $force
+	keeps t.trace trace simulate t.trace --svg t.trace $force
+	keeps text tune -m model.gguf -f text --svg text $force
+done
+
+# every part of a split model, and every file of a checkpoint
+python3 "$tree/tests/e2e/convert/gen_checkpoint.py" tiny --tokenizer "$tree/tests/data/tokenizer/pocket-tokenizer.json" >gen ||
+	wrong "the generator failed"
+run convert tiny -o split.gguf --recipe q8 --split-gb 0.004 -q
+exits 0
+run imatrix -m tiny -f text -c 64 --chunks 1 -o im.gguf -q
+exits 0
+first=$(echo split-00001-of-*.gguf) second=$(echo split-00002-of-*.gguf) shard=$(echo tiny/*.safetensors | cut -d' ' -f1)
+for force in '' --force; do
+	keeps "$second" dump-logits -m "$first" --ids ids -o "$second" $force
+	keeps "$shard" dump-logits -m tiny --ids ids -o "$shard" $force
+	for name in "$shard" tiny/config.json tiny/tokenizer.json; do
+		keeps "$name" convert tiny -o "$name" --recipe q8 -q $force
+	done
+	keeps tiny/config.json synth --shape tiny/config.json -o tiny/config.json -q $force
+	cp im.gguf c.gguf.journal
+	keeps c.gguf.journal convert tiny -o c.gguf --imatrix c.gguf.journal --recipe q4 -q $force
+done
+
+# the file of a standard stream, to which more is printed
+for fd in 1 2; do
+	echo 'printed before' >printed
+	command=("$GLMSTREAM" dump-logits -m model.gguf --ids ids -o printed --force)
+	[ $fd = 1 ] && "${command[@]}" >>printed 2>err
+	[ $fd = 2 ] && "${command[@]}" >out 2>>printed
+	rc=$? said="dump-logits -o printed $fd>>printed"
+	check "what was printed stays" grep -q 'printed before' printed
+done
+
+# two outputs with one name, whether the file is there or not
+ln -s new.file other.name
+for names in 'new.file new.file' 'new.file ./new.file' 'new.file other.name'; do
+	set -- $names
+	run dump-logits -m model.gguf --ids ids -o "$1" --taps "$2" --force
+	error_is_one_sentence 2 '-o and --taps name the same file'
+	run "${short[@]}" --warm "$1" --session "$2" --force
+	error_is_one_sentence 2 '--session and --warm name the same file'
+	run "${short[@]}" --warm "$1" --trace "$2" --force
+	error_is_one_sentence 2 '--trace and --warm name the same file'
+	check "nothing is begun" [ ! -e new.file -a ! -e new.file.partial ]
+done
+
+# names that are no files: said before the model is opened, and nothing is left
+mkdir -p odd/folder
+names_no_file() { # STATUS WORDS NAME COMMAND...
+	local status=$1 words=$2 name=$3
+	shift 3
+	run "$@" "$name"
+	error_is_one_sentence "$status" "$words"
+	check "the model is not opened" [ "$(grep -c . "$work/err")" -le 2 ]
+	check "nothing is left" [ "$(ls odd) $(ls -A odd/folder)" = 'folder ' ]
+	check "nothing is left here" [ ! -e - -a ! -e .partial -a ! -e odd/folder.partial ]
+}
+loud=(-m model.gguf -p 'Define river.' -n 2 --temp 0 --think off)
+for option in --trace --warm --session; do
+	[ $has_traces ] || [ $option != --trace ] || continue
+	names_no_file 2 "$option: the name of a file is expected, an empty one found" '' "${loud[@]}" $option
+	names_no_file 2 "$option: this output cannot go to stdout" - "${loud[@]}" $option
+	names_no_file 3 'odd/folder: is a directory' odd/folder "${loud[@]}" $option
+done
+for option in -o --taps; do
+	dump=(dump-logits -m model.gguf --ids ids)
+	[ $option = -o ] || dump+=(-o odd/logits)
+	names_no_file 2 "$option: the name of a file is expected, an empty one found" '' "${dump[@]}" $option
+	names_no_file 3 'odd/folder: is a directory' odd/folder "${dump[@]}" $option
+done
+names_no_file 2 '--svg: this output cannot go to stdout' - trace simulate shipped --experts 8 --svg
+names_no_file 2 '-o: this output cannot go to stdout' - imatrix --merge im.gguf -o
+names_no_file 3 'odd/folder: .*not a regular file' odd/folder imatrix --merge im.gguf -o
+names_no_file 3 'odd/folder: is a directory' odd/folder convert tiny --recipe q8 -o
+run dump-logits -m model.gguf --ids ids -o odd/logits --taps -
+exits 0
+check "taps on stdout are alone there" [ "$(grep -c logits_hash "$work/out")" = 0 ]
+last_line_is_json "$work/err" rows
+
+# a pipe that nobody reads is no reason to ignore a signal
+mkfifo pipe
+has_ended() { ! kill -0 "$1" 2>/dev/null; }
+"$GLMSTREAM" dump-logits -m model.gguf --ids ids -o pipe >out 2>err &
+pid=$!
+for _ in $(seq 100); do
+	grep -q verified err && break
+	sleep 0.1
+done
+sleep 0.5
+kill -INT $pid
+for _ in $(seq 50); do
+	kill -0 $pid 2>/dev/null || break
+	sleep 0.1
+done
+check "one signal ends it" has_ended $pid
+kill -KILL $pid 2>/dev/null
+wait $pid
+rc=$? said="dump-logits -o pipe"
+exits 130
+
+# a link is written through: the file behind it is replaced or made, and only if it may be
+mkdir disk links
+via_link() { # COMMAND...: writes links/out.link, which leads to disk/out
+	local made
+	not_notes() { [ "$(head -c 8 disk/out 2>&1 | tr -d '\0')" != 'my notes' ]; }
+	for made in '' 1; do
+		ln -sf ../disk/out links/out.link
+		rm -f disk/out
+		[ -z $made ] || echo 'my notes' >disk/out
+		run "$@" --force
+		exits 0
+		check "out.link is still a link" [ -L links/out.link ]
+		check "the file behind it is written" [ -s disk/out ]
+		check "the notes are replaced" not_notes
+		check "nothing else is there" [ "$(ls -A disk) $(ls -A links)" = 'out out.link' ]
+	done
+	echo 'my notes' >disk/out
+	run "$@"
+	error_is_one_sentence 3 'exists'
+	check "the notes are as they were" grep -q 'my notes' disk/out
+	ln -sf out.link2 links/out.link
+	ln -sf out.link links/out.link2
+	run "$@" --force
+	error_is_one_sentence 3 'out.link: .*[Ll]evels of symbolic links'
+	check "the links are as they were" [ -L links/out.link -a -L links/out.link2 ]
+	rm links/* disk/out
+}
+via_link dump-logits -m model.gguf --ids ids -o links/out.link
+via_link imatrix -m model.gguf -f text -c 64 --chunks 1 -o links/out.link -q
+via_link convert tiny -o links/out.link --recipe q8 -q
+[ $has_traces ] && via_link "${short[@]}" --trace links/out.link
+small_shape num_hidden_layers=5
+via_link synth --shape shape.json -o links/out.link -q
+
+finish
