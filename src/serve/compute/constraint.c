@@ -381,10 +381,23 @@ static int state_behind_call(const struct constraint *f)
 	return f->options.answer ? CALLED : FREE;
 }
 
-void constraint_token(struct constraint *f, int32_t id)
+/* Feeds the grammar. False: it does not take the token. */
+static bool run_token(struct constraint *f, int32_t id)
+{
+	struct text_span s = tokenizer_token(f->tokenizer, id);
+	if (f->options.cancel && atomic_load(f->options.cancel))
+		return true; /* the mask was left unfinished */
+	if (tokenizer_is_added(f->tokenizer, id))
+		return added_allowed(f, id);
+	return s.len && grammar_run_push(f->run, s.data, s.len);
+}
+
+bool constraint_token(struct constraint *f, int32_t id)
 {
 	if (!f->tokenizer)
-		return;
+		return true;
+	if (in_grammar(f) && !run_token(f, id))
+		return false;
 	struct text_span s = tokenizer_token(f->tokenizer, id);
 	if (id == f->end_think)
 		f->reasoning = false;
@@ -396,8 +409,6 @@ void constraint_token(struct constraint *f, int32_t id)
 			f->state = NAME;
 			break;
 		}
-		if (!tokenizer_is_added(f->tokenizer, id) && f->run)
-			grammar_run_push(f->run, s.data, s.len);
 		f->empty = false;
 		break;
 	case FREE:
@@ -445,8 +456,6 @@ void constraint_token(struct constraint *f, int32_t id)
 		f->state = VALUE;
 		break;
 	case VALUE:
-		if (f->run && id != f->end_value)
-			grammar_run_push(f->run, s.data, s.len);
 		if (id == f->end_value) {
 			run_end(f);
 			f->state = AFTER_VALUE;
@@ -460,4 +469,5 @@ void constraint_token(struct constraint *f, int32_t id)
 	default:
 		break;
 	}
+	return true;
 }

@@ -90,7 +90,11 @@ void constraint_fini(struct constraint *f);
 bool constraint_allows(struct constraint *f, int32_t id); /* may this token come next? */
 /* logits [n_valid]: -infinity for what must not come, the others stay. */
 void constraint_mask(struct constraint *f, float *logits, int32_t n_valid);
-void constraint_token(struct constraint *f, int32_t id); /* the token that came */
+/* The token that came. False: the grammar of the schema does not take it, so the answer cannot
+ * become valid. That happens where the limits of grammar_run.h leave no token in a mask. True in
+ * any case once *cancel is true. */
+bool constraint_token(struct constraint *f, int32_t id);
+#define CONSTRAINT_BROKEN "the answer cannot go on within its schema, which is too complex there"
 /* The answer is a whole value of its schema and nothing may follow. */
 bool constraint_complete(const struct constraint *f);
 
