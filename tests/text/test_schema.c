@@ -154,6 +154,12 @@ static const struct text_case cases[] = {
 	 "\"b\"},\"v\":{\"type\":\"null\"}}}],\"discriminator\":{\"propertyName\":\"k\"},\"type\":"
 	 "\"object\"}",
 		{"{\"k\":\"a\"}", "{\"k\":\"b\",\"v\":null}"}, {"{\"k\":\"c\"}", "{}"}, false},
+	{"{\"oneOf\":[{\"$ref\":\"#/$defs/a\"},{\"allOf\":[{\"$ref\":\"#/$defs/"
+	 "base\"},{\"properties\":{\"k\":"
+	 "{\"const\":\"b\"}}}]}],\"$defs\":{\"base\":{\"type\":\"object\",\"required\":[\"k\"]},\"a\":{"
+	 "\"allOf\":"
+	 "[{\"$ref\":\"#/$defs/base\"},{\"properties\":{\"k\":{\"const\":\"a\"}}}]}}}",
+		{"{\"k\":\"a\"}", "{\"k\":\"b\"}"}, {"{\"k\":\"c\"}", "{}"}, false},
 };
 
 /* Made by the first test that needs it, freed by main. */
@@ -258,6 +264,14 @@ static void test_refusals(void **state)
 		{"{\"type\":\"string\",\"pattern\":\"^a$\",\"minLength\":2}", "no value satisfies"},
 		{"false", "no value satisfies"},
 		{"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}",
+			"alternatives 1 and 2 may both"},
+		{"{\"oneOf\":[{\"const\":1},{\"const\":1.0}]}", "alternatives 1 and 2 may both"},
+		{"{\"oneOf\":[{\"enum\":[\"a\"]},{\"enum\":[[{\"k\":2.0}]]},{\"enum\":[[{\"k\":2}],3]}]}",
+			"alternatives 2 and 3 may both"},
+		{"{\"oneOf\":[{\"minimum\":1,\"anyOf\":[{\"type\":\"string\"}]},{\"maximum\":1,\"anyOf\":[{"
+		 "\"type\":\"string\"}]}]}",
+			"alternatives 1 and 2 may both"},
+		{"{\"oneOf\":[{\"type\":\"integer\"},{\"required\":[\"k\"]}],\"properties\":{\"k\":{}}}",
 			"alternatives 1 and 2 may both"},
 		{"{\"type\":\"string\",\"maxLength\":1000000}", "maxLength: at most"},
 		{"{\"enum\":3}", "enum: expected an array"},

@@ -367,7 +367,7 @@ static void compile_listed(struct schema_compiler *c, const struct schema_part *
 		json_t *other;
 		json_array_foreach(values, k, other)
 		{
-			listed = listed || json_equal(other, v);
+			listed = listed || schema_same_value(other, v);
 		}
 		if (listed && (schema_type_of_value(v) & types))
 			build_value(&c->build, v, w->raw, from, to);
@@ -405,6 +405,14 @@ static json_t *keep_made(struct schema_compiler *c, const struct schema_part *w,
 	return NULL;
 }
 
+/* Whether s, or the schema that it refers to, has an allOf: only merged it shows what excludes it
+ * from other alternatives. */
+static bool is_combined(struct schema_compiler *c, const json_t *s)
+{
+	struct err e;
+	return json_object_get(schema_resolve(c->root, s, &e), "allOf");
+}
+
 static void compile_alternatives(struct schema_compiler *c, const struct schema_part *w,
 	const char *keyword, uint32_t from, uint32_t to)
 {
@@ -416,17 +424,16 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			one ? ONE_OF_MAX : SCHEMAS_MAX);
 		return;
 	}
-	json_t *parts = keep_made(c, w, json_array()), *base = NULL;
-	if (schema_constrains(w->schema, keyword)) {
-		base = keep_made(c, w, json_copy((json_t *)w->schema));
-		json_object_del(base, keyword);
-	}
+	json_t *parts = keep_made(c, w, json_array()),
+		   *base = keep_made(c, w, json_copy((json_t *)w->schema));
+	bool merge = schema_constrains(w->schema, keyword);
+	json_object_del(base, keyword);
 	unsigned all = 0;
 	for (size_t i = 0; i < n && !c->failed; i++) {
 		json_t *part = one ? with_discriminator(c, json_array_get(list, i),
 								 json_object_get(w->schema, "discriminator"))
 						   : json_incref(json_array_get(list, i));
-		if (base) {
+		if (merge || (one && is_combined(c, part))) {
 			json_t *both = schema_merge(c->root, base, part, &c->merges_left, c->e);
 			json_decref(part);
 			part = both;
@@ -440,12 +447,16 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			return;
 		}
 		all |= schema_possible_types(c->root, part);
-		for (size_t k = 0; one && k < i; k++)
-			if (!c->failed && !schema_exclude_each_other(c->root, json_array_get(parts, k), part))
+		const struct schema_alternative last = {json_array_get(list, i), part};
+		for (size_t k = 0; one && k < i; k++) {
+			const struct schema_alternative other = {
+				json_array_get(list, k), json_array_get(parts, k)};
+			if (!c->failed && !schema_exclude_each_other(c->root, &other, &last))
 				schema_refuse(c, w,
 					"oneOf: alternatives %zu and %zu may both match one value; where that is "
 					"meant, write anyOf",
 					k + 1, i + 1);
+		}
 	}
 	for (size_t i = 0; i < n && !c->failed; i++) {
 		const json_t *part = json_array_get(parts, i);
