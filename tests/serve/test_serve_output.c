@@ -423,6 +423,30 @@ static enum output_next push_text(struct output *out, const char *text)
 	return next;
 }
 
+/* A free key cannot end where it would be one that the call has; it can be made longer. */
+static void test_free_keys(void **state)
+{
+	(void)state;
+	static const char first[] = "<tool_call>free<arg_key>a</arg_key><arg_value>1</arg_value>"
+								"<arg_key>ab</arg_key><arg_value>2</arg_value><arg_key>a";
+	json_t *tools = json_text_parse(tools_text, strlen(tools_text), false, NULL);
+	const struct output_options o = {.chat = true, .tools = tools};
+	const int32_t end_key = tokenizer_find_added(t, "</arg_key>");
+	struct got g = {0};
+	struct output *out = output_new(&o, t, NULL, on_output, &g);
+	push_text(out, first);
+	assert_false(output_allows(out, end_key));
+	push_text(out, "b");
+	assert_false(output_allows(out, end_key));
+	push_text(out, "c");
+	assert_true(output_allows(out, end_key));
+	push_text(out, "</arg_key><arg_value>3</arg_value></tool_call><tool_call>free<arg_key>a");
+	assert_true(output_allows(out, end_key)); /* another call */
+	output_free(out);
+	got_free(&g);
+	json_decref(tools);
+}
+
 /* A token that the grammar does not take, which an empty mask lets through, fails the answer: of
  * the answer's schema and of a strict argument's. It is not given out. A cancelled answer ends
  * anyway. */
@@ -488,6 +512,7 @@ int main(void)
 		cmocka_unit_test(test_no_calls),
 		cmocka_unit_test(test_calls_before_answer),
 		cmocka_unit_test(test_own_calls),
+		cmocka_unit_test(test_free_keys),
 		cmocka_unit_test(test_broken_schema),
 	};
 	return cmocka_run_group_tests(tests, serve_output_setup, serve_output_teardown);
