@@ -424,6 +424,55 @@ static void test_random_walks(void **state)
 	}
 }
 
+/* A key comes once in each object, however it is spelled, unless its pattern leaves no other way
+ * on; so it is for single tokens and for masks. */
+static void test_unique_keys(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *schema, *begun, *next;
+		bool allowed, argument;
+	} list[] = {
+		{NULL, "{\"a\":1,\"a", "\"", false, false},
+		{NULL, "{\"a\":1,\"a", "b\"", true, false},
+		{NULL, "{\"a\":1,\"\\u0061", "\"", false, false},
+		{NULL, "{\"\\u00e9\\n\":1,\"\xc3\xa9\\u000a", "\":", false, false},
+		{NULL, "{\"\\ud83d\\ude00\":1,\"\xf0\x9f\x98\x80", "\"", false, false},
+		{NULL, "{\"a\":{\"a", "\"", true, false},
+		{NULL, "{\"a\":{\"b\":[{\"c\":1}],\"c\":\"}\"},\"c\":2,\"b\":3,\"a", "\"", false, false},
+		{NULL, "{\"a\":[\"a", "\"", true, false},
+		{NULL, "{\"a\":[{\"a\":1},{\"a", "\"", true, false},
+		{NULL, "{\"a\":1,\"b\":\"a", "\"", true, false},
+		{NULL, "{\"\":1", ",\"\":", false, false},
+		{"{\"properties\":{\"a\":{}},\"additionalProperties\":{\"type\":\"null\"}}",
+			"{\"a\":1,\"b\":null,\"b", "\"", false, false},
+		{"{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[ab]$\"}}", "{\"a\":1,\"a", "\"",
+			true, false},
+		{"{\"type\":\"object\"}", "{\"a\":1,\"a", "\"", false, true},
+		{"{\"type\":[\"object\",\"string\"]}", "{\"a\":1,\"a", "\"", true, true},
+	};
+	struct tokenizer *t = glm_tokenizer();
+	struct token_trie *tokens = token_trie_new(t);
+	for (size_t i = 0; i < ARRAY_LEN(list); i++) {
+		struct schema *s = compiled(list[i].schema, list[i].argument);
+		struct grammar_run *r = grammar_run_new(schema_grammar(s), tokens);
+		const char *next = list[i].next;
+		assert_true(grammar_run_push(r, list[i].begun, strlen(list[i].begun)));
+		if (grammar_run_allows(r, next, strlen(next)) != list[i].allowed)
+			fail_msg("%s behind %s", next, list[i].begun);
+		const uint64_t *mask = grammar_run_mask(r);
+		for (int32_t id = 0; id < (int32_t)tokenizer_n_tokens(t); id++) {
+			struct text_span span = tokenizer_token(t, id);
+			if (span.len == strlen(next) && !memcmp(span.data, next, span.len))
+				assert_int_equal(mask[id / 64] >> id % 64 & 1, list[i].allowed);
+		}
+		assert_int_equal(grammar_run_push(r, next, strlen(next)), list[i].allowed);
+		grammar_run_free(r);
+		schema_free(s);
+	}
+	token_trie_free(tokens);
+}
+
 /* A mask has exactly the tokens that the walk takes one by one. */
 static void test_masks(void **state)
 {
@@ -560,6 +609,7 @@ int main(void)
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_hostile),
 		cmocka_unit_test(test_random_walks),
+		cmocka_unit_test(test_unique_keys),
 		cmocka_unit_test(test_masks),
 		cmocka_unit_test(test_cost),
 	};

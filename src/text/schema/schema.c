@@ -584,6 +584,8 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 		}
 		compile_one(&c, c.list[c.next++]);
 	}
+	if (form == SCHEMA_ARGUMENT && (schema_possible_types(root, part) & SCHEMA_STRING))
+		c.g->unique_keys = false; /* the text is a string as it is, or null */
 	int rc = c.failed ? ERR_INPUT : grammar_finish(c.g, rule, c.e);
 	for (size_t i = 0; i < c.n_list; i++)
 		free(c.list[i].path);

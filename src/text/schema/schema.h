@@ -6,7 +6,8 @@
  * Every text of the grammar is valid; not every valid text is in it. What is fixed: properties come
  * in the order of the schema, those that it does not name behind them; keys and the strings of enum
  * and const have one spelling; numbers have at most 18 digits before the point and 16 behind it;
- * white space is at most one blank, or one line feed and 40 blanks or tabs, where JSON writers put
+ * keys come once in an object, unless the pattern of its keys leaves no other; white space is at
+ * most one blank, or one line feed and 40 blanks or tabs, where JSON writers put
  * it. A schema without "type" that has keywords of one type means that type.
  *
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one

@@ -254,6 +254,7 @@ void schema_compile_object(
 		some = next_some;
 	}
 	if (other_values(c, w, &pattern, &rule)) {
+		g->unique_keys = true;
 		struct char_nfa keys;
 		uint32_t key_rule = grammar_rule(g);
 		uint32_t start = g->rules[key_rule].start, end = g->rules[key_rule].final;
