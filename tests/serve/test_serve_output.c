@@ -423,6 +423,29 @@ static enum output_next push_text(struct output *out, const char *text)
 	return next;
 }
 
+/* A tool that says that it takes no arguments gets none, also where it names no properties. */
+static void test_no_arguments(void **state)
+{
+	(void)state;
+	static const char *const parameters[] = {"{\"additionalProperties\":false}",
+		"{\"properties\":{}}", "{}", "{\"additionalProperties\":true}"};
+	const int32_t key = tokenizer_find_added(t, "<arg_key>"),
+				  end_call = tokenizer_find_added(t, "</tool_call>");
+	for (size_t i = 0; i < ARRAY_LEN(parameters); i++) {
+		json_t *tools = json_pack("[{s:s, s:o}]", "name", "f", "parameters",
+			json_text_parse(parameters[i], strlen(parameters[i]), false, NULL));
+		const struct output_options o = {.chat = true, .tools = tools};
+		struct got g = {0};
+		struct output *out = output_new(&o, t, NULL, on_output, &g);
+		push_text(out, "<tool_call>f");
+		assert_int_equal(output_allows(out, key), i >= 2);
+		assert_true(output_allows(out, end_call));
+		output_free(out);
+		got_free(&g);
+		json_decref(tools);
+	}
+}
+
 /* A free key cannot end where it would be one that the call has; it can be made longer. */
 static void test_free_keys(void **state)
 {
@@ -512,6 +535,7 @@ int main(void)
 		cmocka_unit_test(test_no_calls),
 		cmocka_unit_test(test_calls_before_answer),
 		cmocka_unit_test(test_own_calls),
+		cmocka_unit_test(test_no_arguments),
 		cmocka_unit_test(test_free_keys),
 		cmocka_unit_test(test_broken_schema),
 	};

@@ -193,7 +193,8 @@ static void call_chosen(const struct constraint *f, bool *keys, bool *end)
 {
 	const json_t *p = json_object_get(find_tool(f, buf_str(&f->so_far)), "parameters");
 	const json_t *properties = json_object_get(p, "properties");
-	*keys = !json_is_object(properties) || json_object_size(properties);
+	*keys = json_is_object(properties) ? json_object_size(properties)
+									   : !json_is_false(json_object_get(p, "additionalProperties"));
 	*end = !json_array_size(json_object_get(p, "required")) || !*keys;
 }
 

@@ -9,7 +9,7 @@
  *   tool_choice required a call opens as soon as the reasoning ends.
  * - A call names one of the tools. Its keys are those of the tool's schema, each once; it can close
  *   when all required ones are there. If the schema names no keys, they are free, but none comes
- *   twice.
+ *   twice; with empty properties, or none and additionalProperties false, there are none.
  * - The values of strict arguments follow their schemas, other values are free.
  *
  * Answers with a schema: the reasoning is free, then the text follows the schema, unless the model
