@@ -241,9 +241,31 @@ static void bound_of(
 		bound = y;
 		open = has = true;
 	}
+	if (has && (max ? -bound : bound) >= NUMBER_TOO_LARGE)
+		schema_refuse(c, w, "%s: only numbers of at most 18 digits before the point are supported",
+			max ? "maximum" : "minimum");
 	*(max ? &r->has_max : &r->has_min) = has;
 	*(max ? &r->exclusive_max : &r->exclusive_min) = open;
 	*(max ? &r->max : &r->min) = bound;
+}
+
+/* False: "multipleOf" is not among the numbers that number_range.h takes. */
+static bool multiple_of(const json_t *v, struct number_range *r)
+{
+	double m = json_number_value(v);
+	char text[64];
+	if (!json_is_number(v) || m <= 0 || m > NUMBER_MULTIPLE_MAX)
+		return false;
+	for (uint32_t places = 0; places <= NUMBER_PLACES_MAX; places++) {
+		snprintf(text, sizeof text, "%.*f", (int)places, m);
+		if (strtod(text, NULL) != m)
+			continue;
+		double scaled = round(m * pow(10, places));
+		r->multiple_of = (uint32_t)scaled;
+		r->multiple_places = places;
+		return scaled <= NUMBER_MULTIPLE_MAX;
+	}
+	return false;
 }
 
 static void compile_number(
@@ -253,14 +275,12 @@ static void compile_number(
 	struct number_range r = {.whole = whole};
 	bound_of(c, w, false, &r);
 	bound_of(c, w, true, &r);
-	double m = json_number_value(multiple);
-	if (multiple &&
-		(!json_is_number(multiple) || m < 1 || m > NUMBER_MULTIPLE_MAX || m != floor(m)))
-		schema_refuse(
-			c, w, "multipleOf: only whole numbers of 1 to %d are supported", NUMBER_MULTIPLE_MAX);
+	if (multiple && !multiple_of(multiple, &r))
+		schema_refuse(c, w,
+			"multipleOf: only 1 to %d, also divided by a power of ten up to 1e%d, are supported",
+			NUMBER_MULTIPLE_MAX, NUMBER_PLACES_MAX);
 	if (c->failed)
 		return;
-	r.multiple_of = (uint32_t)m;
 	if (!r.has_min && !r.has_max && !multiple) {
 		grammar_call(c->g, from, to, build_common(&c->build, whole ? RULE_INTEGER : RULE_NUMBER));
 		return;

@@ -13,9 +13,10 @@
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one
  * pattern), propertyNames, items, prefixItems, additionalItems, minItems, maxItems, uniqueItems
  * (false, or at most one item), minLength, maxLength, pattern, format, minimum, maximum,
- * exclusiveMinimum, exclusiveMaximum, multipleOf (whole numbers), anyOf, oneOf (alternatives that
- * exclude each other by type or by a constant property), allOf (that can be merged), $ref to a
- * place in the same document, also recursive. Annotations (title, description, default, examples,
+ * exclusiveMinimum, exclusiveMaximum, multipleOf (1 to 1000, also divided by a power of ten up to
+ * 1e9), anyOf, oneOf (alternatives that exclude each other by type or by a constant property),
+ * allOf (that can be merged), $ref to a place in the same document, also recursive. Annotations
+ * (title, description, default, examples,
  * ...) count for nothing. Every other keyword is refused by name: an answer that might break it is
  * not valid.
  *
