@@ -121,7 +121,8 @@ static bool typed_value(struct chat_text text, unsigned mask, struct buf *out)
 	unsigned kind = t.data[0] == '[' ? TYPE_ARRAY : t.data[0] == '{' ? TYPE_OBJECT : 0;
 	if (!kind || (mask && !(mask & kind)))
 		return false;
-	json_t *v = json_text_parse(t.data, t.len, false, NULL);
+	json_t *v = NULL;
+	json_parse(t.data, t.len, JSON_ALLOW_NUL, &v, NULL); /* of repeated keys the last counts */
 	if (v)
 		json_text_dump(v, out);
 	json_decref(v);

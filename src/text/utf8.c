@@ -99,30 +99,23 @@ unsigned utf8_decode(const char *p, size_t *len)
 	return (s[0] & 7u) << 18 | (s[1] & 63u) << 12 | (s[2] & 63u) << 6 | (s[3] & 63u);
 }
 
+size_t utf8_encode(char *out, unsigned c)
+{
+	if (c < 0x80) {
+		out[0] = (char)c;
+		return 1;
+	}
+	size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+	for (size_t i = n; --i; c >>= 6)
+		out[i] = (char)(0x80 | (c & 63));
+	out[0] = (char)((n == 2 ? 0xc0 : n == 3 ? 0xe0 : 0xf0) | c);
+	return n;
+}
+
 void utf8_append(struct buf *b, unsigned c)
 {
 	char s[4];
-	size_t n;
-	if (c < 0x80) {
-		s[0] = (char)c;
-		n = 1;
-	} else if (c < 0x800) {
-		s[0] = (char)(0xc0 | c >> 6);
-		s[1] = (char)(0x80 | (c & 63));
-		n = 2;
-	} else if (c < 0x10000) {
-		s[0] = (char)(0xe0 | c >> 12);
-		s[1] = (char)(0x80 | (c >> 6 & 63));
-		s[2] = (char)(0x80 | (c & 63));
-		n = 3;
-	} else {
-		s[0] = (char)(0xf0 | c >> 18);
-		s[1] = (char)(0x80 | (c >> 12 & 63));
-		s[2] = (char)(0x80 | (c >> 6 & 63));
-		s[3] = (char)(0x80 | (c & 63));
-		n = 4;
-	}
-	buf_append(b, s, n);
+	buf_append(b, s, utf8_encode(s, c));
 }
 
 void utf8_stream_push(struct utf8_stream *s, const char *p, size_t n, struct buf *out)

@@ -409,6 +409,123 @@ static void test_calls_before_answer(void **state)
 	free(logits);
 }
 
+/* The results of pushing the tokens of `text`: GO_ON for all but the last, which is returned. */
+static enum output_next push_text(struct output *out, const char *text)
+{
+	struct token_ids ids = {0};
+	enum output_next next = OUTPUT_GO_ON;
+	assert_int_equal(tokenizer_encode(t, text, strlen(text), TOKENIZER_PARSE_ADDED, &ids, NULL), 0);
+	for (size_t i = 0; i < ids.n; i++) {
+		assert_int_equal(next, OUTPUT_GO_ON);
+		next = output_push(out, ids.data[i], NULL, n_valid);
+	}
+	token_ids_free(&ids);
+	return next;
+}
+
+/* A tool that says that it takes no arguments gets none, also where it names no properties. */
+static void test_no_arguments(void **state)
+{
+	(void)state;
+	static const char *const parameters[] = {"{\"additionalProperties\":false}",
+		"{\"properties\":{}}", "{}", "{\"additionalProperties\":true}"};
+	const int32_t key = tokenizer_find_added(t, "<arg_key>"),
+				  end_call = tokenizer_find_added(t, "</tool_call>");
+	for (size_t i = 0; i < ARRAY_LEN(parameters); i++) {
+		json_t *tools = json_pack("[{s:s, s:o}]", "name", "f", "parameters",
+			json_text_parse(parameters[i], strlen(parameters[i]), false, NULL));
+		const struct output_options o = {.chat = true, .tools = tools};
+		struct got g = {0};
+		struct output *out = output_new(&o, t, NULL, on_output, &g);
+		push_text(out, "<tool_call>f");
+		assert_int_equal(output_allows(out, key), i >= 2);
+		assert_true(output_allows(out, end_call));
+		output_free(out);
+		got_free(&g);
+		json_decref(tools);
+	}
+}
+
+/* A free key cannot end where it would be one that the call has; it can be made longer. */
+static void test_free_keys(void **state)
+{
+	(void)state;
+	static const char first[] = "<tool_call>free<arg_key>a</arg_key><arg_value>1</arg_value>"
+								"<arg_key>ab</arg_key><arg_value>2</arg_value><arg_key>a";
+	json_t *tools = json_text_parse(tools_text, strlen(tools_text), false, NULL);
+	const struct output_options o = {.chat = true, .tools = tools};
+	const int32_t end_key = tokenizer_find_added(t, "</arg_key>");
+	struct got g = {0};
+	struct output *out = output_new(&o, t, NULL, on_output, &g);
+	push_text(out, first);
+	assert_false(output_allows(out, end_key));
+	push_text(out, "b");
+	assert_false(output_allows(out, end_key));
+	push_text(out, "c");
+	assert_true(output_allows(out, end_key));
+	push_text(out, "</arg_key><arg_value>3</arg_value></tool_call><tool_call>free<arg_key>a");
+	assert_true(output_allows(out, end_key)); /* another call */
+	output_free(out);
+	got_free(&g);
+	json_decref(tools);
+}
+
+/* A token that the grammar does not take, which an empty mask lets through, fails the answer: of
+ * the answer's schema and of a strict argument's. It is not given out. A cancelled answer ends
+ * anyway. */
+static void test_broken_schema(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *good, *bad;
+		bool cancelled;
+		enum output_next next;
+	} cases[] = {
+		{"12", "x", false, OUTPUT_INVALID},
+		{"12", "</tool_call>", false, OUTPUT_INVALID},
+		{"12", "<tool_call>", false, OUTPUT_INVALID},
+		{"12", "x", true, OUTPUT_GO_ON},
+		{"<tool_call>get_weather<arg_key>days</arg_key><arg_value>1", "x", false, OUTPUT_INVALID},
+		{"<tool_call>get_weather<arg_key>days</arg_key><arg_value>", "</arg_value>", false,
+			OUTPUT_INVALID},
+		{"<tool_call>get_weather<arg_key>days</arg_key><arg_value>1", "</arg_value>", false,
+			OUTPUT_GO_ON},
+	};
+	struct err e = {0};
+	json_t *tools = json_text_parse(tools_text, strlen(tools_text), false, NULL);
+	json_t *v = json_pack("{s:s}", "type", "integer");
+	struct token_trie *trie = token_trie_new(t);
+	struct schema *answer, *days;
+	assert_int_equal(schema_compile(v, v, SCHEMA_JSON, &answer, &e), 0);
+	assert_int_equal(schema_compile(v, v, SCHEMA_ARGUMENT, &days, &e), 0);
+	char tool[] = "get_weather", key[] = "days";
+	struct constraint_argument strict = {tool, key, days};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		const struct output_options o = {.chat = true,
+			.tools = tools,
+			.answer = answer,
+			.strict = &strict,
+			.n_strict = 1,
+			.tokens = trie};
+		struct got g = {0};
+		atomic_bool cancel = cases[i].cancelled;
+		struct output *out = output_new(&o, t, &cancel, on_output, &g);
+		assert_int_equal(push_text(out, cases[i].good), OUTPUT_GO_ON);
+		if (push_text(out, cases[i].bad) != cases[i].next)
+			fail_msg("%s behind %s", cases[i].bad, cases[i].good);
+		output_finish(out, false);
+		if (cases[i].next == OUTPUT_INVALID)
+			assert_false(strchr(buf_str(&g.text), 'x') || strchr(buf_str(&g.arguments), 'x'));
+		output_free(out);
+		got_free(&g);
+	}
+	schema_free(days);
+	schema_free(answer);
+	token_trie_free(trie);
+	json_decref(v);
+	json_decref(tools);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -418,6 +535,9 @@ int main(void)
 		cmocka_unit_test(test_no_calls),
 		cmocka_unit_test(test_calls_before_answer),
 		cmocka_unit_test(test_own_calls),
+		cmocka_unit_test(test_no_arguments),
+		cmocka_unit_test(test_free_keys),
+		cmocka_unit_test(test_broken_schema),
 	};
 	return cmocka_run_group_tests(tests, serve_output_setup, serve_output_teardown);
 }

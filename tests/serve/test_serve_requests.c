@@ -368,6 +368,52 @@ static void test_serve_requests_refused(void **state)
 	buf_free(&deep);
 }
 
+/* Parameters of strict tools that calls cannot be held to, and some that look like it. */
+static void test_strict_parameters(void **state)
+{
+	(void)state;
+	static const char body[] =
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":\"function\","
+		"\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":%s}}]}";
+	static const char *const bad[][2] = {
+		{"{\"type\":\"string\"}", "tools: f: the parameters are an object, which their type"},
+		{"{\"type\":[\"null\",\"array\"],\"properties\":{}}", "which their type does not allow"},
+		{"[]", "tools: f: parameters: expected an object, found an array"},
+		{"{\"type\":\"objekt\"}", "which their type does not allow"},
+		{"{\"type\":\"object\",\"properties\":[\"a\"]}",
+			"properties: expected an object, found an"},
+		{"{\"properties\":{\"a\":{}},\"required\":true}",
+			"required: expected an array, found a boolean"},
+		{"{\"properties\":{\"\":{}},\"required\":[\"\"]}", "\"\" is required but not among"},
+		{"{\"properties\":{\"a\":{}},\"required\":[\"b\"]}", "\"b\" is required but not among"},
+		{"{\"additionalProperties\":{\"type\":\"integer\"}}",
+			"additionalProperties: a schema without properties is not supported"},
+		{"{\"properties\":{},\"propertyNames\":{\"maxLength\":1}}", "\"propertyNames\" beside"},
+		{"{\"properties\":{\"a\":{}},\"minProperties\":1}", "\"minProperties\" beside"},
+	};
+	static const char *const good[] = {
+		"{\"type\":\"object\"}",
+		"{\"type\":[\"object\",\"null\"],\"properties\":{\"a\":{}},\"required\":[]}",
+		"{\"additionalProperties\":false}",
+		"{\"additionalProperties\":{}}",
+		"{\"properties\":{\"a\":{}},\"additionalProperties\":{\"type\":\"integer\"}}",
+		"{\"$comment\":\"c\",\"deprecated\":true,\"x-order\":1,\"properties\":{\"a\":{}}}",
+		"null",
+	};
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		char *text = mem_printf(body, bad[i][0]);
+		refuse(&api_chat, text, 400, bad[i][1]);
+		free(text);
+	}
+	for (size_t i = 0; i < ARRAY_LEN(good); i++) {
+		struct request r;
+		char *text = mem_printf(body, good[i]);
+		serve_requests_parse(&api_chat, text, &r);
+		request_fini(&r);
+		free(text);
+	}
+}
+
 /* What stands where another kind of value is expected, in each API's own shapes. MESSAGES and INPUT
  * begin a body that is fine but for what follows. */
 #define MESSAGES "{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
@@ -606,6 +652,7 @@ int main(void)
 		cmocka_unit_test(test_prompts),
 		cmocka_unit_test(test_members),
 		cmocka_unit_test(test_serve_requests_refused),
+		cmocka_unit_test(test_strict_parameters),
 		cmocka_unit_test(test_shapes_refused),
 		cmocka_unit_test(test_known_turns),
 		cmocka_unit_test(test_turn_store),

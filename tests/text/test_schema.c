@@ -73,6 +73,25 @@ static const struct text_case cases[] = {
 	{"{\"type\":\"number\",\"minimum\":0.5,\"exclusiveMaximum\":2}", {"0.5", "0.50", "1", "1.999"},
 		{"0.4", "2", "2.0", "0", "-1", "0.49"}, false},
 	{"{\"type\":\"number\",\"exclusiveMinimum\":0}", {"0.001", "12345"}, {"0", "0.0", "-1"}, false},
+	{"{\"type\":\"number\",\"minimum\":-0.0,\"maximum\":0.00001}", {"0", "0.0", "0.00001"},
+		{"0.00002", "-0.00001", "-1", "1"}, false},
+	{"{\"type\":\"number\",\"exclusiveMaximum\":-0.0}", {"-0.5", "-3"}, {"0", "0.0", "1", "-0.0"},
+		false},
+	{"{\"type\":\"number\",\"minimum\":5e-324}", {"0.000001", "1"}, {"0", "0.0", "-1"}, false},
+	{"{\"type\":\"number\",\"maximum\":1e-300}", {"0", "-0.1"}, {"0.1", "0.00000000000001"}, false},
+	{"{\"type\":\"number\",\"maximum\":1e17}", {"1.76", "-3.5", "100000000000000000", "0.000075"},
+		{"100000000000000001", "100000000000000000.5"}, false},
+	{"{\"type\":\"number\",\"exclusiveMinimum\":-1e18}", {"-999999999999999000", "1.5"},
+		{"-999999999999999999"}, false},
+	{"{\"type\":\"number\",\"exclusiveMinimum\":0.1,\"exclusiveMaximum\":0.3}",
+		{"0.2", "0.11", "0.299"}, {"0.1", "0.10", "0.3", "0", "1"}, false},
+	{"{\"type\":\"number\",\"minimum\":0.3333333333333333}", {"0.33333333333334", "1"},
+		{"0.33333333333333", "0.3"}, false},
+	{"{\"type\":\"number\",\"multipleOf\":0.01}", {"1.25", "3", "0.5", "-7.10"},
+		{"1.255", "1.250", "1e2"}, false},
+	{"{\"type\":\"number\",\"multipleOf\":0.25,\"minimum\":1}", {"1", "1.25", "1.5", "12.75"},
+		{"0.75", "1.2", "1.24", "1.05"}, false},
+	{"{\"type\":\"integer\",\"multipleOf\":1.5}", {"3", "0", "-6"}, {"1.5", "1", "4.5"}, false},
 	{"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\",\"maxLength\":1}]}", {"1", "\"a\""},
 		{"\"ab\"", "true"}, false},
 	{"{\"oneOf\":[{\"$ref\":\"#/$defs/a\"},{\"$ref\":\"#/$defs/b\"}],\"$defs\":{"
@@ -113,6 +132,10 @@ static const struct text_case cases[] = {
 	{"{\"type\":\"object\",\"properties\":{\"ab\":{}},\"propertyNames\":{\"maxLength\":2}}",
 		{"{\"ab\":1,\"x\":2}"}, {"{\"abc\":1}"}, false},
 	{"{\"type\":\"object\",\"propertyNames\":false}", {"{}"}, {"{\"a\":1}"}, false},
+	{"{\"type\":\"object\",\"propertyNames\":{\"type\":\"integer\"}}", {"{}"},
+		{"{\"a\":1}", "{\"1\":1}"}, false},
+	{"{\"type\":\"object\",\"propertyNames\":{\"type\":[\"null\",\"string\"],\"minimum\":3}}",
+		{"{\"a\":1}"}, {"{a:1}"}, false},
 	{"{\"type\":\"string\",\"pattern\":\"^[\\\\w.-]+@\\\\S+\\\\s\\\\D$\"}", {"\"a_Z9.-@x x\""},
 		{"\"a@x xx\"", "\"a@ x\"", "\"@x x\"", "\"a@x 1\""}, false},
 	{"{\"type\":\"string\",\"pattern\":\"^\\\\W[^\\\\d\\\\s]\\\\x41\\\\u00e9\\\\.\\\\/$\"}",
@@ -154,6 +177,12 @@ static const struct text_case cases[] = {
 	 "\"b\"},\"v\":{\"type\":\"null\"}}}],\"discriminator\":{\"propertyName\":\"k\"},\"type\":"
 	 "\"object\"}",
 		{"{\"k\":\"a\"}", "{\"k\":\"b\",\"v\":null}"}, {"{\"k\":\"c\"}", "{}"}, false},
+	{"{\"oneOf\":[{\"$ref\":\"#/$defs/a\"},{\"allOf\":[{\"$ref\":\"#/$defs/"
+	 "base\"},{\"properties\":{\"k\":"
+	 "{\"const\":\"b\"}}}]}],\"$defs\":{\"base\":{\"type\":\"object\",\"required\":[\"k\"]},\"a\":{"
+	 "\"allOf\":"
+	 "[{\"$ref\":\"#/$defs/base\"},{\"properties\":{\"k\":{\"const\":\"a\"}}}]}}}",
+		{"{\"k\":\"a\"}", "{\"k\":\"b\"}"}, {"{\"k\":\"c\"}", "{}"}, false},
 };
 
 /* Made by the first test that needs it, freed by main. */
@@ -246,7 +275,11 @@ static void test_refusals(void **state)
 		{"{\"type\":\"string\",\"pattern\":\"(\"}", "a group has no end"},
 		{"{\"type\":\"string\",\"pattern\":\"((a{1000}){1000}){1000}\"}", "too many states"},
 		{"{\"type\":\"string\",\"format\":\"regex\"}", "the format \"regex\" is not supported"},
-		{"{\"type\":\"number\",\"multipleOf\":0.1}", "multipleOf"},
+		{"{\"type\":\"number\",\"multipleOf\":0}", "multipleOf: only 1 to 1000, also divided"},
+		{"{\"type\":\"number\",\"multipleOf\":12.345}", "multipleOf: only"},
+		{"{\"type\":\"number\",\"multipleOf\":1001}", "multipleOf: only"},
+		{"{\"type\":\"number\",\"minimum\":1e19}", "minimum: only numbers of at most 18 digits"},
+		{"{\"type\":\"number\",\"maximum\":-1e18}", "maximum: only numbers of at most 18 digits"},
 		{"{\"$ref\":\"https://example.com/x\"}", "only references of the form #/"},
 		{"{\"$ref\":\"#/$defs/x\"}", "there is nothing at this place"},
 		{"{\"$ref\":\"#\"}", "references in a row"},
@@ -259,10 +292,22 @@ static void test_refusals(void **state)
 		{"false", "no value satisfies"},
 		{"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}",
 			"alternatives 1 and 2 may both"},
+		{"{\"oneOf\":[{\"const\":1},{\"const\":1.0}]}", "alternatives 1 and 2 may both"},
+		{"{\"oneOf\":[{\"enum\":[\"a\"]},{\"enum\":[[{\"k\":2.0}]]},{\"enum\":[[{\"k\":2}],3]}]}",
+			"alternatives 2 and 3 may both"},
+		{"{\"oneOf\":[{\"minimum\":1,\"anyOf\":[{\"type\":\"string\"}]},{\"maximum\":1,\"anyOf\":[{"
+		 "\"type\":\"string\"}]}]}",
+			"alternatives 1 and 2 may both"},
+		{"{\"oneOf\":[{\"type\":\"integer\"},{\"required\":[\"k\"]}],\"properties\":{\"k\":{}}}",
+			"alternatives 1 and 2 may both"},
 		{"{\"type\":\"string\",\"maxLength\":1000000}", "maxLength: at most"},
 		{"{\"enum\":3}", "enum: expected an array"},
 		{"{\"properties\":{\"abc\":{}},\"propertyNames\":{\"maxLength\":2}}",
 			"propertyNames: the property \"abc\" is not among them"},
+		{"{\"properties\":{\"abc\":{}},\"propertyNames\":{\"type\":\"object\"}}",
+			"propertyNames: the property \"abc\" is not among them"},
+		{"{\"propertyNames\":{\"not\":{\"const\":\"a\"}}}", "propertyNames: only enum"},
+		{"{\"propertyNames\":{\"type\":\"text\"}}", "propertyNames: only enum"},
 		{"{\"properties\":{\"a\":{}},\"required\":true}", "required: expected an array"},
 		{"{\"allOf\":{\"type\":\"null\"}}", "allOf: expected an array"},
 		{"{\"allOf\":[{\"additionalProperties\":false,\"type\":\"object\"},"
@@ -410,6 +455,55 @@ static void test_random_walks(void **state)
 	}
 }
 
+/* A key comes once in each object, however it is spelled, unless its pattern leaves no other way
+ * on; so it is for single tokens and for masks. */
+static void test_unique_keys(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *schema, *begun, *next;
+		bool allowed, argument;
+	} list[] = {
+		{NULL, "{\"a\":1,\"a", "\"", false, false},
+		{NULL, "{\"a\":1,\"a", "b\"", true, false},
+		{NULL, "{\"a\":1,\"\\u0061", "\"", false, false},
+		{NULL, "{\"\\u00e9\\n\":1,\"\xc3\xa9\\u000a", "\":", false, false},
+		{NULL, "{\"\\ud83d\\ude00\":1,\"\xf0\x9f\x98\x80", "\"", false, false},
+		{NULL, "{\"a\":{\"a", "\"", true, false},
+		{NULL, "{\"a\":{\"b\":[{\"c\":1}],\"c\":\"}\"},\"c\":2,\"b\":3,\"a", "\"", false, false},
+		{NULL, "{\"a\":[\"a", "\"", true, false},
+		{NULL, "{\"a\":[{\"a\":1},{\"a", "\"", true, false},
+		{NULL, "{\"a\":1,\"b\":\"a", "\"", true, false},
+		{NULL, "{\"\":1", ",\"\":", false, false},
+		{"{\"properties\":{\"a\":{}},\"additionalProperties\":{\"type\":\"null\"}}",
+			"{\"a\":1,\"b\":null,\"b", "\"", false, false},
+		{"{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[ab]$\"}}", "{\"a\":1,\"a", "\"",
+			true, false},
+		{"{\"type\":\"object\"}", "{\"a\":1,\"a", "\"", false, true},
+		{"{\"type\":[\"object\",\"string\"]}", "{\"a\":1,\"a", "\"", true, true},
+	};
+	struct tokenizer *t = glm_tokenizer();
+	struct token_trie *tokens = token_trie_new(t);
+	for (size_t i = 0; i < ARRAY_LEN(list); i++) {
+		struct schema *s = compiled(list[i].schema, list[i].argument);
+		struct grammar_run *r = grammar_run_new(schema_grammar(s), tokens);
+		const char *next = list[i].next;
+		assert_true(grammar_run_push(r, list[i].begun, strlen(list[i].begun)));
+		if (grammar_run_allows(r, next, strlen(next)) != list[i].allowed)
+			fail_msg("%s behind %s", next, list[i].begun);
+		const uint64_t *mask = grammar_run_mask(r);
+		for (int32_t id = 0; id < (int32_t)tokenizer_n_tokens(t); id++) {
+			struct text_span span = tokenizer_token(t, id);
+			if (span.len == strlen(next) && !memcmp(span.data, next, span.len))
+				assert_int_equal(mask[id / 64] >> id % 64 & 1, list[i].allowed);
+		}
+		assert_int_equal(grammar_run_push(r, next, strlen(next)), list[i].allowed);
+		grammar_run_free(r);
+		schema_free(s);
+	}
+	token_trie_free(tokens);
+}
+
 /* A mask has exactly the tokens that the walk takes one by one. */
 static void test_masks(void **state)
 {
@@ -546,6 +640,7 @@ int main(void)
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_hostile),
 		cmocka_unit_test(test_random_walks),
+		cmocka_unit_test(test_unique_keys),
 		cmocka_unit_test(test_masks),
 		cmocka_unit_test(test_cost),
 	};

@@ -93,6 +93,7 @@ struct run {
 	struct progress progress;
 	struct stats *stats;
 	uint8_t *cached; /* stats_residency when the prompt began */
+	bool broken;     /* a token came that the schema does not allow */
 };
 
 static void on_prompt(void *user, uint32_t done, uint32_t total)
@@ -110,7 +111,10 @@ static bool on_token(void *user, int32_t id)
 {
 	struct run *r = user;
 	progress_end(&r->progress);
-	constraint_token(&r->a->constraint, id);
+	if (!constraint_token(&r->a->constraint, id)) {
+		r->broken = true;
+		return false;
+	}
 	return chat_view_token(&r->a->view, id);
 }
 
@@ -256,6 +260,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	run.stats = &stats;
 	run.cached = stats_residency(a->engine);
 	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
+	if (!rc && run.broken)
+		rc = err_set(e, ERR_RUN, CONSTRAINT_BROKEN);
 	progress_end(&run.progress);
 	free(run.cached);
 	bool cancelled = rc == ERR_INTERRUPTED || (!rc && stats.result.stop == GENERATE_CANCELLED);

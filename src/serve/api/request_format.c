@@ -6,6 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
+#include "src/text/schema/schema_keywords.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,16 +87,59 @@ int request_format(
 	return answer_schema(r, schema, where, e);
 }
 
-/* Keywords of a strict tool's parameters that the constraint obeys, or that only describe. */
-static bool is_parameters_keyword(const char *key)
+/* Refuses parameters of a strict tool that the constraint cannot hold calls to. It obeys the names
+ * of properties and "required"; the values follow their schemas. */
+static int check_parameters(const char *tool, const json_t *parameters, struct request_error *e)
 {
-	static const char *const list[] = {"type", "properties", "required", "additionalProperties",
-		"$defs", "definitions", "title", "description", "$schema", "$id", "$comment", "default",
-		"examples", "strict"};
-	for (size_t i = 0; i < ARRAY_LEN(list); i++)
-		if (!strcmp(list[i], key))
-			return true;
-	return false;
+	static const char *const list[] = {"type", "properties", "required", "additionalProperties"};
+	const json_t *properties = json_object_get(parameters, "properties"),
+				 *required = json_object_get(parameters, "required"),
+				 *more = json_object_get(parameters, "additionalProperties");
+	const char *key;
+	size_t i;
+	json_t *v;
+	if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: %.60s: parameters: expected an object, found %s", tool,
+			json_text_type(parameters));
+	json_object_foreach((json_t *)parameters, key, v)
+	{
+		bool fine = schema_is_annotation(key);
+		for (i = 0; i < ARRAY_LEN(list); i++)
+			fine = fine || !strcmp(list[i], key);
+		if (!fine)
+			return request_refuse(e, 400, "invalid_schema", "tools",
+				"tools: %.60s: \"%.60s\" beside the properties of a strict tool is not supported",
+				tool, key);
+	}
+	if (json_object_get(parameters, "type") && !(schema_types(parameters) & SCHEMA_OBJECT))
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: %.60s: the parameters are an object, which their type does not allow", tool);
+	if (properties && !json_is_object(properties))
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: %.60s: properties: expected an object, found %s", tool,
+			json_text_type(properties));
+	if (required && !json_is_array(required))
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: %.60s: required: expected an array, found %s", tool, json_text_type(required));
+	if (json_object_size(properties) > CONSTRAINT_KEYS_MAX)
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: %.60s: a strict tool has at most %d properties", tool, CONSTRAINT_KEYS_MAX);
+	/* without properties keys are free, and so are their values */
+	if (!properties && more && !json_is_boolean(more) && schema_constrains(more, NULL))
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: %.60s: additionalProperties: a schema without properties is not supported for "
+			"a strict tool",
+			tool);
+	json_array_foreach(required, i, v)
+	{
+		const char *name = json_string_value(v);
+		if (!name || !*name || !json_object_get(properties, name))
+			return request_refuse(e, 400, "invalid_schema", "tools",
+				"tools: %.60s: \"%.60s\" is required but not among the properties", tool,
+				name ? name : "(no string)");
+	}
+	return 0;
 }
 
 /* The values of one argument follow `part`, a place in `parameters`. */
@@ -146,25 +190,8 @@ int request_strict_tool(
 {
 	json_t *properties = json_object_get(parameters, "properties"), *v;
 	const char *key;
-	size_t i;
-	json_object_foreach((json_t *)parameters, key, v)
-	{
-		if (!is_parameters_keyword(key))
-			return request_refuse(e, 400, "invalid_schema", "tools",
-				"tools: %.60s: \"%.60s\" beside the properties of a strict tool is not supported",
-				tool, key);
-	}
-	if (json_object_size(properties) > CONSTRAINT_KEYS_MAX)
-		return request_refuse(e, 400, "invalid_schema", "tools",
-			"tools: %.60s: a strict tool has at most %d properties", tool, CONSTRAINT_KEYS_MAX);
-	json_array_foreach(json_object_get(parameters, "required"), i, v)
-	{
-		const char *name = json_string_value(v);
-		if (!name || !json_object_get(properties, name))
-			return request_refuse(e, 400, "invalid_schema", "tools",
-				"tools: %.60s: \"%.60s\" is required but not among the properties", tool,
-				name ? name : "(no string)");
-	}
+	if (check_parameters(tool, parameters, e))
+		return -1;
 	json_object_foreach(properties, key, v)
 	{
 		if (strict_argument(r, tool, parameters, key, v, e))

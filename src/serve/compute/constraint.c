@@ -59,6 +59,8 @@ static void names_begin(struct constraint *f)
 	}
 	f->properties = f->required = NULL;
 	set_names(f, names, n);
+	buf_clear(&f->used);
+	buf_putc(&f->used, 0);
 }
 
 /* The text that comes now follows the schema. */
@@ -100,6 +102,7 @@ void constraint_fini(struct constraint *f)
 {
 	free(f->names);
 	buf_free(&f->so_far);
+	buf_free(&f->used);
 	grammar_run_free(f->run);
 	*f = (struct constraint){0};
 }
@@ -190,14 +193,28 @@ static void call_chosen(const struct constraint *f, bool *keys, bool *end)
 {
 	const json_t *p = json_object_get(find_tool(f, buf_str(&f->so_far)), "parameters");
 	const json_t *properties = json_object_get(p, "properties");
-	*keys = !json_is_object(properties) || json_object_size(properties);
+	*keys = json_is_object(properties) ? json_object_size(properties)
+									   : !json_is_false(json_object_get(p, "additionalProperties"));
 	*end = !json_array_size(json_object_get(p, "required")) || !*keys;
+}
+
+/* Whether so_far is a free key of this call already. */
+static bool is_used(const struct constraint *f)
+{
+	struct buf text = {0};
+	buf_putc(&text, 0);
+	buf_append(&text, f->so_far.data, f->so_far.len);
+	buf_putc(&text, 0);
+	bool used = f->used.len && memmem(f->used.data, f->used.len, text.data, text.len);
+	buf_free(&text);
+	return used;
 }
 
 /* What holds for all tokens in a state, computed once for a mask. */
 struct state_facts {
 	bool name_done; /* so_far is a whole name */
 	bool keys, end; /* behind the name a key may come, the call may end */
+	bool used;      /* so_far is a free key that came before */
 	struct name_range begun;
 };
 
@@ -208,6 +225,7 @@ static struct state_facts facts_of(const struct constraint *f)
 		return k;
 	k.name_done = is_name(f);
 	k.begun = names_begun(f);
+	k.used = f->state == KEY && !f->properties && is_used(f);
 	if (f->state == NAME && k.name_done)
 		call_chosen(f, &k.keys, &k.end);
 	return k;
@@ -255,7 +273,7 @@ static bool token_allowed(const struct constraint *f, int32_t id, struct state_f
 		return s.len && begins_name(f, k.begun, s.data, s.len);
 	case KEY:
 		if (!f->properties)
-			return added ? id == f->end_key && !f->empty : s.len > 0;
+			return added ? id == f->end_key && !f->empty && !k.used : s.len > 0;
 		return added ? id == f->end_key && k.name_done
 					 : s.len && begins_name(f, k.begun, s.data, s.len);
 	case AFTER_KEY:
@@ -373,6 +391,10 @@ static void use_key(struct constraint *f)
 		f->n_names--;
 		memmove(used, used + 1, (size_t)(f->names + f->n_names - used) * sizeof *used);
 	}
+	if (!f->properties) {
+		buf_append(&f->used, f->so_far.data, f->so_far.len);
+		buf_putc(&f->used, 0);
+	}
 	buf_clear(&f->so_far);
 }
 
@@ -381,10 +403,23 @@ static int state_behind_call(const struct constraint *f)
 	return f->options.answer ? CALLED : FREE;
 }
 
-void constraint_token(struct constraint *f, int32_t id)
+/* Feeds the grammar. False: it does not take the token. */
+static bool run_token(struct constraint *f, int32_t id)
+{
+	struct text_span s = tokenizer_token(f->tokenizer, id);
+	if (f->options.cancel && atomic_load(f->options.cancel))
+		return true; /* the mask was left unfinished */
+	if (tokenizer_is_added(f->tokenizer, id))
+		return added_allowed(f, id);
+	return s.len && grammar_run_push(f->run, s.data, s.len);
+}
+
+bool constraint_token(struct constraint *f, int32_t id)
 {
 	if (!f->tokenizer)
-		return;
+		return true;
+	if (in_grammar(f) && !run_token(f, id))
+		return false;
 	struct text_span s = tokenizer_token(f->tokenizer, id);
 	if (id == f->end_think)
 		f->reasoning = false;
@@ -396,8 +431,6 @@ void constraint_token(struct constraint *f, int32_t id)
 			f->state = NAME;
 			break;
 		}
-		if (!tokenizer_is_added(f->tokenizer, id) && f->run)
-			grammar_run_push(f->run, s.data, s.len);
 		f->empty = false;
 		break;
 	case FREE:
@@ -445,8 +478,6 @@ void constraint_token(struct constraint *f, int32_t id)
 		f->state = VALUE;
 		break;
 	case VALUE:
-		if (f->run && id != f->end_value)
-			grammar_run_push(f->run, s.data, s.len);
 		if (id == f->end_value) {
 			run_end(f);
 			f->state = AFTER_VALUE;
@@ -460,4 +491,5 @@ void constraint_token(struct constraint *f, int32_t id)
 	default:
 		break;
 	}
+	return true;
 }

@@ -8,7 +8,8 @@
  * - Without tools, or with tool_choice none, no call opens: the model answers in text. With
  *   tool_choice required a call opens as soon as the reasoning ends.
  * - A call names one of the tools. Its keys are those of the tool's schema, each once; it can close
- *   when all required ones are there. If the schema names no keys, they are free.
+ *   when all required ones are there. If the schema names no keys, they are free, but none comes
+ *   twice; with empty properties, or none and additionalProperties false, there are none.
  * - The values of strict arguments follow their schemas, other values are free.
  *
  * Answers with a schema: the reasoning is free, then the text follows the schema, unless the model
@@ -77,6 +78,7 @@ struct constraint {
 	size_t n_names;
 	const json_t *properties, *required; /* of the chosen tool; NULL: any keys */
 	struct buf so_far;                   /* of a name or key */
+	struct buf used;                     /* free keys of the call, each between zero bytes */
 	bool empty;                          /* nothing of a free key or of the answer is written yet */
 	struct grammar_run *run;             /* of the answer or a value; NULL: no schema now */
 };
@@ -90,7 +92,11 @@ void constraint_fini(struct constraint *f);
 bool constraint_allows(struct constraint *f, int32_t id); /* may this token come next? */
 /* logits [n_valid]: -infinity for what must not come, the others stay. */
 void constraint_mask(struct constraint *f, float *logits, int32_t n_valid);
-void constraint_token(struct constraint *f, int32_t id); /* the token that came */
+/* The token that came. False: the grammar of the schema does not take it, so the answer cannot
+ * become valid. That happens where the limits of grammar_run.h leave no token in a mask. True in
+ * any case once *cancel is true. */
+bool constraint_token(struct constraint *f, int32_t id);
+#define CONSTRAINT_BROKEN "the answer cannot go on within its schema, which is too complex there"
 /* The answer is a whole value of its schema and nothing may follow. */
 bool constraint_complete(const struct constraint *f);
 

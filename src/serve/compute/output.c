@@ -254,7 +254,8 @@ void output_mask(struct output *o, float *logits, int32_t n_valid)
 enum output_next output_push(struct output *o, int32_t id, const float *logits, int32_t n_valid)
 {
 	size_t calls = o->n_calls;
-	constraint_token(&o->constraint, id);
+	if (!constraint_token(&o->constraint, id))
+		return OUTPUT_INVALID;
 	if (o->reasoning) {
 		o->n_reasoning++;
 		o->reasoning = id != o->end_think;

@@ -68,8 +68,15 @@ enum output_kind {
 typedef void output_fn(void *user, enum output_kind kind, struct text_span text,
 	const struct output_token *rows, size_t n_rows);
 
-/* COMPLETE: the text is a whole value of its schema, nothing may follow. */
-enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL, OUTPUT_COMPLETE };
+/* COMPLETE: the text is a whole value of its schema, nothing may follow. INVALID: the schema does
+ * not allow the token; it is not given out, and the answer fails. */
+enum output_next {
+	OUTPUT_GO_ON,
+	OUTPUT_STOP_STRING,
+	OUTPUT_ONE_CALL,
+	OUTPUT_COMPLETE,
+	OUTPUT_INVALID,
+};
 
 struct output;
 

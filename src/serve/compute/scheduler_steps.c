@@ -237,9 +237,10 @@ static int slot_draw(struct scheduler *s, struct slot *slot, const struct batch_
 }
 
 /* Gives out the token drawn for `position` from these logits, which may be NULL without logprobs.
- * Returns whether the answer ends with it; *how says why. */
+ * Returns whether the answer ends with it; *how says why. It fails with *e where the token breaks
+ * the answer's schema. */
 static bool slot_give(struct scheduler *s, struct slot *slot, int32_t id, uint32_t position,
-	const float *logits, enum job_finish *how)
+	const float *logits, enum job_finish *how, struct err *e)
 {
 	struct job *j = slot->job;
 	enum generate_stop stop;
@@ -256,6 +257,8 @@ static bool slot_give(struct scheduler *s, struct slot *slot, int32_t id, uint32
 	if (sampler_adjusts(&j->sampler))
 		sampler_note(&j->sampler, id, false);
 	enum output_next next = output_push(j->output, id, logits, engine_n_valid(s->engine));
+	if (next == OUTPUT_INVALID)
+		err_set(e, ERR_RUN, CONSTRAINT_BROKEN);
 	*how = next == OUTPUT_GO_ON      ? JOB_LENGTH
 		   : next == OUTPUT_ONE_CALL ? JOB_ONE_CALL
 		   : next == OUTPUT_COMPLETE ? JOB_STOP_TOKEN
@@ -303,11 +306,15 @@ static bool slot_give_token(struct scheduler *s, struct slot *slot, const struct
 	if (slot->drafts)
 		drafts_push(slot->drafts, id);
 	enum job_finish how;
-	bool ends = slot_give(s, slot, id, position, session_row_logits(slot->session, row), &how);
+	bool ends = slot_give(s, slot, id, position, session_row_logits(slot->session, row), &how, &e);
 	bool right = !ends && part->verify && row + 1 < part->n && part->tokens[row + 1] == id;
 	if (!right)
 		slot_keep_rows(slot, part, row + 1);
-	if (ends && !mem_scope_failed())
+	if (mem_scope_failed())
+		return false;
+	if (e.code)
+		slot_fail(s, slot, &e);
+	else if (ends)
 		slot_finish(s, slot, how);
 	return right;
 }

@@ -49,6 +49,8 @@ struct grammar {
 	size_t n_rules, rules_cap;
 	uint32_t n_states;
 	bool too_large;
+	/* Texts are JSON, and the rules of an object's keys do not see to it that none comes twice. */
+	bool unique_keys;
 	uint32_t root; /* the rule of whole texts */
 	/* finished */
 	uint32_t *first;    /* [n_states + 1] edges of each state */

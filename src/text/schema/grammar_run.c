@@ -6,8 +6,10 @@
  */
 #include "src/text/schema/grammar_run.h"
 
+#include "src/base/buf.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/text/schema/unique_keys.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -72,6 +74,8 @@ struct grammar_run {
 	const atomic_bool *cancel; /* NULL: none */
 	struct mask masks[MASKS_MAX];
 	size_t n_masks, oldest;
+	struct unique_keys keys; /* of the text so far, with g->unique_keys */
+	uint64_t *unique_mask;   /* a mask without tokens that repeat a key; NULL: not made yet */
 };
 
 /* A search from one state ends within it: to the end of the rule, and from behind the call on. */
@@ -93,6 +97,15 @@ struct token_trie {
 	size_t n_nodes, cap;
 	uint32_t n_tokens; /* of the vocabulary */
 	size_t longest;    /* bytes of a token */
+	/* tokens with a quote, which may end a key: [n_quotes] with their texts one after the other */
+	struct quote_token *quotes;
+	size_t n_quotes, quotes_cap;
+	struct buf quote_texts;
+};
+
+struct quote_token {
+	int32_t id;
+	uint32_t len;
 };
 
 struct sorted_token {
@@ -126,6 +139,18 @@ static void trie_add(struct token_trie *x, const struct sorted_token *t, size_t 
 	x->longest = MAX(x->longest, n);
 }
 
+static void quotes_add(struct token_trie *x, const struct sorted_token *t)
+{
+	if (!memchr(t->text.data, '"', t->text.len))
+		return;
+	if (x->n_quotes == x->quotes_cap) {
+		x->quotes_cap = x->quotes_cap ? 2 * x->quotes_cap : 256;
+		x->quotes = mem_grow(x->quotes, x->quotes_cap, sizeof *x->quotes);
+	}
+	x->quotes[x->n_quotes++] = (struct quote_token){t->id, (uint32_t)t->text.len};
+	buf_append(&x->quote_texts, t->text.data, t->text.len);
+}
+
 struct token_trie *token_trie_new(const struct tokenizer *t)
 {
 	struct token_trie *x = NEW(struct token_trie);
@@ -146,6 +171,7 @@ struct token_trie *token_trie_new(const struct tokenizer *t)
 				   list[i].text.data[common] == list[i - 1].text.data[common])
 				common++;
 		trie_add(x, &list[i], common);
+		quotes_add(x, &list[i]);
 	}
 	free(list);
 	uint32_t *open = NEW_ARRAY(uint32_t, x->longest + 1); /* the last node of each depth */
@@ -165,8 +191,11 @@ struct token_trie *token_trie_new(const struct tokenizer *t)
 
 void token_trie_free(struct token_trie *x)
 {
-	if (x)
-		free(x->nodes);
+	if (!x)
+		return;
+	free(x->nodes);
+	free(x->quotes);
+	buf_free(&x->quote_texts);
 	free(x);
 }
 
@@ -461,6 +490,7 @@ void grammar_run_set_cancel(struct grammar_run *r, const atomic_bool *cancel)
 void grammar_run_restart(struct grammar_run *r)
 {
 	sets_clear(r);
+	unique_keys_free(&r->keys);
 	closure_begin(r);
 	closure_add(r, r->g->rules[r->g->root].start, 0);
 	r->now = set_intern(r);
@@ -480,13 +510,50 @@ void grammar_run_free(struct grammar_run *r)
 	free(r->work);
 	free(r->seen);
 	free(r->seen_table);
+	unique_keys_free(&r->keys);
+	free(r->unique_mask);
 	free(r);
+}
+
+/* Whether a byte other than a quote may come: a key can be made longer. */
+static bool goes_on(const struct grammar_run *r, int32_t set)
+{
+	const struct grammar *g = r->g;
+	const struct position_set *s = r->sets[set];
+	for (uint32_t i = 0; i < s->n_positions; i++) {
+		struct grammar_position p = s->positions[i];
+		for (uint32_t k = g->first[p.state]; k < g->first[p.state + 1]; k++) {
+			const struct grammar_edge *e = &g->edges[k];
+			if (e->kind == GRAMMAR_BYTES && (e->lo != '"' || e->hi != '"') &&
+				may_enter(r, e->to, p.stack))
+				return true;
+		}
+	}
+	return false;
+}
+
+static int32_t walk_unique(struct grammar_run *r, const char *bytes, size_t n)
+{
+	if (!unique_keys_reserve(&r->keys, n))
+		return DEAD;
+	struct unique_keys keys = r->keys;
+	int32_t at = r->now;
+	keys.copy = true;
+	for (size_t i = 0; i < n && at >= 0; i++) {
+		if (unique_keys_repeats(&keys, (uint8_t)bytes[i]) && goes_on(r, at))
+			return DEAD;
+		at = step(r, at, (uint8_t)bytes[i]);
+		unique_keys_push(&keys, (uint8_t)bytes[i]);
+	}
+	return at;
 }
 
 static int32_t walk(struct grammar_run *r, const char *bytes, size_t n)
 {
 	int32_t at = r->now;
 	r->spent = 0;
+	if (r->g->unique_keys && memchr(bytes, '"', n))
+		return walk_unique(r, bytes, n);
 	for (size_t i = 0; i < n && at >= 0; i++)
 		at = step(r, at, (uint8_t)bytes[i]);
 	return at;
@@ -506,6 +573,8 @@ bool grammar_run_push(struct grammar_run *r, const char *bytes, size_t n)
 	int32_t to = walk(r, bytes, n);
 	if (to < 0)
 		return false;
+	for (size_t i = 0; i < n && r->g->unique_keys; i++)
+		unique_keys_push(&r->keys, (uint8_t)bytes[i]);
 	r->now = to;
 	return true;
 }
@@ -520,11 +589,10 @@ bool grammar_run_must_end(const struct grammar_run *r)
 	return r->now >= 0 && r->sets[r->now]->accepts && !r->sets[r->now]->n_positions;
 }
 
-const uint64_t *grammar_run_mask(struct grammar_run *r)
+/* The mask of the set r->now. */
+static const uint64_t *set_mask(struct grammar_run *r)
 {
 	const struct token_trie *x = r->tokens;
-	if (r->now < 0)
-		return NULL;
 	if (r->sets[r->now]->mask >= 0)
 		return r->masks[r->sets[r->now]->mask].bits;
 	size_t slot = r->n_masks < MASKS_MAX ? r->n_masks++ : r->oldest++ % MASKS_MAX,
@@ -569,4 +637,23 @@ const uint64_t *grammar_run_mask(struct grammar_run *r)
 	m->set = r->now;
 	r->sets[r->now]->mask = (int32_t)slot;
 	return m->bits;
+}
+
+const uint64_t *grammar_run_mask(struct grammar_run *r)
+{
+	const struct token_trie *x = r->tokens;
+	size_t words = (x->n_tokens + 63) / 64;
+	const uint64_t *mask = r->now < 0 ? NULL : set_mask(r);
+	if (!mask || !r->g->unique_keys)
+		return mask;
+	if (!r->unique_mask && !(r->unique_mask = NEW_ARRAY(uint64_t, words + 1)))
+		return NULL;
+	memcpy(r->unique_mask, mask, words * sizeof *mask);
+	const char *text = buf_str(&x->quote_texts);
+	for (size_t i = 0; i < x->n_quotes; text += x->quotes[i++].len) {
+		int32_t id = x->quotes[i].id;
+		if ((mask[id / 64] >> id % 64 & 1) && !grammar_run_allows(r, text, x->quotes[i].len))
+			r->unique_mask[id / 64] &= ~((uint64_t)1 << id % 64);
+	}
+	return r->unique_mask;
 }

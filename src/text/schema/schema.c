@@ -241,9 +241,31 @@ static void bound_of(
 		bound = y;
 		open = has = true;
 	}
+	if (has && (max ? -bound : bound) >= NUMBER_TOO_LARGE)
+		schema_refuse(c, w, "%s: only numbers of at most 18 digits before the point are supported",
+			max ? "maximum" : "minimum");
 	*(max ? &r->has_max : &r->has_min) = has;
 	*(max ? &r->exclusive_max : &r->exclusive_min) = open;
 	*(max ? &r->max : &r->min) = bound;
+}
+
+/* False: "multipleOf" is not among the numbers that number_range.h takes. */
+static bool multiple_of(const json_t *v, struct number_range *r)
+{
+	double m = json_number_value(v);
+	char text[64];
+	if (!json_is_number(v) || m <= 0 || m > NUMBER_MULTIPLE_MAX)
+		return false;
+	for (uint32_t places = 0; places <= NUMBER_PLACES_MAX; places++) {
+		snprintf(text, sizeof text, "%.*f", (int)places, m);
+		if (strtod(text, NULL) != m)
+			continue;
+		double scaled = round(m * pow(10, places));
+		r->multiple_of = (uint32_t)scaled;
+		r->multiple_places = places;
+		return scaled <= NUMBER_MULTIPLE_MAX;
+	}
+	return false;
 }
 
 static void compile_number(
@@ -253,14 +275,12 @@ static void compile_number(
 	struct number_range r = {.whole = whole};
 	bound_of(c, w, false, &r);
 	bound_of(c, w, true, &r);
-	double m = json_number_value(multiple);
-	if (multiple &&
-		(!json_is_number(multiple) || m < 1 || m > NUMBER_MULTIPLE_MAX || m != floor(m)))
-		schema_refuse(
-			c, w, "multipleOf: only whole numbers of 1 to %d are supported", NUMBER_MULTIPLE_MAX);
+	if (multiple && !multiple_of(multiple, &r))
+		schema_refuse(c, w,
+			"multipleOf: only 1 to %d, also divided by a power of ten up to 1e%d, are supported",
+			NUMBER_MULTIPLE_MAX, NUMBER_PLACES_MAX);
 	if (c->failed)
 		return;
-	r.multiple_of = (uint32_t)m;
 	if (!r.has_min && !r.has_max && !multiple) {
 		grammar_call(c->g, from, to, build_common(&c->build, whole ? RULE_INTEGER : RULE_NUMBER));
 		return;
@@ -367,7 +387,7 @@ static void compile_listed(struct schema_compiler *c, const struct schema_part *
 		json_t *other;
 		json_array_foreach(values, k, other)
 		{
-			listed = listed || json_equal(other, v);
+			listed = listed || schema_same_value(other, v);
 		}
 		if (listed && (schema_type_of_value(v) & types))
 			build_value(&c->build, v, w->raw, from, to);
@@ -405,6 +425,14 @@ static json_t *keep_made(struct schema_compiler *c, const struct schema_part *w,
 	return NULL;
 }
 
+/* Whether s, or the schema that it refers to, has an allOf: only merged it shows what excludes it
+ * from other alternatives. */
+static bool is_combined(struct schema_compiler *c, const json_t *s)
+{
+	struct err e;
+	return json_object_get(schema_resolve(c->root, s, &e), "allOf");
+}
+
 static void compile_alternatives(struct schema_compiler *c, const struct schema_part *w,
 	const char *keyword, uint32_t from, uint32_t to)
 {
@@ -416,17 +444,16 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			one ? ONE_OF_MAX : SCHEMAS_MAX);
 		return;
 	}
-	json_t *parts = keep_made(c, w, json_array()), *base = NULL;
-	if (schema_constrains(w->schema, keyword)) {
-		base = keep_made(c, w, json_copy((json_t *)w->schema));
-		json_object_del(base, keyword);
-	}
+	json_t *parts = keep_made(c, w, json_array()),
+		   *base = keep_made(c, w, json_copy((json_t *)w->schema));
+	bool merge = schema_constrains(w->schema, keyword);
+	json_object_del(base, keyword);
 	unsigned all = 0;
 	for (size_t i = 0; i < n && !c->failed; i++) {
 		json_t *part = one ? with_discriminator(c, json_array_get(list, i),
 								 json_object_get(w->schema, "discriminator"))
 						   : json_incref(json_array_get(list, i));
-		if (base) {
+		if (merge || (one && is_combined(c, part))) {
 			json_t *both = schema_merge(c->root, base, part, &c->merges_left, c->e);
 			json_decref(part);
 			part = both;
@@ -440,12 +467,16 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			return;
 		}
 		all |= schema_possible_types(c->root, part);
-		for (size_t k = 0; one && k < i; k++)
-			if (!c->failed && !schema_exclude_each_other(c->root, json_array_get(parts, k), part))
+		const struct schema_alternative last = {json_array_get(list, i), part};
+		for (size_t k = 0; one && k < i; k++) {
+			const struct schema_alternative other = {
+				json_array_get(list, k), json_array_get(parts, k)};
+			if (!c->failed && !schema_exclude_each_other(c->root, &other, &last))
 				schema_refuse(c, w,
 					"oneOf: alternatives %zu and %zu may both match one value; where that is "
 					"meant, write anyOf",
 					k + 1, i + 1);
+		}
 	}
 	for (size_t i = 0; i < n && !c->failed; i++) {
 		const json_t *part = json_array_get(parts, i);
@@ -573,6 +604,8 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 		}
 		compile_one(&c, c.list[c.next++]);
 	}
+	if (form == SCHEMA_ARGUMENT && (schema_possible_types(root, part) & SCHEMA_STRING))
+		c.g->unique_keys = false; /* the text is a string as it is, or null */
 	int rc = c.failed ? ERR_INPUT : grammar_finish(c.g, rule, c.e);
 	for (size_t i = 0; i < c.n_list; i++)
 		free(c.list[i].path);

@@ -6,15 +6,17 @@
  * Every text of the grammar is valid; not every valid text is in it. What is fixed: properties come
  * in the order of the schema, those that it does not name behind them; keys and the strings of enum
  * and const have one spelling; numbers have at most 18 digits before the point and 16 behind it;
- * white space is at most one blank, or one line feed and 40 blanks or tabs, where JSON writers put
+ * keys come once in an object, unless the pattern of its keys leaves no other; white space is at
+ * most one blank, or one line feed and 40 blanks or tabs, where JSON writers put
  * it. A schema without "type" that has keywords of one type means that type.
  *
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one
  * pattern), propertyNames, items, prefixItems, additionalItems, minItems, maxItems, uniqueItems
  * (false, or at most one item), minLength, maxLength, pattern, format, minimum, maximum,
- * exclusiveMinimum, exclusiveMaximum, multipleOf (whole numbers), anyOf, oneOf (alternatives that
- * exclude each other by type or by a constant property), allOf (that can be merged), $ref to a
- * place in the same document, also recursive. Annotations (title, description, default, examples,
+ * exclusiveMinimum, exclusiveMaximum, multipleOf (1 to 1000, also divided by a power of ten up to
+ * 1e9), anyOf, oneOf (alternatives that exclude each other by type or by a constant property),
+ * allOf (that can be merged), $ref to a place in the same document, also recursive. Annotations
+ * (title, description, default, examples,
  * ...) count for nothing. Every other keyword is refused by name: an answer that might break it is
  * not valid.
  *

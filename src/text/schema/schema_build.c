@@ -5,6 +5,7 @@
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 #include "src/text/schema/pattern.h"
+#include "src/text/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,28 +22,14 @@ void schema_build_fini(struct schema_build *b)
 /* ---- characters ---- */
 
 /* n bytes one after the other, byte i of lo[i]..hi[i]. */
-static void bytes_chain(struct schema_build *b, uint32_t from, uint32_t to, const uint8_t *lo,
-	const uint8_t *hi, size_t n)
+static void bytes_chain(
+	struct schema_build *b, uint32_t from, uint32_t to, const char *lo, const char *hi, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
 		uint32_t next = i + 1 == n ? to : grammar_state(b->g);
-		grammar_bytes(b->g, from, next, lo[i], hi[i]);
+		grammar_bytes(b->g, from, next, (uint8_t)lo[i], (uint8_t)hi[i]);
 		from = next;
 	}
-}
-
-/* The bytes of a character; returns how many. */
-static size_t utf8_form(uint32_t c, uint8_t *out)
-{
-	if (c < 0x80) {
-		out[0] = (uint8_t)c;
-		return 1;
-	}
-	size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-	for (size_t i = n; --i; c >>= 6)
-		out[i] = (uint8_t)(0x80 | (c & 0x3f));
-	out[0] = (uint8_t)((n == 2 ? 0xc0 : n == 3 ? 0xe0 : 0xf0) | c);
-	return n;
 }
 
 /* UTF-8 of lo..hi, split where the number of bytes changes and where a byte carries over. */
@@ -72,9 +59,9 @@ static void utf8_range(struct schema_build *b, uint32_t from, uint32_t to, uint3
 			return;
 		}
 	}
-	uint8_t first[4], last[4];
-	size_t n = utf8_form(lo, first);
-	utf8_form(hi, last);
+	char first[4], last[4];
+	size_t n = utf8_encode(first, lo);
+	utf8_encode(last, hi);
 	bytes_chain(b, from, to, first, last, n);
 }
 
@@ -252,6 +239,7 @@ static void free_container(struct schema_build *b, bool object, uint32_t from, u
 			 value = entry, behind = grammar_state(g), close = grammar_state(g);
 	build_space(b, open, entry);
 	if (object) {
+		g->unique_keys = true;
 		uint32_t key = grammar_state(g), colon;
 		grammar_call(g, entry, key, build_common(b, RULE_STRING));
 		colon = grammar_text(g, key, ":", 1);

@@ -84,6 +84,41 @@ unsigned schema_type_of_value(const json_t *value)
 									: SCHEMA_OBJECT;
 }
 
+/* A real and an integer; both exact. */
+static bool same_number(const json_t *real, const json_t *integer)
+{
+	double x = json_real_value(real);
+	return x == floor(x) && fabs(x) < 9e18 && (json_int_t)x == json_integer_value(integer);
+}
+
+bool schema_same_value(const json_t *a, const json_t *b)
+{
+	const char *key;
+	size_t i;
+	json_t *v;
+	if (json_is_real(a) && json_is_integer(b))
+		return same_number(a, b);
+	if (json_is_integer(a) && json_is_real(b))
+		return same_number(b, a);
+	if (json_typeof(a) != json_typeof(b) || json_array_size(a) != json_array_size(b) ||
+		json_object_size(a) != json_object_size(b))
+		return false;
+	if (!json_is_array(a) && !json_is_object(a))
+		return json_equal(a, b);
+	json_array_foreach(a, i, v)
+	{
+		if (!schema_same_value(v, json_array_get(b, i)))
+			return false;
+	}
+	json_object_foreach((json_t *)a, key, v)
+	{
+		const json_t *other = json_object_get(b, key);
+		if (!other || !schema_same_value(v, other))
+			return false;
+	}
+	return true;
+}
+
 unsigned schema_types(const json_t *s)
 {
 	static const struct {
@@ -184,40 +219,55 @@ const json_t *schema_resolve(const json_t *root, const json_t *s, struct err *e)
 	return NULL;
 }
 
-/* work bounds the whole search: alternatives may refer to alternatives. implied: a schema without
- * "type" has the types that its keywords mean; else, as the standard says, any. */
-static unsigned possible_types(
-	const json_t *root, const json_t *s, bool implied, int depth, int *work)
+/* The search for types. */
+struct type_search {
+	const json_t *root;
+	int work;   /* schemas and values that it may still look at: alternatives refer to others */
+	bool typed; /* a schema that accepted_types met has type, enum or const */
+};
+
+static const char *const unions[] = {"anyOf", "oneOf"};
+
+/* Whether s has a part that its grammar merges with it. */
+static bool is_combined(const json_t *s)
+{
+	return json_object_get(s, "$ref") || json_object_get(s, "allOf") ||
+		   (json_object_get(s, "anyOf") && schema_constrains(s, "anyOf")) ||
+		   (json_object_get(s, "oneOf") && schema_constrains(s, "oneOf"));
+}
+
+/* The types that s accepts by the standard: a schema without "type" any of them. */
+static unsigned accepted_types(struct type_search *t, const json_t *s, int depth)
 {
 	struct err e;
 	size_t i;
 	json_t *v;
-	if (depth > FOLLOW_MAX || --*work < 0 || !(s = schema_resolve(root, s, &e)) ||
+	if (depth > FOLLOW_MAX || --t->work < 0 || !(s = schema_resolve(t->root, s, &e)) ||
 		!json_is_object(s))
 		return json_is_false(s) ? 0 : SCHEMA_ANY;
-	unsigned mask = implied || json_object_get(s, "type") ? schema_types(s) : SCHEMA_ANY;
-	const json_t *ref = json_object_get(s, "$ref"), *constant = json_object_get(s, "const");
-	if (json_is_string(ref) && (ref = schema_find(root, json_string_value(ref), &e)))
-		mask &= possible_types(root, ref, implied, depth + 1, work);
+	const json_t *ref = json_object_get(s, "$ref"), *constant = json_object_get(s, "const"),
+				 *values = json_object_get(s, "enum"), *type = json_object_get(s, "type");
+	unsigned mask = type ? schema_types(s) : SCHEMA_ANY;
+	t->typed = t->typed || type || constant || values;
+	if (json_is_string(ref) && (ref = schema_find(t->root, json_string_value(ref), &e)))
+		mask &= accepted_types(t, ref, depth + 1);
 	if (constant)
 		mask &= schema_type_of_value(constant);
-	const json_t *values = json_object_get(s, "enum");
 	if (values) {
 		unsigned any = 0;
 		json_array_foreach(values, i, v)
 		{
 			any |= schema_type_of_value(v);
-			--*work;
+			t->work--;
 		}
 		mask &= any;
 	}
-	static const char *const unions[] = {"anyOf", "oneOf"};
 	for (size_t k = 0; k < ARRAY_LEN(unions); k++) {
 		const json_t *list = json_object_get(s, unions[k]);
 		unsigned any = 0;
 		json_array_foreach(list, i, v)
 		{
-			any |= possible_types(root, v, implied, depth + 1, work);
+			any |= accepted_types(t, v, depth + 1);
 		}
 		if (list)
 			mask &= any;
@@ -225,23 +275,91 @@ static unsigned possible_types(
 	const json_t *all = json_object_get(s, "allOf");
 	json_array_foreach(all, i, v)
 	{
-		mask &= possible_types(root, v, implied, depth + 1, work);
+		mask &= accepted_types(t, v, depth + 1);
 	}
+	return mask;
+}
+
+/* Types of a schema and of one that is merged with it, of which each may be the one that counts. */
+static unsigned types_either(unsigned a, unsigned b)
+{
+	return a == SCHEMA_ANY ? b : b == SCHEMA_ANY ? a : a | b;
+}
+
+/* The types that keywords of s or of one of its parts imply, where none of them has "type". */
+static unsigned implied_types(struct type_search *t, const json_t *s, int depth)
+{
+	struct err e;
+	size_t i;
+	json_t *v;
+	if (depth > FOLLOW_MAX || --t->work < 0 || !(s = schema_resolve(t->root, s, &e)) ||
+		!json_is_object(s))
+		return SCHEMA_ANY;
+	unsigned mask = schema_types(s);
+	const json_t *ref = json_object_get(s, "$ref"), *all = json_object_get(s, "allOf");
+	if (json_is_string(ref) && (ref = schema_find(t->root, json_string_value(ref), &e)))
+		mask = types_either(mask, implied_types(t, ref, depth + 1));
+	json_array_foreach(all, i, v)
+	{
+		mask = types_either(mask, implied_types(t, v, depth + 1));
+	}
+	for (size_t k = 0; k < ARRAY_LEN(unions); k++) {
+		const json_t *list = json_object_get(s, unions[k]);
+		unsigned any = 0;
+		json_array_foreach(list, i, v)
+		{
+			any |= types_either(mask, implied_types(t, v, depth + 1));
+		}
+		if (json_array_size(list))
+			mask = any;
+	}
+	return mask;
+}
+
+/* The types of the grammar of s. Parts that are merged have the types that "type" says in any of
+ * them; only without one those that a keyword implies. */
+static unsigned compiled_types(struct type_search *t, const json_t *s, int depth)
+{
+	struct err e;
+	size_t i;
+	json_t *v;
+	if (depth > FOLLOW_MAX || --t->work < 0 || !(s = schema_resolve(t->root, s, &e)) ||
+		!json_is_object(s))
+		return json_is_false(s) ? 0 : SCHEMA_ANY;
+	for (size_t k = 0; k < ARRAY_LEN(unions) && !is_combined(s); k++) {
+		const json_t *list = json_object_get(s, unions[k]);
+		unsigned any = 0;
+		json_array_foreach(list, i, v)
+		{
+			any |= compiled_types(t, v, depth + 1);
+		}
+		if (list)
+			return any;
+	}
+	t->typed = false;
+	unsigned mask = accepted_types(t, s, depth);
+	if (!is_combined(s))
+		mask &= schema_types(s);
+	else if (!t->typed)
+		mask &= implied_types(t, s, depth);
 	return mask;
 }
 
 unsigned schema_possible_types(const json_t *root, const json_t *s)
 {
-	int work = TYPES_WORK;
-	return possible_types(root, s, true, 0, &work);
+	return compiled_types(&(struct type_search){root, TYPES_WORK, false}, s, 0);
 }
 
-/* The types of values that the grammar of one of both has and the other accepts. */
-static unsigned types_common_to(const json_t *root, const json_t *a, const json_t *b)
+/* The types of values that the grammar of one of both has and the other accepts. What is merged has
+ * the types that its parts' keywords imply, so it does not say what a part accepts. */
+static unsigned types_common_to(
+	const json_t *root, const struct schema_alternative *a, const struct schema_alternative *b)
 {
-	int work = TYPES_WORK;
-	return (schema_possible_types(root, a) & possible_types(root, b, false, 0, &work)) |
-		   (possible_types(root, a, false, 0, &work) & schema_possible_types(root, b));
+	struct type_search search = {root, TYPES_WORK, false};
+	unsigned of_a = accepted_types(&search, a->schema, 0),
+			 of_b = accepted_types(&search, b->schema, 0);
+	return (schema_possible_types(root, a->compiled) & of_b) |
+		   (of_a & schema_possible_types(root, b->compiled));
 }
 
 /* ---- merging ---- */
@@ -255,7 +373,7 @@ static bool is_in(const json_t *list, const json_t *value)
 	json_t *v;
 	json_array_foreach(list, i, v)
 	{
-		if (json_equal(v, value))
+		if (schema_same_value(v, value))
 			return true;
 	}
 	return false;
@@ -511,10 +629,12 @@ static bool values_exclude(const json_t *root, const json_t *a, const json_t *b)
 	return apart;
 }
 
-bool schema_exclude_each_other(const json_t *root, const json_t *a, const json_t *b)
+bool schema_exclude_each_other(const json_t *root, const struct schema_alternative *one,
+	const struct schema_alternative *other)
 {
 	struct err e;
-	unsigned common = types_common_to(root, a, b);
+	const json_t *a = one->compiled, *b = other->compiled;
+	unsigned common = types_common_to(root, one, other);
 	if (!common || values_exclude(root, a, b))
 		return true;
 	if (!(a = schema_resolve(root, a, &e)) || !(b = schema_resolve(root, b, &e)) ||
@@ -529,7 +649,8 @@ bool schema_exclude_each_other(const json_t *root, const json_t *a, const json_t
 			continue;
 		const json_t *x = json_object_get(json_object_get(a, "properties"), key),
 					 *y = json_object_get(json_object_get(b, "properties"), key);
-		if (x && y && (values_exclude(root, x, y) || !types_common_to(root, x, y)))
+		const struct schema_alternative of_a = {x, x}, of_b = {y, y};
+		if (x && y && (values_exclude(root, x, y) || !types_common_to(root, &of_a, &of_b)))
 			return true;
 	}
 	return false;

@@ -35,6 +35,10 @@ unsigned schema_types(const json_t *s);
 /* The type of a value. SCHEMA_NUMBER alone: a number that is not whole. */
 unsigned schema_type_of_value(const json_t *value);
 
+/* Whether two values are the same for JSON Schema: numbers by value, so that 1 is 1.0. Recurses as
+ * deep as they nest. */
+bool schema_same_value(const json_t *a, const json_t *b);
+
 /* The schema that "#/..." points to; NULL after err_set. */
 const json_t *schema_find(const json_t *root, const char *reference, struct err *e);
 /* Follows references as long as nothing else stands beside them. NULL after err_set. */
@@ -50,8 +54,15 @@ unsigned schema_possible_types(const json_t *root, const json_t *s);
 json_t *schema_merge(
 	const json_t *root, const json_t *a, const json_t *b, int *left, struct err *e);
 
+/* An alternative of oneOf. */
+struct schema_alternative {
+	const json_t *schema;   /* as it was written: what it accepts */
+	const json_t *compiled; /* merged with what stands beside oneOf: what its grammar has */
+};
+
 /* Whether certainly no value in the grammar of one satisfies the other: because of types, of
  * constants, or of a property that both require. False: one may, or it could not be decided. */
-bool schema_exclude_each_other(const json_t *root, const json_t *a, const json_t *b);
+bool schema_exclude_each_other(
+	const json_t *root, const struct schema_alternative *a, const struct schema_alternative *b);
 
 #endif

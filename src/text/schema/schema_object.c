@@ -37,13 +37,16 @@ static bool allowed_keys(struct schema_compiler *c, const struct schema_part *w,
 	}
 	if (json_is_false(names))
 		return true;
-	if (!json_is_object(names) || schema_unknown_keyword(names) ||
+	const json_t *type = json_object_get(names, "type");
+	if (!json_is_object(names) || schema_unknown_keyword(names) || (type && !schema_types(names)) ||
 		json_object_get(names, "anyOf") || json_object_get(names, "$ref") ||
 		json_object_get(names, "oneOf") || json_object_get(names, "allOf")) {
 		schema_refuse(
 			c, w, "propertyNames: only enum, const, pattern, format and lengths are supported");
 		return false;
 	}
+	if (type && !(schema_types(names) & SCHEMA_STRING))
+		return true; /* a key is a string */
 	const json_t *values = json_object_get(names, "enum"),
 				 *constant = json_object_get(names, "const");
 	bool bound = schema_string_texts(c, &(struct schema_part){names, w->path, 0, false}, n);
@@ -254,6 +257,7 @@ void schema_compile_object(
 		some = next_some;
 	}
 	if (other_values(c, w, &pattern, &rule)) {
+		g->unique_keys = true;
 		struct char_nfa keys;
 		uint32_t key_rule = grammar_rule(g);
 		uint32_t start = g->rules[key_rule].start, end = g->rules[key_rule].final;
