@@ -128,6 +128,16 @@ def test_llamacpp(s):
     check(rendered == "[gMASK]<sop><|user|>Define river.<|assistant|><think></think>", "apply-template", rendered)
     data = s.post("/completion", {**GREEDY, "prompt": rendered})[1]
     check(data["stop_type"] == "eos" and data["content"].startswith("river (noun)"), "a rendered prompt", data)
+    check(data["tokens"] == [], "tokens that were not asked for", data)
+    ids = s.post("/completion", {**GREEDY, "prompt": rendered, "return_tokens": True})[1]["tokens"]
+    check(len(ids) == data["tokens_predicted"] and s.post("/detokenize", {"tokens": ids})[1]["content"] == data["content"],
+          "return_tokens", ids, data)
+    streamed = [v for _, v in s.stream("/completion", {**GREEDY, "prompt": rendered})]
+    check(sum((v["tokens"] for v in streamed), []) == ids and streamed[0]["tokens"], "a stream has tokens", streamed, ids)
+    stopped = {**GREEDY, "prompt": rendered, "stop": ["stream"], "return_tokens": True}
+    ids = s.post("/completion", stopped)[1]["tokens"]
+    check(sum((v["tokens"] for _, v in s.stream("/completion", stopped)), []) == ids and
+          "stream" in s.post("/detokenize", {"tokens": ids})[1]["content"], "the tokens of a stop string", ids)
     data = s.post("/completion", {**GREEDY, "prompt": rendered, "stop": ["stream"], "n_probs": 2})[1]
     check(data["stop_type"] == "word" and data["stopping_word"] == "stream" and
           len(data["completion_probabilities"][0]["top_logprobs"]) == 2, "stop, n_probs", data)
