@@ -306,6 +306,9 @@ int api_models_one(const struct request_model *m, const char *name, bool anthrop
 		return request_refuse(e, 404, "model_not_found", "model",
 			"the model \"%.100s\" does not exist here; this server has \"%s\"", name, m->name);
 	struct json_write w = {.out = out};
-	write_model(&w, m, name, anthropic);
+	struct buf id = {0}; /* a path may have any bytes */
+	utf8_repair(name, strlen(name), &id);
+	write_model(&w, m, buf_str(&id), anthropic);
+	buf_free(&id);
 	return 0;
 }
