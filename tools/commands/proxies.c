@@ -140,8 +140,8 @@ static const struct {
 		"queue, tokens (the context). One client holds a share of these (--client-share), and "
 		"clients whose answers are computed get the same time, however many answers each has. A "
 		"client with several sessions gives one to another that waits: an answer is paused. "
-		"What is refused gets 413, 429 or 503. A client that leaves ends its answer; one that does "
-		"not read for 60 s is cut off."},
+		"What is refused gets 413, 429 or 503. A client that leaves ends its answer; one that "
+		"takes less than 16 KiB of what waits for it in 60 s is cut off."},
 	{"After a break-in",
 		"On Linux the process has given up files that its options do not name (landlock), other "
 		"programs and new connections (seccomp), where the kernel can do that; a line at the start "

@@ -28,12 +28,12 @@
 #include <unistd.h>
 
 #define SECOND       1000000000ull
-#define HEADER_NS    (15 * SECOND)
 #define IDLE_NS      (60 * SECOND)
 #define BODY_NS      (60 * SECOND)
-#define BODY_BYTES_S (64u << 10)  /* a second more for each so many bytes */
-#define REFUSED_NS   (5 * SECOND) /* for the whole body of a refused request */
-#define SEND_NS      (60 * SECOND)
+#define BODY_BYTES_S (64u << 10)   /* a second more for each so many bytes */
+#define REFUSED_NS   (5 * SECOND)  /* for the whole body of a refused request */
+#define SEND_NS      (60 * SECOND) /* in which a client takes SEND_BYTES of a response */
+#define SEND_BYTES   STREAM_BLOCK
 #define HEADER_BYTES (32u << 10)
 /* A body up to so many times too long is read and dropped: then its sender can read the refusal. */
 #define DRAIN_FACTOR  4
@@ -108,16 +108,6 @@ static struct connection *connection_of(struct MHD_Connection *mhd)
 	return info->socket_context;
 }
 
-/* The request line is there: from now on headers are due. */
-static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *mhd)
-{
-	(void)cls, (void)uri;
-	struct connection *c = connection_of(mhd);
-	if (c)
-		connection_set_deadline(c, HEADER_NS, true);
-	return NULL;
-}
-
 /* ---- who may ask ---- */
 
 /* -1: no key of ours. */
@@ -179,7 +169,7 @@ static void exchange_refuse(
  * what follows on it means nothing. */
 static bool framing_refuses(struct exchange *x)
 {
-	const struct framing *f = &x->connection->framing;
+	const struct framing *f = &x->connection->framed.framing;
 	const struct framing_fault fault = framing_fault(f);
 	if (!fault.status && framing_has_head(f))
 		return false;
@@ -330,7 +320,7 @@ static enum MHD_Result response_queue(
 	x->status = status;
 	enum MHD_Result rc = MHD_queue_response(x->mhd, status, response);
 	MHD_destroy_response(response);
-	connection_set_deadline(x->connection, SEND_NS, false);
+	connection_set_sending(x->connection, SEND_NS, SEND_BYTES);
 	h->calls.sent(h->calls.user, x->route ? x->route : "other", status);
 	return rc;
 }
@@ -390,7 +380,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 	size_t n = MIN(max, x->pending.len - x->sent);
 	memcpy(out, x->pending.data + x->sent, n);
 	x->sent += n;
-	connection_set_deadline(x->connection, SEND_NS, false);
+	connection_set_sending(x->connection, SEND_NS, SEND_BYTES);
 	return (ssize_t)n;
 }
 
@@ -621,8 +611,8 @@ int http_open(
 			(unsigned)o->max_connections + CONNECTIONS_OVER, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
 			(size_t)HEADER_BYTES, MHD_OPTION_THREAD_STACK_SIZE, THREAD_STACK,
 			MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
-			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK,
-			on_request_line, h, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
+			MHD_OPTION_END);
 		if (!h->daemon)
 			rc = err_set(e, ERR_RUN, "libmicrohttpd does not start");
 	}

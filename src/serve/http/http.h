@@ -14,10 +14,12 @@
  *   together, and a client's share of these (client_share.h). A connection counts for its address.
  *   A request of another client (known by one of several keys, or behind a trusted proxy) counts
  *   as a connection of that client.
- * - Time. Headers must be complete 15 s after a connection or a request begins, 3 s while three
- *   quarters of the connections are in use. A body must be complete after 60 s and 1 s more for
- *   each 64 KiB, or after 5 s if the request is refused. An idle connection is kept for 60 s. A
- *   client that does not read what is sent to it for 60 s is cut off.
+ * - Time. Headers must be complete 15 s after the connection or the first byte of a later request,
+ *   3 s while three quarters of the connections are in use. A body must be complete after 60 s and
+ *   1 s more for each 64 KiB, or after 5 s if the request is refused. An idle connection is kept
+ *   for 60 s. While bytes of a response wait for the client, it must take 16 KiB of them, or all,
+ *   in each 60 s: a slow client gets its response, one that reads a byte now and then does not hold
+ *   a connection for ever.
  *
  * The responses are the caller's: struct http_calls. The connections' threads call these functions
  * at the same time, the watchdog's thread calls `cut` and `tick`.

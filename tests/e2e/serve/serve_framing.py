@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """HTTP as strangers may send it: requests that a proxy could read another way than the server, Host headers of other names on
-every address, and refused requests whose bodies do not come."""
+every address, refused requests whose bodies do not come, and headers byte by byte."""
 import re
 import socket
+import threading
 import time
 
 from serve_lib import Server, check, finish
@@ -178,6 +179,45 @@ def test_refused_bodies():
             c.close()
 
 
+def cut_after(s, begin, rest, seconds):
+    """A client that sends `begin`, `rest` after `seconds`, then a byte of a header now and then: when it is cut."""
+    start = time.monotonic()
+    with socket.create_connection(("127.0.0.1", s.port)) as c:
+        c.sendall(begin)
+        if begin:
+            c.recv(65536)
+        c.settimeout(0.2)
+        begun = False
+        while time.monotonic() < start + 60:
+            try:
+                if time.monotonic() > start + seconds:
+                    c.sendall(b"a" if begun else rest)
+                    begun = True
+                if c.recv(100) == b"":
+                    break
+            except TimeoutError:
+                pass
+            except OSError:
+                break
+        return time.monotonic() - start
+
+
+def test_dripped_headers():
+    """15 s for the headers, from the connection or from the first byte of a later request."""
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    ways = {"a header": (b"", head + b"X: ", 10, 15), "the request line": (b"", b"GET /", 0, 15),
+            "a later header": (head + b"\r\n", head + b"X: ", 3, 18), "a later request line": (head + b"\r\n", b"GET /", 3, 18)}
+    took = {}
+    with Server(*OPTIONS) as s:
+        threads = [threading.Thread(target=lambda n=n, w=w: took.update({n: cut_after(s, *w[:3])})) for n, w in ways.items()]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    for name, (*_, seconds) in ways.items():
+        check(seconds - 0.5 < took[name] < seconds + 3, name, "byte by byte: cut after", took[name], "instead of", seconds)
+
+
 def main():
     with Server(*OPTIONS) as s:
         test_framing(s)
@@ -185,6 +225,7 @@ def main():
         test_pieces(s)
     test_hosts()
     test_refused_bodies()
+    test_dripped_headers()
     finish()
 
 
