@@ -135,8 +135,10 @@ static const struct {
 		"connection; it does not end the server."},
 	{"Expensive requests",
 		"Bounded are: connections, headers (32 KiB and 15 s), bodies (--max-body-mb, their time "
-		"and their sum), JSON values and depth, the memory that a request takes before and while "
-		"it is computed, what is remembered of answers (--remember-gb), the time of masks, the "
+		"and their sum), JSON values and depth, the memory that a request takes before it is "
+		"computed, "
+		"meanwhile, and until its response was taken, what is remembered of answers "
+		"(--remember-gb), the time of masks, the "
 		"queue, tokens (the context). One client holds a share of these (--client-share), and "
 		"clients whose answers are computed get the same time, however many answers each has. A "
 		"client with several sessions gives one to another that waits: an answer is paused. "

@@ -64,6 +64,7 @@ struct exchange {
 	const char *route, *allow;
 	struct buf body;
 	size_t received;
+	struct budget_part response; /* of exchange_reply, until it was sent */
 	struct http_refusal refusal; /* status 0: none */
 	bool drop;                   /* the body is read and not kept */
 	bool close;                  /* the connection ends with the response */
@@ -487,6 +488,7 @@ static void on_completed(
 			.new_tokens = x->new_tokens,
 			.note = x->note});
 	let_body_go(x);
+	budget_release(&x->response);
 	buf_free(&x->pending);
 	exchange_drop_headers(x);
 	free(x->method);
@@ -741,6 +743,9 @@ void exchange_set_note(struct exchange *x, const char *note)
 
 void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body)
 {
+	x->response =
+		(struct budget_part){.budget = x->http->options.budget, .client = client_hold(x->client)};
+	budget_count(&x->response, body->cap);
 	struct MHD_Response *response = mem_scope_failed() ? NULL : response_of(body);
 	if (response) {
 		response_queue(x, response, status, type);

@@ -11,9 +11,10 @@
  * - Framing. What framing.h does not accept is refused and the connection closed, since a proxy in
  *   front may read it in another way.
  * - Amounts. Limited are connections, header bytes (32 KiB), body bytes of one request and of all
- *   together, and a client's share of these (client_share.h). A connection counts for its address.
- *   A request of another client (known by one of several keys, or behind a trusted proxy) counts
- *   as a connection of that client.
+ *   together, and a client's share of these (client_share.h). A response that is not a stream
+ *   counts for the memory of its client (budget.h) until the client has taken it. A connection
+ *   counts for its address. A request of another client (known by one of several keys, or behind a
+ *   trusted proxy) counts as a connection of that client.
  * - Time. Headers must be complete 15 s after the connection or the first byte of a later request,
  *   3 s while three quarters of the connections are in use. A body must be complete after 60 s and
  *   1 s more for each 64 KiB, or after 5 s if the request is refused. An idle connection is kept
@@ -29,7 +30,7 @@
 
 #include "src/base/buf.h"
 #include "src/base/err.h"
-#include "src/serve/client_share.h"
+#include "src/serve/budget.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,6 +47,7 @@ struct http_options {
 	const char *cors; /* an origin that may use the API from its pages, or "*"; NULL: none */
 	uint32_t max_connections;
 	size_t max_body_bytes;
+	struct budget *budget; /* counts responses until they were taken; NULL: nothing does */
 };
 
 struct http;
