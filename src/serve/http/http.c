@@ -17,6 +17,7 @@
 #include <microhttpd.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -375,7 +376,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 			return MHD_CONTENT_READER_END_OF_STREAM;
 		mem_scope_begin(&scope);
 		x->finished = !x->next(x->user, &x->pending);
-		if (mem_scope_end(&scope) || exchange_gone(x))
+		if (mem_scope_end(&scope) || (!x->finished && exchange_gone(x)))
 			return MHD_CONTENT_READER_END_WITH_ERROR;
 	}
 	size_t n = MIN(max, x->pending.len - x->sent);
@@ -711,9 +712,9 @@ struct client *exchange_client(const struct exchange *x)
 
 bool exchange_gone(const struct exchange *x)
 {
-	char c;
-	ssize_t n = recv(x->connection->fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
-	return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+	/* not recv: bytes of a next request may lie before the end */
+	struct pollfd p = {.fd = x->connection->fd, .events = POLLRDHUP};
+	return poll(&p, 1, 0) > 0;
 }
 
 void exchange_set_header(struct exchange *x, const char *name, const char *value)

@@ -112,7 +112,8 @@ const char *exchange_query(const struct exchange *x, const char *name);  /* NULL
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: absent */
 /* Who asks; borrowed until the exchange is over. */
 struct client *exchange_client(const struct exchange *x);
-/* Whether the client has closed the connection. A half-closed connection counts as closed. */
+/* Whether the client has left: it has closed the connection, or only its sending side. The two look
+ * the same from here, and most clients that do it have left; nginx and uvicorn take it so too. */
 bool exchange_gone(const struct exchange *x);
 
 /* A header for the response; name and value are copied. Before exchange_reply, at most four;
