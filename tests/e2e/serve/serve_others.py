@@ -78,6 +78,22 @@ def test_ollama(s):
     check(raw["response"] == s.post(CHAT, {**GREEDY, "messages": user("Define river.") + [
         {"role": "assistant", "content": "river"}]})[1]["choices"][0]["message"]["content"].join(["river", ""]) or
           raw["response"].startswith("river (noun)"), "raw", raw)
+    ask_raw = {"prompt": "[gMASK]<sop><|user|>Define river.<|assistant|><think></think>", "raw": True, "options": {**GREEDY, "num_predict": 8}}
+    for more, rivals in (({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 2}, 2)):
+        data = s.post("/api/generate", {**ask_raw, "stream": False, "logprobs": True, **more})[1]
+        rows = data.get("logprobs", [])
+        check(len(rows) == data["eval_count"] == 8 and "".join(r["token"] for r in rows) == data["response"] and
+              all(r["logprob"] <= 0 and len(r["top_logprobs"]) == rivals for r in rows), "raw, logprobs", more, data)
+        lines = s.lines("/api/generate", {**ask_raw, "logprobs": True, **more})
+        check(sum((v.get("logprobs", []) for v in lines), []) == rows, "raw, logprobs, streamed", more, lines)
+    for path, body in (("/api/generate", ask_raw), ("/api/chat", ask)):
+        for more in ({"top_logprobs": 3}, {"logprobs": False, "top_logprobs": 3}):
+            status, data = s.post(path, {**body, "stream": False, **more})
+            check(status == 200 and "logprobs" not in data, "top_logprobs means nothing without logprobs", path, more, data)
+    for more, words in (({"system": "S"}, "system"), ({"format": "json"}, "format"), ({"template": "T"}, "template"),
+                        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"), ({"logprobs": 1}, "logprobs")):
+        status, data = s.post("/api/generate", {**ask_raw, **more})
+        check(status == 400 and words in data["error"], "raw, refused:", more, data)
     for path, key in (("/api/generate", "response"), ("/api/chat", "message")):
         status, data = s.post(path, {"model": "x"})
         check(status == 200 and data["done_reason"] == "load" and key in data, "nothing is asked: load", data)
