@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A limit on the memory of all requests together, without their bodies (http.h limits these): JSON
- * trees, the text of prompts while it is rendered, and the tokens of prompts. Nothing is allocated
- * here: a caller reserves an upper bound of what it is about to allocate.
+ * trees, the text of prompts while it is rendered, the tokens of prompts, answers, and responses
+ * until clients have taken them. Nothing is allocated here: a caller reserves an upper bound of
+ * what it is about to allocate.
  *
  * In order of use, for each request: fill in budget and client of a zeroed budget_part; budget_hold
  * before each phase, with the bytes of all that the request holds then; budget_release at its end.
@@ -41,6 +42,9 @@ enum budget_answer {
 /* Sets what the part holds to `bytes` in all, more or fewer than before. A refusal changes nothing.
  */
 enum budget_answer budget_hold(struct budget_part *p, size_t bytes);
+/* The same for what is allocated already, such as a response that waits for its client: never
+ * refused. All parts together may then hold more than the limit, until some are released. */
+void budget_count(struct budget_part *p, size_t bytes);
 void budget_release(struct budget_part *p); /* all bytes, and the reference to the client */
 size_t budget_most(const struct budget *b); /* bytes that one request may hold */
 

@@ -289,7 +289,8 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 		"Memory of answers' tokens, for clients that send these back", (double)g->turn_bytes);
 	put_gauge(out, "remembered_answer_bytes_limit",
 		"The most that they take, half of --remember-gb", (double)g->turn_bytes_limit);
-	put_gauge(out, "request_bytes", "Memory that requests hold beside their bodies, as estimated",
+	put_gauge(out, "request_bytes",
+		"Memory that requests hold beside their bodies, and responses until they were taken",
 		(double)g->request_bytes);
 	put_gauge(out, "request_bytes_peak", "The most so far", (double)g->request_bytes_peak);
 	put_gauge(out, "request_bytes_limit", "What they may hold; one request half of it",

@@ -326,6 +326,24 @@ void response_store_put(
 	pthread_mutex_unlock(&s->lock);
 }
 
+size_t response_store_bytes(struct response_store *s, const char *id)
+{
+	char name[NAME_LEN + 1];
+	struct stat st;
+	size_t bytes = 0;
+	if (!is_id(id))
+		return 0;
+	file_name(id, name);
+	pthread_mutex_lock(&s->lock);
+	const struct kept_response *k = kept_find(s, id);
+	if (k)
+		bytes = k->n_response + k->n_items;
+	else if (s->folder && !fstatat(s->fd, name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode))
+		bytes = (size_t)st.st_size;
+	pthread_mutex_unlock(&s->lock);
+	return bytes;
+}
+
 bool response_store_get(
 	struct response_store *s, const char *id, struct buf *response, struct buf *items)
 {

@@ -134,8 +134,10 @@ int server_open(
 		.tick = on_tick};
 	if (!rc)
 		rc = response_store_open(o->folder, o->remember_bytes / 2, &s->model.responses, e);
+	struct http_options http = o->http;
+	http.budget = &s->budget;
 	if (!rc)
-		rc = http_open(&o->http, &calls, &s->http, e);
+		rc = http_open(&http, &calls, &s->http, e);
 	if (rc) {
 		server_close(s);
 		return rc;

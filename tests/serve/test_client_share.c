@@ -107,6 +107,14 @@ static void test_memory(void **state)
 	assert_int_equal(client_held(a, CLIENT_MEMORY), 750);
 	assert_int_equal(budget_hold(&one, 100), BUDGET_TAKEN); /* less */
 	assert_int_equal(client_held(a, CLIENT_MEMORY), 350);
+	budget_count(&one, 900); /* more than the limit together: nobody else gets any */
+	assert_int_equal(atomic_load(&budget.held), 900 + 250 + 180);
+	assert_int_equal(client_held(a, CLIENT_MEMORY), 900 + 250);
+	assert_int_equal(budget_hold(&other, 181), BUDGET_FULL);
+	assert_int_equal(budget_hold(&other, 100), BUDGET_TAKEN);
+	budget_count(&one, 100);
+	assert_int_equal(budget_hold(&other, 181), BUDGET_TAKEN);
+	assert_int_equal(atomic_load(&budget.peak), 900 + 250 + 180);
 	budget_release(&one);
 	budget_release(&two);
 	budget_release(&other);

@@ -4,6 +4,7 @@
  * was cancelled before; the queue is bounded; conversations find their beginning; whoever submitted
  * gets exactly one last event.
  */
+#include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -293,6 +294,48 @@ static void test_queue(void **state)
 	scheduler_close(s);
 }
 
+/* As many jobs are taken as have a session or a place, also at the moment when sessions get theirs.
+ */
+static void test_queue_is_exact(void **state)
+{
+	(void)state;
+	enum { SESSIONS = 4, PLACES = 2, TRIES = 16 };
+	struct scheduler *s = open_scheduler(SESSIONS, PLACES);
+	for (uint32_t round = 0; round < 20; round++) {
+		struct mailbox *mail = mailbox_new();
+		struct job *jobs[TRIES];
+		struct answer got[TRIES] = {0};
+		unsigned retry, taken = 0;
+		for (uint32_t i = 0; i < TRIES; i++) {
+			jobs[i] = make_job(mail, i, 70 + i, 5, 400);
+			jobs[i]->options.min_new = 400; /* none ends meanwhile */
+		}
+		struct scheduler_snapshot now;
+		do
+			scheduler_snapshot(s, &now);
+		while (now.active); /* the jobs of the round before */
+		/* again and again until all have their sessions, with pauses, since a lock is not fair */
+		while (now.active < SESSIONS && taken < TRIES) {
+			taken += scheduler_submit(s, &jobs[taken], 1, &retry) == SCHEDULER_TAKEN;
+			for (uint64_t pause = clock_ns() + 3000; clock_ns() < pause;)
+				;
+			scheduler_snapshot(s, &now);
+		}
+		while (taken < TRIES && scheduler_submit(s, &jobs[taken], 1, &retry) == SCHEDULER_TAKEN)
+			taken++;
+		assert_int_equal(taken, SESSIONS + PLACES);
+		for (uint32_t i = 0; i < TRIES; i++)
+			atomic_store(&jobs[i]->cancel, true);
+		collect(mail, got, taken);
+		for (uint32_t i = 0; i < TRIES; i++) {
+			buf_free(&got[i].text);
+			job_drop(jobs[i]);
+		}
+		mailbox_drop(mail);
+	}
+	scheduler_close(s);
+}
+
 /* A client with many answers computes as much as one with a single answer meanwhile. */
 static void test_clients_share_steps(void **state)
 {
@@ -533,6 +576,7 @@ int main(void)
 		cmocka_unit_test(test_same_as_generate),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_queue),
+		cmocka_unit_test(test_queue_is_exact),
 		cmocka_unit_test(test_clients_share_steps),
 		cmocka_unit_test(test_sessions_are_found),
 		cmocka_unit_test(test_common_prompts),

@@ -135,13 +135,15 @@ static const struct {
 		"connection; it does not end the server."},
 	{"Expensive requests",
 		"Bounded are: connections, headers (32 KiB and 15 s), bodies (--max-body-mb, their time "
-		"and their sum), JSON values and depth, the memory that a request takes before and while "
-		"it is computed, what is remembered of answers (--remember-gb), the time of masks, the "
+		"and their sum), JSON values and depth, the memory that a request takes before it is "
+		"computed, "
+		"meanwhile, and until its response was taken, what is remembered of answers "
+		"(--remember-gb), the time of masks, the "
 		"queue, tokens (the context). One client holds a share of these (--client-share), and "
 		"clients whose answers are computed get the same time, however many answers each has. A "
 		"client with several sessions gives one to another that waits: an answer is paused. "
-		"What is refused gets 413, 429 or 503. A client that leaves ends its answer; one that does "
-		"not read for 60 s is cut off."},
+		"What is refused gets 413, 429 or 503. A client that leaves ends its answer; one that "
+		"takes less than 16 KiB of what waits for it in 60 s is cut off."},
 	{"After a break-in",
 		"On Linux the process has given up files that its options do not name (landlock), other "
 		"programs and new connections (seccomp), where the kernel can do that; a line at the start "

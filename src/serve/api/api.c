@@ -33,6 +33,11 @@ static size_t count_values(const char *p, size_t n)
 	return values;
 }
 
+size_t api_json_bytes(const char *text, size_t len)
+{
+	return count_values(text, len) * VALUE_BYTES + STRING_COPIES * len;
+}
+
 int api_parse(const struct api *api, const struct request_model *model, const char *body,
 	size_t len, struct request *r, struct request_error *e)
 {
@@ -43,10 +48,9 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 		.created = (int64_t)time(NULL),
 		.body_bytes = len,
 		.part = {.budget = model->budget, .client = client_hold(model->client)}};
-	size_t values = count_values(body, len);
-	if (values > VALUES_MAX)
+	if (count_values(body, len) > VALUES_MAX)
 		return request_refuse(e, 400, NULL, NULL, "the body has more than %d values", VALUES_MAX);
-	if (request_hold(r, values * VALUE_BYTES + STRING_COPIES * len, e))
+	if (request_hold(r, api_json_bytes(body, len), e))
 		return -1;
 	r->body = json_text_parse(body, len, true, &err);
 	if (mem_scope_failed())
@@ -306,6 +310,9 @@ int api_models_one(const struct request_model *m, const char *name, bool anthrop
 		return request_refuse(e, 404, "model_not_found", "model",
 			"the model \"%.100s\" does not exist here; this server has \"%s\"", name, m->name);
 	struct json_write w = {.out = out};
-	write_model(&w, m, name, anthropic);
+	struct buf id = {0}; /* a path may have any bytes */
+	utf8_repair(name, strlen(name), &id);
+	write_model(&w, m, buf_str(&id), anthropic);
+	buf_free(&id);
 	return 0;
 }

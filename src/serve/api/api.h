@@ -38,6 +38,9 @@ struct api {
 extern const struct api api_chat, api_completions, api_responses, api_messages, api_ollama_chat,
 	api_ollama_generate, api_llamacpp;
 
+/* What JSON text takes at most as a tree, and its strings in a conversation. */
+size_t api_json_bytes(const char *text, size_t len);
+
 /* Parses a body for an API: JSON, then the API's members. *r is overwritten. 0, or -1 with a
  * refusal; the caller calls request_fini in any case. */
 int api_parse(const struct api *api, const struct request_model *model, const char *body,

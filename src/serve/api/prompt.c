@@ -94,7 +94,7 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 	struct chat_prompt p = {.most_bytes = most_bytes};
 	int rc = chat_render(c, &p, e);
 	size_t after_user = 0, m = 0, from = 0;
-	*built = (struct prompt_built){.too_long = p.too_long};
+	*built = (struct prompt_built){.too_long = p.too_long, .text_len = p.text.len};
 	struct hash_stream before; /* of the first `hashed` tokens; incremental, since turns are many */
 	size_t hashed = 0;
 	hash_stream_begin(&before);

@@ -23,6 +23,7 @@ void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t
 struct prompt_built {
 	bool too_long;   /* the error is that of most_bytes */
 	size_t replayed; /* turns that were found in `turns` */
+	size_t text_len; /* bytes of the rendered text */
 	/* If the last message is to be continued (chat_options.continue_last): index in the prompt of
 	 * its first token behind <think>. Else 0. */
 	size_t goes_on;

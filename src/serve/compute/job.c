@@ -24,6 +24,7 @@ void job_event_free(struct job_event *v)
 		return;
 	buf_free(&v->text);
 	free(v->rows);
+	token_ids_free(&v->ids);
 	free(v->err);
 	free(v);
 }
@@ -59,6 +60,15 @@ void mailbox_drop(struct mailbox *m)
 	free(m);
 }
 
+static void ids_append(struct token_ids *to, const int32_t *ids, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (token_ids_push(to, ids[i])) {
+			mem_scope_fail();
+			return;
+		}
+}
+
 /* Appends v to the last event that waits, if both are pieces of the same text: a client that reads
  * slowly finds one long piece instead of a thousand short ones. */
 static bool events_join(struct job_event *old, struct job_event *v)
@@ -75,6 +85,7 @@ static bool events_join(struct job_event *old, struct job_event *v)
 	if (v->kind != JOB_TEXT && v->kind != JOB_REASONING && v->kind != JOB_ARGUMENTS)
 		return false;
 	buf_append(&old->text, v->text.data, v->text.len);
+	ids_append(&old->ids, v->ids.data, v->ids.n);
 	return true;
 }
 
@@ -215,6 +226,10 @@ static void on_output(void *user, enum output_kind kind, struct text_span text,
 	if (n_rows && (v->rows = NEW_ARRAY(struct output_token, n_rows))) {
 		memcpy(v->rows, rows, n_rows * sizeof *rows);
 		v->n_rows = n_rows;
+	}
+	if (kind == OUTPUT_TEXT && j->options.token_ids) {
+		ids_append(&v->ids, j->generated.data + j->n_ids_sent, j->generated.n - j->n_ids_sent);
+		j->n_ids_sent = j->generated.n;
 	}
 	if (mem_scope_failed())
 		job_event_free(v);

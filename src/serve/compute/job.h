@@ -50,6 +50,9 @@ struct job_event {
 	/* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
 	struct output_token *rows;
 	size_t n_rows;
+	/* TEXT: the tokens since the event before, if token_ids were asked for: those of this piece,
+	 * and those that wrote no text of their own */
+	struct token_ids ids;
 	/* PROGRESS: */
 	uint32_t done, total;   /* of the prompt's tokens; inside a step estimated by layers */
 	uint32_t cached;        /* of done: tokens that were not computed */
@@ -111,6 +114,7 @@ struct job {
 	struct output *output;
 	struct sampler sampler;
 	struct token_ids generated;                    /* everything sampled but the stop token */
+	size_t n_ids_sent;                             /* of them, in events */
 	uint32_t cached;                               /* prompt tokens that were not computed */
 	bool cut_in_call;                              /* it ended inside a call */
 	uint64_t started_ns, first_token_ns, ended_ns; /* clock_ns(); 0: not yet */

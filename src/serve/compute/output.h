@@ -48,6 +48,7 @@ struct output_options {
 	uint32_t min_new; /* stop_ids and the model's stop tokens are banned before so many tokens */
 	char **stops;     /* [n_stops] stop strings, none empty; owned */
 	size_t n_stops;
+	bool token_ids; /* the connection gets the ids of the tokens (job_event.ids) */
 	bool logprobs;
 	uint32_t n_top; /* rivals of each token, at most OUTPUT_TOP_MAX */
 };

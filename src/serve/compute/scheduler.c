@@ -52,7 +52,6 @@ static void snapshot_publish(struct scheduler *s)
 	struct scheduler_snapshot snapshot = {0};
 	for (uint32_t i = 0; i < s->n_slots; i++) {
 		const struct slot *x = &s->slots[i];
-		snapshot.active += x->job != NULL;
 		snapshot.sessions[i] = (struct scheduler_session){.state = x->state,
 			.tokens = session_length(x->session),
 			.prompt = x->job ? x->prompt : 0,
@@ -160,10 +159,11 @@ static enum scheduler_answer queue_answer(
 {
 	if (s->stopping)
 		return SCHEDULER_ENDING;
-	uint32_t idle = s->n_slots - MIN(s->snapshot.active, s->n_slots), limit = s->queue_limit + idle;
-	const uint32_t taken = s->waiting - s->n_swapped; /* what is preempted was accepted before */
+	/* what is preempted was accepted before, takes no place, and may get an idle session */
+	const uint32_t idle = s->n_slots - s->running, own = idle - MIN(idle, s->n_swapped),
+				   limit = s->queue_limit + own, taken = s->waiting - s->n_swapped;
 	enum scheduler_answer answer = SCHEDULER_FULL;
-	if (s->waiting + n <= idle) { /* a session is free for each: the share does not matter */
+	if (taken + n <= own) { /* a session is free for each: the share does not matter */
 		if (take)
 			client_count(client, CLIENT_PLACES, n);
 		return SCHEDULER_TAKEN;
@@ -257,6 +257,7 @@ void scheduler_snapshot(struct scheduler *s, struct scheduler_snapshot *snapshot
 	pthread_mutex_lock(&s->lock);
 	*snapshot = s->snapshot;
 	snapshot->n_sessions = s->n_slots;
+	snapshot->active = s->running;
 	snapshot->waiting = s->waiting;
 	snapshot->queue_limit = s->queue_limit;
 	snapshot->preempted = s->n_swapped;

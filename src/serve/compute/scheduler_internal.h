@@ -83,6 +83,7 @@ struct scheduler {
 	pthread_cond_t wake, ended;
 	struct job *first, **last;         /* lock: the queue */
 	uint32_t waiting;                  /* lock */
+	uint32_t running;                  /* lock: jobs that have a session, or get it now */
 	uint32_t n_swapped;                /* lock: of the waiting ones, preempted */
 	bool stopping, stop_now, finished; /* lock */
 	struct job *alone;  /* lock: the only job of the step being computed; NULL: none or several */

@@ -107,6 +107,7 @@ static void slot_requeue(struct scheduler *s, struct slot *slot)
 	if (!s->first)
 		s->last = &j->next;
 	s->first = j;
+	s->running--;
 	s->waiting++;
 	s->n_swapped++;
 	pthread_mutex_unlock(&s->lock);

@@ -26,6 +26,7 @@ static void slot_release(struct scheduler *s, struct slot *slot)
 	slot->last_used = ++s->n_ended;
 	client_end_answer(j->client);
 	pthread_mutex_lock(&s->lock);
+	s->running--;
 	s->job_seconds = s->job_seconds > 0 ? 0.9 * s->job_seconds + 0.1 * seconds : seconds;
 	pthread_mutex_unlock(&s->lock);
 	job_drop(j);
@@ -241,28 +242,32 @@ void slots_fill(struct scheduler *s)
 		bool stopping = s->stopping;
 		if (!j && (stopping || idle))
 			j = queue_pop(s, false);
+		bool begins = j && idle && !stopping && !atomic_load(&j->cancel);
+		s->running += begins;
 		pthread_mutex_unlock(&s->lock);
 		if (!j && !stopping && !idle && slots_preempt(s))
 			continue;
 		if (!j)
 			return;
+		if (begins && j->swapped) {
+			slot_resume_job(s, idle, j);
+			continue;
+		}
+		if (begins) {
+			slot_begin_job(s, j);
+			continue;
+		}
 		if (atomic_load(&j->cancel)) {
 			struct mem_scope scope; /* one that was preempted gives out what was held back */
 			metrics_add(s->metrics, METRICS_CANCELLED, 1);
 			mem_scope_begin(&scope);
 			job_end(j, JOB_CANCELLED);
 			mem_scope_end(&scope);
-		} else if (stopping) {
+		} else {
 			struct err e = {0};
 			err_set(&e, ERR_INTERRUPTED, "the server is shutting down");
 			metrics_add(s->metrics, METRICS_FAILED, 1);
 			job_fail(j, &e);
-		} else if (j->swapped) {
-			slot_resume_job(s, idle, j);
-			continue;
-		} else {
-			slot_begin_job(s, j);
-			continue;
 		}
 		scheduler_free_image(s, j);
 		job_drop(j);

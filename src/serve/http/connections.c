@@ -7,11 +7,10 @@
 #include "src/base/cond.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/serve/http/framed_recv.h"
 #include "src/serve/http/identity.h"
 
+#include <linux/tcp.h> /* the C library's struct tcp_info lacks tcpi_bytes_acked */
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -31,6 +30,39 @@ struct connections {
 	bool stop;
 };
 
+/* Bytes that the client's system has acknowledged since the connection was opened. */
+static uint64_t bytes_acked(int fd)
+{
+	struct tcp_info info = {0};
+	socklen_t n = sizeof info;
+	return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) ? 0 : info.tcpi_bytes_acked;
+}
+
+/* Lock held. At the end of a period of sending: begins the next one if the client took enough. */
+static bool goes_on_sending(struct connection *c, uint64_t now)
+{
+	uint64_t acked = c->least ? bytes_acked(c->fd) : 0;
+	if (!c->least || acked - c->acked < c->least)
+		return false;
+	c->acked = acked;
+	c->deadline_ns = now + c->period_ns;
+	return true;
+}
+
+/* Lock held. 0: none. */
+static uint64_t deadline_of(const struct connection *c, bool crowded)
+{
+	uint64_t deadline = c->deadline_ns, since = c->since_ns,
+			 head = c->fresh ? atomic_load(&c->framed.head_ns) : 0;
+	if (head) {
+		since = head;
+		deadline = head + HEADER_NS;
+	}
+	if ((crowded || c->over) && c->fresh && deadline)
+		deadline = MIN(deadline, since + HEADER_CROWD_NS);
+	return deadline;
+}
+
 /* Lock held. */
 static unsigned cut_late(struct connections *l)
 {
@@ -38,10 +70,8 @@ static unsigned cut_late(struct connections *l)
 	bool crowded = l->n >= l->options.max - l->options.max / 4;
 	unsigned n = 0;
 	for (struct connection *c = l->first; c; c = c->next) {
-		uint64_t deadline = c->deadline_ns;
-		if ((crowded || c->over) && c->fresh && deadline)
-			deadline = MIN(deadline, c->since_ns + HEADER_CROWD_NS);
-		if (c->cut || !deadline || now < deadline)
+		uint64_t deadline = deadline_of(c, crowded);
+		if (c->cut || !deadline || now < deadline || goes_on_sending(c, now))
 			continue;
 		shutdown(c->fd, SHUT_RDWR);
 		c->cut = true;
@@ -119,8 +149,8 @@ struct connection *connection_open(struct connections *l, int fd, const struct s
 		.proxy = identity_is(address, o->trusted_proxy),
 		.fresh = true,
 		.since_ns = clock_ns()};
-	c->deadline_ns = c->since_ns + HEADER_NS;
-	framed_recv_attach(fd, &c->framing);
+	atomic_store(&c->framed.head_ns, c->since_ns); /* nothing else is waited for */
+	framed_recv_attach(fd, &c->framed);
 	c->client = client_of_address(o, address);
 	pthread_mutex_lock(&l->lock);
 	uint32_t held = l->n - l->n_over;
@@ -163,6 +193,7 @@ void connection_set_deadline(struct connection *c, uint64_t ns, bool fresh)
 	c->since_ns = clock_ns();
 	c->deadline_ns = ns ? c->since_ns + ns : 0;
 	c->fresh = fresh;
+	c->least = 0;
 	pthread_mutex_unlock(&c->list->lock);
 }
 
@@ -171,6 +202,19 @@ void connection_extend(struct connection *c, uint64_t ns)
 	pthread_mutex_lock(&c->list->lock);
 	c->deadline_ns = c->since_ns + ns;
 	c->fresh = false;
+	pthread_mutex_unlock(&c->list->lock);
+}
+
+void connection_set_sending(struct connection *c, uint64_t ns, uint64_t bytes)
+{
+	uint64_t acked = bytes_acked(c->fd);
+	pthread_mutex_lock(&c->list->lock);
+	c->since_ns = clock_ns();
+	c->deadline_ns = c->since_ns + ns;
+	c->fresh = false;
+	c->period_ns = ns;
+	c->least = bytes;
+	c->acked = acked;
 	pthread_mutex_unlock(&c->list->lock);
 }
 

@@ -10,7 +10,7 @@
 
 #include "src/base/err.h"
 #include "src/serve/client_share.h"
-#include "src/serve/http/framing.h"
+#include "src/serve/http/framed_recv.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,9 +32,9 @@ struct connection {
 	struct connection *next, **at; /* in the list */
 	struct connections *list;      /* constant from here on */
 	int fd;
-	struct client *client;  /* of the address; held; NULL: unknown, or the trusted proxy */
-	bool proxy;             /* it is the trusted proxy's */
-	struct framing framing; /* of the thread that reads from fd */
+	struct client *client; /* of the address; held; NULL: unknown, or the trusted proxy */
+	bool proxy;            /* it is the trusted proxy's */
+	struct framed framed;
 	/* Accepted only to be refused, with this status. 503: too many connections; 429: too many of
 	 * this client; 0: not refused */
 	unsigned over;
@@ -42,6 +42,8 @@ struct connection {
 	bool fresh; /* waits for a request or its headers: see connection_set_deadline */
 	bool cut;   /* was late, and its socket is shut down */
 	uint64_t since_ns, deadline_ns; /* clock_ns: of connection_set_deadline; 0: none */
+	/* of connection_set_sending; least 0: no response is sent */
+	uint64_t period_ns, least, acked; /* acked: bytes when the period began */
 };
 
 /* Starts the watchdog. Errors:
@@ -50,8 +52,9 @@ struct connection {
 int connections_open(const struct connections_options *o, struct connections **out, struct err *e);
 void connections_free(struct connections *l); /* when all are closed; NULL is fine */
 
-/* Adds a connection, with 15 s for its headers, and puts the strict framing before fd. Check `over`
- * afterwards. NULL: out of memory. */
+/* Adds a connection, and puts the strict framing before fd. The headers of its first request must
+ * be complete after 15 s, those of a later one 15 s after its first byte. Check `over` afterwards.
+ * NULL: out of memory. */
 struct connection *connection_open(struct connections *l, int fd, const struct sockaddr *address);
 void connection_close(struct connection *c); /* before fd is closed; NULL is fine */
 
@@ -61,6 +64,10 @@ void connection_close(struct connection *c); /* before fd is closed; NULL is fin
 void connection_set_deadline(struct connection *c, uint64_t ns, bool fresh);
 /* The same, counted from the last connection_set_deadline; not fresh. */
 void connection_extend(struct connection *c, uint64_t ns);
+/* A response is sent: in each period of ns from now on the client must take at least so many bytes.
+ * When it has taken them all, the next call of these three is due. Taken is what the client's
+ * system has acknowledged: bytes in this system's buffers do not count. */
+void connection_set_sending(struct connection *c, uint64_t ns, uint64_t bytes);
 
 uint32_t connections_count(struct connections *l); /* all */
 uint32_t connections_held(struct connections *l);  /* those that are not `over` */

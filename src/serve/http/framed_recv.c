@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/serve/http/framed_recv.h"
 
+#include "src/base/clock.h"
 #include "src/base/num.h"
 
 #include <errno.h>
-#include <stdatomic.h>
 #include <sys/socket.h>
 
 #define DESCRIPTORS (64u << 10) /* the server's own limit of connections is far below */
 #define LOOK_BYTES  8192
 #define DRAIN_BYTES (1u << 20)
 
-static struct framing *_Atomic framings[DESCRIPTORS];
+static struct framed *_Atomic framed[DESCRIPTORS];
 
 /* The name in the program's symbol table is recv. Here it has another one, since the headers may
  * define recv as an inline function. */
 ssize_t framed_recv(int fd, void *buf, size_t n, int flags) __asm__("recv");
 
-void framed_recv_attach(int fd, struct framing *f)
+void framed_recv_attach(int fd, struct framed *f)
 {
 	if (fd >= 0 && (unsigned)fd < DESCRIPTORS)
-		atomic_store(&framings[fd], f);
+		atomic_store(&framed[fd], f);
 }
 
 /* Removes up to n bytes that are in the socket; does not wait. If unread bytes are left when a
@@ -39,18 +39,27 @@ void framed_recv_detach(int fd)
 {
 	if (fd < 0 || (unsigned)fd >= DESCRIPTORS)
 		return;
-	const struct framing *f = atomic_exchange(&framings[fd], NULL);
+	const struct framed *f = atomic_exchange(&framed[fd], NULL);
 	char scratch[LOOK_BYTES];
-	if (f && framing_is_over(f))
+	if (f && framing_is_over(&f->framing))
 		drop_bytes(fd, scratch, DRAIN_BYTES);
+}
+
+/* After bytes of a request were read. */
+static void note_head(struct framed *f)
+{
+	bool incomplete = !framing_has_head(&f->framing) && !framing_fault(&f->framing).status;
+	if (incomplete != (atomic_load(&f->head_ns) != 0))
+		atomic_store(&f->head_ns, incomplete ? clock_ns() : 0);
 }
 
 ssize_t framed_recv(int fd, void *buf, size_t n, int flags)
 {
 	bool known = fd >= 0 && (unsigned)fd < DESCRIPTORS && !(flags & MSG_PEEK);
-	struct framing *f = known ? atomic_load(&framings[fd]) : NULL;
-	if (!f || !n)
+	struct framed *socket = known ? atomic_load(&framed[fd]) : NULL;
+	if (!socket || !n)
 		return recvfrom(fd, buf, n, flags, NULL, NULL);
+	struct framing *f = &socket->framing;
 	for (;;) {
 		uint64_t plain = framing_plain_bytes(f);
 		if (plain) {
@@ -65,6 +74,7 @@ ssize_t framed_recv(int fd, void *buf, size_t n, int flags)
 			return seen;
 		size_t used, made = framing_feed(f, in, (size_t)seen, &used, buf, n);
 		drop_bytes(fd, in, used);
+		note_head(socket);
 		if (framing_is_over(f))
 			drop_bytes(fd, in, DRAIN_BYTES);
 		if (made)

@@ -18,9 +18,19 @@
 
 #include "src/serve/http/framing.h"
 
+#include <stdatomic.h>
+
+/* A socket that is read. Zero-initialise. */
+struct framed {
+	struct framing framing; /* of the thread that reads */
+	/* clock_ns() when the first byte of a head came; 0: no head is incomplete. Written by the
+	 * thread that reads, and by the owner before attach. */
+	atomic_ullong head_ns;
+};
+
 /* f is borrowed until detach. A descriptor from 65536 on gets no framing: its requests are refused.
  */
-void framed_recv_attach(int fd, struct framing *f);
+void framed_recv_attach(int fd, struct framed *f);
 /* Before the socket is closed. After a fault it also reads away up to 1 MiB that the client has
  * sent. */
 void framed_recv_detach(int fd);

@@ -17,6 +17,7 @@
 #include <microhttpd.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -28,12 +29,12 @@
 #include <unistd.h>
 
 #define SECOND       1000000000ull
-#define HEADER_NS    (15 * SECOND)
 #define IDLE_NS      (60 * SECOND)
 #define BODY_NS      (60 * SECOND)
-#define BODY_BYTES_S (64u << 10)  /* a second more for each so many bytes */
-#define REFUSED_NS   (5 * SECOND) /* for the whole body of a refused request */
-#define SEND_NS      (60 * SECOND)
+#define BODY_BYTES_S (64u << 10)   /* a second more for each so many bytes */
+#define REFUSED_NS   (5 * SECOND)  /* for the whole body of a refused request */
+#define SEND_NS      (60 * SECOND) /* in which a client takes SEND_BYTES of a response */
+#define SEND_BYTES   STREAM_BLOCK
 #define HEADER_BYTES (32u << 10)
 /* A body up to so many times too long is read and dropped: then its sender can read the refusal. */
 #define DRAIN_FACTOR  4
@@ -64,6 +65,7 @@ struct exchange {
 	const char *route, *allow;
 	struct buf body;
 	size_t received;
+	struct budget_part response; /* of exchange_reply, until it was sent */
 	struct http_refusal refusal; /* status 0: none */
 	bool drop;                   /* the body is read and not kept */
 	bool close;                  /* the connection ends with the response */
@@ -106,16 +108,6 @@ static struct connection *connection_of(struct MHD_Connection *mhd)
 	const union MHD_ConnectionInfo *info =
 		MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
 	return info->socket_context;
-}
-
-/* The request line is there: from now on headers are due. */
-static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *mhd)
-{
-	(void)cls, (void)uri;
-	struct connection *c = connection_of(mhd);
-	if (c)
-		connection_set_deadline(c, HEADER_NS, true);
-	return NULL;
 }
 
 /* ---- who may ask ---- */
@@ -179,7 +171,7 @@ static void exchange_refuse(
  * what follows on it means nothing. */
 static bool framing_refuses(struct exchange *x)
 {
-	const struct framing *f = &x->connection->framing;
+	const struct framing *f = &x->connection->framed.framing;
 	const struct framing_fault fault = framing_fault(f);
 	if (!fault.status && framing_has_head(f))
 		return false;
@@ -330,7 +322,7 @@ static enum MHD_Result response_queue(
 	x->status = status;
 	enum MHD_Result rc = MHD_queue_response(x->mhd, status, response);
 	MHD_destroy_response(response);
-	connection_set_deadline(x->connection, SEND_NS, false);
+	connection_set_sending(x->connection, SEND_NS, SEND_BYTES);
 	h->calls.sent(h->calls.user, x->route ? x->route : "other", status);
 	return rc;
 }
@@ -384,13 +376,13 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 			return MHD_CONTENT_READER_END_OF_STREAM;
 		mem_scope_begin(&scope);
 		x->finished = !x->next(x->user, &x->pending);
-		if (mem_scope_end(&scope) || exchange_gone(x))
+		if (mem_scope_end(&scope) || (!x->finished && exchange_gone(x)))
 			return MHD_CONTENT_READER_END_WITH_ERROR;
 	}
 	size_t n = MIN(max, x->pending.len - x->sent);
 	memcpy(out, x->pending.data + x->sent, n);
 	x->sent += n;
-	connection_set_deadline(x->connection, SEND_NS, false);
+	connection_set_sending(x->connection, SEND_NS, SEND_BYTES);
 	return (ssize_t)n;
 }
 
@@ -497,6 +489,7 @@ static void on_completed(
 			.new_tokens = x->new_tokens,
 			.note = x->note});
 	let_body_go(x);
+	budget_release(&x->response);
 	buf_free(&x->pending);
 	exchange_drop_headers(x);
 	free(x->method);
@@ -621,8 +614,8 @@ int http_open(
 			(unsigned)o->max_connections + CONNECTIONS_OVER, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
 			(size_t)HEADER_BYTES, MHD_OPTION_THREAD_STACK_SIZE, THREAD_STACK,
 			MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
-			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK,
-			on_request_line, h, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1,
+			MHD_OPTION_END);
 		if (!h->daemon)
 			rc = err_set(e, ERR_RUN, "libmicrohttpd does not start");
 	}
@@ -719,9 +712,9 @@ struct client *exchange_client(const struct exchange *x)
 
 bool exchange_gone(const struct exchange *x)
 {
-	char c;
-	ssize_t n = recv(x->connection->fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
-	return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+	/* not recv: bytes of a next request may lie before the end */
+	struct pollfd p = {.fd = x->connection->fd, .events = POLLRDHUP};
+	return poll(&p, 1, 0) > 0;
 }
 
 void exchange_set_header(struct exchange *x, const char *name, const char *value)
@@ -751,6 +744,9 @@ void exchange_set_note(struct exchange *x, const char *note)
 
 void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body)
 {
+	x->response =
+		(struct budget_part){.budget = x->http->options.budget, .client = client_hold(x->client)};
+	budget_count(&x->response, body->cap);
 	struct MHD_Response *response = mem_scope_failed() ? NULL : response_of(body);
 	if (response) {
 		response_queue(x, response, status, type);

@@ -11,13 +11,16 @@
  * - Framing. What framing.h does not accept is refused and the connection closed, since a proxy in
  *   front may read it in another way.
  * - Amounts. Limited are connections, header bytes (32 KiB), body bytes of one request and of all
- *   together, and a client's share of these (client_share.h). A connection counts for its address.
- *   A request of another client (known by one of several keys, or behind a trusted proxy) counts
- *   as a connection of that client.
- * - Time. Headers must be complete 15 s after a connection or a request begins, 3 s while three
- *   quarters of the connections are in use. A body must be complete after 60 s and 1 s more for
- *   each 64 KiB, or after 5 s if the request is refused. An idle connection is kept for 60 s. A
- *   client that does not read what is sent to it for 60 s is cut off.
+ *   together, and a client's share of these (client_share.h). A response that is not a stream
+ *   counts for the memory of its client (budget.h) until the client has taken it. A connection
+ *   counts for its address. A request of another client (known by one of several keys, or behind a
+ *   trusted proxy) counts as a connection of that client.
+ * - Time. Headers must be complete 15 s after the connection or the first byte of a later request,
+ *   3 s while three quarters of the connections are in use. A body must be complete after 60 s and
+ *   1 s more for each 64 KiB, or after 5 s if the request is refused. An idle connection is kept
+ *   for 60 s. While bytes of a response wait for the client, it must take 16 KiB of them, or all,
+ *   in each 60 s: a slow client gets its response, one that reads a byte now and then does not hold
+ *   a connection for ever.
  *
  * The responses are the caller's: struct http_calls. The connections' threads call these functions
  * at the same time, the watchdog's thread calls `cut` and `tick`.
@@ -27,7 +30,7 @@
 
 #include "src/base/buf.h"
 #include "src/base/err.h"
-#include "src/serve/client_share.h"
+#include "src/serve/budget.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,6 +47,7 @@ struct http_options {
 	const char *cors; /* an origin that may use the API from its pages, or "*"; NULL: none */
 	uint32_t max_connections;
 	size_t max_body_bytes;
+	struct budget *budget; /* counts responses until they were taken; NULL: nothing does */
 };
 
 struct http;
@@ -108,7 +112,8 @@ const char *exchange_query(const struct exchange *x, const char *name);  /* NULL
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: absent */
 /* Who asks; borrowed until the exchange is over. */
 struct client *exchange_client(const struct exchange *x);
-/* Whether the client has closed the connection. A half-closed connection counts as closed. */
+/* Whether the client has left: it has closed the connection, or only its sending side. The two look
+ * the same from here, and most clients that do it have left; nginx and uvicorn take it so too. */
 bool exchange_gone(const struct exchange *x);
 
 /* A header for the response; name and value are copied. Before exchange_reply, at most four;

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define WAIT_MS     100           /* how soon a client that left is noticed */
+#define WAIT_MS     100           /* how soon a client that left is noticed when no token comes */
 #define PROGRESS_NS 1000000000ull /* between two signs of progress */
 #define SILENCE_NS  2000000000ull /* the longest silence of a stream */
 
@@ -130,7 +130,6 @@ static void answer_whole(struct stream_turn *t)
 	struct request_error e = {0};
 	struct reply_answer *a;
 	struct buf body = {0};
-	uint64_t looked = clock_ns();
 	while (t->reply.n_ended < t->reply.n_answers && !e.status && !mem_scope_failed()) {
 		if (t->reply.refusal.status) {
 			e = t->reply.refusal;
@@ -140,11 +139,10 @@ static void answer_whole(struct stream_turn *t)
 		if (v && v->kind == JOB_ERROR)
 			request_refuse_err(&e, v->err);
 		job_event_free(v);
-		if (clock_ns() - looked < WAIT_MS * 1000000ull)
-			continue;
-		looked = clock_ns();
-		if (exchange_gone(t->exchange)) /* nobody will read it: 499 is what proxies call this */
-			request_refuse(&e, 499, NULL, NULL, "the client has left");
+		bool goes_on = t->reply.n_ended < t->reply.n_answers && !e.status;
+		if (goes_on && exchange_gone(t->exchange)) /* 499 is what proxies call this */
+			request_refuse(&e, 499, NULL, NULL,
+				"the client has left: the sending side of its connection is closed");
 	}
 	if (e.status) {
 		respond_refusal(t->exchange, t->api, &e);

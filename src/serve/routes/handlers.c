@@ -55,6 +55,8 @@ void handle_response_get(struct server *s, struct exchange *x, const char *rest)
 {
 	struct request_error e = {0};
 	struct buf body = {0};
+	struct request_model model = s->model;
+	model.client = exchange_client(x);
 	char id[ROUTE_PATH_MAX];
 	size_t n = strcspn(rest, "/");
 	const char *stream = exchange_query(x, "stream");
@@ -65,12 +67,12 @@ void handle_response_get(struct server *s, struct exchange *x, const char *rest)
 		rc = request_refuse(&e, 400, "unsupported_parameter", "stream",
 			"stream: a response that was kept is not streamed");
 	else if (!strcmp(rest + n, "/input_items"))
-		rc = api_responses_items(&s->model, id, exchange_query(x, "limit"),
-			exchange_query(x, "order"), exchange_query(x, "after"), &body, &e);
+		rc = api_responses_items(&model, id, exchange_query(x, "limit"), exchange_query(x, "order"),
+			exchange_query(x, "after"), &body, &e);
 	else if (rest[n])
 		rc = request_refuse(&e, 404, "not_found", NULL, "%s", route_list());
 	else
-		rc = api_responses_get(&s->model, id, &body, &e);
+		rc = api_responses_get(&model, id, &body, &e);
 	if (rc)
 		respond_refusal(x, &api_responses, &e);
 	else

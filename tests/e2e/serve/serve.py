@@ -752,6 +752,9 @@ def test_cache_sizes():
             if options:
                 state = s.get("/v1/glmstream/state")[1]
                 check(state["model"] == "caf\ufffd", "a name that is not UTF-8 is repaired", state["model"])
+                for path in ("/v1/models", "/v1/models/caf%E9", "/v1/models/caf%EF%BF%BD", "/v1/models/x" + 600 * "%C3%A9",
+                             "/api/tags", "/api/ps", "/props", "/health"):
+                    check("\ufffd" in json.dumps(s.get(path)[1], ensure_ascii=False), "JSON in UTF-8", path)
                 check(state["cache"]["streaming"] and state["totals"]["bytes_read"] > 0 and "." in state["cache"]["map"],
                       "a small cache reads", state["totals"])
 

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: MIT
 """HTTP as strangers may send it: requests that a proxy could read another way than the server, Host headers of other names on
-every address, and refused requests whose bodies do not come."""
+every address, refused requests whose bodies do not come, headers byte by byte, and clients that leave."""
+import json
 import re
 import socket
+import threading
 import time
 
-from serve_lib import Server, check, finish
+from serve_lib import SAN, Server, check, finish
 
 BODY = b'{"messages":[{"role":"user","content":"Define river."}],"max_tokens":2,"temperature":0}'
 OPTIONS = ["-t", "1", "-c", "512", "--sessions", "1"]
 
 
-def raw(s, data, seconds=20):
+def raw(s, data, seconds=20, half=False):
     """The statuses of all responses until the server closes, and whether it closed."""
     c = socket.create_connection(("127.0.0.1", s.port), timeout=seconds)
     got, closed = b"", False
     try:
         c.sendall(data)
+        if half:
+            c.shutdown(socket.SHUT_WR)
         while True:
             piece = c.recv(65536)
             if not piece:
@@ -178,6 +182,75 @@ def test_refused_bodies():
             c.close()
 
 
+def test_leaving():
+    """A client that closes the connection, or its sending side, ends its answer, also when bytes of a next request lie before the
+    end."""
+    ask = json.dumps({"prompt": "1 2 1 2 1 2 1 2", "temperature": 0, "max_tokens": 3000, "ignore_eos": True}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(ask) + ask
+    with Server("-t", "1", "-c", "4096", "--sessions", "1", "--draft", "off") as s:
+        for stream in (False, True):
+            for after in (b"", b"\r\n", b"GET /health HTTP/1.1\r\n"):
+                for half in (False, True):
+                    what = ("half-closed" if half else "closed", "a stream" if stream else "a whole answer", after)
+                    c = socket.create_connection(("127.0.0.1", s.port), timeout=20)
+                    c.sendall((request.replace(b"{", b'{"stream":true,', 1).replace(b"%d" % len(ask), b"%d" % (len(ask) + 14))
+                               if stream else request) + after)
+                    s.wait_state("at work", lambda active, waiting: active)
+                    time.sleep(0.2)
+                    start = time.monotonic()
+                    c.shutdown(socket.SHUT_WR) if half else c.close()
+                    s.wait_idle(3)
+                    took = time.monotonic() - start
+                    check(took < (10 if SAN else 0.5), *what, "is noticed after", took)
+                    got = b""
+                    while half and (piece := c.recv(65536)):
+                        got += piece
+                    check(not half or (b"[DONE]" not in got if stream else b" 499 " in got[:20] and b"sending side" in got),
+                          *what, "gets", got[-300:])
+                    c.close()
+        check(raw(s, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", half=True)[0] == [200],
+              "what needs no computing is answered all the same")
+
+
+def cut_after(s, begin, rest, seconds):
+    """A client that sends `begin`, `rest` after `seconds`, then a byte of a header now and then: when it is cut."""
+    start = time.monotonic()
+    with socket.create_connection(("127.0.0.1", s.port)) as c:
+        c.sendall(begin)
+        if begin:
+            c.recv(65536)
+        c.settimeout(0.2)
+        begun = False
+        while time.monotonic() < start + 60:
+            try:
+                if time.monotonic() > start + seconds:
+                    c.sendall(b"a" if begun else rest)
+                    begun = True
+                if c.recv(100) == b"":
+                    break
+            except TimeoutError:
+                pass
+            except OSError:
+                break
+        return time.monotonic() - start
+
+
+def test_dripped_headers():
+    """15 s for the headers, from the connection or from the first byte of a later request."""
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    ways = {"a header": (b"", head + b"X: ", 10, 15), "the request line": (b"", b"GET /", 0, 15),
+            "a later header": (head + b"\r\n", head + b"X: ", 3, 18), "a later request line": (head + b"\r\n", b"GET /", 3, 18)}
+    took = {}
+    with Server(*OPTIONS) as s:
+        threads = [threading.Thread(target=lambda n=n, w=w: took.update({n: cut_after(s, *w[:3])})) for n, w in ways.items()]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    for name, (*_, seconds) in ways.items():
+        check(seconds - 0.5 < took[name] < seconds + 3, name, "byte by byte: cut after", took[name], "instead of", seconds)
+
+
 def main():
     with Server(*OPTIONS) as s:
         test_framing(s)
@@ -185,6 +258,8 @@ def main():
         test_pieces(s)
     test_hosts()
     test_refused_bodies()
+    test_leaving()
+    test_dripped_headers()
     finish()
 
 

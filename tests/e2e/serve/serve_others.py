@@ -78,6 +78,22 @@ def test_ollama(s):
     check(raw["response"] == s.post(CHAT, {**GREEDY, "messages": user("Define river.") + [
         {"role": "assistant", "content": "river"}]})[1]["choices"][0]["message"]["content"].join(["river", ""]) or
           raw["response"].startswith("river (noun)"), "raw", raw)
+    ask_raw = {"prompt": "[gMASK]<sop><|user|>Define river.<|assistant|><think></think>", "raw": True, "options": {**GREEDY, "num_predict": 8}}
+    for more, rivals in (({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 2}, 2)):
+        data = s.post("/api/generate", {**ask_raw, "stream": False, "logprobs": True, **more})[1]
+        rows = data.get("logprobs", [])
+        check(len(rows) == data["eval_count"] == 8 and "".join(r["token"] for r in rows) == data["response"] and
+              all(r["logprob"] <= 0 and len(r["top_logprobs"]) == rivals for r in rows), "raw, logprobs", more, data)
+        lines = s.lines("/api/generate", {**ask_raw, "logprobs": True, **more})
+        check(sum((v.get("logprobs", []) for v in lines), []) == rows, "raw, logprobs, streamed", more, lines)
+    for path, body in (("/api/generate", ask_raw), ("/api/chat", ask)):
+        for more in ({"top_logprobs": 3}, {"logprobs": False, "top_logprobs": 3}):
+            status, data = s.post(path, {**body, "stream": False, **more})
+            check(status == 200 and "logprobs" not in data, "top_logprobs means nothing without logprobs", path, more, data)
+    for more, words in (({"system": "S"}, "system"), ({"format": "json"}, "format"), ({"template": "T"}, "template"),
+                        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"), ({"logprobs": 1}, "logprobs")):
+        status, data = s.post("/api/generate", {**ask_raw, **more})
+        check(status == 400 and words in data["error"], "raw, refused:", more, data)
     for path, key in (("/api/generate", "response"), ("/api/chat", "message")):
         status, data = s.post(path, {"model": "x"})
         check(status == 200 and data["done_reason"] == "load" and key in data, "nothing is asked: load", data)
@@ -128,6 +144,16 @@ def test_llamacpp(s):
     check(rendered == "[gMASK]<sop><|user|>Define river.<|assistant|><think></think>", "apply-template", rendered)
     data = s.post("/completion", {**GREEDY, "prompt": rendered})[1]
     check(data["stop_type"] == "eos" and data["content"].startswith("river (noun)"), "a rendered prompt", data)
+    check(data["tokens"] == [], "tokens that were not asked for", data)
+    ids = s.post("/completion", {**GREEDY, "prompt": rendered, "return_tokens": True})[1]["tokens"]
+    check(len(ids) == data["tokens_predicted"] and s.post("/detokenize", {"tokens": ids})[1]["content"] == data["content"],
+          "return_tokens", ids, data)
+    streamed = [v for _, v in s.stream("/completion", {**GREEDY, "prompt": rendered})]
+    check(sum((v["tokens"] for v in streamed), []) == ids and streamed[0]["tokens"], "a stream has tokens", streamed, ids)
+    stopped = {**GREEDY, "prompt": rendered, "stop": ["stream"], "return_tokens": True}
+    ids = s.post("/completion", stopped)[1]["tokens"]
+    check(sum((v["tokens"] for _, v in s.stream("/completion", stopped)), []) == ids and
+          "stream" in s.post("/detokenize", {"tokens": ids})[1]["content"], "the tokens of a stop string", ids)
     data = s.post("/completion", {**GREEDY, "prompt": rendered, "stop": ["stream"], "n_probs": 2})[1]
     check(data["stop_type"] == "word" and data["stopping_word"] == "stream" and
           len(data["completion_probabilities"][0]["top_logprobs"]) == 2, "stop, n_probs", data)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""One client can't keep the others out: connections, places in the queue, sessions in turn. Clients are addresses of this
-machine (127.0.0.2, ...), addresses that a trusted proxy passes on, or keys."""
+"""One client can't keep the others out: connections, places in the queue, memory, sessions in turn. Clients are addresses of
+this machine (127.0.0.2, ...), addresses that a trusted proxy passes on, or keys."""
 import http.client
 import json
 import select
@@ -106,6 +106,33 @@ def test_connections():
         check(refused(s, "connections") >= 4, "counted", refused(s, "connections"))
         for c in silent:
             c.close()
+
+
+def test_responses():
+    """Responses that a client asks for and does not read count for its share of memory."""
+    with Server("--client-share", "50", "--max-body-mb", "16", "-c", "512", "-q") as s:
+        limit, body = gauge(s, "request_bytes_limit"), {"content": "a b " * 300000, "with_pieces": True}
+        held = []
+        for i in range(6):
+            c = connect(s, "127.0.0.2")
+            c.request("POST", "/tokenize", json.dumps(body), {"Content-Type": "application/json"})
+            r = c.getresponse()
+            held.append((c, r))
+            if r.status != 200:
+                break
+        unread = gauge(s, "request_bytes")
+        check(10e6 * i < unread <= limit, i, "responses of 14 MB that wait take", unread)
+        check(0 < i < 5 and r.status == 429 and "too much memory" in r.read().decode(), "one more", i, r.status)
+        check(refused(s, "memory") == 1, "counted", refused(s, "memory"))
+        answer = ask(s, "127.0.0.3", "POST", CHAT, SHORT)
+        check(answer[0] == 200, "another client is served", answer)
+        tokens = json.loads(held[0][1].read())["tokens"]
+        check(len(tokens) > 500000, "it comes whole when it is read", len(tokens))
+        close(held)
+        until = time.monotonic() + 10
+        while gauge(s, "request_bytes") > 1e6 and time.monotonic() < until:
+            time.sleep(0.05)
+        check(gauge(s, "request_bytes") < 1e6, "nothing is held when all were taken", gauge(s, "request_bytes"))
 
 
 def test_queue():
@@ -215,7 +242,7 @@ def test_default():
         close(held)
 
 
-for test in (test_connections, test_queue, test_sessions, test_proxy, test_keys, test_default):
+for test in (test_connections, test_responses, test_queue, test_sessions, test_proxy, test_keys, test_default):
     began = time.monotonic()
     test()
     print(f"{test.__name__}: {time.monotonic() - began:.1f} s")

@@ -22,15 +22,20 @@ static void member_rename(json_t *o, const char *from, const char *to)
 static int llamacpp_parse(struct request *r, struct request_error *e)
 {
 	/* these change how llama.cpp computes, not what */
-	static const char *const internal[] = {"cache_prompt", "id_slot", "slot_id", "n_keep",
-		"n_discard", "timings_per_token", "return_tokens"};
+	static const char *const internal[] = {
+		"cache_prompt", "id_slot", "slot_id", "n_keep", "n_discard", "timings_per_token"};
 	int64_t n_predict = -1, n_probs = 0;
+	bool return_tokens = false, stream = false;
 	if (request_integer(r->body, "n_predict", -2, INT32_MAX, &n_predict, NULL, e) ||
-		request_integer(r->body, "n_probs", 0, OUTPUT_TOP_MAX, &n_probs, NULL, e))
+		request_integer(r->body, "n_probs", 0, OUTPUT_TOP_MAX, &n_probs, NULL, e) ||
+		request_bool(r->body, "return_tokens", &return_tokens, e) ||
+		request_bool(r->body, "stream", &stream, e))
 		return -1;
+	r->output.token_ids = return_tokens || stream;
 	/* the body is shared with nobody */
 	json_object_del(r->body, "n_predict");
 	json_object_del(r->body, "n_probs");
+	json_object_del(r->body, "return_tokens");
 	for (size_t i = 0; i < ARRAY_LEN(internal); i++)
 		json_object_del(r->body, internal[i]);
 	member_rename(r->body, "repeat_penalty", "repetition_penalty");
@@ -77,6 +82,16 @@ static void write_end(struct json_write *w, const struct reply *r, const struct 
 	write_timings(w, a);
 }
 
+/* "tokens": all that were drawn but the one that ended the answer, so those of a stop string too.
+ */
+static void write_ids(struct json_write *w, const int32_t *ids, size_t n)
+{
+	json_write_open(w, "tokens", '[');
+	for (size_t i = 0; i < n; i++)
+		json_write_int(w, NULL, ids[i]);
+	json_write_close(w, ']');
+}
+
 static void write_probabilities(
 	struct json_write *w, const struct reply *r, const struct output_token *rows, size_t n)
 {
@@ -99,8 +114,12 @@ static void llamacpp_event(
 	json_write_open(&w, NULL, '{');
 	json_write_int(&w, "index", a->index);
 	json_write_text(&w, "content", buf_str(&v->text), v->text.len);
-	json_write_open(&w, "tokens", '[');
-	json_write_close(&w, ']');
+	if (v->kind == JOB_END) { /* those that wrote no text, or text that was held back for good */
+		const struct token_ids *all = &a->job->generated;
+		write_ids(&w, all->data + a->job->n_ids_sent, all->n - a->job->n_ids_sent);
+	} else {
+		write_ids(&w, v->ids.data, v->ids.n);
+	}
 	write_probabilities(&w, r, v->rows, v->n_rows);
 	json_write_bool(&w, "stop", v->kind == JOB_END);
 	if (v->kind == JOB_END)
@@ -128,8 +147,8 @@ static void llamacpp_whole(struct reply *r, struct buf *out)
 		json_write_open(&w, NULL, '{');
 		json_write_int(&w, "index", i);
 		json_write_text(&w, "content", buf_str(&a->text), a->text.len);
-		json_write_open(&w, "tokens", '[');
-		json_write_close(&w, ']');
+		write_ids(
+			&w, a->job->generated.data, r->request->output.token_ids ? a->job->generated.n : 0);
 		write_probabilities(&w, r, a->rows, a->n_rows);
 		json_write_bool(&w, "stop", true);
 		write_end(&w, r, a);

@@ -6,6 +6,10 @@
 #include "src/text/json_text.h"
 #include "src/text/utf8.h"
 
+#define ID_BYTES    8    /* of a token for each byte of text, in a list that doubles */
+#define JSON_FACTOR 12   /* a byte as \u0000, in a buffer that doubles */
+#define TOKENS_HELD 1024 /* tokens that are written before memory is counted again */
+
 /* Parses no members: the functions below do. */
 static int take_body(struct request *r, struct request_error *e)
 {
@@ -31,6 +35,25 @@ static void write_piece(struct json_write *w, const struct request_model *m, int
 	json_write_close(w, '}');
 }
 
+/* Appends the tokens; held: what the request holds without `out`. */
+static int write_tokens(struct json_write *w, struct request *r, const struct token_ids *ids,
+	bool pieces, size_t held, struct request_error *e)
+{
+	json_write_open(w, NULL, '{');
+	json_write_open(w, "tokens", '[');
+	for (size_t i = 0; i < ids->n; i++) {
+		if (i % TOKENS_HELD == 0 && request_hold(r, held + 2 * w->out->cap, e))
+			return -1;
+		if (pieces)
+			write_piece(w, r->model, ids->data[i]);
+		else
+			json_write_int(w, NULL, ids->data[i]);
+	}
+	json_write_close(w, ']');
+	json_write_close(w, '}');
+	return 0;
+}
+
 int api_tokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
 	struct request_error *e)
 {
@@ -45,27 +68,42 @@ int api_tokenize(const struct request_model *model, const char *body, size_t len
 				 ? -1
 				 : 0;
 	const json_t *content = json_object_get(r.body, "content");
+	size_t held = r.part.bytes, n = json_string_length(content);
 	if (!rc && !json_is_string(content))
 		rc = request_refuse(e, 400, NULL, "content", "content: expected a string, found %s",
 			json_text_type(content));
-	if (!rc && tokenizer_encode(model->tokenizer, json_string_value(content),
-				   json_string_length(content), special ? TOKENIZER_PARSE_ADDED : 0, &ids, &err))
+	if (!rc)
+		rc = request_hold(&r, held + ID_BYTES * n, e);
+	if (!rc && tokenizer_encode(model->tokenizer, json_string_value(content), n,
+				   special ? TOKENIZER_PARSE_ADDED : 0, &ids, &err))
 		rc = request_refuse_err(e, &err);
-	if (!rc) {
-		json_write_open(&w, NULL, '{');
-		json_write_open(&w, "tokens", '[');
-		for (size_t i = 0; i < ids.n; i++) {
-			if (pieces)
-				write_piece(&w, model, ids.data[i]);
-			else
-				json_write_int(&w, NULL, ids.data[i]);
-		}
-		json_write_close(&w, ']');
-		json_write_close(&w, '}');
-	}
+	if (!rc)
+		rc = write_tokens(&w, &r, &ids, pieces, held + ids.cap * sizeof *ids.data, e);
 	token_ids_free(&ids);
 	request_fini(&r);
 	return rc;
+}
+
+/* The bytes of the tokens in a list. */
+static int join_tokens(
+	struct request *r, const json_t *list, struct buf *bytes, struct request_error *e)
+{
+	const struct tokenizer *t = r->model->tokenizer;
+	int64_t n_tokens = tokenizer_n_tokens(t);
+	size_t held = r->part.bytes, i;
+	json_t *v;
+	json_array_foreach(list, i, v)
+	{
+		int64_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+		if (id < 0 || id >= n_tokens)
+			return request_refuse(e, 400, NULL, "tokens",
+				"tokens: item %zu: expected a token id of 0 to %lld", i, (long long)n_tokens - 1);
+		if (i % TOKENS_HELD == 0 && request_hold(r, held + 2 * bytes->cap, e))
+			return -1;
+		struct text_span s = tokenizer_token(t, (int32_t)id);
+		buf_append(bytes, s.data, s.len);
+	}
+	return 0;
 }
 
 int api_detokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
@@ -74,25 +112,16 @@ int api_detokenize(const struct request_model *model, const char *body, size_t l
 	struct request r;
 	struct buf bytes = {0}, text = {0};
 	struct json_write w = {.out = out};
-	int64_t n_tokens = tokenizer_n_tokens(model->tokenizer);
-	size_t i;
-	json_t *v;
 	int rc = api_parse(&plain, model, body, len, &r, e);
 	const json_t *list = json_object_get(r.body, "tokens");
+	size_t held = r.part.bytes;
 	if (!rc && !json_is_array(list))
 		rc = request_refuse(
 			e, 400, NULL, "tokens", "tokens: expected an array, found %s", json_text_type(list));
-	json_array_foreach(list, i, v)
-	{
-		int64_t id = json_is_integer(v) ? json_integer_value(v) : -1;
-		if (!rc && (id < 0 || id >= n_tokens))
-			rc = request_refuse(e, 400, NULL, "tokens",
-				"tokens: item %zu: expected a token id of 0 to %lld", i, (long long)n_tokens - 1);
-		if (!rc) {
-			struct text_span s = tokenizer_token(model->tokenizer, (int32_t)id);
-			buf_append(&bytes, s.data, s.len);
-		}
-	}
+	if (!rc)
+		rc = join_tokens(&r, list, &bytes, e);
+	if (!rc) /* repaired, a byte becomes three at most */
+		rc = request_hold(&r, held + bytes.cap + (6 + JSON_FACTOR) * bytes.len, e);
 	if (!rc) {
 		utf8_repair(buf_str(&bytes), bytes.len, &text);
 		json_write_open(&w, NULL, '{');
@@ -113,6 +142,8 @@ int api_apply_template(const struct request_model *model, const char *body, size
 	struct buf text = {0};
 	struct json_write w = {.out = out};
 	int rc = api_parse(&api_chat, model, body, len, &r, e);
+	if (!rc) /* rendered once more, in a buffer that doubles; its copy; the answer */
+		rc = request_hold(&r, r.part.bytes + (2 + 2 + JSON_FACTOR) * r.built.text_len, e);
 	if (!rc && chat_render_text(&r.talk.chat, &text, &err))
 		rc = request_refuse_err(e, &err);
 	if (!rc) {

@@ -153,19 +153,35 @@ static int refuse_unknown(const struct request *r, const char *const *own, struc
 	return 0;
 }
 
+/* "top_logprobs" means nothing without "logprobs". */
+static int take_logprobs(struct request *r, json_t *to, struct request_error *e)
+{
+	bool logprobs = false;
+	int64_t top = 0;
+	if (request_bool(r->body, "logprobs", &logprobs, e) ||
+		request_integer(r->body, "top_logprobs", 0, OUTPUT_TOP_MAX, &top, NULL, e))
+		return -1;
+	if (logprobs) {
+		json_object_set_new(to, "logprobs", json_true());
+		json_object_set_new(to, "top_logprobs", json_integer(top));
+	}
+	return 0;
+}
+
 /* What both paths have. */
 static int take_common(struct request *r, json_t *to, struct request_error *e)
 {
-	static const char *const names[] = {"model", "logprobs", "top_logprobs"};
-	json_t *stream = json_object_get(r->body, "stream");
-	for (size_t i = 0; i < ARRAY_LEN(names); i++)
-		if (is_given(json_object_get(r->body, names[i])))
-			json_object_set(to, names[i], json_object_get(r->body, names[i]));
+	json_t *model = json_object_get(r->body, "model"), *stream = json_object_get(r->body, "stream");
+	if (is_given(model))
+		json_object_set(to, "model", model);
 	if (is_given(stream))
 		json_object_set(to, "stream", stream);
 	else
 		json_object_set_new(to, "stream", json_true());
-	return take_options(r, to, e) || take_format(r, to, e) || take_think(r, to, e) ? -1 : 0;
+	return take_options(r, to, e) || take_format(r, to, e) || take_think(r, to, e) ||
+				   take_logprobs(r, to, e)
+			   ? -1
+			   : 0;
 }
 
 /* Goes on as a request of `api` with this body, which is taken. */
@@ -201,6 +217,28 @@ static int chat_parse_request(struct request *r, struct request_error *e)
 	return parse_as(&api_chat, r, to, e);
 }
 
+/* "raw": the prompt as it stands, as a text completion. `to` is taken. */
+static int parse_raw(struct request *r, json_t *prompt, json_t *to, struct request_error *e)
+{
+	static const char *const unsupported[] = {"system", "format"};
+	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
+		if (request_unsupported(r->body, unsupported[i], e)) {
+			json_decref(to);
+			return request_refuse(e, 400, "unsupported_parameter", unsupported[i],
+				"%s is not supported with raw", unsupported[i]);
+		}
+	json_object_set(to, "prompt", prompt);
+	json_object_set_new(to, "parse_special", json_true());
+	if (!json_object_get(to, "max_tokens")) /* as much as fits */
+		json_object_set_new(to, "max_tokens", json_integer(INT32_MAX));
+	if (json_object_get(to, "logprobs")) /* there it is the number of rivals */
+		json_object_set(to, "logprobs", json_object_get(to, "top_logprobs"));
+	json_object_del(to, "top_logprobs");
+	json_object_del(to, "enable_thinking");
+	json_object_del(to, "reasoning_effort");
+	return parse_as(&api_completions, r, to, e);
+}
+
 static int generate_parse_request(struct request *r, struct request_error *e)
 {
 	static const char *const unsupported[] = {"suffix", "template", "context"};
@@ -223,15 +261,8 @@ static int generate_parse_request(struct request *r, struct request_error *e)
 		json_decref(to);
 		return -1;
 	}
-	if (raw) {
-		json_object_set(to, "prompt", prompt);
-		json_object_set_new(to, "parse_special", json_true());
-		if (!json_object_get(to, "max_tokens")) /* as much as fits */
-			json_object_set_new(to, "max_tokens", json_integer(INT32_MAX));
-		json_object_del(to, "enable_thinking");
-		json_object_del(to, "reasoning_effort");
-		return parse_as(&api_completions, r, to, e);
-	}
+	if (raw)
+		return parse_raw(r, prompt, to, e);
 	json_t *list = json_array();
 	if (system && *system)
 		json_array_append_new(list, json_pack("{s:s, s:O}", "role", "system", "content",

@@ -197,7 +197,7 @@ static int gather_items(struct request *r, size_t *before, struct request_error 
 		return request_refuse(e, 400, NULL, "input",
 			"input: expected a string or an array of items, found %s",
 			json_is_array(input) ? "an empty one" : json_text_type(input));
-	return 0;
+	return api_responses_hold_items(r, e);
 }
 
 static int parse_input(struct request *r, struct request_error *e)

@@ -8,8 +8,12 @@
 int api_responses_parse(struct request *r, struct request_error *e);
 
 /* *items: the input and then the output items of the response that previous_response_id names; an
- * empty array without one. The caller owns it, also after a refusal. 0, or -1 with a refusal. */
+ * empty array without one. The caller owns it, also after a refusal. r holds the memory that it
+ * takes. 0, or -1 with a refusal. */
 int api_responses_previous(struct request *r, json_t **items, struct request_error *e);
+/* Holds the memory that api_responses_keep takes for r->items, those of an earlier response
+ * excepted (api_responses_previous holds it). 0, or -1 with a refusal. */
+int api_responses_hold_items(struct request *r, struct request_error *e);
 /* Keeps a finished response (its object as JSON), if the request wants that. */
 void api_responses_keep(const struct request *q, const struct buf *response);
 
