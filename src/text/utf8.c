@@ -99,7 +99,7 @@ unsigned utf8_decode(const char *p, size_t *len)
 	return (s[0] & 7u) << 18 | (s[1] & 63u) << 12 | (s[2] & 63u) << 6 | (s[3] & 63u);
 }
 
-size_t utf8_encode(char *out, unsigned c)
+size_t utf8_from_code(char *out, unsigned c)
 {
 	if (c < 0x80) {
 		out[0] = (char)c;
@@ -115,7 +115,7 @@ size_t utf8_encode(char *out, unsigned c)
 void utf8_append(struct buf *b, unsigned c)
 {
 	char s[4];
-	buf_append(b, s, utf8_encode(s, c));
+	buf_append(b, s, utf8_from_code(s, c));
 }
 
 void utf8_stream_push(struct utf8_stream *s, const char *p, size_t n, struct buf *out)

@@ -20,7 +20,7 @@ size_t utf8_valid_prefix(const char *p, size_t n);
 unsigned utf8_decode(const char *p, size_t *len);
 
 /* Writes the UTF-8 form of a code point to out[4]; returns how many bytes it has. */
-size_t utf8_encode(char *out, unsigned c);
+size_t utf8_from_code(char *out, unsigned c);
 
 /* Appends the UTF-8 form of a code point. */
 void utf8_append(struct buf *b, unsigned c);

@@ -60,8 +60,8 @@ static void utf8_range(struct schema_build *b, uint32_t from, uint32_t to, uint3
 		}
 	}
 	char first[4], last[4];
-	size_t n = utf8_encode(first, lo);
-	utf8_encode(last, hi);
+	size_t n = utf8_from_code(first, lo);
+	utf8_from_code(last, hi);
 	bytes_chain(b, from, to, first, last, n);
 }
 

@@ -84,7 +84,7 @@ static void outside_push(struct unique_keys *u, uint8_t byte)
 static void key_add(struct unique_keys *u, uint32_t c)
 {
 	char text[4];
-	size_t n = utf8_encode(text, c);
+	size_t n = utf8_from_code(text, c);
 	for (size_t i = 0; i < n; i++)
 		u->hash = mix(u->hash, (uint8_t)text[i]);
 }
