@@ -2,6 +2,7 @@
 /* The REPL. An error ends a turn, not the chat. Everything but answers goes to stderr. */
 #include "tools/chat/cmd_chat.h"
 
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 #include "src/text/utf8.h"
@@ -136,13 +137,21 @@ static void save(struct answer *a, const char *path, bool force)
 	}
 }
 
-/* "/save --force FILE" is taken as well, since --force is what the commands call it. */
+/* --force, before or behind FILE, is taken as well, since the commands call it so. */
 static enum outcome do_save(struct answer *a, const char *argument)
 {
 	static const char force[] = "--force";
-	size_t n = strcspn(argument, " \t");
-	bool forced = n == strlen(force) && !strncmp(argument, force, n);
-	save(a, forced ? argument + n + strspn(argument + n, " \t") : argument, forced);
+	const size_t len = strlen(argument), n = strlen(force);
+	const bool before = !strncmp(argument, force, n) && strchr(" \t", argument[n]);
+	const bool behind =
+		len > n && !strcmp(argument + len - n, force) && strchr(" \t", argument[len - n - 1]);
+	const char *from = before ? argument + n + strspn(argument + n, " \t") : argument;
+	size_t end = len - (size_t)(from - argument) - (behind && !before ? n : 0);
+	while (end && strchr(" \t", from[end - 1]))
+		end--;
+	char *path = mem_strndup(from, end);
+	save(a, path, before || behind);
+	free(path);
 	return GO_ON;
 }
 

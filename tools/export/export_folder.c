@@ -72,6 +72,18 @@ static int each_name(const struct export_folder *f,
 	return code;
 }
 
+/* Files of these names are removed before others take their place. */
+static int refuse_input(const struct export_folder *f, const char *name, void *user, struct err *e)
+{
+	(void)user;
+	if (!is_own_name(name))
+		return 0;
+	char *path = export_folder_file(f, name);
+	int code = out_file_may_replace(path, &out_data, true, e);
+	free(path);
+	return code;
+}
+
 /* *user: whether an export was interrupted here. */
 static int refuse_name(const struct export_folder *f, const char *name, void *user, struct err *e)
 {
@@ -95,8 +107,9 @@ static int check_folder(struct export_folder *f, bool force, struct err *e)
 	}
 	if (!S_ISDIR(st.st_mode))
 		return err_set(e, ERR_INPUT, "%s: exists already and is not a folder", f->path);
-	if (force)
-		return 0;
+	int code = each_name(f, refuse_input, NULL, e);
+	if (code || force)
+		return code;
 	char *journal = export_folder_file(f, JOURNAL_NAME);
 	bool unfinished =
 		!stat(journal, &st) && !out_file_may_replace(journal, &out_journal, false, NULL);

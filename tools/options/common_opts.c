@@ -440,6 +440,9 @@ struct arg_group prefix_opts_group(struct prefix_opts *p)
 int prefix_opts_check(const struct prefix_opts *p, struct err *e)
 {
 	struct stat st;
+	if (p->folder && !*p->folder)
+		return err_set(
+			e, ERR_USAGE, "--session-dir: the name of a folder is expected, an empty one found");
 	if (p->bytes_given && !p->folder)
 		return err_set(
 			e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well");

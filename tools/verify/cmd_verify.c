@@ -169,7 +169,7 @@ static int find_values(const struct verify_options *o, const struct gguf *g,
 	char *path = check_values_path(g);
 	const bool beside = !access(path, F_OK);
 	struct err other = {0};
-	rc = out_file_may_replace(path, &out_check_values, false, &other);
+	rc = out_file_check(path, &out_check_values, false, &other);
 	free(path);
 	if (rc) {
 		*e = other;

@@ -222,6 +222,8 @@ run -p x -f "$work/text.gguf"
 exits 2
 run -p x -q -v
 error_is_one_sentence 2 'exclude each other'
+run -p x -n 1 --session-dir ''
+error_is_one_sentence 2 '^glmstream: --session-dir: the name of a folder is expected'
 run -p x -m "$work/no-such-model" --session-dir-gb 3
 error_is_one_sentence 2 'give --session-dir as well'
 run -p x -n 1 --backend cpu --policy lru --lookahead 2 --io threads --no-direct --io-depth 4

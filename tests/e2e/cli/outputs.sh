@@ -72,6 +72,7 @@ for force in '' --force; do
 		keeps "$name" convert tiny -o "$name" --recipe q8 -q $force
 	done
 	keeps tiny/config.json synth --shape tiny/config.json -o tiny/config.json -q $force
+	[ $force ] && keeps tiny/config.json synth --format hf --shape tiny/config.json -o tiny -q --force
 	cp im.gguf c.gguf.journal
 	keeps c.gguf.journal convert tiny -o c.gguf --imatrix c.gguf.journal --recipe q4 -q $force
 done

@@ -559,6 +559,11 @@ def taken_back():
         f.write("my notes")
     shown = save(c, notes, b"/save --force ")
     check("so does /save --force", open(notes, "rb").read(7) == b"GLMSESS", shown)
+    with open(notes, "w") as f:
+        f.write("my notes")
+    shown = c.line(b"/save " + notes.encode() + b" --force", b" saved (")
+    check("and /save FILE --force", open(notes, "rb").read(7) == b"GLMSESS", shown)
+    check("under no other name", not os.path.exists(notes + " --force"))
     shown = save(c, notes)
     check("a session is replaced by /save", b"2 turns, " in shown, shown)
     c.line(b"/quit", b"/quit")

@@ -236,6 +236,12 @@ error_is_one_sentence 3 'foreign.gguf.xxh3: is damaged'
 run "${short[@]}" -q --verify off
 exits 0
 
+rm "$model.xxh3" && mkdir "$model.xxh3"
+run verify "$model" --write
+error_is_one_sentence 3 'foreign.gguf.xxh3: is a directory'
+check "and not said to be replaced" [ "$(grep -c 'is replaced' "$work/err")" = 0 ]
+rmdir "$model.xxh3"
+
 # the model that ships with the program
 run verify "$POCKET"
 exits 0
