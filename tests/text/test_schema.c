@@ -343,6 +343,7 @@ static void test_refusals(void **state)
 			"propertyNames: the property \"abc\" is not among them"},
 		{"{\"properties\":{\"abc\":{}},\"propertyNames\":{\"type\":\"object\"}}",
 			"propertyNames: the property \"abc\" is not among them"},
+		{"{\"propertyNames\":{\"minLength\":1,\"pattern\":\"(\"}}", "a group has no end"},
 		{"{\"propertyNames\":{\"not\":{\"const\":\"a\"}}}", "propertyNames: only enum"},
 		{"{\"propertyNames\":{\"type\":\"text\"}}", "propertyNames: only enum"},
 		{"{\"properties\":{\"a\":{}},\"required\":true}", "required: expected an array"},

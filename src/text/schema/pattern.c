@@ -106,7 +106,8 @@ static void ranges_join(struct pattern_parser *p, size_t first)
 {
 	size_t n = p->n_ranges - first, kept = 0;
 	struct char_range *r = p->ranges + first;
-	qsort(r, n, sizeof *r, range_order);
+	if (n) /* an allocation failed */
+		qsort(r, n, sizeof *r, range_order);
 	for (size_t i = 0; i < n; i++) {
 		if (kept && r[i].lo <= r[kept - 1].hi + 1)
 			r[kept - 1].hi = MAX(r[kept - 1].hi, r[i].hi);

@@ -50,6 +50,8 @@ static bool allowed_keys(struct schema_compiler *c, const struct schema_part *w,
 	const json_t *values = json_object_get(names, "enum"),
 				 *constant = json_object_get(names, "const");
 	bool bound = schema_string_texts(c, &(struct schema_part){names, w->path, 0, false}, n);
+	if (c->failed)
+		return false;
 	if (!bound)
 		char_nfa_length(n, 0, SIZE_MAX);
 	for (int k = 0; k < 2; k++) {
