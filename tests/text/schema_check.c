@@ -215,10 +215,13 @@ static enum schema_verdict check_object(struct schema_walk *w, const json_t *s, 
 	const json_t *properties = json_object_get(s, "properties"),
 				 *patterns = json_object_get(s, "patternProperties"),
 				 *others = json_object_get(s, "additionalProperties"),
-				 *names = json_object_get(s, "propertyNames");
+				 *names = json_object_get(s, "propertyNames"),
+				 *min = json_object_get(s, "minProperties");
 	const char *key, *pattern;
 	size_t i;
 	json_t *value, *name, *part;
+	if (json_is_number(min))
+		require_verdict(&all, verdict((double)json_object_size(v) >= json_number_value(min)));
 	json_array_foreach(json_object_get(s, "required"), i, name)
 	{
 		if (json_is_string(name))
@@ -306,7 +309,7 @@ static bool is_known(const char *keyword)
 		"additionalItems", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength",
 		"pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
 		"multipleOf", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions", "title",
-		"description", "default"};
+		"description", "default", "nullable", "minProperties"};
 	for (size_t i = 0; i < ARRAY_LEN(list); i++)
 		if (!strcmp(keyword, list[i]))
 			return true;
@@ -327,7 +330,7 @@ static enum schema_verdict walk_object(struct schema_walk *w, const json_t *s, c
 		if (!is_known(key))
 			require_verdict(&all, SCHEMA_UNSURE);
 	}
-	if (type)
+	if (type && !(json_is_null(v) && json_is_true(json_object_get(s, "nullable")))) /* OpenAPI */
 		require_verdict(&all, check_type(type, v));
 	if (constant)
 		require_verdict(&all, verdict(same_value(constant, v)));

@@ -92,6 +92,43 @@ static const struct text_case cases[] = {
 	{"{\"type\":\"number\",\"multipleOf\":0.25,\"minimum\":1}", {"1", "1.25", "1.5", "12.75"},
 		{"0.75", "1.2", "1.24", "1.05"}, false},
 	{"{\"type\":\"integer\",\"multipleOf\":1.5}", {"3", "0", "-6"}, {"1.5", "1", "4.5"}, false},
+	{"{\"type\":\"string\",\"format\":\"password\",\"maxLength\":3}", {"\"a b\"", "\"\""},
+		{"\"abcd\""}, false},
+	{"{\"type\":\"string\",\"format\":\"byte\"}", {"\"\"", "\"QUI=\"", "\"a+/9\""},
+		{"\"a\"", "\"QUI\"", "\"Q===\""}, false},
+	{"{\"type\":\"string\",\"format\":\"int64\"}", {"\"-12\""}, {"\"1.5\"", "\"x\"", "12"}, false},
+	{"{\"type\":\"integer\",\"format\":\"int32\"}", {"2147483647", "-2147483648", "0"},
+		{"2147483648", "-2147483649", "1.0"}, false},
+	{"{\"format\":\"int32\",\"minimum\":-3}", {"-3", "2147483647"}, {"-4", "2147483648", "\"a\""},
+		false},
+	{"{\"type\":\"integer\",\"format\":\"int64\"}", {"123456789012345678", "-1"}, {"1.5"}, false},
+	{"{\"type\":\"number\",\"format\":\"double\"}", {"1.5", "-1e3"}, {"\"1\""}, false},
+	{"{\"type\":\"string\",\"contentMediaType\":\"application/json\",\"contentSchema\":{\"type\":"
+	 "\"object\"},\"$anchor\":\"a\"}",
+		{"\"{}\""}, {"{}"}, false},
+	{"{\"type\":\"string\",\"nullable\":true}", {"\"a\"", "null"}, {"1"}, false},
+	{"{\"type\":\"string\",\"nullable\":false}", {"\"a\""}, {"null"}, false},
+	{"{\"nullable\":true,\"minLength\":1,\"type\":\"string\"}", {"null"}, {"\"\""}, false},
+	{"{\"allOf\":[{\"type\":\"string\",\"nullable\":true},{\"type\":\"string\"}]}", {"\"a\""},
+		{"null"}, false},
+	{"{\"allOf\":[{\"type\":\"string\",\"nullable\":true},{\"type\":\"string\",\"nullable\":true,"
+	 "\"maxLength\":1}]}",
+		{"\"a\"", "null"}, {"\"ab\""}, false},
+	{"{\"type\":\"string\",\"nullable\":true,\"enum\":[\"a\",null]}", {"\"a\"", "null"}, {"\"b\""},
+		false},
+	{"{\"type\":\"string\",\"enum\":[\"a\",\"ab\",\"abc\",\"xy\"],\"minLength\":2,\"pattern\":\"^"
+	 "a\"}",
+		{"\"ab\"", "\"abc\""}, {"\"a\"", "\"xy\""}, false},
+	{"{\"enum\":[1,2.5,3,10,-0.0,\"a\"],\"minimum\":0,\"exclusiveMaximum\":10}",
+		{"1", "2.5", "3", "-0.0"}, {"10", "4", "\"a\""}, false},
+	{"{\"type\":\"integer\",\"enum\":[1,2,3,4],\"multipleOf\":2}", {"2", "4"}, {"1", "3"}, false},
+	{"{\"const\":\"abc\",\"minLength\":2}", {"\"abc\""}, {"\"ab\""}, false},
+	{"{\"type\":\"object\",\"minProperties\":1}", {"{\"a\":1}", "{\"a\":1,\"b\":{}}"}, {"{}"},
+		false},
+	{"{\"properties\":{\"a\":{},\"b\":{}},\"minProperties\":1,\"additionalProperties\":false}",
+		{"{\"a\":1}", "{\"b\":1}", "{\"a\":1,\"b\":2}"}, {"{}", "{\"c\":1}"}, false},
+	{"{\"properties\":{\"a\":{},\"b\":{}},\"minProperties\":2,\"required\":[\"a\",\"b\"]}",
+		{"{\"a\":1,\"b\":2}"}, {"{}", "{\"a\":1}"}, false},
 	{"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\",\"maxLength\":1}]}", {"1", "\"a\""},
 		{"\"ab\"", "true"}, false},
 	{"{\"oneOf\":[{\"$ref\":\"#/$defs/a\"},{\"$ref\":\"#/$defs/b\"}],\"$defs\":{"
@@ -306,6 +343,7 @@ static void test_refusals(void **state)
 			"propertyNames: the property \"abc\" is not among them"},
 		{"{\"properties\":{\"abc\":{}},\"propertyNames\":{\"type\":\"object\"}}",
 			"propertyNames: the property \"abc\" is not among them"},
+		{"{\"propertyNames\":{\"minLength\":1,\"pattern\":\"(\"}}", "a group has no end"},
 		{"{\"propertyNames\":{\"not\":{\"const\":\"a\"}}}", "propertyNames: only enum"},
 		{"{\"propertyNames\":{\"type\":\"text\"}}", "propertyNames: only enum"},
 		{"{\"properties\":{\"a\":{}},\"required\":true}", "required: expected an array"},
@@ -339,7 +377,15 @@ static void test_refusals(void **state)
 		{"{\"allOf\":[3]}", "expected a schema"},
 		{"{\"anyOf\":[{}],\"oneOf\":[{}]}", "anyOf beside oneOf"},
 		{"{\"anyOf\":[]}", "anyOf: expected an array"},
-		{"{\"enum\":[1],\"minimum\":0}", "beside enum or const"},
+		{"{\"enum\":[[1]],\"minItems\":0}", "\"minItems\" beside enum or const"},
+		{"{\"enum\":[\"a\"],\"pattern\":\"^b\"}", "no value satisfies"},
+		{"{\"enum\":[\"a\"],\"pattern\":\"(\"}", "a group has no end"},
+		{"{\"enum\":[1],\"multipleOf\":0}", "multipleOf"},
+		{"{\"type\":\"object\",\"minProperties\":2}", "minProperties: at most 1, or as many as"},
+		{"{\"type\":\"object\",\"minProperties\":2,\"required\":[\"a\",\"a\"]}",
+			"minProperties: at most"},
+		{"{\"minProperties\":-1}", "minProperties: expected a whole number"},
+		{"{\"type\":\"string\",\"nullable\":1}", "nullable: expected true or false"},
 		{"{\"$ref\":3}", "$ref: expected a string"},
 		{"{\"prefixItems\":3}", "prefixItems: expected an array"},
 		{"{\"type\":\"array\",\"maxItems\":99999999}", "maxItems: at most"},
@@ -411,13 +457,18 @@ static void test_hostile(void **state)
 
 /* Bytes at random among those that may come, with a bias to the end after a while. Whatever was
  * written, the walk must come to an end, and what it wrote must be JSON that is valid. */
+#define N_WALKS 15 /* of each schema */
 static void test_random_walks(void **state)
 {
 	(void)state;
 	struct rng rng = {7};
-	for (size_t i = 0; i < 20 * ARRAY_LEN(cases); i++) {
-		const struct text_case *c = &cases[i % ARRAY_LEN(cases)];
-		struct schema *s = compiled(c->schema, c->argument);
+	struct schema *s = NULL;
+	for (size_t i = 0; i < N_WALKS * ARRAY_LEN(cases); i++) {
+		const struct text_case *c = &cases[i / N_WALKS];
+		if (i % N_WALKS == 0) {
+			schema_free(s);
+			s = compiled(c->schema, c->argument);
+		}
 		struct grammar_run *r = grammar_run_new(schema_grammar(s), NULL);
 		struct buf text = {0};
 		while (!grammar_run_must_end(r) && !(grammar_run_may_end(r) && rng_unit(&rng) < 0.3)) {
@@ -451,8 +502,8 @@ static void test_random_walks(void **state)
 		json_decref(v);
 		buf_free(&text);
 		grammar_run_free(r);
-		schema_free(s);
 	}
+	schema_free(s);
 }
 
 /* A key comes once in each object, however it is spelled, unless its pattern leaves no other way

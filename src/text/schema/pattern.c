@@ -106,7 +106,8 @@ static void ranges_join(struct pattern_parser *p, size_t first)
 {
 	size_t n = p->n_ranges - first, kept = 0;
 	struct char_range *r = p->ranges + first;
-	qsort(r, n, sizeof *r, range_order);
+	if (n) /* an allocation failed */
+		qsort(r, n, sizeof *r, range_order);
 	for (size_t i = 0; i < n; i++) {
 		if (kept && r[i].lo <= r[kept - 1].hi + 1)
 			r[kept - 1].hi = MAX(r[kept - 1].hi, r[i].hi);
@@ -614,10 +615,22 @@ int pattern_format(const char *format, struct char_nfa *out, struct err *e)
 		{"ipv4", BYTE "(\\." BYTE "){3}"},
 		{"ipv6", "(" HEX4 ":){7}" HEX4 "|" HEX4 "(:" HEX4 "){0,2}::" HEX4 "(:" HEX4 "){0,3}|::"
 				 "(" HEX4 "(:" HEX4 "){0,6})?|" HEX4 "(:" HEX4 "){0,6}::"},
+		{"byte", "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"},
+		/* numbers as strings, as protobuf writes them */
+		{"int32", "-?(0|[1-9][0-9]{0,8})"},
+		{"int64", "-?(0|[1-9][0-9]{0,17})"},
+		{"double", "-?(0|[1-9][0-9]{0,17})(\\.[0-9]{1,16})?([eE][+-]?[0-9]{1,2})?"},
 		{"uri", "https?://" HOST "(:[1-9][0-9]{1,3})?" PATH QUERY},
 	};
 	static const char *const same[][2] = {{"uri-reference", "uri"}, {"iri", "uri"},
-		{"idn-email", "email"}, {"idn-hostname", "hostname"}};
+		{"idn-email", "email"}, {"idn-hostname", "hostname"}, {"float", "double"}};
+	static const char *const any[] = {
+		"password", "binary", "path", "file-path", "directory-path"}; /* only describe */
+	for (size_t i = 0; i < ARRAY_LEN(any); i++)
+		if (!strcmp(format, any[i])) {
+			char_nfa_length(out, 0, SIZE_MAX);
+			return 0;
+		}
 	for (size_t i = 0; i < ARRAY_LEN(same); i++)
 		if (!strcmp(format, same[i][0]))
 			format = same[i][1];

@@ -27,7 +27,8 @@
 #define SCHEMAS_MAX 20000  /* parts of one schema */
 #define LENGTH_MAX  100000 /* of minLength, maxLength */
 #define ITEMS_MAX   10000
-#define LISTED_MAX  5000 /* values of an enum */
+#define LISTED_MAX  5000      /* values of an enum */
+#define LISTED_WORK 100000000 /* states and edges that matching the values of an enum looks at */
 #define ONE_OF_MAX  64
 #define NO_MEMORY   "there is no memory for the schema"
 
@@ -115,8 +116,7 @@ uint32_t schema_space(struct schema_compiler *c, uint32_t from)
 	return to;
 }
 
-/* A whole number of 0 to `most`; *out stays as it is without the keyword. False: refused. */
-static bool count_of(struct schema_compiler *c, const struct schema_part *w, const char *key,
+bool schema_count(struct schema_compiler *c, const struct schema_part *w, const char *key,
 	size_t most, size_t *out)
 {
 	const json_t *v = json_object_get(w->schema, key);
@@ -142,8 +142,8 @@ bool schema_string_texts(struct schema_compiler *c, const struct schema_part *w,
 	struct char_nfa part;
 	bool any = true;
 	char_nfa_init(n);
-	if (!count_of(c, w, "minLength", LENGTH_MAX, &min) ||
-		!count_of(c, w, "maxLength", LENGTH_MAX, &max))
+	if (!schema_count(c, w, "minLength", LENGTH_MAX, &min) ||
+		!schema_count(c, w, "maxLength", LENGTH_MAX, &max))
 		return false;
 	if (max < min) /* *n has no text */
 		return true;
@@ -268,21 +268,38 @@ static bool multiple_of(const json_t *v, struct number_range *r)
 	return false;
 }
 
-static void compile_number(
-	struct schema_compiler *c, const struct schema_part *w, bool whole, uint32_t from, uint32_t to)
+/* The numbers that the keywords of w's schema allow; c->failed: refused. */
+static struct number_range range_of(struct schema_compiler *c, const struct schema_part *w)
 {
 	const json_t *multiple = json_object_get(w->schema, "multipleOf");
-	struct number_range r = {.whole = whole};
+	struct number_range r = {0};
 	bound_of(c, w, false, &r);
 	bound_of(c, w, true, &r);
 	if (multiple && !multiple_of(multiple, &r))
 		schema_refuse(c, w,
 			"multipleOf: only 1 to %d, also divided by a power of ten up to 1e%d, are supported",
 			NUMBER_MULTIPLE_MAX, NUMBER_PLACES_MAX);
+	return r;
+}
+
+static void compile_number(
+	struct schema_compiler *c, const struct schema_part *w, bool whole, uint32_t from, uint32_t to)
+{
+	const char *format = json_string_value(json_object_get(w->schema, "format"));
+	struct number_range r = range_of(c, w);
 	if (c->failed)
 		return;
-	if (!r.has_min && !r.has_max && !multiple) {
-		grammar_call(c->g, from, to, build_common(&c->build, whole ? RULE_INTEGER : RULE_NUMBER));
+	bool int32 = format && !strcmp(format, "int32");
+	r.whole = whole || int32 || (format && !strcmp(format, "int64"));
+	if (int32) {
+		r.exclusive_min = r.exclusive_min && r.min >= INT32_MIN;
+		r.exclusive_max = r.exclusive_max && r.max <= INT32_MAX;
+		r.min = r.has_min ? fmax(r.min, INT32_MIN) : INT32_MIN;
+		r.max = r.has_max ? fmin(r.max, INT32_MAX) : INT32_MAX;
+		r.has_min = r.has_max = true;
+	}
+	if (!r.has_min && !r.has_max && !r.multiple_of) {
+		grammar_call(c->g, from, to, build_common(&c->build, r.whole ? RULE_INTEGER : RULE_NUMBER));
 		return;
 	}
 	struct char_nfa n;
@@ -300,8 +317,8 @@ static void compile_array(
 	const json_t *prefix = json_object_get(w->schema, "prefixItems"),
 				 *items = json_object_get(w->schema, "items");
 	size_t min = 0, max = SIZE_MAX, n_prefix;
-	if (!count_of(c, w, "minItems", ITEMS_MAX, &min) ||
-		!count_of(c, w, "maxItems", SIZE_MAX >> 12, &max))
+	if (!schema_count(c, w, "minItems", ITEMS_MAX, &min) ||
+		!schema_count(c, w, "maxItems", SIZE_MAX >> 12, &max))
 		return;
 	if (json_is_array(items)) { /* draft 7's spelling of prefixItems */
 		prefix = items;
@@ -355,43 +372,85 @@ static void compile_array(
 
 /* ---- any schema ---- */
 
-/* enum and const: their values, as far as `types` allows them. */
-static void compile_listed(struct schema_compiler *c, const struct schema_part *w, unsigned types,
-	uint32_t from, uint32_t to)
+/* Whether a number of enum or const is in the range. */
+static bool number_fits(const struct number_range *r, const json_t *v)
 {
-	static const char *const beside[] = {"type", "enum", "const", "format"};
-	const json_t *values = json_object_get(w->schema, "enum"),
-				 *constant = json_object_get(w->schema, "const");
+	double x = json_number_value(v);
+	char text[64];
+	if ((r->has_min && (x < r->min || (r->exclusive_min && x == r->min))) ||
+		(r->has_max && (x > r->max || (r->exclusive_max && x == r->max))))
+		return false;
+	if (!r->multiple_of)
+		return true;
+	if (fabs(x) >= 1e15 / pow(10, r->multiple_places)) /* more digits than a double has */
+		return false;
+	snprintf(text, sizeof text, "%.*f", (int)r->multiple_places, x);
+	return strtod(text, NULL) == x &&
+		   llround(x * pow(10, r->multiple_places)) % r->multiple_of == 0;
+}
+
+/* Refuses keywords beside enum and const that are not looked at. A format is not: the values are
+ * the client's own. */
+static void check_beside_listed(struct schema_compiler *c, const struct schema_part *w)
+{
+	static const char *const beside[] = {"type", "enum", "const", "format", "nullable", "minLength",
+		"maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+		"multipleOf"};
 	const char *key;
-	size_t i;
 	json_t *v;
 	json_object_foreach((json_t *)w->schema, key, v)
 	{
 		bool fine = schema_is_annotation(key);
-		for (i = 0; i < ARRAY_LEN(beside); i++)
+		for (size_t i = 0; i < ARRAY_LEN(beside); i++)
 			fine = fine || !strcmp(key, beside[i]);
-		if (!fine) {
+		if (!fine)
 			schema_refuse(c, w, "\"%.60s\" beside enum or const is not supported", key);
-			return;
-		}
 	}
-	if (values && (!json_is_array(values) || json_array_size(values) > LISTED_MAX)) {
+}
+
+/* enum and const: their values, as far as `types` and the keywords beside them allow. */
+static void compile_listed(struct schema_compiler *c, const struct schema_part *w, unsigned types,
+	uint32_t from, uint32_t to)
+{
+	const json_t *values = json_object_get(w->schema, "enum"),
+				 *constant = json_object_get(w->schema, "const");
+	struct char_nfa texts;
+	size_t i, k, work = 0;
+	json_t *v, *other;
+	check_beside_listed(c, w);
+	if (values && (!json_is_array(values) || json_array_size(values) > LISTED_MAX))
 		schema_refuse(c, w, "enum: expected an array of at most %d values", LISTED_MAX);
+	if (c->failed)
 		return;
-	}
-	json_t *one = constant ? json_pack("[O]", constant) : json_incref((json_t *)values);
+	json_t *one = constant ? json_pack("[O]", constant) : json_incref((json_t *)values),
+		   *no_format = json_copy((json_t *)w->schema);
+	json_object_del(no_format, "format");
+	struct number_range range = range_of(c, w);
+	bool bound =
+		schema_string_texts(c, &(struct schema_part){no_format, w->path, w->rule, w->raw}, &texts);
 	json_array_foreach(one, i, v)
 	{
 		bool listed = !values || !constant;
-		size_t k;
-		json_t *other;
 		json_array_foreach(values, k, other)
 		{
 			listed = listed || schema_same_value(other, v);
 		}
+		if (bound && json_is_string(v))
+			work += (texts.n_states + texts.n_edges) * (1 + json_string_length(v));
+		if (work > LISTED_WORK)
+			schema_refuse(c, w, "a pattern or length beside so many values is not supported");
+		if (c->failed)
+			break;
+		if (json_is_string(v) && bound)
+			listed =
+				listed && char_nfa_matches(&texts, json_string_value(v), json_string_length(v));
+		if (json_is_number(v))
+			listed = listed && number_fits(&range, v);
 		if (listed && (schema_type_of_value(v) & types))
 			build_value(&c->build, v, w->raw, from, to);
 	}
+	char_nfa_free(&texts);
+	json_decref(no_format);
 	json_decref(one);
 }
 
@@ -533,6 +592,12 @@ static void compile_one(struct schema_compiler *c, struct schema_part w)
 			schema_refuse(c, &w,
 				"type: expected one or several of string, number, integer, boolean, null, "
 				"array and object");
+		return;
+	}
+	const json_t *nullable = json_object_get(w.schema, "nullable");
+	if (nullable && !json_is_boolean(nullable)) {
+		schema_refuse(
+			c, &w, "nullable: expected true or false, found %s", json_text_type(nullable));
 		return;
 	}
 	bool any_of = json_object_get(w.schema, "anyOf"), one_of = json_object_get(w.schema, "oneOf");

@@ -11,14 +11,16 @@
  * it. A schema without "type" that has keywords of one type means that type.
  *
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one
- * pattern), propertyNames, items, prefixItems, additionalItems, minItems, maxItems, uniqueItems
- * (false, or at most one item), minLength, maxLength, pattern, format, minimum, maximum,
- * exclusiveMinimum, exclusiveMaximum, multipleOf (1 to 1000, also divided by a power of ten up to
- * 1e9), anyOf, oneOf (alternatives that exclude each other by type or by a constant property),
- * allOf (that can be merged), $ref to a place in the same document, also recursive. Annotations
- * (title, description, default, examples,
- * ...) count for nothing. Every other keyword is refused by name: an answer that might break it is
- * not valid.
+ * pattern), propertyNames, minProperties (at most 1, or as many as are required), items,
+ * prefixItems, additionalItems, minItems, maxItems, uniqueItems (false, or at most one item),
+ * minLength, maxLength, pattern, format, minimum, maximum, exclusiveMinimum, exclusiveMaximum,
+ * multipleOf (1 to 1000, also divided by a power of ten up to 1e9), anyOf, oneOf (alternatives that
+ * exclude each other by type or by a constant property), allOf (that can be merged), $ref to a
+ * place in the same document, also recursive, nullable (of OpenAPI, beside "type"). Beside enum and
+ * const those of strings and numbers leave the values that satisfy them, but for format. The
+ * formats int32 and int64 bound integers; password, binary and the like allow any string.
+ * Annotations (title, description, default, examples, contentSchema, ...) count for nothing. Every
+ * other keyword is refused by name: an answer that might break it is not valid.
  *
  * Schemas are untrusted: depth, size, states and merges are limited, each with an error of its own.
  * Compiling one recurses to a bounded depth and takes seconds and some 100 MB at the very most.

@@ -37,6 +37,10 @@ void schema_refuse(struct schema_compiler *c, const struct schema_part *w, const
 /* Refuses the schema for an error that c->e already holds. */
 void schema_refuse_part(struct schema_compiler *c, const struct schema_part *w);
 
+/* The keyword's value, a whole number of 0 to `most`; *out stays as it is without the keyword.
+ * False: refused. */
+bool schema_count(struct schema_compiler *c, const struct schema_part *w, const char *key,
+	size_t most, size_t *out);
 /* The rule of a schema `s`, which is compiled later if it is new. part: its place below w, for
  * errors. 0 when it was refused. */
 uint32_t schema_rule(struct schema_compiler *c, const struct schema_part *w, const char *part,

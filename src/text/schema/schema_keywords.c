@@ -24,8 +24,8 @@ bool schema_is_annotation(const char *keyword)
 {
 	static const char *const list[] = {"title", "description", "default", "examples", "example",
 		"deprecated", "readOnly", "writeOnly", "$schema", "$id", "id", "$comment", "$defs",
-		"definitions", "contentMediaType", "contentEncoding", "discriminator", "externalDocs",
-		"xml", "strict"};
+		"definitions", "contentMediaType", "contentEncoding", "contentSchema", "$anchor",
+		"$vocabulary", "discriminator", "externalDocs", "xml", "strict"};
 	return is_among(keyword, list, ARRAY_LEN(list)) || !strncmp(keyword, "x-", 2);
 }
 
@@ -33,7 +33,7 @@ static const char *const supported[] = {"type", "enum", "const", "properties", "
 	"additionalProperties", "patternProperties", "propertyNames", "items", "prefixItems",
 	"additionalItems", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern",
 	"format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf",
-	"oneOf", "allOf", "$ref"};
+	"oneOf", "allOf", "$ref", "minProperties", "nullable"};
 
 const char *schema_unknown_keyword(const json_t *s)
 {
@@ -119,38 +119,44 @@ bool schema_same_value(const json_t *a, const json_t *b)
 	return true;
 }
 
+bool schema_format_is_number(const json_t *format)
+{
+	static const char *const list[] = {"int32", "int64", "float", "double"};
+	return json_is_string(format) && is_among(json_string_value(format), list, ARRAY_LEN(list));
+}
+
 unsigned schema_types(const json_t *s)
 {
 	static const struct {
 		const char *keyword;
 		unsigned type;
 	} implied[] = {{"properties", SCHEMA_OBJECT}, {"required", SCHEMA_OBJECT},
-		{"additionalProperties", SCHEMA_OBJECT}, {"patternProperties", SCHEMA_OBJECT},
-		{"propertyNames", SCHEMA_OBJECT}, {"items", SCHEMA_ARRAY}, {"prefixItems", SCHEMA_ARRAY},
-		{"minItems", SCHEMA_ARRAY}, {"maxItems", SCHEMA_ARRAY}, {"uniqueItems", SCHEMA_ARRAY},
-		{"minLength", SCHEMA_STRING}, {"maxLength", SCHEMA_STRING}, {"pattern", SCHEMA_STRING},
-		{"format", SCHEMA_STRING}, {"minimum", SCHEMA_NUMBER | SCHEMA_INTEGER},
-		{"maximum", SCHEMA_NUMBER | SCHEMA_INTEGER},
+		{"minProperties", SCHEMA_OBJECT}, {"additionalProperties", SCHEMA_OBJECT},
+		{"patternProperties", SCHEMA_OBJECT}, {"propertyNames", SCHEMA_OBJECT},
+		{"items", SCHEMA_ARRAY}, {"prefixItems", SCHEMA_ARRAY}, {"minItems", SCHEMA_ARRAY},
+		{"maxItems", SCHEMA_ARRAY}, {"uniqueItems", SCHEMA_ARRAY}, {"minLength", SCHEMA_STRING},
+		{"maxLength", SCHEMA_STRING}, {"pattern", SCHEMA_STRING},
+		{"minimum", SCHEMA_NUMBER | SCHEMA_INTEGER}, {"maximum", SCHEMA_NUMBER | SCHEMA_INTEGER},
 		{"exclusiveMinimum", SCHEMA_NUMBER | SCHEMA_INTEGER},
 		{"exclusiveMaximum", SCHEMA_NUMBER | SCHEMA_INTEGER},
 		{"multipleOf", SCHEMA_NUMBER | SCHEMA_INTEGER}};
-	const json_t *type = json_object_get(s, "type");
+	const json_t *type = json_object_get(s, "type"), *format = json_object_get(s, "format");
 	unsigned mask = type_named(type);
 	size_t i;
 	json_t *v;
-	if (json_is_string(type))
-		return mask;
 	json_array_foreach(type, i, v)
 	{
 		if (!type_named(v))
 			return 0;
 		mask |= type_named(v);
 	}
-	if (type)
-		return mask;
+	if (type) /* OpenAPI's "nullable" means something beside "type" only */
+		return mask && json_is_true(json_object_get(s, "nullable")) ? mask | SCHEMA_NULL : mask;
 	for (i = 0; i < ARRAY_LEN(implied); i++)
 		if (json_object_get(s, implied[i].keyword))
 			mask |= implied[i].type;
+	if (format)
+		mask |= schema_format_is_number(format) ? SCHEMA_NUMBER | SCHEMA_INTEGER : SCHEMA_STRING;
 	return mask ? mask : SCHEMA_ANY;
 }
 
@@ -443,7 +449,8 @@ static json_t *properties_merged(const json_t *a, const json_t *b)
 /* Both of two values of one keyword; NULL: they cannot be one. */
 static json_t *keyword_merged(const char *key, const json_t *a, const json_t *b)
 {
-	static const char *const greater[] = {"minimum", "exclusiveMinimum", "minLength", "minItems"},
+	static const char *const greater[] = {"minimum", "exclusiveMinimum", "minLength", "minItems",
+		"minProperties"},
 							 *const less[] = {
 								 "maximum", "exclusiveMaximum", "maxLength", "maxItems"};
 	if (json_equal((json_t *)a, (json_t *)b))
@@ -522,6 +529,9 @@ static json_t *flattened(const json_t *root, const json_t *s, int depth, int *le
 	if (!merge_pay(s, left, e))
 		return NULL;
 	json_t *out = json_copy((json_t *)s);
+	if (json_is_true(json_object_get(out, "nullable")) && json_object_get(out, "type"))
+		json_object_set_new(out, "type", types_list(schema_types(out)));
+	json_object_del(out, "nullable"); /* which is of this type only */
 	if (ref) {
 		json_object_del(out, "$ref");
 		const json_t *target =

@@ -29,8 +29,11 @@ bool schema_constrains(const json_t *s, const char *but);
 /* NULL, or the first keyword that is not supported. */
 const char *schema_unknown_keyword(const json_t *s);
 
-/* A mask of the types that "type" names; without it, of those that other keywords imply, or
- * SCHEMA_ANY. 0: a name is unknown. */
+/* Whether a format is one of numbers (OpenAPI); of strings too, where "type" says so. */
+bool schema_format_is_number(const json_t *format);
+
+/* A mask of the types that "type" names, with null by "nullable"; without it, of those that other
+ * keywords imply, or SCHEMA_ANY. 0: a name is unknown. */
 unsigned schema_types(const json_t *s);
 /* The type of a value. SCHEMA_NUMBER alone: a number that is not whole. */
 unsigned schema_type_of_value(const json_t *value);

@@ -50,6 +50,8 @@ static bool allowed_keys(struct schema_compiler *c, const struct schema_part *w,
 	const json_t *values = json_object_get(names, "enum"),
 				 *constant = json_object_get(names, "const");
 	bool bound = schema_string_texts(c, &(struct schema_part){names, w->path, 0, false}, n);
+	if (c->failed)
+		return false;
 	if (!bound)
 		char_nfa_length(n, 0, SIZE_MAX);
 	for (int k = 0; k < 2; k++) {
@@ -231,6 +233,17 @@ void schema_compile_object(
 	if (!all)
 		return;
 	check_named_keys(c, w, all);
+	size_t least = 0, required = 0;
+	json_object_foreach(all, key, v)
+	{
+		required += is_required(w, key);
+	}
+	if (!schema_count(c, w, "minProperties", SIZE_MAX >> 12, &least))
+		return;
+	if (least > MAX(required, 1)) {
+		schema_refuse(c, w, "minProperties: at most 1, or as many as are required, is supported");
+		return;
+	}
 	uint32_t open = grammar_text(g, from, "{", 1), none = schema_space(c, open),
 			 some = grammar_state(g), close = grammar_state(g), rule = 0;
 	bool may_be_empty = true;
@@ -274,6 +287,6 @@ void schema_compile_object(
 		grammar_call(g, schema_space(c, grammar_text(g, colon, ":", 1)), some, rule);
 	}
 	build_space(&c->build, some, close);
-	if (may_be_empty)
+	if (may_be_empty && !least)
 		grammar_empty(g, none, close);
 }
