@@ -156,6 +156,9 @@ static void enter_end(struct reply *r, struct reply_answer *a, const struct job_
 	a->prompt_tokens = (uint32_t)j->prompt.n;
 	a->cached_tokens = j->cached;
 	a->new_tokens = (uint32_t)j->generated.n;
+	a->ids = j->generated.data;
+	a->n_ids = j->generated.n;
+	a->n_ids_sent = j->n_ids_sent;
 	if (v->kind != JOB_END || !j->output)
 		return;
 	a->reasoning_tokens = output_reasoning_tokens(j->output);

@@ -33,6 +33,10 @@ struct reply_answer {
 	const char *stop;                      /* the stop string that came, or NULL */
 	uint32_t prompt_tokens, cached_tokens; /* since the first progress */
 	uint32_t new_tokens, reasoning_tokens; /* once it has ended */
+	/* Once it has ended: [n_ids] its tokens, of which n_ids_sent came in events (job_event.ids). Of
+	 * the job. */
+	const int32_t *ids;
+	size_t n_ids, n_ids_sent;
 	/* for the writer of a stream */
 	int open;         /* kind of the item that is open, in the writer's numbers; 0: none */
 	uint32_t n_items; /* closed so far: the index of the one that is open */

@@ -84,10 +84,10 @@ static void write_end(struct json_write *w, const struct reply *r, const struct 
 
 /* "tokens": all that were drawn but the one that ended the answer, so those of a stop string too.
  */
-static void write_ids(struct json_write *w, const int32_t *ids, size_t n)
+static void write_ids(struct json_write *w, const int32_t *ids, size_t from, size_t n)
 {
 	json_write_open(w, "tokens", '[');
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = from; i < n; i++)
 		json_write_int(w, NULL, ids[i]);
 	json_write_close(w, ']');
 }
@@ -114,12 +114,10 @@ static void llamacpp_event(
 	json_write_open(&w, NULL, '{');
 	json_write_int(&w, "index", a->index);
 	json_write_text(&w, "content", buf_str(&v->text), v->text.len);
-	if (v->kind == JOB_END) { /* those that wrote no text, or text that was held back for good */
-		const struct token_ids *all = &a->job->generated;
-		write_ids(&w, all->data + a->job->n_ids_sent, all->n - a->job->n_ids_sent);
-	} else {
-		write_ids(&w, v->ids.data, v->ids.n);
-	}
+	if (v->kind == JOB_END) /* those that wrote no text, or text that was held back for good */
+		write_ids(&w, a->ids, a->n_ids_sent, a->n_ids);
+	else
+		write_ids(&w, v->ids.data, 0, v->ids.n);
 	write_probabilities(&w, r, v->rows, v->n_rows);
 	json_write_bool(&w, "stop", v->kind == JOB_END);
 	if (v->kind == JOB_END)
@@ -147,8 +145,7 @@ static void llamacpp_whole(struct reply *r, struct buf *out)
 		json_write_open(&w, NULL, '{');
 		json_write_int(&w, "index", i);
 		json_write_text(&w, "content", buf_str(&a->text), a->text.len);
-		write_ids(
-			&w, a->job->generated.data, r->request->output.token_ids ? a->job->generated.n : 0);
+		write_ids(&w, a->ids, 0, r->request->output.token_ids ? a->n_ids : 0);
 		write_probabilities(&w, r, a->rows, a->n_rows);
 		json_write_bool(&w, "stop", true);
 		write_end(&w, r, a);
