@@ -142,7 +142,7 @@ all: $(LIB) $(BUILD)/glmstream ## build the program (the default)
 CHOSEN = 'CC_BUILT := $(CC)' 'CUDA ?= $(call has,CUDA,1,0)' \
          $(call has,CUDA,'CUDA_ARCH ?= $(CUDA_ARCH)' 'NVCC ?= $(NVCC)') \
          $(foreach f,$(PARTS),'WITH_$f ?= $(call has,$f,1,0)') \
-         $(foreach v,DEPS WERROR CFLAGS CPPFLAGS LDFLAGS,'$v ?= $($v)')
+         $(foreach v,DEPS WERROR CFLAGS CPPFLAGS LDFLAGS NVCCFLAGS,'$v ?= $($v)')
 
 $(LIB): $(LIB_OBJ) $(BUILD)/.objects
 	$(call say,AR,$@)
@@ -249,7 +249,7 @@ help: ## this list
 	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread'
 	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP WITH_PAGE WITH_MPI=auto|0|1'
 	@echo '           DEPS=folder WERROR=1 V=1'
-	@echo '           PREFIX DESTDIR CC CFLAGS CPPFLAGS LDFLAGS'
+	@echo '           PREFIX DESTDIR CC CFLAGS CPPFLAGS LDFLAGS NVCCFLAGS'
 
 FORCE:
 .DEFAULT_GOAL := all

@@ -41,7 +41,7 @@ NV_HOST   = $(addprefix -Xcompiler ,-Wall -Wextra $(HARDEN) \
             $(addprefix -fsanitize=,$(subst $(comma), ,$(SAN))))
 NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) \
             -I. $(DEFS) -DHAVE_SM90A=$(if $(filter 90,$(CUDA_ARCH)),1,0) $(filter -D%,$(CPPFLAGS)) \
-            $(NV_HOST) $(if $(WERR),-Werror all-warnings)
+            $(NV_HOST) $(if $(WERR),-Werror all-warnings) $(NVCCFLAGS)
 CUDA_DIR  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 # the runtime is linked statically: the program starts on a machine without a driver and then finds
 # no device
