@@ -210,6 +210,13 @@ int out_file_target(const char *path, char **target, char **partial, struct err 
 	return 0;
 }
 
+void out_file_keep_mode(int fd, const char *path)
+{
+	struct stat st;
+	if (!stat(path, &st))
+		(void)!fchmod(fd, st.st_mode & 0777); /* a file system may have none */
+}
+
 /* ---- opening ---- */
 
 /* The file beside the target; `mode` is of a new one. */

@@ -69,6 +69,9 @@ bool out_file_is_same(const char *a, const char *b);
  * where an unfinished output stands. Either may be NULL; the caller frees both. ERR_INPUT: the
  * links lead in a circle. */
 int out_file_target(const char *path, char **target, char **partial, struct err *e);
+/* Before the rename: gives the file of `fd` the permissions of the file at `path`, if there is one.
+ */
+void out_file_keep_mode(int fd, const char *path);
 
 /* *bytes: free in the folder of `path` for this user. Errors of statvfs. */
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e);

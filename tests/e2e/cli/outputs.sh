@@ -154,6 +154,21 @@ wait $pid
 rc=$? said="dump-logits -o pipe"
 exits 130
 
+# what is replaced keeps its permissions
+keeps_mode() { # COMMAND...: writes mode.out
+	rm -f mode.out
+	run "$@" --force
+	exits 0
+	chmod 600 mode.out
+	run "$@" --force
+	exits 0
+	check "mode.out is as private as it was" [ "$(stat -c %a mode.out)" = 600 ]
+}
+keeps_mode dump-logits -m model.gguf --ids ids -o mode.out
+keeps_mode convert tiny -o mode.out --recipe q8 -q
+keeps_mode imatrix --merge im.gguf -o mode.out -q
+[ $has_traces ] && keeps_mode "${short[@]}" --trace mode.out
+
 # a link is written through: the file behind it is replaced or made, and only if it may be
 mkdir disk links
 via_link() { # COMMAND...: writes links/out.link, which leads to disk/out
