@@ -227,6 +227,7 @@ int trace_writer_close(struct trace_writer *w, struct err *e)
 	if ((copy < 0 || close(copy)) && !w->failed.code)
 		err_errno(&w->failed, errno, "%.400s: cannot close the trace", w->path);
 	if (!w->failed.code && w->partial) {
+		out_file_keep_mode(w->fd, w->path);
 		/* another file may have appeared there since open; the trace is whole all the same */
 		if (out_file_may_replace(w->path, &out_trace, w->force, &w->failed))
 			err_hint(&w->failed, "the trace is complete in %.400s", w->partial);

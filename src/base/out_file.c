@@ -82,9 +82,16 @@ static int refuse_input(const char *path, const struct stat *now, struct err *e)
 
 /* ---- what may be replaced ---- */
 
+bool out_file_is_protected(const char *path)
+{
+	return faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) && errno == EACCES;
+}
+
 static int refuse_to_replace(const char *path, const struct out_kind *kind, struct err *e)
 {
-	if (kind->name)
+	if (out_file_is_protected(path))
+		err_set(e, ERR_INPUT, "%.400s: is write-protected; it is not replaced", path);
+	else if (kind->name)
 		err_set(e, ERR_INPUT, "%.400s: exists and is not %s of this program; it is not replaced",
 			path, kind->name);
 	else
@@ -99,8 +106,12 @@ int out_file_may_replace(const char *path, const struct out_kind *kind, bool for
 	if (!strcmp(path, "-") || stat(path, &st) || !S_ISREG(st.st_mode))
 		return 0;
 	int rc = refuse_input(path, &st, e);
-	if (rc || force || !st.st_size)
+	if (rc || force)
 		return rc;
+	if (out_file_is_protected(path))
+		return refuse_to_replace(path, kind, e);
+	if (!st.st_size)
+		return 0;
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	bool own = fd >= 0 && is_of_kind(fd, kind);
 	if (fd >= 0)
@@ -208,6 +219,13 @@ int out_file_target(const char *path, char **target, char **partial, struct err 
 	else
 		free(at);
 	return 0;
+}
+
+void out_file_keep_mode(int fd, const char *path)
+{
+	struct stat st;
+	if (!stat(path, &st))
+		(void)!fchmod(fd, st.st_mode & 0777); /* a file system may have none */
 }
 
 /* ---- opening ---- */

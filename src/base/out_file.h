@@ -48,9 +48,12 @@ extern const struct out_kind out_data; /* not recognised: what exists is replace
  * is ignored. Not thread-safe: for the time before a command starts. */
 void out_file_add_input(const char *path);
 
-/* 0: `path` may be written: nothing is there, or an empty file, or one of the kind, or `force`. A
- * device, pipe or folder and "-" are 0 too: opening decides. Else ERR_INPUT with a hint, or
- * ERR_USAGE for an input. */
+/* A file is there that this user may not write. Its folder may allow to replace it all the same. */
+bool out_file_is_protected(const char *path);
+
+/* 0: `path` may be written: nothing is there, or a file that is not protected and empty or of the
+ * kind, or any with `force`. A device, pipe or folder and "-" are 0 too: opening decides. Else
+ * ERR_INPUT with a hint, or ERR_USAGE for an input. */
 int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e);
 
 /* 0: out_file_open would succeed now. For a command to call before hours of work: a missing folder,
@@ -69,6 +72,9 @@ bool out_file_is_same(const char *a, const char *b);
  * where an unfinished output stands. Either may be NULL; the caller frees both. ERR_INPUT: the
  * links lead in a circle. */
 int out_file_target(const char *path, char **target, char **partial, struct err *e);
+/* Before the rename: gives the file of `fd` the permissions of the file at `path`, if there is one.
+ */
+void out_file_keep_mode(int fd, const char *path);
 
 /* *bytes: free in the folder of `path` for this user. Errors of statvfs. */
 int out_file_free_bytes(const char *path, uint64_t *bytes, struct err *e);

@@ -37,7 +37,8 @@ static int open_named_profile(
 	bool is_trace = false, exists = access(o->warm, F_OK) == 0 || errno != ENOENT;
 	if (exists && (rc = profile_read(&g->earlier, o->warm, &is_trace, e)))
 		return rc;
-	if (!is_trace) {
+	const bool stays = is_trace || (!o->force && out_file_is_protected(o->warm));
+	if (!stays) {
 		struct out_file probe; /* a file that cannot be written fails now, not at the end */
 		if ((rc = out_file_open(&probe, o->warm, &out_profile, o->force, e)))
 			return rc;
@@ -49,7 +50,9 @@ static int open_named_profile(
 	profile_order(&g->earlier, &keys, &n);
 	log_info("warm: %s names %zu experts%s%s", o->warm, n,
 		g->streaming ? "" : " (nothing to seed: no expert cache)",
-		is_trace ? "; a trace, which stays as it is" : "");
+		is_trace ? "; a trace, which stays as it is"
+		: stays  ? "; write-protected, it stays as it is"
+				 : "");
 	engine_cache_warm(g, keys, n);
 	free(keys);
 	return 0;

@@ -752,6 +752,7 @@ int gguf_writer_commit(struct gguf_writer *w, struct err *e)
 	}
 	for (size_t i = w->n_parts; i-- > 0;) { /* the first part last */
 		struct out_part *p = &w->parts[i];
+		out_file_keep_mode(p->fd, p->path);
 		if (rename(p->partial, p->path) < 0)
 			return err_errno(e, errno, "%s: cannot be renamed to %s", p->partial, p->path);
 		p->renamed = true;

@@ -303,10 +303,14 @@ int chat_file_check(const char *path, struct err *e)
 {
 	struct out_file probe;
 	struct stat st;
-	if (!stat(path, &st))
-		return S_ISDIR(st.st_mode)
-				   ? err_set(e, ERR_INPUT, "%.400s: is a directory, expected a session file", path)
+	if (!stat(path, &st)) {
+		if (S_ISDIR(st.st_mode))
+			return err_set(e, ERR_INPUT, "%.400s: is a directory, expected a session file", path);
+		return out_file_is_protected(path)
+				   ? err_set(e, ERR_INPUT,
+						 "%.400s: is write-protected, and the chat is saved there", path)
 				   : 0;
+	}
 	if (errno != ENOENT)
 		return err_errno(e, errno, "%.400s", path);
 	int rc = out_file_open_private(&probe, path, &out_session, false, e);

@@ -154,6 +154,57 @@ wait $pid
 rc=$? said="dump-logits -o pipe"
 exits 130
 
+# a write-protected file is replaced with --force alone. Root may write all files, so the program
+# runs as a user who may not
+mkdir protected && chmod 711 "$work" && chmod 777 protected
+cp "$GLMSTREAM" program
+user_run() {
+	(
+		user=()
+		[ "$(id -u)" != 0 ] || user=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+		GLMSTREAM=./program HOME=$work/protected
+		exec timeout 60 ${user[@]+"${user[@]}"} ./program "$@" >"$work/out" 2>"$work/err"
+	)
+	rc=$? said="program $*"
+}
+user_run --version
+if [ $rc = 0 ] && { [ "$(id -u)" != 0 ] || ! setpriv --reuid 65534 --regid 65534 --clear-groups test -w ids; }; then
+	for option in --session --warm --trace; do
+		[ $has_traces ] || [ $option != --trace ] || continue
+		file=protected/file$option
+		user_run "${short[@]}" $option $file
+		exits 0
+		chmod 444 $file
+		sum=$(sha256sum $file)
+		user_run "${short[@]}" $option $file
+		if [ $option = --warm ]; then
+			exits 0 # it is only read
+		else
+			error_is_one_sentence 3 "$file: is write-protected"
+		fi
+		check "$file is as it was" [ "$sum" = "$(sha256sum $file)" ]
+		[ $option != --trace ] || user_run "${short[@]}" $option $file --force
+		[ $option != --trace ] || exits 0
+	done
+else
+	skip_part "write-protected files: no user who may not write them"
+fi
+
+# what is replaced keeps its permissions
+keeps_mode() { # COMMAND...: writes mode.out
+	rm -f mode.out
+	run "$@" --force
+	exits 0
+	chmod 600 mode.out
+	run "$@" --force
+	exits 0
+	check "mode.out is as private as it was" [ "$(stat -c %a mode.out)" = 600 ]
+}
+keeps_mode dump-logits -m model.gguf --ids ids -o mode.out
+keeps_mode convert tiny -o mode.out --recipe q8 -q
+keeps_mode imatrix --merge im.gguf -o mode.out -q
+[ $has_traces ] && keeps_mode "${short[@]}" --trace mode.out
+
 # a link is written through: the file behind it is replaced or made, and only if it may be
 mkdir disk links
 via_link() { # COMMAND...: writes links/out.link, which leads to disk/out
