@@ -344,8 +344,12 @@ static enum outcome command(struct answer *a, char *line)
 			best = c->name;
 		}
 	}
-	if (n == 5 && !strncasecmp(line, "/exit", 5))
-		return LEAVE;
+	if (n == 5 && !strncasecmp(line, "/exit", 5)) {
+		if (!*argument)
+			return LEAVE;
+		fprintf(stderr, "/exit takes no argument\n");
+		return GO_ON;
+	}
 	fprintf(stderr, "unknown command %.*s; %s%s\n", (int)MIN(n, (size_t)40), line,
 		best ? "did you mean " : "/help lists them", best ? best : "");
 	if (strchr(line + 1, '/'))

@@ -342,6 +342,7 @@ def commands():
         (b"/system", b"no system message"),
         (b"/quti", b"did you mean /quit"),
         (b"/stats now", b"/stats takes no argument"),
+        (b"/exit now", b"/exit takes no argument"),
         (b"/cache", b"no expert cache"),
         (b"/reset", b"a new conversation"),
         (b"/help", b"/undo"),
