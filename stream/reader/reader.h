@@ -12,10 +12,10 @@
  * own (stream/reader/reader_engine.h).
  *
  * Errors: short reads, EINTR and EAGAIN are handled inside. A file that refuses O_DIRECT, or a
- * request that is not aligned for it, is read through the page cache. Where a file with replicas
- * cannot be read (EIO, it has become shorter), the next copy is; a warning names the file, and from
- * then on it is read only where its copies fail. Other errors are those of one request and come in
- * its completion: EIO, end of file, cancelled.
+ * request that is not aligned for it, is read through the page cache. If
+ * a read of a file with replicas fails (EIO, the file has become shorter), the reader repeats it on
+ * the next replica, warns once for each file, and reads the others for a minute. Other errors are
+ * those of one request and come in its completion: EIO, end of file, cancelled.
  *
  * Threads: one thread owns a reader: the first that submits or reaps. Another thread may open it
  * and register memory before. Any thread may call reader_wake.
@@ -38,6 +38,7 @@ enum reader_engine { READER_AUTO, READER_URING, READER_THREADS };
 #define READER_DEPTH_MAX        1024u
 #define READER_THREADS_DEFAULT  32u
 #define READER_REQUESTS_DEFAULT 256u
+#define READER_COPY_REST_MS     60000u
 #define READER_REQUESTS_MAX     65536u
 #define READER_SLICE_DEFAULT    (1u << 20)
 #define READER_SLICE_MIN        4096u
@@ -89,6 +90,8 @@ struct reader_options {        /* all zero: the defaults */
 	unsigned threads;
 	size_t slice_bytes; /* of a read, about: a request is cut into equal parts of at most 1.5 times
 						   that; 0: READER_SLICE_DEFAULT, adapted like the depth */
+	unsigned copy_rest_ms; /* a copy that could not be read is left out for so long; 0:
+							  READER_COPY_REST_MS */
 	const struct reader_engine_ops *custom; /* not NULL: this engine instead, `engine` is ignored */
 	const void *custom_options;             /* handed to its `open` */
 };
@@ -110,6 +113,7 @@ struct reader_completion {
 	uint64_t tag;
 	int code;      /* 0; READER_EOF; -ECANCELED; or another -errno of the read */
 	uint32_t file; /* file, offset, requested: of the request */
+	uint32_t failed_file; /* after an error: the file, or the copy of it that was read last */
 	uint64_t offset;
 	uint64_t requested; /* bytes */
 	uint64_t bytes;     /* valid bytes from the start of dst: at least `need`; after an error those

@@ -16,6 +16,7 @@ struct queued_request {
 	uint64_t end_at;  /* offset at which the file ended, at or behind `need`; UINT64_MAX: none */
 	uint64_t fail_at; /* lowest offset of a fault */
 	int code;         /* of that fault; 0: none */
+	uint32_t failed;  /* the file or copy that had it */
 	unsigned in_flight;
 	bool queued; /* in urgent or normal */
 	bool live;   /* submitted, not finished */
@@ -70,6 +71,7 @@ struct reader {
 	struct reader_memory *memory;
 	unsigned n_memory;
 
+	uint64_t copy_rest_ns; /* of a copy that could not be read */
 	struct reader_stats stats;
 	atomic_bool woken;
 	char summary[768];

@@ -35,6 +35,7 @@ struct reader_op {
 	uint32_t slice;        /* bytes of the slice */
 	uint32_t handle;       /* which copy of the file, */
 	uint32_t first_handle; /* ... and which one was tried first */
+	uint64_t tried;        /* bit i: the i-th copy of the ring, from first_handle on */
 	bool direct;
 	unsigned tries;
 	uint64_t not_before_ns;

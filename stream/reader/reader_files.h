@@ -13,7 +13,10 @@ struct reader_handle {
 	int fd;        /* through the page cache */
 	int fd_direct; /* -1: none */
 	bool refused;  /* a direct read was answered with EINVAL: fd_direct is not used any more */
-	bool failed;   /* it has copies, and a read of it has failed: they are read in its place */
+	/* of a file with copies: a read of it has failed; until rests_until_ns they are read in its
+	 * place */
+	bool failed, warned; /* warned: once a warning has named it */
+	uint64_t rests_until_ns;
 	uint64_t size;
 	uint32_t drive;
 	uint32_t offset_align; /* 1 without O_DIRECT */

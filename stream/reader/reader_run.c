@@ -6,7 +6,8 @@
  *     submit -> [urgent][normal] -> op in flight on a drive -> last slice back -> [done] -> reap
  *                                     ^ short read, EAGAIN, EINVAL of O_DIRECT: a retry
  *
- * A drive has at most drive_depth ops in flight, those that wait for a retry included. A request is
+ * A drive has at most drive_depth ops in flight, those that wait for a retry included, except ops
+ * that were moved to it from a copy that failed. A request is
  * finished when it has no more slices to start and none in flight. After a fault or a cancel no
  * more are started, so the memory of a finished request is never written again. Slices are started
  * from the front, so the bytes before the lowest fault are all there.
@@ -101,11 +102,13 @@ static void request_finish_if_idle(struct reader *r, struct queued_request *rq)
 		r->stats.failed++;
 }
 
-static void request_fail(struct reader *r, struct queued_request *rq, uint64_t at, int code)
+static void request_fail(
+	struct reader *r, struct queued_request *rq, uint64_t at, int code, uint32_t handle)
 {
 	if (rq->code == 0 || (!rq->cancelled && at < rq->fail_at)) {
 		rq->code = code;
 		rq->fail_at = at;
+		rq->failed = handle;
 	}
 	request_unqueue(r, rq);
 }
@@ -199,24 +202,44 @@ static void op_requeue(struct reader *r, struct reader_op *op, uint64_t not_befo
 	r->op_state[op - r->ops] = OP_RETRY;
 }
 
-/* The rest of a slice that could not be read goes to the next copy of the file. It may exceed the
+/* The copy on which to repeat an op that failed: one that rests only if no other is left. False: all
+ * have been tried. */
+static bool copy_to_try(const struct reader *r, struct reader_op *op, uint32_t *handle)
+{
+	uint32_t i = op->first_handle;
+	uint64_t found = 0;
+	for (int at = 0; at < 64; at++) {
+		const uint64_t bit = UINT64_C(1) << at;
+		if (!(op->tried & bit) && (!found || (r->files.h[*handle].failed && !r->files.h[i].failed))) {
+			*handle = i;
+			found = bit;
+		}
+		i = r->files.h[i].next_replica;
+		if (i == op->first_handle)
+			break;
+	}
+	op->tried |= found;
+	return found;
+}
+
+/* The rest of a slice that could not be read goes to another copy of the file. It may exceed the
  * depth of that drive. False: the file has no copies, or all have been tried. */
 static bool op_try_next_copy(struct reader *r, struct reader_op *op, int code)
 {
 	struct reader_handle *h = &r->files.h[op->handle];
+	uint32_t next;
 	if (h->next_replica == op->handle)
 		return false;
-	if (!h->failed)
-		log_warn(
-			"reader: %s: a read at offset %llu failed (%s); from here on it is read only where "
-			"its copies fail",
+	if (!h->warned)
+		log_warn("reader: %s: a read at offset %llu failed (%s); its copies are read in its place",
 			h->path, (unsigned long long)op->offset,
 			code == READER_EOF ? "the file ends before it" : err_name(code));
-	h->failed = true;
-	if (h->next_replica == op->first_handle)
+	h->failed = h->warned = true;
+	h->rests_until_ns = reader_now(r) + r->copy_rest_ns;
+	if (!copy_to_try(r, op, &next))
 		return false;
 	op_leave_drive(r, op);
-	op_enter_drive(r, op, h->next_replica);
+	op_enter_drive(r, op, next);
 	op_requeue(r, op, 0);
 	return true;
 }
@@ -225,7 +248,7 @@ static void op_fail(struct reader *r, struct reader_op *op, int code)
 {
 	if (op_try_next_copy(r, op, code))
 		return;
-	request_fail(r, op->rq, op->at + op->done, code);
+	request_fail(r, op->rq, op->at + op->done, code, op->handle);
 	op_release(r, op);
 }
 
@@ -331,6 +354,18 @@ static uint32_t next_copy(const struct reader *r, uint32_t handle)
 	return i;
 }
 
+/* Copies that have rested long enough are read again. */
+static void end_rests(struct reader *r, uint32_t file)
+{
+	const uint64_t now = reader_now(r);
+	uint32_t i = file;
+	do {
+		struct reader_handle *h = &r->files.h[i];
+		h->failed = h->failed && now < h->rests_until_ns;
+		i = h->next_replica;
+	} while (i != file);
+}
+
 /* The file, or if it has failed a copy that has not. */
 static uint32_t first_copy(const struct reader *r, uint32_t file)
 {
@@ -366,6 +401,8 @@ static bool choose_probe(
 static bool choose_replica(
 	struct reader *r, const struct queued_request *rq, uint64_t slice, uint32_t *handle)
 {
+	if (r->files.h[rq->q.file].next_replica != rq->q.file)
+		end_rests(r, rq->q.file);
 	const uint32_t first = first_copy(r, rq->q.file);
 	const bool alone = next_copy(r, first) == first;
 	bool found = false, known = true;
@@ -421,6 +458,7 @@ static void request_start_slices(struct reader *r, struct queued_request *rq)
 		r->free_ops = op->link;
 		op->rq = rq;
 		op->first_handle = handle;
+		op->tried = 1;
 		op->file = rq->q.file;
 		op->at = rq->next;
 		op->slice = (uint32_t)slice_of(r, rq, handle);
@@ -511,6 +549,7 @@ static unsigned completions_pop(struct reader *r, struct reader_completion *out,
 		out[n] = (struct reader_completion){.tag = rq->q.tag,
 			.code = rq->code,
 			.file = rq->q.file,
+			.failed_file = rq->failed,
 			.offset = rq->q.offset,
 			.requested = rq->q.bytes,
 			.bytes = rq->code ? rq->fail_at : MIN(rq->q.bytes, rq->end_at)};
@@ -563,6 +602,7 @@ static void request_cancel(struct reader *r, struct queued_request *rq)
 	rq->cancelled = true;
 	rq->code = -ECANCELED;
 	rq->fail_at = 0;
+	rq->failed = rq->q.file;
 	request_unqueue(r, rq);
 }
 

@@ -128,14 +128,22 @@ static void test_failing_reads(void **state)
 	reader_close(r);
 }
 
-/* Files 0 and 2 are copies on two drives. */
-static struct reader *open_copies(struct reader_faults f, unsigned depth)
+/* Files 0 and 2 are copies on two drives; rest_ms: reader_options.copy_rest_ms. */
+static struct reader *open_copies_rest(struct reader_faults f, unsigned depth, unsigned rest_ms)
 {
 	const struct reader_file files[] = {{.path = help_a, .drive = 1}, {.path = help_b, .drive = 1},
 		{.path = help_copy, .drive = 2, .replica_of = 1}};
 	static const struct variant v = {"null", .custom = &reader_null_engine};
-	struct reader_options o = {.depth = depth, .slice_bytes = 64 * KIB, .custom_options = &f};
+	struct reader_options o = {.depth = depth,
+		.slice_bytes = 64 * KIB,
+		.copy_rest_ms = rest_ms,
+		.custom_options = &f};
 	return open_variant(&v, files, 3, o);
+}
+
+static struct reader *open_copies(struct reader_faults f, unsigned depth)
+{
+	return open_copies_rest(f, depth, 0);
 }
 
 /* Where a copy of a file cannot be read, the other one is, also by reads that have begun. One
@@ -173,6 +181,15 @@ static void test_copy_gone(void **state)
 		assert_true(formula_at(0, 0, arena, FILE_A));
 	}
 	assert_in_range(reader_stats(r).reads, 4 * FILE_A / (64 * KIB), 4 * FILE_A / (64 * KIB) + 2);
+	reader_close(r);
+	/* when it has rested it is tried once more */
+	const uint64_t slices = FILE_A / (64 * KIB) + (FILE_A % (64 * KIB) != 0);
+	r = open_copies_rest((struct reader_faults){.gone = 1}, 1, 20);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(read_one(r, q).code, 0);
+		assert_int_equal(reader_stats(r).reads, (uint64_t)(i + 1) * (slices + 1));
+		usleep(25000);
+	}
 	reader_close(r);
 	/* both are gone: each slice is tried on both */
 	said_begin(LOG_WARN);
