@@ -589,10 +589,10 @@ struct backend_options {
 	 * decode_rows rows. Each thread is pinned to a core and polls for the next op a few
 	 * milliseconds before it sleeps. */
 	bool for_card;
-	/* The CPU only: called while an op runs, on the thread that enqueued it, between that thread's
-	 * parts of the op. Short; enqueues nothing on this backend. NULL: nothing is called. */
-	void (*between)(void *user);
-	void *between_user;
+	/* The CPU only: a progress callback (cpu_pool_set_progress), called on the thread that enqueued
+	 * an op while the op runs. It enqueues nothing on this backend. NULL: none. */
+	void (*on_progress)(void *user);
+	void *progress_user;
 	/* The CPU only; lent for the call: the threads are divided among the NUMA nodes, and a thread
 	 * computes experts of its node first (expert_job.node). NULL, fewer than two nodes, or a single
 	 * thread: not divided. */

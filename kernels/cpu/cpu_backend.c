@@ -339,7 +339,7 @@ int cpu_backend_open_level(
 		free(b);
 		return err_set(e, ERR_MEMORY, "backend cpu: no memory for the thread pool");
 	}
-	cpu_pool_set_between(b->pool, options->between, options->between_user);
+	cpu_pool_set_progress(b->pool, options->on_progress, options->progress_user);
 	b->threads = cpu_pool_threads(b->pool);
 	describe(b);
 	*out = &b->base;

@@ -31,7 +31,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS         2000 /* pauses before a worker sleeps or the caller yields: 20 to 100 us */
+/* pauses before a worker sleeps or the caller yields: 20 to 100 us, without a progress callback */
+#define SPINS         2000
 #define SPINS_PATIENT 200000
 
 struct cpu_worker {
@@ -60,10 +61,10 @@ struct cpu_pool {
 	const void *context;
 	int64_t grain;
 	int threads;
-	int n_queues;                 /* 1, or 1 + n_nodes */
-	const atomic_bool *stop_flag; /* lent by the caller; NULL: none */
-	void (*between)(void *user);  /* the caller's own; NULL: none */
-	void *user;
+	int n_queues;                    /* 1, or 1 + n_nodes */
+	const atomic_bool *stop_flag;    /* lent by the caller; NULL: none */
+	void (*on_progress)(void *user); /* NULL: none */
+	void *progress_user;
 	/* each on its own cache line */
 	struct cpu_queue queues[NUMA_NODES_MAX + 1]; /* [n_queues] of no node and of each node */
 	_Alignas(64) atomic_int inside;              /* workers that may be reading the job */
@@ -87,10 +88,10 @@ static bool pool_stops(const struct cpu_pool *p)
 	return p->stop_flag && atomic_load_explicit(p->stop_flag, memory_order_relaxed);
 }
 
-static void pool_between(struct cpu_pool *p, int thread)
+static void pool_progress(struct cpu_pool *p, int thread)
 {
-	if (!thread && p->between)
-		p->between(p->user);
+	if (!thread && p->on_progress)
+		p->on_progress(p->progress_user);
 }
 
 static void take_queue(struct cpu_pool *p, struct cpu_queue *q, int thread)
@@ -98,7 +99,7 @@ static void take_queue(struct cpu_pool *p, struct cpu_queue *q, int thread)
 	int64_t first;
 	while (!pool_stops(p) && (first = atomic_fetch_add(&q->next, p->grain)) < q->end) {
 		p->fn(p->context, first, MIN(first + p->grain, q->end), thread);
-		pool_between(p, thread);
+		pool_progress(p, thread);
 	}
 }
 
@@ -159,10 +160,10 @@ void cpu_pool_set_stop(struct cpu_pool *p, const atomic_bool *flag)
 	p->stop_flag = flag;
 }
 
-void cpu_pool_set_between(struct cpu_pool *p, void (*between)(void *user), void *user)
+void cpu_pool_set_progress(struct cpu_pool *p, void (*on_progress)(void *user), void *user)
 {
-	p->between = between;
-	p->user = user;
+	p->on_progress = on_progress;
+	p->progress_user = user;
 }
 
 /* Runs the job whose queues are filled. */
@@ -180,7 +181,7 @@ static bool run_queues(
 	pool_take_tasks(p, 0, p->node);
 	atomic_store(&p->open, false);
 	for (int spins = 0; atomic_load(&p->inside); spins++) {
-		pool_between(p, 0);
+		pool_progress(p, 0);
 		if (spins < SPINS)
 			pool_relax();
 		else
@@ -198,12 +199,12 @@ bool cpu_pool_run(
 	if (n <= 0)
 		return true;
 	if (threads <= 1 || n <= grain) {
-		int64_t part = p->stop_flag || p->between ? grain : n;
+		int64_t part = p->stop_flag || p->on_progress ? grain : n;
 		for (int64_t first = 0; first < n; first += part) {
 			if (pool_stops(p))
 				return false;
 			fn(context, first, MIN(first + part, n), 0);
-			pool_between(p, 0);
+			pool_progress(p, 0);
 		}
 		return true;
 	}

@@ -42,10 +42,11 @@ int cpu_pool_node_threads(const struct cpu_pool *p, int node);
  * Called between jobs. */
 void cpu_pool_set_stop(struct cpu_pool *p, const atomic_bool *flag);
 
-/* Lends a function that the caller of cpu_pool_run calls on its own thread after each portion of
- * tasks that it executed, and over and over while it waits for the workers' last ones. It must be
- * short and must not call cpu_pool_run. NULL: none any more. Called between jobs. */
-void cpu_pool_set_between(struct cpu_pool *p, void (*between)(void *user), void *user);
+/* Sets a progress callback; NULL: none any more. Called between jobs. The callback
+ * - runs on the thread that is in cpu_pool_run, after each portion of tasks of its own and at each
+ *   spin of its wait for the workers' last ones;
+ * - must return within microseconds, and must not call cpu_pool_run. */
+void cpu_pool_set_progress(struct cpu_pool *p, void (*on_progress)(void *user), void *user);
 
 /* Calls fn for all tasks [0, n), `grain` consecutive ones at a time, on at most `threads` threads
  * with numbers below `threads`, and returns when all have been done. What fn wrote is then visible

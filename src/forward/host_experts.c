@@ -18,11 +18,11 @@ struct backend_options host_experts_backend(int threads, const struct numa_nodes
 		.nodes = nodes};
 }
 
-static void call_meanwhile(void *host_experts)
+static void call_progress(void *host_experts)
 {
-	const struct host_meanwhile *m = ((const struct host_experts *)host_experts)->meanwhile;
-	if (m)
-		m->fn(m->user);
+	const struct host_progress *p = ((const struct host_experts *)host_experts)->progress;
+	if (p)
+		p->fn(p->user);
 }
 
 int host_experts_open(const struct model_config *c, struct backend *card, int threads,
@@ -30,8 +30,8 @@ int host_experts_open(const struct model_config *c, struct backend *card, int th
 {
 	struct backend_options options = host_experts_backend(threads, nodes);
 	struct host_experts *h = NEW(struct host_experts);
-	options.between = call_meanwhile;
-	options.between_user = h;
+	options.on_progress = call_progress;
+	options.progress_user = h;
 	h->card = card;
 	if (nodes && nodes->n > 1 && options.threads > 1)
 		h->nodes = *nodes;
@@ -90,7 +90,7 @@ void host_experts_add_stats(const struct host_experts *h, struct expert_stats *s
 
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out,
-	const struct host_meanwhile *meanwhile, struct err *e)
+	const struct host_progress *progress, struct err *e)
 {
 	struct backend *p = h->processor;
 	uint64_t start = clock_ns();
@@ -105,9 +105,9 @@ int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 		h->words_ns += now - start;
 		start = now;
 	}
-	h->meanwhile = meanwhile;
+	h->progress = progress;
 	p->ops->expert_ffn(p, h->x, jobs, n_jobs, rows, (int)h->n_used, h->results);
-	h->meanwhile = NULL;
+	h->progress = NULL;
 	int rc = p->ops->wait(p, e);
 	if (rc) {
 		p->ops->recover(p); /* a later step may find the memory that this one lacked */

@@ -74,20 +74,21 @@ uint32_t host_experts_ns(struct host_experts *h, const struct expert_job *shape,
 const uint32_t *host_experts_node_ns(
 	struct host_experts *h, const struct expert_job *shape, int n_slots);
 
-/* What the caller does while host_experts_compute computes, on the same thread: `fn` is called some
- * thousand times a second and may enqueue ops on the card. */
-struct host_meanwhile {
+/* A progress callback of host_experts_compute, called on the caller's thread after each portion of
+ * its own and at each spin of the final wait. It must return within microseconds and may enqueue
+ * ops on the card. */
+struct host_progress {
 	void (*fn)(void *user);
 	void *user;
 };
 
 /* Computes the jobs, all of one layer, and gives the results to the card. Their weights are host
- * memory. fence: of the layer's route; x, out: device memory, as in expert_ffn. meanwhile: lent for
- * the call; NULL: nothing. Waits for the words behind the fence at its first call in a layer.
+ * memory. fence: of the layer's route; x, out: device memory, as in expert_ffn. progress: lent for
+ * the call; NULL: none. Waits for the words behind the fence at its first call in a layer.
  * Errors: a lost device; ERR_MEMORY, after which a later call may succeed. */
 int host_experts_compute(struct host_experts *h, uint64_t fence, const float *x,
 	const struct expert_job *jobs, int n_jobs, int rows, float *out,
-	const struct host_meanwhile *meanwhile, struct err *e);
+	const struct host_progress *progress, struct err *e);
 
 /* Adds bytes and time of all experts computed since host_experts_open to host_bytes and host_ns.
  * Any thread. h NULL: adds nothing. */

@@ -22,7 +22,7 @@ struct host_kind {
 
 struct host_experts {
 	struct backend *card, *processor;
-	const struct host_meanwhile *meanwhile; /* of the call of host_experts_compute; NULL: none */
+	const struct host_progress *progress; /* of the call of host_experts_compute; NULL: none */
 	uint32_t max_rows, n_embd, n_used;
 	/* one allocation of the card's backend, MEM_SHARED */
 	uint64_t *words; /* [max_rows][n_embd] */

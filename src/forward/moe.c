@@ -283,11 +283,11 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 	return 0;
 }
 
-/* What goes on while the processor computes: arrivals of the group are enqueued for the card. */
+/* The progress callback of the processor: enqueues arrivals of the group for the card. */
 struct arrivals {
 	struct model *m;
 	const struct batch *rows;
-	int rc; /* the first error; then nothing goes on any more */
+	int rc; /* the first error; later callbacks return at once */
 	struct err e;
 };
 
@@ -315,12 +315,12 @@ static int group_compute_on_host(struct model *m, const struct batch *rows, stru
 {
 	struct moe_plan *p = &m->plan;
 	struct arrivals a = {.m = m, .rows = rows};
-	const struct host_meanwhile meanwhile = {enqueue_arrivals, &a};
+	const struct host_progress progress = {enqueue_arrivals, &a};
 	const int n_jobs = m->host ? group_take_jobs(p, true, p->host_jobs) : 0;
 	if (!n_jobs)
 		return 0;
 	int rc = host_experts_compute(
-		m->host, p->fence, m->ws.h, p->host_jobs, n_jobs, rows->n, m->ws.expert_out, &meanwhile, e);
+		m->host, p->fence, m->ws.h, p->host_jobs, n_jobs, rows->n, m->ws.expert_out, &progress, e);
 	if (!rc && a.rc)
 		*e = a.e;
 	return rc ? rc : a.rc;

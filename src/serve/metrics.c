@@ -301,7 +301,7 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
 	put_gauge(out, "cache_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
 	put_gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);
-	put_gauge(out, "ram_refused_bytes", "Of it: what the system refused to pin; it is not used",
+	put_gauge(out, "ram_refused_bytes", "Bytes of the second tier that could not be pinned",
 		(double)g->ram_refused_bytes);
 }
 

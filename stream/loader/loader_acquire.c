@@ -67,8 +67,8 @@ static bool is_cancelled(const struct loader *l)
 
 /* Polls until something completes, without the lock, for some milliseconds. A card's thread has
  * nothing better to do, and waking up takes longer than many a copy. The caller holds the lock. It
- * checks what it waits for also when this returns false: something may have completed between the
- * last poll and the lock, and its signal has come before a sleep that begins now. */
+ * must check again what it waits for when this returns false: a completion between the last poll
+ * and the lock has signalled already. */
 static bool poll_completed(struct loader *l)
 {
 	const unsigned before = atomic_load(&l->signals.n_completed);
@@ -357,13 +357,13 @@ static int loader_poll_ready(
 	struct loader *l = loader_of(source);
 	const unsigned completed = atomic_load(&l->signals.n_completed);
 	int missing = 0;
-	if (completed == l->polled_completed) { /* nothing has come since: the lock is left alone */
+	/* The caller computes meanwhile: it neither waits for the lock nor takes it for nothing. */
+	if (completed == l->polled_completed || pthread_mutex_trylock(&l->shared.lock)) {
 		for (int i = 0; i < n; i++)
 			missing += !refs[i].ready;
 		return missing;
 	}
 	l->polled_completed = completed;
-	pthread_mutex_lock(&l->shared.lock);
 	missing = poll_refs(l, layer, refs, n, e);
 	pthread_mutex_unlock(&l->shared.lock);
 	return missing;

@@ -158,8 +158,7 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 	r->slice = (size_t)num_align_down(
 		o.slice_bytes ? o.slice_bytes : READER_SLICE_DEFAULT, READER_SLICE_MIN);
 	r->n_requests = o.requests ? o.requests : READER_REQUESTS_DEFAULT;
-	r->copy_rest_ns =
-		(uint64_t)(o.copy_rest_ms ? o.copy_rest_ms : READER_COPY_REST_MS) * 1000000;
+	r->copy_rest_ns = (uint64_t)(o.copy_rest_ms ? o.copy_rest_ms : READER_COPY_REST_MS) * 1000000;
 	const unsigned deepest = open_drives(r, &o);
 	int *fds = NEW_ARRAY(int, 2 * n_files);
 	for (unsigned i = 0; i < n_files; i++) {
@@ -383,7 +382,8 @@ int reader_completion_err(const struct reader *r, const struct reader_completion
 		return err_set(e, ERR_INPUT,
 			"%s: the file ends %llu bytes into a read of %llu bytes at offset %llu (it had %llu "
 			"bytes when opened)",
-			path, bytes, requested, offset, (unsigned long long)reader_file_size(r, c->failed_file));
+			path, bytes, requested, offset,
+			(unsigned long long)reader_file_size(r, c->failed_file));
 	if (c->code == -ECANCELED)
 		return err_set(
 			e, c->code, "%s: read of %llu bytes at offset %llu cancelled", path, requested, offset);

@@ -111,8 +111,8 @@ struct reader_request {
 
 struct reader_completion {
 	uint64_t tag;
-	int code;      /* 0; READER_EOF; -ECANCELED; or another -errno of the read */
-	uint32_t file; /* file, offset, requested: of the request */
+	int code;             /* 0; READER_EOF; -ECANCELED; or another -errno of the read */
+	uint32_t file;        /* file, offset, requested: of the request */
 	uint32_t failed_file; /* after an error: the file, or the copy of it that was read last */
 	uint64_t offset;
 	uint64_t requested; /* bytes */

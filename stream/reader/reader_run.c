@@ -202,15 +202,16 @@ static void op_requeue(struct reader *r, struct reader_op *op, uint64_t not_befo
 	r->op_state[op - r->ops] = OP_RETRY;
 }
 
-/* The copy on which to repeat an op that failed: one that rests only if no other is left. False: all
- * have been tried. */
+/* The copy on which to repeat an op that failed: one that rests only if no other is left. False:
+ * all have been tried. */
 static bool copy_to_try(const struct reader *r, struct reader_op *op, uint32_t *handle)
 {
 	uint32_t i = op->first_handle;
 	uint64_t found = 0;
 	for (int at = 0; at < 64; at++) {
 		const uint64_t bit = UINT64_C(1) << at;
-		if (!(op->tried & bit) && (!found || (r->files.h[*handle].failed && !r->files.h[i].failed))) {
+		if (!(op->tried & bit) &&
+			(!found || (r->files.h[*handle].failed && !r->files.h[i].failed))) {
 			*handle = i;
 			found = bit;
 		}

@@ -74,8 +74,8 @@ static int compute(int n, int rows, int n_used, int second)
 			slots[i * rows + r] = r * n_used + i;
 	}
 	int calls = 0;
-	const struct host_meanwhile meanwhile = {count_call, &calls};
-	int rc = host_experts_compute(host, 0, x, jobs, n, rows, out, &meanwhile, &e);
+	const struct host_progress progress = {count_call, &calls};
+	int rc = host_experts_compute(host, 0, x, jobs, n, rows, out, &progress, &e);
 	assert_true(rc || calls > 0);
 	return rc;
 }

@@ -115,9 +115,9 @@ static void test_stop(void **state)
 	cpu_pool_free(p);
 }
 
-/* ---- between ---- */
+/* ---- progress ---- */
 
-struct between {
+struct progress {
 	pthread_t caller;
 	int calls, elsewhere; /* elsewhere: on other threads than the caller */
 	atomic_int portions;  /* of the caller */
@@ -126,18 +126,18 @@ struct between {
 	bool hold;
 };
 
-static void count_between(void *user)
+static void count_progress(void *user)
 {
-	struct between *b = user;
+	struct progress *b = user;
 	b->calls++;
 	b->elsewhere += !pthread_equal(pthread_self(), b->caller);
 	if (b->calls > atomic_load(&b->portions))
 		atomic_store(&b->held, false);
 }
 
-static void between_task(const void *context, int64_t first, int64_t last, int thread)
+static void progress_task(const void *context, int64_t first, int64_t last, int thread)
 {
-	struct between *b = *(struct between *const *)context;
+	struct progress *b = *(struct progress *const *)context;
 	(void)first, (void)last;
 	if (!thread) {
 		atomic_fetch_add(&b->portions, 1);
@@ -150,26 +150,26 @@ static void between_task(const void *context, int64_t first, int64_t last, int t
 }
 
 /* The caller is called after each of its own portions, and while it waits for workers. */
-static void test_between(void **state)
+static void test_progress(void **state)
 {
 	(void)state;
 	struct cpu_pool *p = cpu_pool_new(THREADS, true, NULL);
-	struct between b = {.caller = pthread_self()}, *context = &b;
-	cpu_pool_set_between(p, count_between, &b);
-	assert_true(cpu_pool_run(p, 1, 10, 3, between_task, &context));
+	struct progress b = {.caller = pthread_self()}, *context = &b;
+	cpu_pool_set_progress(p, count_progress, &b);
+	assert_true(cpu_pool_run(p, 1, 10, 3, progress_task, &context));
 	assert_int_equal(b.calls, 4);
 	b.hold = true;
 	for (int i = 0; i < 20; i++) {
 		b.calls = b.portions = 0;
-		assert_true(cpu_pool_run(p, THREADS, 20, 1, between_task, &context));
+		assert_true(cpu_pool_run(p, THREADS, 20, 1, progress_task, &context));
 		assert_true(b.calls >= b.portions);
 		assert_false(b.held);
 	}
 	assert_int_equal(b.elsewhere, 0);
-	cpu_pool_set_between(p, NULL, NULL);
+	cpu_pool_set_progress(p, NULL, NULL);
 	b.hold = false;
 	b.calls = 0;
-	assert_true(cpu_pool_run(p, THREADS, 20, 1, between_task, &context));
+	assert_true(cpu_pool_run(p, THREADS, 20, 1, progress_task, &context));
 	assert_int_equal(b.calls, 0);
 	cpu_pool_free(p);
 }
@@ -274,7 +274,7 @@ static void test_early_release(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_tasks_are_done_once),
-		cmocka_unit_test(test_stop), cmocka_unit_test(test_between), cmocka_unit_test(test_nodes),
+		cmocka_unit_test(test_stop), cmocka_unit_test(test_progress), cmocka_unit_test(test_nodes),
 		cmocka_unit_test(test_early_release)};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

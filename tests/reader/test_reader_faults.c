@@ -134,10 +134,8 @@ static struct reader *open_copies_rest(struct reader_faults f, unsigned depth, u
 	const struct reader_file files[] = {{.path = help_a, .drive = 1}, {.path = help_b, .drive = 1},
 		{.path = help_copy, .drive = 2, .replica_of = 1}};
 	static const struct variant v = {"null", .custom = &reader_null_engine};
-	struct reader_options o = {.depth = depth,
-		.slice_bytes = 64 * KIB,
-		.copy_rest_ms = rest_ms,
-		.custom_options = &f};
+	struct reader_options o = {
+		.depth = depth, .slice_bytes = 64 * KIB, .copy_rest_ms = rest_ms, .custom_options = &f};
 	return open_variant(&v, files, 3, o);
 }
 

@@ -494,40 +494,51 @@ static void wait_until_on_card(struct expert_source *s, int layer, int expert)
 	fail_msg("expert %d of layer %d has not come", expert, layer);
 }
 
-/* A prompt that comes to an expert which the warm-up is about to load into the second tier does not
- * wait for the loads before it, whether it acquires the expert or reads it ahead. */
+/* How many experts of the warm-up come before one that a prompt acquires, or reads ahead, and that
+ * the warm-up is about to load into the second tier. */
+static int passed_by_prompt(bool ahead)
+{
+	struct reader_faults slow = {.latency_min_us = 4000, .latency_max_us = 4000};
+	struct loader_options o = source_options(0.1, full.everything_bytes);
+	struct profile_key keys[CONFIG_MAX_LAYERS * 32];
+	struct err e = {0};
+	o.reader.custom = &reader_null_engine;
+	o.reader.custom_options = &slow;
+	struct expert_source *s = open_source(&o);
+	loader_pin_in_background(s);
+	assert_int_equal(source_wait_pinned(s, &e), 0);
+	loader_warm(s, keys, all_keys(keys));
+	int layer, expert, before;
+	for (int ms = 0; (before = experts_in(s, 1)) < 8; ms++) {
+		assert_true(ms < 20000);
+		usleep(1000);
+	}
+	assert_true(source_last_loading(s, &layer, &expert));
+	s->ops->step(s, EXPERT_PREFILL, 512, 0);
+	struct expert_ref ref = {.id = expert};
+	if (ahead) {
+		s->ops->read_ahead(s, layer, &ref.id, 1);
+		wait_until_on_card(s, layer, expert);
+	} else {
+		assert_int_equal(use_experts(s, layer, EXPERT_PREFILL, &ref, 1, &e), 0);
+	}
+	const int passed = experts_in(s, 1) - before;
+	close_source(s);
+	return passed;
+}
+
+/* A prompt does not wait for the loads of the warm-up before it: 8, all that are in flight, would
+ * be waited for. Where other programs delay this thread more come meanwhile: the least of ten
+ * rounds counts. */
 static void test_prompt_passes_warm_up(void **state)
 {
 	(void)state;
 	for (int ahead = 0; ahead < 2; ahead++) {
-		struct reader_faults slow = {.latency_min_us = 4000, .latency_max_us = 4000};
-		struct loader_options o = source_options(0.1, full.everything_bytes);
-		struct profile_key keys[CONFIG_MAX_LAYERS * 32];
-		struct err e = {0};
-		o.reader.custom = &reader_null_engine;
-		o.reader.custom_options = &slow;
-		struct expert_source *s = open_source(&o);
-		loader_pin_in_background(s);
-		assert_int_equal(source_wait_pinned(s, &e), 0);
-		loader_warm(s, keys, all_keys(keys));
-		int layer, expert, before;
-		for (int ms = 0; (before = experts_in(s, 1)) < 8; ms++) {
-			assert_true(ms < 20000);
-			usleep(1000);
-		}
-		assert_true(source_last_loading(s, &layer, &expert));
-		s->ops->step(s, EXPERT_PREFILL, 512, 0);
-		struct expert_ref ref = {.id = expert};
-		if (ahead) {
-			s->ops->read_ahead(s, layer, &ref.id, 1);
-			wait_until_on_card(s, layer, expert);
-		} else {
-			assert_int_equal(use_experts(s, layer, EXPERT_PREFILL, &ref, 1, &e), 0);
-		}
-		const int passed = experts_in(s, 1) - before;
-		print_message("%d experts of the warm-up came before it\n", passed);
-		assert_in_range(passed, 1, 6);
-		close_source(s);
+		int least = passed_by_prompt(ahead);
+		for (int i = 1; i < 10 && least > 6; i++)
+			least = MIN(least, passed_by_prompt(ahead));
+		print_message("%d experts of the warm-up came before it\n", least);
+		assert_true(least <= 6);
 	}
 }
 

@@ -12,6 +12,7 @@
 #include <linux/tcp.h> /* the C library's struct tcp_info lacks tcpi_bytes_acked */
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -30,19 +31,24 @@ struct connections {
 	bool stop;
 };
 
-/* Bytes that the client's system has acknowledged since the connection was opened. */
-static uint64_t bytes_acked(int fd)
+/* *bytes: that the client's system has acknowledged since the connection was opened. False: this
+ * system does not say. */
+static bool bytes_acked(int fd, uint64_t *bytes)
 {
 	struct tcp_info info = {0};
 	socklen_t n = sizeof info;
-	return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) ? 0 : info.tcpi_bytes_acked;
+	const size_t end = offsetof(struct tcp_info, tcpi_bytes_acked) + sizeof info.tcpi_bytes_acked;
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) || n < end)
+		return false;
+	*bytes = info.tcpi_bytes_acked;
+	return true;
 }
 
 /* Lock held. At the end of a period of sending: begins the next one if the client took enough. */
-static bool goes_on_sending(struct connection *c, uint64_t now)
+static bool renew_send_period(struct connection *c, uint64_t now)
 {
-	uint64_t acked = c->least ? bytes_acked(c->fd) : 0;
-	if (!c->least || acked - c->acked < c->least)
+	uint64_t acked;
+	if (!c->least || !bytes_acked(c->fd, &acked) || acked - c->acked < c->least)
 		return false;
 	c->acked = acked;
 	c->deadline_ns = now + c->period_ns;
@@ -71,7 +77,7 @@ static unsigned cut_late(struct connections *l)
 	unsigned n = 0;
 	for (struct connection *c = l->first; c; c = c->next) {
 		uint64_t deadline = deadline_of(c, crowded);
-		if (c->cut || !deadline || now < deadline || goes_on_sending(c, now))
+		if (c->cut || !deadline || now < deadline || renew_send_period(c, now))
 			continue;
 		shutdown(c->fd, SHUT_RDWR);
 		c->cut = true;
@@ -149,7 +155,7 @@ struct connection *connection_open(struct connections *l, int fd, const struct s
 		.proxy = identity_is(address, o->trusted_proxy),
 		.fresh = true,
 		.since_ns = clock_ns()};
-	atomic_store(&c->framed.head_ns, c->since_ns); /* nothing else is waited for */
+	atomic_store(&c->framed.head_ns, c->since_ns); /* the first header's clock starts here */
 	framed_recv_attach(fd, &c->framed);
 	c->client = client_of_address(o, address);
 	pthread_mutex_lock(&l->lock);
@@ -207,7 +213,8 @@ void connection_extend(struct connection *c, uint64_t ns)
 
 void connection_set_sending(struct connection *c, uint64_t ns, uint64_t bytes)
 {
-	uint64_t acked = bytes_acked(c->fd);
+	uint64_t acked = 0;
+	(void)bytes_acked(c->fd, &acked);
 	pthread_mutex_lock(&c->list->lock);
 	c->since_ns = clock_ns();
 	c->deadline_ns = c->since_ns + ns;

@@ -65,7 +65,7 @@ void connection_set_deadline(struct connection *c, uint64_t ns, bool fresh);
 /* The same, counted from the last connection_set_deadline; not fresh. */
 void connection_extend(struct connection *c, uint64_t ns);
 /* A response is sent: in each period of ns from now on the client must take at least so many bytes.
- * When it has taken them all, the next call of these three is due. Taken is what the client's
+ * After the response the caller sets the next deadline. Taken is what the client's
  * system has acknowledged: bytes in this system's buffers do not count. */
 void connection_set_sending(struct connection *c, uint64_t ns, uint64_t bytes);
 

@@ -753,6 +753,7 @@ void exchange_reply(struct exchange *x, unsigned status, const char *type, struc
 		return;
 	}
 	buf_free(body);
+	budget_release(&x->response);
 	exchange_drop_headers(x);
 	exchange_set_note(x, "out_of_memory");
 	x->refusal = (struct http_refusal){503, "out_of_memory", NO_MEMORY};

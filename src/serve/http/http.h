@@ -12,9 +12,9 @@
  *   front may read it in another way.
  * - Amounts. Limited are connections, header bytes (32 KiB), body bytes of one request and of all
  *   together, and a client's share of these (client_share.h). A response that is not a stream
- *   counts for the memory of its client (budget.h) until the client has taken it. A connection
- *   counts for its address. A request of another client (known by one of several keys, or behind a
- *   trusted proxy) counts as a connection of that client.
+ *   counts for the memory of its client (budget.h) until the kernel has taken its last byte. A
+ * connection counts for its address. A request of another client (known by one of several keys, or
+ * behind a trusted proxy) counts as a connection of that client.
  * - Time. Headers must be complete 15 s after the connection or the first byte of a later request,
  *   3 s while three quarters of the connections are in use. A body must be complete after 60 s and
  *   1 s more for each 64 KiB, or after 5 s if the request is refused. An idle connection is kept
@@ -112,8 +112,8 @@ const char *exchange_query(const struct exchange *x, const char *name);  /* NULL
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: absent */
 /* Who asks; borrowed until the exchange is over. */
 struct client *exchange_client(const struct exchange *x);
-/* Whether the client has left: it has closed the connection, or only its sending side. The two look
- * the same from here, and most clients that do it have left; nginx and uvicorn take it so too. */
+/* Whether the client has left. A connection whose sending side is closed counts as closed: both
+ * look alike here, and nginx and uvicorn do the same. */
 bool exchange_gone(const struct exchange *x);
 
 /* A header for the response; name and value are copied. Before exchange_reply, at most four;
