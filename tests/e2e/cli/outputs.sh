@@ -205,6 +205,24 @@ keeps_mode convert tiny -o mode.out --recipe q8 -q
 keeps_mode imatrix --merge im.gguf -o mode.out -q
 [ $has_traces ] && keeps_mode "${short[@]}" --trace mode.out
 
+# a pipe by the name that a shell gives it, whose link names no file
+piped() { # COMMAND...: writes the file that comes behind it, the same as into the file "direct"
+	rm -f direct piped
+	"$GLMSTREAM" "$@" direct --force >out 2>err || wrong "it cannot be written as a file"
+	"$GLMSTREAM" "$@" >(cat >piped) >out 2>err
+	rc=$? said="$* >(cat >piped)"
+	exits 0
+	for _ in $(seq 50); do
+		[ "$(stat -c %s piped)" = "$(stat -c %s direct)" ] && break
+		sleep 0.1
+	done
+	check "the pipe carries the file" [ "$(head -c 8 piped | tr -d '\0')" = "$(head -c 8 direct | tr -d '\0')" ]
+}
+piped dump-logits -m model.gguf --ids ids -o
+[ $has_traces ] && piped "${short[@]}" --trace
+run "${short[@]}" --warm pipe
+error_is_one_sentence 3 'pipe: is not a regular file, expected a profile or a trace'
+
 # a link is written through: the file behind it is replaced or made, and only if it may be
 mkdir disk links
 via_link() { # COMMAND...: writes links/out.link, which leads to disk/out
