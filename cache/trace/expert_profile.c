@@ -128,6 +128,10 @@ static int profile_add_trace(struct profile *p, const char *path, struct err *e)
 
 int profile_read(struct profile *p, const char *path, bool *is_trace, struct err *e)
 {
+	struct stat st; /* before it is opened: a pipe would be waited for, and cannot be read twice */
+	if (!stat(path, &st) && !S_ISREG(st.st_mode))
+		return err_set(e, ERR_INPUT, "%s: is %s, expected a profile or a trace", path,
+			S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
 	FILE *f = fopen(path, "re");
 	if (!f)
 		return err_errno(e, errno, "%s", path);
@@ -142,10 +146,7 @@ int profile_read(struct profile *p, const char *path, bool *is_trace, struct err
 	int rc = 0;
 	char *text = NULL;
 	long size;
-	struct stat st;
-	if (!fstat(fileno(f), &st) && S_ISDIR(st.st_mode))
-		rc = err_set(e, ERR_INPUT, "%s: is a directory, expected a profile or a trace", path);
-	else if (fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET))
+	if (fseek(f, 0, SEEK_END) || (size = ftell(f)) < 0 || fseek(f, 0, SEEK_SET))
 		rc = err_errno(e, errno, "%s", path);
 	else if (size > (long)PROFILE_BYTES_MAX)
 		rc = err_set(e, ERR_INPUT, "%s: %ld bytes are too many for a profile", path, size);

@@ -198,8 +198,11 @@ static char *read_link(const char *path)
 
 int out_file_target(const char *path, char **target, char **partial, struct err *e)
 {
+	struct stat st;
+	/* the link that a shell gives a pipe leads to no file: "pipe:[1234]" */
+	const bool direct = !stat(path, &st) && !S_ISREG(st.st_mode);
 	char *at = mem_strdup(path), *next;
-	for (int links = 0; at && (next = read_link(at)); links++) {
+	for (int links = 0; at && !direct && (next = read_link(at)); links++) {
 		free(at);
 		at = next;
 		if (links == LINKS_MOST) {

@@ -69,8 +69,8 @@ bool out_file_is_same(const char *a, const char *b);
 
 /* For callers that rename a file of their own. *target: the file that is written for `path`, which
  * is where its links lead; nothing need be there yet. *partial: the same with ".partial" behind it,
- * where an unfinished output stands. Either may be NULL; the caller frees both. ERR_INPUT: the
- * links lead in a circle. */
+ * where an unfinished output stands. Of a device, a pipe and a folder: `path` itself. Either may be
+ * NULL; the caller frees both. ERR_INPUT: the links lead in a circle. */
 int out_file_target(const char *path, char **target, char **partial, struct err *e);
 /* Before the rename: gives the file of `fd` the permissions of the file at `path`, if there is one.
  */

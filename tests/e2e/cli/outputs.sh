@@ -3,6 +3,7 @@
 # No output is written over a file that the same command reads, whatever name leads to it, with
 # --force too. Two outputs do not share a file. An output whose name is a link is written to where
 # the link leads. (What else an output may replace: overwrite.sh.)
+# shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
 need_pocket
@@ -45,6 +46,7 @@ for force in '' --force; do
 	keeps ids dump-logits -m model.gguf --ids ids -o ids $force
 	keeps ids dump-logits -m model.gguf --ids ids -o logits --taps ids $force
 	check "the other output is not begun" [ ! -e logits ]
+	# shellcheck disable=SC2094 # that is the point
 	keeps ids dump-logits -m model.gguf --ids - -o ids $force <ids
 	keeps text imatrix -m model.gguf -f text -c 64 --chunks 1 -o text $force
 	keeps model.gguf imatrix -m link.gguf -f text -c 64 --chunks 1 -o model.gguf $force
@@ -89,8 +91,8 @@ done
 
 # two outputs with one name, whether the file is there or not
 ln -s new.file other.name
-for names in 'new.file new.file' 'new.file ./new.file' 'new.file other.name'; do
-	set -- $names
+for other in new.file ./new.file other.name; do
+	set -- new.file "$other"
 	run dump-logits -m model.gguf --ids ids -o "$1" --taps "$2" --force
 	error_is_one_sentence 2 '-o and --taps name the same file'
 	run "${short[@]}" --warm "$1" --session "$2" --force
@@ -162,7 +164,7 @@ user_run() {
 	(
 		user=()
 		[ "$(id -u)" != 0 ] || user=(setpriv --reuid 65534 --regid 65534 --clear-groups)
-		GLMSTREAM=./program HOME=$work/protected
+		HOME=$work/protected
 		exec timeout 60 ${user[@]+"${user[@]}"} ./program "$@" >"$work/out" 2>"$work/err"
 	)
 	rc=$? said="program $*"
@@ -204,6 +206,24 @@ keeps_mode dump-logits -m model.gguf --ids ids -o mode.out
 keeps_mode convert tiny -o mode.out --recipe q8 -q
 keeps_mode imatrix --merge im.gguf -o mode.out -q
 [ $has_traces ] && keeps_mode "${short[@]}" --trace mode.out
+
+# a pipe by the name that a shell gives it, whose link names no file
+piped() { # COMMAND...: writes the file that comes behind it, the same as into the file "direct"
+	rm -f direct piped
+	"$GLMSTREAM" "$@" direct --force >out 2>err || wrong "it cannot be written as a file"
+	"$GLMSTREAM" "$@" >(cat >piped) >out 2>err
+	rc=$? said="$* >(cat >piped)"
+	exits 0
+	for _ in $(seq 50); do
+		[ "$(stat -c %s piped)" = "$(stat -c %s direct)" ] && break
+		sleep 0.1
+	done
+	check "the pipe carries the file" [ "$(head -c 8 piped | tr -d '\0')" = "$(head -c 8 direct | tr -d '\0')" ]
+}
+piped dump-logits -m model.gguf --ids ids -o
+[ $has_traces ] && piped "${short[@]}" --trace
+run "${short[@]}" --warm pipe
+error_is_one_sentence 3 'pipe: is not a regular file, expected a profile or a trace'
 
 # a link is written through: the file behind it is replaced or made, and only if it may be
 mkdir disk links
