@@ -9,6 +9,7 @@
 #include "src/text/json_text.h"
 #include "src/text/schema/grammar_run.h"
 #include "src/text/schema/schema.h"
+#include "src/text/schema/schema_keywords.h"
 #include "tests/text/schema_check.h"
 #include "tests/text/text_data.h"
 
@@ -445,6 +446,19 @@ static void test_hostile(void **state)
 		buf_puts(&b, ",{}");
 	buf_puts(&b, "]}");
 	expect_refusal(buf_str(&b), "parts that have to be merged");
+	/* alternatives whose types take long to find, of which nobody asks */
+	buf_clear(&b);
+	buf_puts(&b, "{\"$defs\":{\"x\":{\"anyOf\":[true");
+	for (int i = 0; i < 2500; i++)
+		buf_puts(&b, ",true");
+	buf_puts(&b, "]},\"y\":{\"anyOf\":[{\"$ref\":\"#/$defs/x\"}");
+	for (int i = 0; i < 8; i++)
+		buf_puts(&b, ",{\"$ref\":\"#/$defs/x\"}");
+	buf_puts(&b, "]}},\"anyOf\":[{\"$ref\":\"#/$defs/y\"}");
+	for (int i = 0; i < 1300; i++)
+		buf_puts(&b, ",{\"$ref\":\"#/$defs/y\"}");
+	buf_puts(&b, "]}");
+	expect_refusal(buf_str(&b), "alternatives");
 	/* required keys are looked for one by one */
 	buf_clear(&b);
 	buf_puts(&b, "{\"required\":[\"p\"");
@@ -453,6 +467,27 @@ static void test_hostile(void **state)
 	buf_puts(&b, "]}");
 	expect_refusal(buf_str(&b), "required: expected an array of at most");
 	buf_free(&b);
+}
+
+/* Comparing alternatives and merging end when the time is over. */
+static void test_time_limit(void **state)
+{
+	(void)state;
+	static const char text[] =
+		"[{\"type\":\"object\",\"required\":[\"k\"],\"properties\":{\"k\":{\"const\":1}}},"
+		"{\"type\":\"object\",\"required\":[\"k\"],\"properties\":{\"k\":{\"const\":2}}}]";
+	struct err e = {0};
+	json_t *v = json_text_parse(text, strlen(text), true, &e), *a = json_array_get(v, 0),
+		   *b = json_array_get(v, 1), *both;
+	const struct schema_alternative one = {a, a}, other = {b, b};
+	struct schema_budget left = {SCHEMA_MERGES_MAX, UINT64_MAX}, over = {SCHEMA_MERGES_MAX, 0};
+	assert_true(schema_exclude_each_other(v, &one, &other, &left));
+	assert_false(schema_exclude_each_other(v, &one, &other, &over));
+	assert_non_null(both = schema_merge(v, a, b, &left, &e));
+	json_decref(both);
+	assert_null(schema_merge(v, a, b, &over, &e));
+	assert_non_null(strstr(e.text, "takes too long"));
+	json_decref(v);
 }
 
 /* Bytes at random among those that may come, with a bias to the end after a while. Whatever was
@@ -690,6 +725,7 @@ int main(void)
 		cmocka_unit_test(test_validator),
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_hostile),
+		cmocka_unit_test(test_time_limit),
 		cmocka_unit_test(test_random_walks),
 		cmocka_unit_test(test_unique_keys),
 		cmocka_unit_test(test_masks),

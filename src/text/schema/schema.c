@@ -513,7 +513,7 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 								 json_object_get(w->schema, "discriminator"))
 						   : json_incref(json_array_get(list, i));
 		if (merge || (one && is_combined(c, part))) {
-			json_t *both = schema_merge(c->root, base, part, &c->merges_left, c->e);
+			json_t *both = schema_merge(c->root, base, part, &c->left, c->e);
 			json_decref(part);
 			part = both;
 		}
@@ -525,12 +525,19 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			schema_refuse(c, w, NO_MEMORY);
 			return;
 		}
-		all |= schema_possible_types(c->root, part);
+		if (w->raw)
+			all |= schema_possible_types(c->root, part);
+		if (schema_too_long(&c->left))
+			schema_refuse(c, w, SCHEMA_TOO_LONG);
 		const struct schema_alternative last = {json_array_get(list, i), part};
-		for (size_t k = 0; one && k < i; k++) {
+		for (size_t k = 0; one && k < i && !c->failed; k++) {
 			const struct schema_alternative other = {
 				json_array_get(list, k), json_array_get(parts, k)};
-			if (!c->failed && !schema_exclude_each_other(c->root, &other, &last))
+			if (schema_exclude_each_other(c->root, &other, &last, &c->left))
+				continue;
+			if (schema_too_long(&c->left))
+				schema_refuse(c, w, SCHEMA_TOO_LONG);
+			else
 				schema_refuse(c, w,
 					"oneOf: alternatives %zu and %zu may both match one value; where that is "
 					"meant, write anyOf",
@@ -542,6 +549,8 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 		char name[48];
 		snprintf(name, sizeof name, "%s.%zu", keyword, i);
 		/* an argument that may be a string is read as one, whatever it looks like */
+		if (schema_too_long(&c->left))
+			schema_refuse(c, w, SCHEMA_TOO_LONG);
 		if (w->raw && (all & SCHEMA_STRING) &&
 			!(schema_possible_types(c->root, part) & (SCHEMA_STRING | SCHEMA_NULL)))
 			continue;
@@ -555,7 +564,7 @@ static bool merge_parts(struct schema_compiler *c, struct schema_part *w)
 	if (!json_object_get(w->schema, "$ref") && !json_object_get(w->schema, "allOf"))
 		return true;
 	json_t *nothing = json_object(),
-		   *merged = schema_merge(c->root, w->schema, nothing, &c->merges_left, c->e);
+		   *merged = schema_merge(c->root, w->schema, nothing, &c->left, c->e);
 	json_decref(nothing);
 	if (!merged) {
 		schema_refuse_part(c, w);
@@ -645,10 +654,12 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 		return err_set(e, ERR_MEMORY, NO_MEMORY);
 	}
 	struct err own;
-	struct schema_compiler c = {
-		.g = &s->grammar, .build.g = &s->grammar, .root = root, .e = e ? e : &own};
+	struct schema_compiler c = {.g = &s->grammar,
+		.build.g = &s->grammar,
+		.root = root,
+		.e = e ? e : &own,
+		.left = {SCHEMA_MERGES_MAX, clock_thread_ns() + SCHEMA_COMPILE_NS}};
 	struct schema_part top = {.path = (char *)""};
-	c.merges_left = SCHEMA_MERGES_MAX;
 	c.made = json_array();
 	uint32_t rule = grammar_rule(c.g), start = c.g->rules[rule].start, end = c.g->rules[rule].final;
 	uint32_t value = part ? schema_rule(&c, &top, "", part, form == SCHEMA_ARGUMENT)
@@ -659,12 +670,11 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 	else
 		build_space(&c.build, start, begin); /* models put a line feed behind their reasoning */
 	grammar_call(c.g, begin, end, value);
-	uint64_t until = clock_thread_ns() + SCHEMA_COMPILE_NS;
 	while (!c.failed && c.next < c.n_list) {
 		if (c.g->too_large)
 			break; /* grammar_finish says so */
-		if (clock_thread_ns() > until) {
-			schema_refuse(&c, &c.list[c.next], "the schema takes too long to compile");
+		if (schema_too_long(&c.left)) {
+			schema_refuse(&c, &c.list[c.next], SCHEMA_TOO_LONG);
 			break;
 		}
 		compile_one(&c, c.list[c.next++]);

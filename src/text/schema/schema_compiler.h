@@ -7,6 +7,7 @@
 #define GLM_TEXT_SCHEMA_COMPILER_H
 
 #include "src/text/schema/schema_build.h"
+#include "src/text/schema/schema_keywords.h"
 
 /* A schema that was met, and its rule. */
 struct schema_part {
@@ -24,8 +25,8 @@ struct schema_compiler {
 	size_t n_list, next;
 	uint32_t *table; /* [slots] 1 + number in list */
 	size_t slots;
-	json_t *made;    /* an array: schemas that were merged, kept until the end */
-	int merges_left; /* see schema_merge */
+	json_t *made; /* an array: schemas that were merged, kept until the end */
+	struct schema_budget left;
 	struct err *e;
 	bool failed;
 };

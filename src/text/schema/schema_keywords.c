@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/text/schema/schema_keywords.h"
 
+#include "src/base/clock.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 
@@ -11,6 +12,11 @@
 #define FOLLOW_MAX   32      /* references in a row, and alternatives inside alternatives */
 #define TYPES_WORK   20000   /* schemas and values that one search for types looks at */
 #define COMPARED_MAX 1000000 /* pairs of values of two lists */
+
+bool schema_too_long(const struct schema_budget *left)
+{
+	return clock_thread_ns() > left->until;
+}
 
 static bool is_among(const char *word, const char *const *list, size_t n)
 {
@@ -370,8 +376,8 @@ static unsigned types_common_to(
 
 /* ---- merging ---- */
 
-static json_t *merge_schemas(
-	const json_t *root, const json_t *a, const json_t *b, int depth, int *left, struct err *e);
+static json_t *merge_schemas(const json_t *root, const json_t *a, const json_t *b, int depth,
+	struct schema_budget *left, struct err *e);
 
 static bool is_in(const json_t *list, const json_t *value)
 {
@@ -497,13 +503,17 @@ static bool closes_over(const json_t *a, const json_t *b)
 }
 
 /* Takes the members of a copy from what merges may cost. False after err_set. */
-static bool merge_pay(const json_t *copy, int *left, struct err *e)
+static bool merge_pay(const json_t *copy, struct schema_budget *left, struct err *e)
 {
 	size_t n = 1 + json_object_size(copy) + json_object_size(json_object_get(copy, "properties")) +
 			   json_array_size(json_object_get(copy, "required")) +
 			   json_array_size(json_object_get(copy, "enum"));
-	if (*left >= 0 && n <= (size_t)*left) {
-		*left -= (int)n;
+	if (schema_too_long(left)) {
+		err_set(e, ERR_INPUT, SCHEMA_TOO_LONG);
+		return false;
+	}
+	if (n <= (size_t)left->merges) {
+		left->merges -= (int)n;
 		return true;
 	}
 	err_set(e, ERR_INPUT, "the schema has too many parts that have to be merged");
@@ -512,7 +522,8 @@ static bool merge_pay(const json_t *copy, int *left, struct err *e)
 
 /* A copy of s with its reference and its allOf made part of it; the caller owns it. NULL after
  * err_set. */
-static json_t *flattened(const json_t *root, const json_t *s, int depth, int *left, struct err *e)
+static json_t *flattened(
+	const json_t *root, const json_t *s, int depth, struct schema_budget *left, struct err *e)
 {
 	if (!(s = schema_resolve(root, s, e)))
 		return NULL;
@@ -553,8 +564,8 @@ static json_t *flattened(const json_t *root, const json_t *s, int depth, int *le
 	return out;
 }
 
-static json_t *merge_schemas(
-	const json_t *root, const json_t *a, const json_t *b, int depth, int *left, struct err *e)
+static json_t *merge_schemas(const json_t *root, const json_t *a, const json_t *b, int depth,
+	struct schema_budget *left, struct err *e)
 {
 	json_t *x = flattened(root, a, depth, left, e),
 		   *y = x ? flattened(root, b, depth, left, e) : NULL, *out = NULL;
@@ -609,7 +620,8 @@ done:
 	return out;
 }
 
-json_t *schema_merge(const json_t *root, const json_t *a, const json_t *b, int *left, struct err *e)
+json_t *schema_merge(
+	const json_t *root, const json_t *a, const json_t *b, struct schema_budget *left, struct err *e)
 {
 	return merge_schemas(root, a, b, 0, left, e);
 }
@@ -640,7 +652,7 @@ static bool values_exclude(const json_t *root, const json_t *a, const json_t *b)
 }
 
 bool schema_exclude_each_other(const json_t *root, const struct schema_alternative *one,
-	const struct schema_alternative *other)
+	const struct schema_alternative *other, const struct schema_budget *left)
 {
 	struct err e;
 	const json_t *a = one->compiled, *b = other->compiled;
@@ -655,6 +667,8 @@ bool schema_exclude_each_other(const json_t *root, const struct schema_alternati
 	json_array_foreach(json_object_get(a, "required"), i, v)
 	{
 		const char *key = json_string_value(v);
+		if (schema_too_long(left))
+			return false;
 		if (!key || !is_in(json_object_get(b, "required"), v))
 			continue;
 		const json_t *x = json_object_get(json_object_get(a, "properties"), key),

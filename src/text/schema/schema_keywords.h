@@ -9,6 +9,17 @@
 
 #include <jansson.h>
 #include <stdbool.h>
+#include <stdint.h>
+
+/* What compiling one document may still cost. */
+struct schema_budget {
+	int merges;     /* members that merges may copy: a part that is merged with many others would
+					 * grow without bounds */
+	uint64_t until; /* clock_thread_ns */
+};
+#define SCHEMA_MERGES_MAX 300000
+#define SCHEMA_TOO_LONG   "the schema takes too long to compile"
+bool schema_too_long(const struct schema_budget *left);
 
 enum schema_type {
 	SCHEMA_STRING = 1,
@@ -50,12 +61,9 @@ const json_t *schema_resolve(const json_t *root, const json_t *s, struct err *e)
 /* The types that values of s may have, seen through references and alternatives; an upper bound. */
 unsigned schema_possible_types(const json_t *root, const json_t *s);
 
-/* A schema of the values that satisfy both a and b; the caller owns it. NULL after err_set. *left:
- * members that may still be copied, SCHEMA_MERGES_MAX for all merges of one document: a part that
- * is merged with many others would grow without bounds. */
-#define SCHEMA_MERGES_MAX 300000
-json_t *schema_merge(
-	const json_t *root, const json_t *a, const json_t *b, int *left, struct err *e);
+/* A schema of the values that satisfy both a and b; the caller owns it. NULL after err_set. */
+json_t *schema_merge(const json_t *root, const json_t *a, const json_t *b,
+	struct schema_budget *left, struct err *e);
 
 /* An alternative of oneOf. */
 struct schema_alternative {
@@ -64,8 +72,9 @@ struct schema_alternative {
 };
 
 /* Whether certainly no value in the grammar of one satisfies the other: because of types, of
- * constants, or of a property that both require. False: one may, or it could not be decided. */
-bool schema_exclude_each_other(
-	const json_t *root, const struct schema_alternative *a, const struct schema_alternative *b);
+ * constants, or of a property that both require. False: one may, or it could not be decided,
+ * or not in time. */
+bool schema_exclude_each_other(const json_t *root, const struct schema_alternative *a,
+	const struct schema_alternative *b, const struct schema_budget *left);
 
 #endif
