@@ -198,8 +198,11 @@ static char *read_link(const char *path)
 
 int out_file_target(const char *path, char **target, char **partial, struct err *e)
 {
+	struct stat st;
+	/* a link to a pipe in /dev/fd leads to no name */
+	const bool follow = stat(path, &st) || S_ISREG(st.st_mode);
 	char *at = mem_strdup(path), *next;
-	for (int links = 0; at && (next = read_link(at)); links++) {
+	for (int links = 0; follow && at && (next = read_link(at)); links++) {
 		free(at);
 		at = next;
 		if (links == LINKS_MOST) {

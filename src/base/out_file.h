@@ -67,10 +67,11 @@ int out_file_check_folder(const char *path, struct err *e);
 /* Whether both are names of one regular file, which need not exist yet. */
 bool out_file_is_same(const char *a, const char *b);
 
-/* For callers that rename a file of their own. *target: the file that is written for `path`, which
- * is where its links lead; nothing need be there yet. *partial: the same with ".partial" behind it,
- * where an unfinished output stands. Either may be NULL; the caller frees both. ERR_INPUT: the
- * links lead in a circle. */
+/* For callers that rename a file of their own.
+ *   target:  out, the file that is written for `path`: where its links lead. Nothing need be there
+ *            yet. Of a device, pipe or folder it is `path` itself.
+ *   partial: out, the target with ".partial" behind it, where an unfinished output stands.
+ * Either may be NULL; the caller frees both. ERR_INPUT: the links lead in a circle. ERR_MEMORY. */
 int out_file_target(const char *path, char **target, char **partial, struct err *e);
 /* Before the rename: gives the file of `fd` the permissions of the file at `path`, if there is one.
  */

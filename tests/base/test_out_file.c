@@ -236,6 +236,19 @@ static void test_links(void **state)
 	assert_true(!lstat(path, &st) && S_ISLNK(st.st_mode));
 }
 
+/* Its own name is written, which for a pipe in /dev/fd is the only one. */
+static void test_link_to_device(void **state)
+{
+	(void)state;
+	const char *device = temp_dir_path("link.device");
+	char *target;
+	struct err e = {0};
+	assert_int_equal(symlink("/dev/null", device), 0);
+	assert_int_equal(out_file_target(device, &target, NULL, &e), 0);
+	assert_string_equal(target, device);
+	free(target);
+}
+
 static void assert_is_input(const char *path)
 {
 	struct err e = {0};
@@ -296,6 +309,7 @@ int main(void)
 		cmocka_unit_test(test_failed_write),
 		cmocka_unit_test(test_partial),
 		cmocka_unit_test(test_links),
+		cmocka_unit_test(test_link_to_device),
 		cmocka_unit_test(test_inputs),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);

@@ -154,6 +154,17 @@ wait $pid
 rc=$? said="dump-logits -o pipe"
 exits 130
 
+# a trace into a pipe that another program reads
+if [ $has_traces ]; then
+	run "${short[@]}" --trace >(cat >piped.trace)
+	exits 0
+	for _ in $(seq 50); do
+		[ ! -s piped.trace ] || break
+		sleep 0.1
+	done
+	check "a trace goes into >(COMMAND)" [ "$(head -c 8 piped.trace)" = GLMTRACE ]
+fi
+
 # a write-protected file is replaced with --force alone. Root may write all files, so the program
 # runs as a user who may not
 mkdir protected && chmod 711 "$work" && chmod 777 protected
