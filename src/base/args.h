@@ -33,8 +33,8 @@ enum arg_kind {
 };
 
 /* A word with a meaning: the values of ARG_CHOICE; for numbers a word taken besides them ("auto");
- * for ARG_STRING words that a shell offers, without a meaning to the parser.
- * Ends with word NULL. */
+ * for ARG_STRING words that a shell offers, without a meaning to the parser; for ARG_READS words
+ * that name no file. Ends with word NULL. */
 struct arg_word {
 	const char *word;
 	int64_t value; /* stored in the variable (as its type) */

@@ -60,7 +60,12 @@ static void add_inputs(const char *text)
 /* The file that the option names; NULL: none. */
 static const char *file_of(const struct arg *a)
 {
-	return a->file != ARG_NO_FILE && *a->string && **a->string ? *a->string : NULL;
+	if (a->file == ARG_NO_FILE || !*a->string || !**a->string)
+		return NULL;
+	for (const struct arg_word *w = a->words; w && w->word; w++)
+		if (!strcmp(w->word, *a->string))
+			return NULL;
+	return *a->string;
 }
 
 static bool is_output(const struct arg *a)

@@ -77,6 +77,16 @@ for force in '' --force; do
 	keeps c.gguf.journal convert tiny -o c.gguf --imatrix c.gguf.journal --recipe q4 -q $force
 done
 
+# a word ("glm-5.2" of --shape, "shipped" of traces) is no input, also where a file has its name
+mkdir glm-5.2
+cp tiny/config.json glm-5.2
+run synth --format hf -o glm-5.2 -q
+error_is_one_sentence 3 'glm-5.2.*: exists already'
+for _ in 1 2; do
+	run trace simulate shipped --experts 8 --svg shipped
+	exits 0
+done
+
 # the file of a standard stream, to which more is printed
 for fd in 1 2; do
 	echo 'printed before' >printed
