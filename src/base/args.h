@@ -44,6 +44,7 @@ struct arg_word {
 enum arg_file {
 	ARG_NO_FILE,
 	ARG_READS,            /* a file, a list of files with commas, or a folder */
+	ARG_READS_MODEL,      /* the same of models, whose check values are read as well */
 	ARG_WRITES,           /* a file that is made or replaced */
 	ARG_WRITES_OR_STDOUT, /* the same; "-" is stdout */
 	ARG_UPDATES           /* a file that is read and replaced */

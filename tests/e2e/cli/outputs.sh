@@ -77,6 +77,19 @@ for force in '' --force; do
 	keeps c.gguf.journal convert tiny -o c.gguf --imatrix c.gguf.journal --recipe q4 -q $force
 done
 
+# check values beside a model, which the command reads with it
+run verify tiny --write -q
+exits 0
+printf 'GLMXXH3\n' >model.gguf.xxh3
+for force in '' --force; do
+	keeps tiny/model.safetensors.xxh3 dump-logits -m tiny --ids ids -o tiny/model.safetensors.xxh3 $force
+	keeps model.gguf.xxh3 dump-logits -m model.gguf --ids ids -o model.gguf.xxh3 $force
+	keeps model.gguf.xxh3 imatrix -m model.gguf -f text -c 64 --chunks 1 -o model.gguf.xxh3 $force
+done
+run verify tiny --write --force -q
+exits 0
+rm tiny/model.safetensors.xxh3 model.gguf.xxh3
+
 # a word ("glm-5.2" of --shape, "shipped" of traces) is no input, also where a file has its name
 mkdir glm-5.2
 cp tiny/config.json glm-5.2
