@@ -33,8 +33,8 @@ enum arg_kind {
 };
 
 /* A word with a meaning: the values of ARG_CHOICE; for numbers a word taken besides them ("auto");
- * for ARG_STRING words that a shell offers, without a meaning to the parser.
- * Ends with word NULL. */
+ * for ARG_STRING words that a shell offers, without a meaning to the parser; for ARG_READS words
+ * that name no file. Ends with word NULL. */
 struct arg_word {
 	const char *word;
 	int64_t value; /* stored in the variable (as its type) */
@@ -44,6 +44,7 @@ struct arg_word {
 enum arg_file {
 	ARG_NO_FILE,
 	ARG_READS,            /* a file, a list of files with commas, or a folder */
+	ARG_READS_MODEL,      /* the same of models, whose check values are read as well */
 	ARG_WRITES,           /* a file that is made or replaced */
 	ARG_WRITES_OR_STDOUT, /* the same; "-" is stdout */
 	ARG_UPDATES           /* a file that is read and replaced */

@@ -103,7 +103,11 @@ static int refuse_to_replace(const char *path, const struct out_kind *kind, stru
 int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e)
 {
 	struct stat st;
-	if (!strcmp(path, "-") || stat(path, &st) || !S_ISREG(st.st_mode))
+	if (!strcmp(path, "-"))
+		return 0;
+	if (stat(path, &st))
+		return errno == ENOENT ? 0 : err_errno(e, errno, "%.400s: cannot be written", path);
+	if (!S_ISREG(st.st_mode))
 		return 0;
 	int rc = refuse_input(path, &st, e);
 	if (rc || force)
@@ -199,10 +203,14 @@ static char *read_link(const char *path)
 int out_file_target(const char *path, char **target, char **partial, struct err *e)
 {
 	struct stat st;
-	/* the link that a shell gives a pipe leads to no file: "pipe:[1234]" */
-	const bool direct = !stat(path, &st) && !S_ISREG(st.st_mode);
+	const bool there = !stat(path, &st);
+	/* first, since readlink asks for no permission (fs.protected_symlinks) */
+	if (!there && errno != ENOENT)
+		return err_errno(e, errno, "%.400s: cannot be written", path);
+	/* a link to a pipe in /dev/fd leads to no name */
+	const bool follow = !there || S_ISREG(st.st_mode);
 	char *at = mem_strdup(path), *next;
-	for (int links = 0; at && !direct && (next = read_link(at)); links++) {
+	for (int links = 0; follow && at && (next = read_link(at)); links++) {
 		free(at);
 		at = next;
 		if (links == LINKS_MOST) {

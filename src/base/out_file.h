@@ -53,7 +53,7 @@ bool out_file_is_protected(const char *path);
 
 /* 0: `path` may be written: nothing is there, or a file that is not protected and empty or of the
  * kind, or any with `force`. A device, pipe or folder and "-" are 0 too: opening decides. Else
- * ERR_INPUT with a hint, or ERR_USAGE for an input. */
+ * ERR_INPUT with a hint, ERR_USAGE for an input, or an error of stat other than ENOENT. */
 int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e);
 
 /* 0: out_file_open would succeed now. For a command to call before hours of work: a missing folder,
@@ -67,10 +67,12 @@ int out_file_check_folder(const char *path, struct err *e);
 /* Whether both are names of one regular file, which need not exist yet. */
 bool out_file_is_same(const char *a, const char *b);
 
-/* For callers that rename a file of their own. *target: the file that is written for `path`, which
- * is where its links lead; nothing need be there yet. *partial: the same with ".partial" behind it,
- * where an unfinished output stands. Of a device, a pipe and a folder: `path` itself. Either may be
- * NULL; the caller frees both. ERR_INPUT: the links lead in a circle. */
+/* For callers that rename a file of their own.
+ *   target:  out, the file that is written for `path`: where its links lead. Nothing need be there
+ *            yet. Of a device, pipe or folder it is `path` itself.
+ *   partial: out, the target with ".partial" behind it, where an unfinished output stands.
+ * Either may be NULL; the caller frees both. ERR_INPUT: the links lead in a circle, or the kernel
+ * does not follow them for this user. ERR_MEMORY; other errors of stat. */
 int out_file_target(const char *path, char **target, char **partial, struct err *e);
 /* Before the rename: gives the file of `fd` the permissions of the file at `path`, if there is one.
  */

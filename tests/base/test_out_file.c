@@ -4,6 +4,7 @@
 
 #include "tests/support/temp_dir.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -236,6 +237,59 @@ static void test_links(void **state)
 	assert_true(!lstat(path, &st) && S_ISLNK(st.st_mode));
 }
 
+/* Its own name is written, which for a pipe in /dev/fd is the only one. */
+static void test_link_to_device(void **state)
+{
+	(void)state;
+	const char *device = temp_dir_path("link.device");
+	char *target;
+	struct err e = {0};
+	assert_int_equal(symlink("/dev/null", device), 0);
+	assert_int_equal(out_file_target(device, &target, NULL, &e), 0);
+	assert_string_equal(target, device);
+	free(target);
+}
+
+/* Where the kernel does not say what is there, nothing is taken to be there. */
+static void test_no_answer(void **state)
+{
+	(void)state;
+	char name[512], *target = NULL;
+	struct err e = {0};
+	snprintf(name, sizeof name, "%s/below", temp_dir_path("no_folder"));
+	file_put(temp_dir_path("no_folder"), "x", 1);
+	assert_int_equal(out_file_may_replace(name, &out_data, true, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "cannot be written: Not a directory"));
+	assert_int_equal(out_file_target(name, &target, NULL, &e), ERR_INPUT);
+	assert_null(target);
+}
+
+/* In a folder as /tmp the kernel follows no link of another user (fs.protected_symlinks): such a
+ * link does not choose where a file is made. */
+static void test_foreign_link(void **state)
+{
+	(void)state;
+	const char *folder = temp_dir_path("sticky");
+	char name[512], end[512], *target = NULL;
+	struct out_file o;
+	struct err e = {0};
+	snprintf(name, sizeof name, "%s/link", folder);
+	snprintf(end, sizeof end, "%s.end", folder);
+	assert_int_equal(mkdir(folder, 0700), 0);
+	assert_int_equal(chmod(folder, 01777), 0);
+	assert_int_equal(symlink(end, name), 0);
+	if (lchown(name, 65534, 65534) || open(name, O_RDONLY) >= 0 || errno != EACCES)
+		skip(); /* not root, or a kernel that follows it */
+	assert_int_equal(out_file_target(name, &target, NULL, &e), ERR_INPUT);
+	assert_null(target);
+	assert_int_equal(out_file_may_replace(name, &out_data, true, &e), ERR_INPUT);
+	assert_int_equal(out_file_check(name, &out_data, true, &e), ERR_INPUT);
+	assert_int_equal(out_file_open(&o, name, &out_data, true, &e), ERR_INPUT);
+	assert_int_equal(out_file_open_private(&o, name, &out_data, true, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "Permission denied"));
+	assert_int_equal(access(end, F_OK), -1);
+}
+
 static void assert_is_input(const char *path)
 {
 	struct err e = {0};
@@ -296,6 +350,9 @@ int main(void)
 		cmocka_unit_test(test_failed_write),
 		cmocka_unit_test(test_partial),
 		cmocka_unit_test(test_links),
+		cmocka_unit_test(test_link_to_device),
+		cmocka_unit_test(test_no_answer),
+		cmocka_unit_test(test_foreign_link),
 		cmocka_unit_test(test_inputs),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);

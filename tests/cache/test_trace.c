@@ -454,6 +454,28 @@ static void test_write_errors(void **state)
 	assert_int_equal(trace_writer_close(NULL, &e), 0);
 }
 
+/* /dev/fd/N, as a shell names >(COMMAND): a link that leads to no name. */
+static void test_pipe(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	int ends[2];
+	char name[32], magic[8];
+	assert_int_equal(pipe(ends), 0);
+	snprintf(name, sizeof name, "/dev/fd/%d", ends[1]);
+	if (access(name, F_OK))
+		skip();
+	struct trace_writer *w = trace_writer_open(name, false, &model, &e);
+	if (!w)
+		fail_msg("%s", e.text);
+	record(w, 1, 1);
+	assert_int_equal(trace_writer_close(w, &e), 0);
+	assert_int_equal(read(ends[0], magic, sizeof magic), sizeof magic);
+	assert_memory_equal(magic, "GLMTRACE", sizeof magic);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 int main(void)
 {
 	if (!HAVE_LZ4) {
@@ -470,6 +492,7 @@ int main(void)
 		cmocka_unit_test(test_gltr1),
 		cmocka_unit_test(test_other_model),
 		cmocka_unit_test(test_write_errors),
+		cmocka_unit_test(test_pipe),
 	};
 	return cmocka_run_group_tests(tests, trace_setup, trace_teardown);
 }

@@ -262,6 +262,24 @@ static void test_foreign_files(void **state)
 	imatrix_set_fini(&s);
 }
 
+/* The hint names the file that was collected, which stands beside the link's target. */
+static void test_foreign_file_by_link(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct imatrix_set s;
+	make_set(&s);
+	const char *target = temp_dir_path("target.gguf");
+	struct imatrix_output out = {.path = temp_dir_path("link.gguf")};
+	put_foreign(target);
+	assert_int_equal(symlink("target.gguf", out.path), 0);
+	assert_int_equal(imatrix_write(&s, &out, &e), ERR_INPUT);
+	assert_foreign(target);
+	assert_non_null(strstr(e.hint, "target.gguf.partial"));
+	assert_int_equal(access(temp_dir_path("target.gguf.partial"), F_OK), 0);
+	imatrix_set_fini(&s);
+}
+
 /* Products of columns, negative ones too, come back for the tensors whose input they are of. */
 static void test_moments(void **state)
 {
@@ -316,6 +334,7 @@ int main(void)
 	/* the first test that maps a file: its handler of SIGBUS takes the place of cmocka's */
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_lost), cmocka_unit_test(test_prior),
 		cmocka_unit_test(test_files), cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_foreign_files), cmocka_unit_test(test_moments)};
+		cmocka_unit_test(test_foreign_files), cmocka_unit_test(test_foreign_file_by_link),
+		cmocka_unit_test(test_moments)};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

@@ -378,7 +378,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		{"depth", 0, ARG_UINT, .u32 = &o.read.depth, .min = 1, .max = READER_DEPTH_MAX,
 			.value = "N", .help = "queue depth: reads at a time",
 			.fallback = "1, 4, 16, 32 and 64, one after the other"},
-		{"routing", 0, ARG_STRING, .string = &o.routing, .file = ARG_READS, .value = "TRACE",
+		{"routing", 0, ARG_STRING, .string = &o.routing, .file = ARG_READS,
+			.words = pocket_trace_words, .value = "TRACE",
 			.help = "decode uses the experts that this trace names, and its predictions for "
 					"lookahead, in place of the router's choice; \"shipped\": the trace that comes "
 					"with the program",

@@ -14,7 +14,7 @@ static enum value_kind value_kind(const struct arg *a)
 	const char *v = a->value ? a->value : "";
 	if (a->kind == ARG_FLAG)
 		return VALUE_NONE;
-	if (a->words) /* behind the = of PATTERN=TYPE, or alone */
+	if (a->words && a->file == ARG_NO_FILE) /* behind the = of PATTERN=TYPE, or alone */
 		return strchr(v, '=') ? VALUE_RULES : VALUE_WORDS;
 	if (strstr(v, "DIR") || strstr(v, "FOLDER"))
 		return VALUE_FOLDER;

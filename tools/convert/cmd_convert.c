@@ -61,6 +61,7 @@ struct convert_work {
 	uint8_t *chosen;              /* [losses.n_groups] the types chosen by them */
 	uint64_t choice_key;          /* what the journal stores them under */
 	bool choice_kept;             /* the journal has them already */
+	char *target;                 /* what opt.out names then: the output, its links followed */
 	struct imatrix_file *imatrix;
 	bool *has_importance;           /* [n_tensors] */
 	bool *feedback;                 /* [n_tensors] */
@@ -708,9 +709,20 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		(o->types_text &&
 			(rc = convert_types_parse(&o->types, o->types_text, quantize_supported, e))))
 		return rc;
-	if (!o->dry_run && (!o->out || !*o->out))
+	if (!o->dry_run && !o->out)
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");
 	return 0;
+}
+
+/* -o may be a link. Its target gives all names: of the output, its parts and the journal. So a link
+ * and the file that it leads to never have two journals for one .partial. */
+static int follow_output(struct convert_work *w, struct err *e)
+{
+	if (w->opt.dry_run)
+		return 0;
+	const int rc = out_file_target(w->opt.out, &w->target, NULL, e);
+	w->opt.out = w->target;
+	return rc;
 }
 
 /* The source cannot be used, and an earlier run has left its work. */
@@ -729,6 +741,8 @@ int cmd_convert(int argc, char **argv, struct err *e)
 	int rc = parse_convert_options(argc, argv, &w.opt, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
+	if ((rc = follow_output(&w, e)))
+		return rc;
 	if ((rc = make_plan(&w, e)) == ERR_INPUT)
 		hint_unfinished(&w.opt, e);
 	if (!rc && (w.opt.dry_run || !w.opt.quiet))
@@ -750,5 +764,6 @@ int cmd_convert(int argc, char **argv, struct err *e)
 	free(w.damaged);
 	free(w.has_importance);
 	free(w.feedback);
+	free(w.target);
 	return rc;
 }

@@ -116,8 +116,9 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 		{"auto", EXPORT_AUTO}, {"bf16", EXPORT_BF16}, {"f32", EXPORT_F32}, {NULL, 0}};
 	static const struct arg_word verify_modes[] = {{"first", 1}, {"off", 0}, {NULL, 0}};
 	const struct arg options[] = {
-		{"model", 'm', ARG_STRING, .string = &o->model, .file = ARG_READS, .value = "FILE.gguf",
-			.required = true, .help = "the model; of a split one the first part"},
+		{"model", 'm', ARG_STRING, .string = &o->model, .file = ARG_READS_MODEL,
+			.value = "FILE.gguf", .required = true,
+			.help = "the model; of a split one the first part"},
 		{"output", 'o', ARG_STRING, .string = &o->out, .file = ARG_WRITES, .value = "FOLDER",
 			.help = "folder to write: a new or empty one, or that of an interrupted export"},
 		{"dtype", 0, ARG_CHOICE, .i32 = &o->dtype, .words = dtypes,

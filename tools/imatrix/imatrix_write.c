@@ -134,7 +134,7 @@ static int write_gguf(const struct imatrix_set *s, struct imatrix_output *o, str
 			rc = gguf_writer_write(w, 2 * i + 1, 0, t->counts, t->n_counts * sizeof(float), e);
 	}
 	if (!rc && (rc = check_target(o, e))) { /* after hours: the sums are worth keeping */
-		err_hint(e, "what was collected stands in %.400s.partial", o->path);
+		err_hint(e, "what was collected stands in %.400s", gguf_writer_partial(w, 0));
 		goto out;
 	}
 	if (!rc)

@@ -48,7 +48,7 @@ static const struct arg_word verify_modes[] = {
 struct arg_group common_opts_group(struct common_opts *c)
 {
 	const struct arg list[] = {
-		{"model", 'm', ARG_STRING, .string = &c->model, .file = ARG_READS, .value = "FILE",
+		{"model", 'm', ARG_STRING, .string = &c->model, .file = ARG_READS_MODEL, .value = "FILE",
 			.help = POCKET_MODEL_HELP, .fallback = POCKET_FALLBACK},
 		{"backend", 0, ARG_CHOICE, .i32 = &c->backend, .words = backends,
 			.help = "where to compute", .fallback = "auto: the graphics card if one answers"},

@@ -4,6 +4,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
+#include "src/format/check_values.h"
 #include "src/format/gguf.h"
 
 #include <dirent.h>
@@ -14,22 +15,22 @@
 
 /* ---- inputs ---- */
 
-static bool is_of_checkpoint(const char *name)
+static bool is_of_checkpoint(const char *name, bool check_values)
 {
 	static const char *const endings[] = {".safetensors", ".json", ".jinja"};
 	const char *dot = strrchr(name, '.');
 	for (size_t i = 0; dot && i < ARRAY_LEN(endings); i++)
 		if (!strcmp(dot, endings[i]))
 			return true;
-	return false;
+	return dot && check_values && !strcmp(dot, CHECK_VALUES_SUFFIX);
 }
 
-static void add_input(const char *path)
+static void add_input(const char *path, bool check_values)
 {
 	DIR *folder = opendir(path);
 	for (struct dirent *d; folder && (d = readdir(folder));) {
 		char *file = mem_printf("%s/%s", path, d->d_name);
-		if (is_of_checkpoint(d->d_name))
+		if (is_of_checkpoint(d->d_name, check_values))
 			out_file_add_input(file);
 		free(file);
 	}
@@ -38,7 +39,10 @@ static void add_input(const char *path)
 		return;
 	}
 	out_file_add_input(path);
-	char *part;
+	char *beside = check_values ? mem_printf("%s" CHECK_VALUES_SUFFIX, path) : NULL, *part;
+	if (beside)
+		out_file_add_input(beside);
+	free(beside);
 	for (unsigned no = 1; (part = gguf_part_path(path, no)); no++) {
 		out_file_add_input(part);
 		free(part);
@@ -46,12 +50,12 @@ static void add_input(const char *path)
 }
 
 /* "A,B" of --replicas; a name may hold a comma as well. */
-static void add_inputs(const char *text)
+static void add_inputs(const char *text, bool check_values)
 {
-	add_input(text);
+	add_input(text, check_values);
 	char *list = strchr(text, ',') ? mem_strdup(text) : NULL, *rest = list;
 	for (char *path; (path = strsep(&rest, ","));)
-		add_input(path);
+		add_input(path, check_values);
 	free(list);
 }
 
@@ -60,12 +64,22 @@ static void add_inputs(const char *text)
 /* The file that the option names; NULL: none. */
 static const char *file_of(const struct arg *a)
 {
-	return a->file != ARG_NO_FILE && *a->string && **a->string ? *a->string : NULL;
+	if (a->file == ARG_NO_FILE || !*a->string || !**a->string)
+		return NULL;
+	for (const struct arg_word *w = a->words; w && w->word; w++)
+		if (!strcmp(w->word, *a->string))
+			return NULL;
+	return *a->string;
+}
+
+static bool is_input(const struct arg *a)
+{
+	return (a->file == ARG_READS || a->file == ARG_READS_MODEL) && file_of(a);
 }
 
 static bool is_output(const struct arg *a)
 {
-	return a->file > ARG_READS && file_of(a);
+	return a->file >= ARG_WRITES && file_of(a);
 }
 
 /* "-o" or "--trace" */
@@ -110,8 +124,8 @@ int file_args_check(const struct args *a, struct err *e)
 {
 	const struct arg *x, *y;
 	for (size_t i = 0; (x = option_at(a, i)); i++) {
-		if (x->file == ARG_READS && file_of(x) && strcmp(file_of(x), "-") != 0)
-			add_inputs(file_of(x));
+		if (is_input(x) && strcmp(file_of(x), "-") != 0)
+			add_inputs(file_of(x), x->file == ARG_READS_MODEL);
 		if (is_output(x) && refuse_stdout(x, e))
 			return ERR_USAGE;
 		for (size_t k = 0; k < i && is_output(x); k++)
@@ -119,7 +133,7 @@ int file_args_check(const struct args *a, struct err *e)
 				return ERR_USAGE;
 	}
 	for (size_t i = 0; i < a->n_positional; i++)
-		if (a->positional[i].file == ARG_READS && file_of(&a->positional[i]))
-			add_inputs(file_of(&a->positional[i]));
+		if (is_input(x = &a->positional[i]))
+			add_inputs(file_of(x), x->file == ARG_READS_MODEL);
 	return 0;
 }

@@ -63,6 +63,8 @@ const char *pocket_or(const char *model, struct err *e)
 	return NULL;
 }
 
+const struct arg_word pocket_trace_words[] = {{POCKET_TRACE, 0}, {NULL, 0}};
+
 const char *pocket_trace_or(const char *trace, struct err *e)
 {
 	static char path[PATH_MAX + 64];

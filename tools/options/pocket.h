@@ -3,6 +3,7 @@
 #ifndef GLM_TOOLS_POCKET_H
 #define GLM_TOOLS_POCKET_H
 
+#include "src/base/args.h"
 #include "src/base/err.h"
 
 /* `model` itself when it is not NULL, else the path of the pocket model: $GLMSTREAM_POCKET, then
@@ -20,5 +21,8 @@ const char *pocket_or(const char *model, struct err *e);
  * storage, or `trace`. */
 #define POCKET_TRACE "shipped"
 const char *pocket_trace_or(const char *trace, struct err *e);
+
+/* For options and arguments that pocket_trace_or takes: what names no file. */
+extern const struct arg_word pocket_trace_words[];
 
 #endif

@@ -439,8 +439,9 @@ int cmd_plan(int argc, char **argv, struct err *e)
 			.help = "GB of the expert cache on the card and in host memory, as --cache-gb and "
 					"--ram-gb of a run",
 			.fallback = "what memory leaves"},
-		{"trace", 0, ARG_STRING, .string = &o.trace, .file = ARG_READS, .value = "FILE",
-			.help = "routing to replay", .fallback = "the synthetic one that ships"},
+		{"trace", 0, ARG_STRING, .string = &o.trace, .file = ARG_READS, .words = pocket_trace_words,
+			.value = "FILE", .help = "routing to replay",
+			.fallback = "the synthetic one that ships"},
 	};
 	const struct arg output[] = {
 		{"table", 0, ARG_FLAG, .flag = &o.table,

@@ -30,6 +30,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SHAPE_RELEASED "glm-5.2"
+
 enum synth_format { SYNTH_GGUF, SYNTH_HF, SYNTH_HF_FP8 };
 
 struct synth_options {
@@ -69,7 +71,7 @@ static int read_shape(struct synth_work *w, struct err *e)
 	struct convert_config *c = &w->cfg;
 	const struct synth_options *o = &w->opt;
 	int code = 0;
-	if (!strcmp(o->shape, "glm-5.2"))
+	if (!strcmp(o->shape, SHAPE_RELEASED))
 		synth_model_glm52(c);
 	else if ((code = convert_config_read_file(c, o->shape, e)))
 		return code;
@@ -146,7 +148,7 @@ static int declare_keys(struct synth_work *w, struct err *e)
 	const struct synth_options *o = &w->opt;
 	convert_keys_shape(w->writer, &w->cfg);
 	gguf_writer_set_str(w->writer, "general.name",
-		!strcmp(o->shape, "glm-5.2") ? "GLM-5.2 shape, random weights" : "random weights");
+		!strcmp(o->shape, SHAPE_RELEASED) ? "GLM-5.2 shape, random weights" : "random weights");
 	gguf_writer_set_u64(w->writer, SYNTH_SEED_KEY, o->seed);
 	if (is_shared(w))
 		gguf_writer_set_u32(w->writer, SYNTH_ALIAS_KEY, o->alias);
@@ -327,6 +329,7 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 	struct synth_options *o = &w->opt;
 	static const struct arg_word formats[] = {
 		{"gguf", SYNTH_GGUF}, {"hf", SYNTH_HF}, {"hf-fp8", SYNTH_HF_FP8}, {NULL, 0}};
+	static const struct arg_word shapes[] = {{SHAPE_RELEASED, 0}, {NULL, 0}};
 	struct convert_type_words types;
 	const struct arg options[] = {
 		{"output", 'o', ARG_STRING, .string = &o->out, .file = ARG_WRITES, .value = "OUT",
@@ -336,9 +339,10 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 					"5 GB; hf-fp8: the same in FP8 with block scales. Types, experts and alias are "
 					"options of a GGUF",
 			.fallback = "gguf"},
-		{"shape", 0, ARG_STRING, .string = &o->shape, .file = ARG_READS, .value = "glm-5.2|FILE",
+		{"shape", 0, ARG_STRING, .string = &o->shape, .file = ARG_READS, .words = shapes,
+			.value = SHAPE_RELEASED "|FILE",
 			.help = "the released model, or the shape that a config.json describes",
-			.fallback = "glm-5.2"},
+			.fallback = SHAPE_RELEASED},
 		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .given = &o->gguf_given,
 			.value = "NAME", .words = convert_recipe_words(),
 			.help = "types as in glmstream convert: " CONVERT_RECIPES, .fallback = "q2"},
@@ -411,7 +415,7 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 
 int cmd_synth(int argc, char **argv, struct err *e)
 {
-	struct synth_work w = {.opt = {.shape = "glm-5.2", .recipe_name = "q2", .seed = 1}};
+	struct synth_work w = {.opt = {.shape = SHAPE_RELEASED, .recipe_name = "q2", .seed = 1}};
 	int rc = parse_synth_options(argc, argv, &w, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;

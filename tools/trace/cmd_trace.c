@@ -122,6 +122,7 @@ static int show(int argc, char **argv, struct err *e)
 	const struct arg positional[] = {{.kind = ARG_STRING,
 		.string = &path,
 		.file = ARG_READS,
+		.words = pocket_trace_words,
 		.value = "FILE",
 		.required = true}};
 	const struct args args = {.command = "glmstream trace show",

@@ -21,7 +21,8 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 	f->policy = POLICY_DEFAULT;
 	f->lookahead = ENGINE_LOOKAHEAD_AUTO;
 	const struct arg list[] = {
-		{"trace", 0, ARG_STRING, .string = &f->trace, .file = ARG_READS, .value = "FILE",
+		{"trace", 0, ARG_STRING, .string = &f->trace, .file = ARG_READS,
+			.words = pocket_trace_words, .value = "FILE",
 			.help = "a trace of this model, as a run with --trace FILE writes it; \"shipped\": the "
 					"synthetic one of GLM-5.2 that comes with the program; of a cluster also "
 					"\"random\""},

@@ -492,6 +492,7 @@ static int parse_options(struct simulate_options *o, int argc, char **argv, stru
 	const struct arg positional[] = {{.kind = ARG_STRING,
 		.string = &o->path,
 		.file = ARG_READS,
+		.words = pocket_trace_words,
 		.value = "FILE",
 		.required = true}};
 	const struct args args = {.command = "glmstream trace simulate",

@@ -79,6 +79,29 @@ for force in '' --force; do
 	keeps c.gguf.journal convert tiny -o c.gguf --imatrix c.gguf.journal --recipe q4 -q $force
 done
 
+# check values beside a model, which the command reads with it
+run verify tiny --write -q
+exits 0
+printf 'GLMXXH3\n' >model.gguf.xxh3
+for force in '' --force; do
+	keeps tiny/model.safetensors.xxh3 dump-logits -m tiny --ids ids -o tiny/model.safetensors.xxh3 $force
+	keeps model.gguf.xxh3 dump-logits -m model.gguf --ids ids -o model.gguf.xxh3 $force
+	keeps model.gguf.xxh3 imatrix -m model.gguf -f text -c 64 --chunks 1 -o model.gguf.xxh3 $force
+done
+run verify tiny --write --force -q
+exits 0
+rm tiny/model.safetensors.xxh3 model.gguf.xxh3
+
+# a word ("glm-5.2" of --shape, "shipped" of traces) is no input, also where a file has its name
+mkdir glm-5.2
+cp tiny/config.json glm-5.2
+run synth --format hf -o glm-5.2 -q
+error_is_one_sentence 3 'glm-5.2.*: exists already'
+for _ in 1 2; do
+	run trace simulate shipped --experts 8 --svg shipped
+	exits 0
+done
+
 # the file of a standard stream, to which more is printed
 for fd in 1 2; do
 	echo 'printed before' >printed
@@ -155,6 +178,17 @@ kill -KILL $pid 2>/dev/null
 wait $pid
 rc=$? said="dump-logits -o pipe"
 exits 130
+
+# a trace into a pipe that another program reads
+if [ $has_traces ]; then
+	run "${short[@]}" --trace >(cat >piped.trace)
+	exits 0
+	for _ in $(seq 50); do
+		[ ! -s piped.trace ] || break
+		sleep 0.1
+	done
+	check "a trace goes into >(COMMAND)" [ "$(head -c 8 piped.trace)" = GLMTRACE ]
+fi
 
 # a write-protected file is replaced with --force alone. Root may write all files, so the program
 # runs as a user who may not

@@ -169,6 +169,20 @@ exits 0
 check "it goes on where it stood" grep -qE 'going on with an earlier run: [0-9]+ of 112 tensors are done' "$work/err"
 check "resumed equals uninterrupted" cmp -s "$work/tiny-$again.gguf" "$work/killed.gguf"
 
+# ---- a link and the file that it leads to are one output ------------------------------------------
+# With a journal each, the one would list tensors of a .partial that the other has emptied.
+mkdir "$work/disk"
+start_and_kill "$work/disk/named.gguf" KILL
+ln -s disk/named.gguf "$work/link.gguf"
+run convert "$work/tiny" -o "$work/link.gguf" --recipe "$again"
+exits 0
+check "the link goes on with the file's run" grep -q 'going on with an earlier run' "$work/err"
+check "and the file is whole" cmp -s "$work/tiny-$again.gguf" "$work/disk/named.gguf"
+check "nothing is left beside either" [ "$(ls "$work/disk")" = named.gguf -a ! -e "$work/link.gguf.journal" ]
+run convert "$work/tiny" -o "$work/link.gguf" --recipe q2 -q --split-gb 0.003
+exits 0
+check "parts stand where the link leads" [ -e "$(echo "$work"/disk/named-00001-of-*.gguf)" ]
+
 # ---- a run that ends among the matrices of an expert tensor ---------------------------------------
 c_tool fail_write
 begun=0
