@@ -151,7 +151,17 @@ static const struct text_case cases[] = {
 		{"{}", "{\"x-a\":1}"}, {"{\"y\":1}", "{\"x-a\":null}"}, false},
 	{"{\"type\":\"object\",\"propertyNames\":{\"enum\":[\"a\",\"b\"]},\"additionalProperties\":"
 	 "true}",
-		{"{\"a\":1,\"b\":2}"}, {"{\"c\":1}"}, false},
+		{"{\"a\":1,\"b\":2}", "{\"b\":1}", "{}"},
+		{"{\"c\":1}", "{\"a\":1,\"a\":2}", "{\"a\":1,\"b\":1,\"a\":2}"}, false},
+	{"{\"properties\":{\"a\":{\"type\":\"null\"}},\"propertyNames\":{\"enum\":[\"bb\",\"a\",\"c\","
+	 "3],"
+	 "\"pattern\":\"^[ab]\"},\"additionalProperties\":{\"type\":\"integer\"},\"minProperties\":1}",
+		{"{\"a\":null,\"bb\":1}", "{\"bb\":1}"},
+		{"{}", "{\"a\":1}", "{\"c\":1}", "{\"bb\":null}", "{\"bb\":1,\"bb\":1}"}, false},
+	{"{\"propertyNames\":{\"const\":\"k\"},\"type\":\"object\"}", {"{\"k\":1}", "{}"},
+		{"{\"k\":1,\"k\":1}", "{\"l\":1}"}, false},
+	{"{\"propertyNames\":{\"enum\":[\"k\"]},\"additionalProperties\":false}", {"{}"}, {"{\"k\":1}"},
+		false},
 	{"{\"type\":\"string\",\"enum\":[\"C\",\"F\"]}", {"C", "F"}, {"\"C\"", "K"}, true},
 	{"{\"type\":\"string\"}", {"any \"text\"\n", "12", ""}, {"\xff"}, true},
 	{"{\"anyOf\":[{\"type\":\"string\",\"maxLength\":2},{\"type\":\"null\"},{\"type\":\"integer\"}]"

@@ -27,8 +27,7 @@
 #define SCHEMAS_MAX 20000  /* parts of one schema */
 #define LENGTH_MAX  100000 /* of minLength, maxLength */
 #define ITEMS_MAX   10000
-#define LISTED_MAX  5000      /* values of an enum */
-#define LISTED_WORK 100000000 /* states and edges that matching the values of an enum looks at */
+#define LISTED_MAX  5000 /* values of an enum */
 #define ONE_OF_MAX  64
 #define NO_MEMORY   "there is no memory for the schema"
 
