@@ -599,6 +599,10 @@ static void compile_one(struct schema_compiler *c, struct schema_part w)
 			c, &w, "nullable: expected true or false, found %s", json_text_type(nullable));
 		return;
 	}
+	if (schema_loses_null(w.schema)) {
+		schema_refuse(c, &w, SCHEMA_LOSES_NULL);
+		return;
+	}
 	bool any_of = json_object_get(w.schema, "anyOf"), one_of = json_object_get(w.schema, "oneOf");
 	if (any_of && one_of) {
 		schema_refuse(c, &w, "anyOf beside oneOf is not supported");

@@ -18,9 +18,9 @@
  * minLength, maxLength, pattern, format, minimum, maximum, exclusiveMinimum, exclusiveMaximum,
  * multipleOf (1 to 1000, also divided by a power of ten up to 1e9), anyOf, oneOf (alternatives that
  * exclude each other by type or by a constant property), allOf (that can be merged), $ref to a
- * place in the same document, also recursive, nullable (of OpenAPI, beside "type"). Beside enum and
- * const those of strings and numbers leave the values that satisfy them, but for format. The
- * formats int32 and int64 bound integers; password, binary and the like allow any string.
+ * place in the same document, also recursive, nullable (of OpenAPI; only beside "type"). Beside
+ * enum and const those of strings and numbers leave the values that satisfy them, but for format.
+ * The formats int32 and int64 bound integers; password, binary and the like allow any string.
  * Annotations (title, description, default, examples, contentSchema, ...) count for nothing. Every
  * other keyword is refused by name: an answer that might break it is not valid.
  *

@@ -385,6 +385,13 @@ static bool is_in(const json_t *list, const json_t *value)
 	return false;
 }
 
+bool schema_loses_null(const json_t *s)
+{
+	return json_is_true(json_object_get(s, "nullable")) && !json_object_get(s, "type") &&
+		   schema_constrains(s, "nullable") && !json_is_null(json_object_get(s, "const")) &&
+		   !is_in(json_object_get(s, "enum"), json_null());
+}
+
 /* Values of both lists; NULL: too many to compare. */
 static json_t *list_common(const json_t *a, const json_t *b)
 {
@@ -524,6 +531,10 @@ static json_t *flattened(const json_t *root, const json_t *s, int depth, int *le
 	if (all && (!json_is_array(all) || !json_array_size(all))) {
 		err_set(e, ERR_INPUT, "allOf: expected an array of at least one schema, found %s",
 			json_is_array(all) ? "an empty one" : json_text_type(all));
+		return NULL;
+	}
+	if (schema_loses_null(s)) {
+		err_set(e, ERR_INPUT, SCHEMA_LOSES_NULL);
 		return NULL;
 	}
 	if (!merge_pay(s, left, e))

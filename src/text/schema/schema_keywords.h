@@ -35,6 +35,10 @@ bool schema_format_is_number(const json_t *format);
 /* A mask of the types that "type" names, with null by "nullable"; without it, of those that other
  * keywords imply, or SCHEMA_ANY. 0: a name is unknown. */
 unsigned schema_types(const json_t *s);
+/* Whether "nullable" is true and would be lost: it stands without "type", beside keywords that do
+ * not list null. */
+bool schema_loses_null(const json_t *s);
+#define SCHEMA_LOSES_NULL "nullable: only beside \"type\" is supported"
 /* The type of a value. SCHEMA_NUMBER alone: a number that is not whole. */
 unsigned schema_type_of_value(const json_t *value);
 
