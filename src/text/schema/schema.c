@@ -388,8 +388,7 @@ static bool number_fits(const struct number_range *r, const json_t *v)
 		   llround(x * pow(10, r->multiple_places)) % r->multiple_of == 0;
 }
 
-/* Refuses keywords beside enum and const that are not looked at. A format is not: the values are
- * the client's own. */
+/* Refuses keywords beside enum and const that are not looked at. format is allowed and ignored. */
 static void check_beside_listed(struct schema_compiler *c, const struct schema_part *w)
 {
 	static const char *const beside[] = {"type", "enum", "const", "format", "nullable", "minLength",

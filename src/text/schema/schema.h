@@ -9,8 +9,8 @@
  * most 18 digits before the point and 16 behind it; white space is at most one blank, or one line
  * feed and 40 blanks or tabs, where JSON writers put it. A key comes once in an object. There is
  * one exception (grammar_run.h): a key by a pattern, or by an enum beside a pattern, that no
- * character could make longer. A schema without "type" that has keywords of one type means that
- * type.
+ * character could make longer. A schema without "type", enum and const that has keywords of one
+ * type means that type.
  *
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one
  * pattern), propertyNames, minProperties (at most 1, or as many as are required), items,

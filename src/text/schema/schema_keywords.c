@@ -152,6 +152,8 @@ unsigned schema_types(const json_t *s)
 	}
 	if (type) /* OpenAPI's "nullable" means something beside "type" only */
 		return mask && json_is_true(json_object_get(s, "nullable")) ? mask | SCHEMA_NULL : mask;
+	if (json_object_get(s, "enum") || json_object_get(s, "const")) /* the values have their types */
+		return SCHEMA_ANY;
 	for (i = 0; i < ARRAY_LEN(implied); i++)
 		if (json_object_get(s, implied[i].keyword))
 			mask |= implied[i].type;

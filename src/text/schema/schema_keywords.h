@@ -33,7 +33,7 @@ const char *schema_unknown_keyword(const json_t *s);
 bool schema_format_is_number(const json_t *format);
 
 /* A mask of the types that "type" names, with null by "nullable"; without it, of those that other
- * keywords imply, or SCHEMA_ANY. 0: a name is unknown. */
+ * keywords imply, or SCHEMA_ANY, as beside enum and const. 0: a name is unknown. */
 unsigned schema_types(const json_t *s);
 /* Whether "nullable" is true and would be lost: it stands without "type", beside keywords that do
  * not list null. */
