@@ -371,21 +371,35 @@ static void compile_array(
 
 /* ---- any schema ---- */
 
-/* Whether a number of enum or const is in the range. */
-static bool number_fits(const struct number_range *r, const json_t *v)
+/* Whether a number is inside the bounds of s, without rounding. */
+static bool is_within(const json_t *s, const json_t *v)
 {
-	double x = json_number_value(v);
+	const json_t *min = json_object_get(s, "minimum"), *max = json_object_get(s, "maximum"),
+				 *above = json_object_get(s, "exclusiveMinimum"),
+				 *below = json_object_get(s, "exclusiveMaximum");
+	long double x = schema_exact_number(v), low = schema_exact_number(min),
+				high = schema_exact_number(max);
+	return !(min && (json_is_true(above) ? x <= low : x < low)) &&
+		   !(max && (json_is_true(below) ? x >= high : x > high)) &&
+		   !(json_is_number(above) && x <= schema_exact_number(above)) &&
+		   !(json_is_number(below) && x >= schema_exact_number(below));
+}
+
+/* Whether a number is a multiple of r->multiple_of. */
+static bool is_multiple(const struct number_range *r, const json_t *v)
+{
+	double x = json_number_value(v), scale = pow(10, r->multiple_places);
 	char text[64];
-	if ((r->has_min && (x < r->min || (r->exclusive_min && x == r->min))) ||
-		(r->has_max && (x > r->max || (r->exclusive_max && x == r->max))))
-		return false;
 	if (!r->multiple_of)
 		return true;
-	if (fabs(x) >= 1e15 / pow(10, r->multiple_places)) /* more digits than a double has */
+	if (json_is_integer(v))
+		return json_integer_value(v) % r->multiple_of * ((json_int_t)scale % r->multiple_of) %
+				   r->multiple_of ==
+			   0;
+	if (fabs(x) >= 1e15 / scale) /* more digits than a double has */
 		return false;
 	snprintf(text, sizeof text, "%.*f", (int)r->multiple_places, x);
-	return strtod(text, NULL) == x &&
-		   llround(x * pow(10, r->multiple_places)) % r->multiple_of == 0;
+	return strtod(text, NULL) == x && llround(x * scale) % r->multiple_of == 0;
 }
 
 /* Refuses keywords beside enum and const that are not looked at. format is allowed and ignored. */
@@ -443,7 +457,7 @@ static void compile_listed(struct schema_compiler *c, const struct schema_part *
 			listed =
 				listed && char_nfa_matches(&texts, json_string_value(v), json_string_length(v));
 		if (json_is_number(v))
-			listed = listed && number_fits(&range, v);
+			listed = listed && is_within(w->schema, v) && is_multiple(&range, v);
 		if (listed && (schema_type_of_value(v) & types))
 			build_value(&c->build, v, w->raw, from, to);
 	}

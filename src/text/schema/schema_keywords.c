@@ -4,6 +4,8 @@
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 
+#include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,11 +86,11 @@ unsigned schema_type_of_value(const json_t *value)
 									: SCHEMA_OBJECT;
 }
 
-/* A real and an integer; both exact. */
-static bool same_number(const json_t *real, const json_t *integer)
+static_assert(LDBL_MANT_DIG >= 64, "a long double holds every json_int_t and every double");
+
+long double schema_exact_number(const json_t *v)
 {
-	double x = json_real_value(real);
-	return x == floor(x) && fabs(x) < 9e18 && (json_int_t)x == json_integer_value(integer);
+	return json_is_integer(v) ? (long double)json_integer_value(v) : json_real_value(v);
 }
 
 bool schema_same_value(const json_t *a, const json_t *b)
@@ -96,10 +98,8 @@ bool schema_same_value(const json_t *a, const json_t *b)
 	const char *key;
 	size_t i;
 	json_t *v;
-	if (json_is_real(a) && json_is_integer(b))
-		return same_number(a, b);
-	if (json_is_integer(a) && json_is_real(b))
-		return same_number(b, a);
+	if (json_is_number(a) && json_is_number(b))
+		return schema_exact_number(a) == schema_exact_number(b);
 	if (json_typeof(a) != json_typeof(b) || json_array_size(a) != json_array_size(b) ||
 		json_object_size(a) != json_object_size(b))
 		return false;
@@ -465,7 +465,7 @@ static json_t *keyword_merged(const char *key, const json_t *a, const json_t *b)
 	if (json_equal((json_t *)a, (json_t *)b))
 		return json_incref((json_t *)a);
 	bool numbers = json_is_number(a) && json_is_number(b),
-		 a_greater = numbers && json_number_value(a) > json_number_value(b);
+		 a_greater = numbers && schema_exact_number(a) > schema_exact_number(b);
 	if (numbers && is_among(key, greater, ARRAY_LEN(greater)))
 		return json_incref((json_t *)(a_greater ? a : b));
 	if (numbers && is_among(key, less, ARRAY_LEN(less)))

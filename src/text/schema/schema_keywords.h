@@ -42,6 +42,8 @@ bool schema_loses_null(const json_t *s);
 /* The type of a value. SCHEMA_NUMBER alone: a number that is not whole. */
 unsigned schema_type_of_value(const json_t *value);
 
+/* The value of a number without rounding; 0 for other values. */
+long double schema_exact_number(const json_t *v);
 /* Whether two values are the same for JSON Schema: numbers by value, so that 1 is 1.0. Recurses as
  * deep as they nest. */
 bool schema_same_value(const json_t *a, const json_t *b);
