@@ -28,6 +28,10 @@ struct text_case {
 static const struct text_case cases[] = {
 	{NULL, {"{}", "{\"a\": [1, {\"b\": null}]}", "{ }"}, {"[]", "1", "{\"a\"}", "{\"a\":1,}"},
 		false},
+	/* "b" of the inner object is not "a" of the outer one */
+	{"{\"type\":\"object\"}",
+		{"{\"q\":{\"b\":1},\"a\":2}", "{\"q\":[{\"c\":{\"c\":1}},{\"d\":1}],\"b\":2,\"a\":2}"},
+		{"{\"q\":{\"b\":1},\"q\":2}", "{\"a\":{\"b\":{}},\"b\":{\"c\":1,\"c\":1}}"}, false},
 	{"{}", {"1", "\"x\"", "[true, {}]", "-0.5e3"}, {"01", "tru", "[1 2]", "\"\n\""}, false},
 	{"true", {"null"}, {"nul"}, false},
 	{"{\"type\":\"string\"}",
