@@ -105,6 +105,13 @@ static const struct text_case cases[] = {
 		{"2147483648", "-2147483649", "1.0"}, false},
 	{"{\"format\":\"int32\",\"minimum\":-3}", {"-3", "2147483647"}, {"-4", "2147483648", "\"a\""},
 		false},
+	{"{\"type\":\"integer\",\"format\":\"uint8\"}", {"0", "255"}, {"256", "300", "-1", "1.5"},
+		false},
+	{"{\"format\":\"uint32\"}", {"4294967295", "0"}, {"4294967296", "-1", "0.5", "\"a\""}, false},
+	{"{\"type\":\"number\",\"format\":\"int16\",\"exclusiveMaximum\":10}", {"-32768", "9"},
+		{"-32769", "10", "1.5"}, false},
+	{"{\"type\":\"integer\",\"format\":\"uint64\"}", {"123456789012345678", "0"}, {"-1"}, false},
+	{"{\"type\":\"integer\",\"format\":\"uint\",\"minimum\":-3}", {"0", "7"}, {"-1"}, false},
 	{"{\"type\":\"integer\",\"format\":\"int64\"}", {"123456789012345678", "-1"}, {"1.5"}, false},
 	{"{\"type\":\"number\",\"format\":\"double\"}", {"1.5", "-1e3"}, {"\"1\""}, false},
 	{"{\"type\":\"string\",\"contentMediaType\":\"application/json\",\"contentSchema\":{\"type\":"

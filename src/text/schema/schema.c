@@ -284,18 +284,21 @@ static struct number_range range_of(struct schema_compiler *c, const struct sche
 static void compile_number(
 	struct schema_compiler *c, const struct schema_part *w, bool whole, uint32_t from, uint32_t to)
 {
-	const char *format = json_string_value(json_object_get(w->schema, "format"));
+	const struct schema_number_format *format =
+		schema_number_format(json_object_get(w->schema, "format"));
 	struct number_range r = range_of(c, w);
 	if (c->failed)
 		return;
-	bool int32 = format && !strcmp(format, "int32");
-	r.whole = whole || int32 || (format && !strcmp(format, "int64"));
-	if (int32) {
-		r.exclusive_min = r.exclusive_min && r.min >= INT32_MIN;
-		r.exclusive_max = r.exclusive_max && r.max <= INT32_MAX;
-		r.min = r.has_min ? fmax(r.min, INT32_MIN) : INT32_MIN;
-		r.max = r.has_max ? fmin(r.max, INT32_MAX) : INT32_MAX;
-		r.has_min = r.has_max = true;
+	r.whole = whole || (format && format->whole);
+	if (format && format->min > (r.has_min ? r.min : -INFINITY)) {
+		r.min = format->min;
+		r.has_min = true;
+		r.exclusive_min = false;
+	}
+	if (format && format->max < (r.has_max ? r.max : INFINITY)) {
+		r.max = format->max;
+		r.has_max = true;
+		r.exclusive_max = false;
 	}
 	if (!r.has_min && !r.has_max && !r.multiple_of) {
 		grammar_call(c->g, from, to, build_common(&c->build, r.whole ? RULE_INTEGER : RULE_NUMBER));

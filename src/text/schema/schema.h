@@ -18,11 +18,14 @@
  * minLength, maxLength, pattern, format, minimum, maximum, exclusiveMinimum, exclusiveMaximum,
  * multipleOf (1 to 1000, also divided by a power of ten up to 1e9), anyOf, oneOf (alternatives that
  * exclude each other by type or by a constant property), allOf (that can be merged), $ref to a
- * place in the same document, also recursive, nullable (of OpenAPI; only beside "type"). Beside
- * enum and const those of strings and numbers leave the values that satisfy them, but for format.
- * The formats int32 and int64 bound integers; password, binary and the like allow any string.
+ * place in the same document, also recursive, nullable (of OpenAPI; only beside "type").
  * Annotations (title, description, default, examples, contentSchema, ...) count for nothing. Every
  * other keyword is refused by name: an answer that might break it is not valid.
+ *
+ * Beside enum and const, keywords of strings and numbers filter the listed values; format does not.
+ * A multiple is one as the decimal that is written: 0.07 is a multiple of 0.01. Validators that
+ * divide doubles refuse it. The formats int8 to int64 and uint8 to uint64 bound numbers, other
+ * formats of numbers do not; password, binary and the like allow any string.
  *
  * Schemas are untrusted: depth, size, states and merges are limited, each with an error of its own.
  * Compiling one recurses to a bounded depth and takes seconds and some 100 MB at the very most.

@@ -7,6 +7,7 @@
 #include <assert.h>
 #include <float.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -119,10 +120,26 @@ bool schema_same_value(const json_t *a, const json_t *b)
 	return true;
 }
 
-bool schema_format_is_number(const json_t *format)
+const struct schema_number_format *schema_number_format(const json_t *format)
 {
-	static const char *const list[] = {"int32", "int64", "float", "double"};
-	return json_is_string(format) && is_among(json_string_value(format), list, ARRAY_LEN(list));
+	static const struct schema_number_format list[] = {
+		{"int8", true, INT8_MIN, INT8_MAX},
+		{"int16", true, INT16_MIN, INT16_MAX},
+		{"int32", true, INT32_MIN, INT32_MAX},
+		{"int64", true, -INFINITY, INFINITY}, /* numbers have at most 18 digits */
+		{"int", true, -INFINITY, INFINITY},
+		{"uint8", true, 0, UINT8_MAX},
+		{"uint16", true, 0, UINT16_MAX},
+		{"uint32", true, 0, UINT32_MAX},
+		{"uint64", true, 0, INFINITY},
+		{"uint", true, 0, INFINITY},
+		{"float", false, -INFINITY, INFINITY},
+		{"double", false, -INFINITY, INFINITY},
+	};
+	for (size_t i = 0; json_is_string(format) && i < ARRAY_LEN(list); i++)
+		if (!strcmp(json_string_value(format), list[i].name))
+			return &list[i];
+	return NULL;
 }
 
 unsigned schema_types(const json_t *s)
@@ -158,7 +175,7 @@ unsigned schema_types(const json_t *s)
 		if (json_object_get(s, implied[i].keyword))
 			mask |= implied[i].type;
 	if (format)
-		mask |= schema_format_is_number(format) ? SCHEMA_NUMBER | SCHEMA_INTEGER : SCHEMA_STRING;
+		mask |= schema_number_format(format) ? SCHEMA_NUMBER | SCHEMA_INTEGER : SCHEMA_STRING;
 	return mask ? mask : SCHEMA_ANY;
 }
 

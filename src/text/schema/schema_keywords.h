@@ -29,8 +29,14 @@ bool schema_constrains(const json_t *s, const char *but);
 /* NULL, or the first keyword that is not supported. */
 const char *schema_unknown_keyword(const json_t *s);
 
-/* Whether a format is one of numbers (OpenAPI); of strings too, where "type" says so. */
-bool schema_format_is_number(const json_t *format);
+/* A format of numbers, as OpenAPI's registry has them. */
+struct schema_number_format {
+	const char *name;
+	bool whole;
+	double min, max; /* infinite: no limit */
+};
+/* NULL: not one of numbers. Some are formats of strings too, where "type" says so. */
+const struct schema_number_format *schema_number_format(const json_t *format);
 
 /* A mask of the types that "type" names, with null by "nullable"; without it, of those that other
  * keywords imply, or SCHEMA_ANY, as beside enum and const. 0: a name is unknown. */
