@@ -23,8 +23,8 @@
  * other keyword is refused by name: an answer that might break it is not valid.
  *
  * Beside enum and const, keywords of strings and numbers filter the listed values; format does not.
- * A multiple is one as the decimal that is written: 0.07 is a multiple of 0.01. Validators that
- * divide doubles refuse it. The formats int8 to int64 and uint8 to uint64 bound numbers, other
+ * multipleOf holds for the decimal that is written: 0.07 is a multiple of 0.01, though validators
+ * that divide doubles refuse it. The formats int8 to int64 and uint8 to uint64 bound numbers, other
  * formats of numbers do not; password, binary and the like allow any string.
  *
  * Schemas are untrusted: depth, size, states and merges are limited, each with an error of its own.
