@@ -388,6 +388,10 @@ static void test_strict_parameters(void **state)
 		{"{\"properties\":{\"a\":{}},\"required\":[\"b\"]}", "\"b\" is required but not among"},
 		{"{\"additionalProperties\":{\"type\":\"integer\"}}",
 			"additionalProperties: a schema without properties is not supported"},
+		{"{\"additionalProperties\":\"x\"}",
+			"additionalProperties: expected a schema, found a string"},
+		{"{\"properties\":{\"a\":{}},\"additionalProperties\":3}",
+			"additionalProperties: expected a schema, found a number"},
 		{"{\"properties\":{},\"propertyNames\":{\"maxLength\":1}}", "\"propertyNames\" beside"},
 		{"{\"properties\":{\"a\":{}},\"minProperties\":1}", "\"minProperties\" beside"},
 	};
@@ -397,6 +401,8 @@ static void test_strict_parameters(void **state)
 		"{\"additionalProperties\":false}",
 		"{\"additionalProperties\":{}}",
 		"{\"properties\":{\"a\":{}},\"additionalProperties\":{\"type\":\"integer\"}}",
+		"{\"type\":null,\"properties\":null,\"required\":null,\"additionalProperties\":null}",
+		"{\"properties\":{\"a\":{}},\"required\":null}",
 		"{\"$comment\":\"c\",\"deprecated\":true,\"x-order\":1,\"properties\":{\"a\":{}}}",
 		"null",
 	};

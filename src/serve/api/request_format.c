@@ -87,14 +87,21 @@ int request_format(
 	return answer_schema(r, schema, where, e);
 }
 
+/* A member that is not null: clients write null for what is absent. */
+static const json_t *member_given(const json_t *object, const char *key)
+{
+	const json_t *v = json_object_get(object, key);
+	return json_is_null(v) ? NULL : v;
+}
+
 /* Refuses parameters of a strict tool that the constraint cannot hold calls to. It obeys the names
  * of properties and "required"; the values follow their schemas. */
 static int check_parameters(const char *tool, const json_t *parameters, struct request_error *e)
 {
 	static const char *const list[] = {"type", "properties", "required", "additionalProperties"};
-	const json_t *properties = json_object_get(parameters, "properties"),
-				 *required = json_object_get(parameters, "required"),
-				 *more = json_object_get(parameters, "additionalProperties");
+	const json_t *properties = member_given(parameters, "properties"),
+				 *required = member_given(parameters, "required"),
+				 *more = member_given(parameters, "additionalProperties");
 	const char *key;
 	size_t i;
 	json_t *v;
@@ -112,7 +119,7 @@ static int check_parameters(const char *tool, const json_t *parameters, struct r
 				"tools: %.60s: \"%.60s\" beside the properties of a strict tool is not supported",
 				tool, key);
 	}
-	if (json_object_get(parameters, "type") && !(schema_types(parameters) & SCHEMA_OBJECT))
+	if (member_given(parameters, "type") && !(schema_types(parameters) & SCHEMA_OBJECT))
 		return request_refuse(e, 400, "invalid_schema", "tools",
 			"tools: %.60s: the parameters are an object, which their type does not allow", tool);
 	if (properties && !json_is_object(properties))
@@ -122,6 +129,10 @@ static int check_parameters(const char *tool, const json_t *parameters, struct r
 	if (required && !json_is_array(required))
 		return request_refuse(e, 400, "invalid_schema", "tools",
 			"tools: %.60s: required: expected an array, found %s", tool, json_text_type(required));
+	if (more && !json_is_object(more) && !json_is_boolean(more))
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: %.60s: additionalProperties: expected a schema, found %s", tool,
+			json_text_type(more));
 	if (json_object_size(properties) > CONSTRAINT_KEYS_MAX)
 		return request_refuse(e, 400, "invalid_schema", "tools",
 			"tools: %.60s: a strict tool has at most %d properties", tool, CONSTRAINT_KEYS_MAX);

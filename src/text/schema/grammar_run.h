@@ -10,8 +10,9 @@
  * met so far has a table of its successors, so that most bytes cost one load. A mask comes from a
  * walk over the trie of the vocabulary and is kept with its set.
  *
- * Where the grammar has unique_keys, a key of an object does not come again: its closing quote is
- * not allowed as long as the key can be made longer.
+ * Where the grammar has unique_keys, a key of an object does not come again. The quote that would
+ * complete a repeated key is refused while another byte may follow. If none may, the repetition is
+ * allowed.
  *
  * A run belongs to one answer and one thread; grammar and tokens are shared and constant. Memory of
  * a run is bounded: some kB to a few MB in practice, about 70 MB for a schema made to cost much.

@@ -27,8 +27,7 @@
 #define SCHEMAS_MAX 20000  /* parts of one schema */
 #define LENGTH_MAX  100000 /* of minLength, maxLength */
 #define ITEMS_MAX   10000
-#define LISTED_MAX  5000      /* values of an enum */
-#define LISTED_WORK 100000000 /* states and edges that matching the values of an enum looks at */
+#define LISTED_MAX  5000 /* values of an enum */
 #define ONE_OF_MAX  64
 #define NO_MEMORY   "there is no memory for the schema"
 
@@ -285,18 +284,21 @@ static struct number_range range_of(struct schema_compiler *c, const struct sche
 static void compile_number(
 	struct schema_compiler *c, const struct schema_part *w, bool whole, uint32_t from, uint32_t to)
 {
-	const char *format = json_string_value(json_object_get(w->schema, "format"));
+	const struct schema_number_format *format =
+		schema_number_format(json_object_get(w->schema, "format"));
 	struct number_range r = range_of(c, w);
 	if (c->failed)
 		return;
-	bool int32 = format && !strcmp(format, "int32");
-	r.whole = whole || int32 || (format && !strcmp(format, "int64"));
-	if (int32) {
-		r.exclusive_min = r.exclusive_min && r.min >= INT32_MIN;
-		r.exclusive_max = r.exclusive_max && r.max <= INT32_MAX;
-		r.min = r.has_min ? fmax(r.min, INT32_MIN) : INT32_MIN;
-		r.max = r.has_max ? fmin(r.max, INT32_MAX) : INT32_MAX;
-		r.has_min = r.has_max = true;
+	r.whole = whole || (format && format->whole);
+	if (format && format->min > (r.has_min ? r.min : -INFINITY)) {
+		r.min = format->min;
+		r.has_min = true;
+		r.exclusive_min = false;
+	}
+	if (format && format->max < (r.has_max ? r.max : INFINITY)) {
+		r.max = format->max;
+		r.has_max = true;
+		r.exclusive_max = false;
 	}
 	if (!r.has_min && !r.has_max && !r.multiple_of) {
 		grammar_call(c->g, from, to, build_common(&c->build, r.whole ? RULE_INTEGER : RULE_NUMBER));
@@ -372,25 +374,38 @@ static void compile_array(
 
 /* ---- any schema ---- */
 
-/* Whether a number of enum or const is in the range. */
-static bool number_fits(const struct number_range *r, const json_t *v)
+/* Whether a number is inside the bounds of s, without rounding. */
+static bool is_within(const json_t *s, const json_t *v)
 {
-	double x = json_number_value(v);
-	char text[64];
-	if ((r->has_min && (x < r->min || (r->exclusive_min && x == r->min))) ||
-		(r->has_max && (x > r->max || (r->exclusive_max && x == r->max))))
-		return false;
-	if (!r->multiple_of)
-		return true;
-	if (fabs(x) >= 1e15 / pow(10, r->multiple_places)) /* more digits than a double has */
-		return false;
-	snprintf(text, sizeof text, "%.*f", (int)r->multiple_places, x);
-	return strtod(text, NULL) == x &&
-		   llround(x * pow(10, r->multiple_places)) % r->multiple_of == 0;
+	const json_t *min = json_object_get(s, "minimum"), *max = json_object_get(s, "maximum"),
+				 *above = json_object_get(s, "exclusiveMinimum"),
+				 *below = json_object_get(s, "exclusiveMaximum");
+	long double x = schema_exact_number(v), low = schema_exact_number(min),
+				high = schema_exact_number(max);
+	return !(min && (json_is_true(above) ? x <= low : x < low)) &&
+		   !(max && (json_is_true(below) ? x >= high : x > high)) &&
+		   !(json_is_number(above) && x <= schema_exact_number(above)) &&
+		   !(json_is_number(below) && x >= schema_exact_number(below));
 }
 
-/* Refuses keywords beside enum and const that are not looked at. A format is not: the values are
- * the client's own. */
+/* Whether a number is a multiple of r->multiple_of. */
+static bool is_multiple(const struct number_range *r, const json_t *v)
+{
+	double x = json_number_value(v), scale = pow(10, r->multiple_places);
+	char text[64];
+	if (!r->multiple_of)
+		return true;
+	if (json_is_integer(v))
+		return json_integer_value(v) % r->multiple_of * ((json_int_t)scale % r->multiple_of) %
+				   r->multiple_of ==
+			   0;
+	if (fabs(x) >= 1e15 / scale) /* more digits than a double has */
+		return false;
+	snprintf(text, sizeof text, "%.*f", (int)r->multiple_places, x);
+	return strtod(text, NULL) == x && llround(x * scale) % r->multiple_of == 0;
+}
+
+/* Refuses keywords beside enum and const that are not looked at. format is allowed and ignored. */
 static void check_beside_listed(struct schema_compiler *c, const struct schema_part *w)
 {
 	static const char *const beside[] = {"type", "enum", "const", "format", "nullable", "minLength",
@@ -445,7 +460,7 @@ static void compile_listed(struct schema_compiler *c, const struct schema_part *
 			listed =
 				listed && char_nfa_matches(&texts, json_string_value(v), json_string_length(v));
 		if (json_is_number(v))
-			listed = listed && number_fits(&range, v);
+			listed = listed && is_within(w->schema, v) && is_multiple(&range, v);
 		if (listed && (schema_type_of_value(v) & types))
 			build_value(&c->build, v, w->raw, from, to);
 	}
@@ -607,6 +622,10 @@ static void compile_one(struct schema_compiler *c, struct schema_part w)
 	if (nullable && !json_is_boolean(nullable)) {
 		schema_refuse(
 			c, &w, "nullable: expected true or false, found %s", json_text_type(nullable));
+		return;
+	}
+	if (schema_loses_null(w.schema)) {
+		schema_refuse(c, &w, SCHEMA_LOSES_NULL);
 		return;
 	}
 	bool any_of = json_object_get(w.schema, "anyOf"), one_of = json_object_get(w.schema, "oneOf");

@@ -4,11 +4,13 @@
  * are forced into it token by token (grammar_run.h).
  *
  * Every text of the grammar is valid; not every valid text is in it. What is fixed: properties come
- * in the order of the schema, those that it does not name behind them; keys and the strings of enum
- * and const have one spelling; numbers have at most 18 digits before the point and 16 behind it;
- * keys come once in an object, unless the pattern of its keys leaves no other; white space is at
- * most one blank, or one line feed and 40 blanks or tabs, where JSON writers put
- * it. A schema without "type" that has keywords of one type means that type.
+ * in the order of the schema, behind them the keys that an enum of propertyNames lists, then those
+ * that it does not name; keys and the strings of enum and const have one spelling; numbers have at
+ * most 18 digits before the point and 16 behind it; white space is at most one blank, or one line
+ * feed and 40 blanks or tabs, where JSON writers put it. A key comes once in an object. There is
+ * one exception (grammar_run.h): a key by a pattern, or by an enum beside a pattern, that no
+ * character could make longer. A schema without "type", enum and const that has keywords of one
+ * type means that type.
  *
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one
  * pattern), propertyNames, minProperties (at most 1, or as many as are required), items,
@@ -16,11 +18,14 @@
  * minLength, maxLength, pattern, format, minimum, maximum, exclusiveMinimum, exclusiveMaximum,
  * multipleOf (1 to 1000, also divided by a power of ten up to 1e9), anyOf, oneOf (alternatives that
  * exclude each other by type or by a constant property), allOf (that can be merged), $ref to a
- * place in the same document, also recursive, nullable (of OpenAPI, beside "type"). Beside enum and
- * const those of strings and numbers leave the values that satisfy them, but for format. The
- * formats int32 and int64 bound integers; password, binary and the like allow any string.
+ * place in the same document, also recursive, nullable (of OpenAPI; only beside "type").
  * Annotations (title, description, default, examples, contentSchema, ...) count for nothing. Every
  * other keyword is refused by name: an answer that might break it is not valid.
+ *
+ * Beside enum and const, keywords of strings and numbers filter the listed values; format does not.
+ * multipleOf holds for the decimal that is written: 0.07 is a multiple of 0.01, though validators
+ * that divide doubles refuse it. The formats int8 to int64 and uint8 to uint64 bound numbers, other
+ * formats of numbers do not; password, binary and the like allow any string.
  *
  * Schemas are untrusted: depth, size, states and merges are limited, each with an error of its own.
  * Compiling one recurses to a bounded depth and takes seconds and some 100 MB at the very most.

@@ -9,6 +9,8 @@
 #include "src/text/schema/schema_build.h"
 #include "src/text/schema/schema_keywords.h"
 
+#define LISTED_WORK 100000000 /* states and edges that matching the values of an enum looks at */
+
 /* A schema that was met, and its rule. */
 struct schema_part {
 	const json_t *schema; /* borrowed, of the document or of compiler.made */

@@ -5,7 +5,10 @@
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 
+#include <assert.h>
+#include <float.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,11 +93,11 @@ unsigned schema_type_of_value(const json_t *value)
 									: SCHEMA_OBJECT;
 }
 
-/* A real and an integer; both exact. */
-static bool same_number(const json_t *real, const json_t *integer)
+static_assert(LDBL_MANT_DIG >= 64, "a long double holds every json_int_t and every double");
+
+long double schema_exact_number(const json_t *v)
 {
-	double x = json_real_value(real);
-	return x == floor(x) && fabs(x) < 9e18 && (json_int_t)x == json_integer_value(integer);
+	return json_is_integer(v) ? (long double)json_integer_value(v) : json_real_value(v);
 }
 
 bool schema_same_value(const json_t *a, const json_t *b)
@@ -102,10 +105,8 @@ bool schema_same_value(const json_t *a, const json_t *b)
 	const char *key;
 	size_t i;
 	json_t *v;
-	if (json_is_real(a) && json_is_integer(b))
-		return same_number(a, b);
-	if (json_is_integer(a) && json_is_real(b))
-		return same_number(b, a);
+	if (json_is_number(a) && json_is_number(b))
+		return schema_exact_number(a) == schema_exact_number(b);
 	if (json_typeof(a) != json_typeof(b) || json_array_size(a) != json_array_size(b) ||
 		json_object_size(a) != json_object_size(b))
 		return false;
@@ -125,10 +126,26 @@ bool schema_same_value(const json_t *a, const json_t *b)
 	return true;
 }
 
-bool schema_format_is_number(const json_t *format)
+const struct schema_number_format *schema_number_format(const json_t *format)
 {
-	static const char *const list[] = {"int32", "int64", "float", "double"};
-	return json_is_string(format) && is_among(json_string_value(format), list, ARRAY_LEN(list));
+	static const struct schema_number_format list[] = {
+		{"int8", true, INT8_MIN, INT8_MAX},
+		{"int16", true, INT16_MIN, INT16_MAX},
+		{"int32", true, INT32_MIN, INT32_MAX},
+		{"int64", true, -INFINITY, INFINITY}, /* numbers have at most 18 digits */
+		{"int", true, -INFINITY, INFINITY},
+		{"uint8", true, 0, UINT8_MAX},
+		{"uint16", true, 0, UINT16_MAX},
+		{"uint32", true, 0, UINT32_MAX},
+		{"uint64", true, 0, INFINITY},
+		{"uint", true, 0, INFINITY},
+		{"float", false, -INFINITY, INFINITY},
+		{"double", false, -INFINITY, INFINITY},
+	};
+	for (size_t i = 0; json_is_string(format) && i < ARRAY_LEN(list); i++)
+		if (!strcmp(json_string_value(format), list[i].name))
+			return &list[i];
+	return NULL;
 }
 
 unsigned schema_types(const json_t *s)
@@ -158,11 +175,13 @@ unsigned schema_types(const json_t *s)
 	}
 	if (type) /* OpenAPI's "nullable" means something beside "type" only */
 		return mask && json_is_true(json_object_get(s, "nullable")) ? mask | SCHEMA_NULL : mask;
+	if (json_object_get(s, "enum") || json_object_get(s, "const")) /* the values have their types */
+		return SCHEMA_ANY;
 	for (i = 0; i < ARRAY_LEN(implied); i++)
 		if (json_object_get(s, implied[i].keyword))
 			mask |= implied[i].type;
 	if (format)
-		mask |= schema_format_is_number(format) ? SCHEMA_NUMBER | SCHEMA_INTEGER : SCHEMA_STRING;
+		mask |= schema_number_format(format) ? SCHEMA_NUMBER | SCHEMA_INTEGER : SCHEMA_STRING;
 	return mask ? mask : SCHEMA_ANY;
 }
 
@@ -391,6 +410,13 @@ static bool is_in(const json_t *list, const json_t *value)
 	return false;
 }
 
+bool schema_loses_null(const json_t *s)
+{
+	return json_is_true(json_object_get(s, "nullable")) && !json_object_get(s, "type") &&
+		   schema_constrains(s, "nullable") && !json_is_null(json_object_get(s, "const")) &&
+		   !is_in(json_object_get(s, "enum"), json_null());
+}
+
 /* Values of both lists; NULL: too many to compare. */
 static json_t *list_common(const json_t *a, const json_t *b)
 {
@@ -462,7 +488,7 @@ static json_t *keyword_merged(const char *key, const json_t *a, const json_t *b)
 	if (json_equal((json_t *)a, (json_t *)b))
 		return json_incref((json_t *)a);
 	bool numbers = json_is_number(a) && json_is_number(b),
-		 a_greater = numbers && json_number_value(a) > json_number_value(b);
+		 a_greater = numbers && schema_exact_number(a) > schema_exact_number(b);
 	if (numbers && is_among(key, greater, ARRAY_LEN(greater)))
 		return json_incref((json_t *)(a_greater ? a : b));
 	if (numbers && is_among(key, less, ARRAY_LEN(less)))
@@ -535,6 +561,10 @@ static json_t *flattened(
 	if (all && (!json_is_array(all) || !json_array_size(all))) {
 		err_set(e, ERR_INPUT, "allOf: expected an array of at least one schema, found %s",
 			json_is_array(all) ? "an empty one" : json_text_type(all));
+		return NULL;
+	}
+	if (schema_loses_null(s)) {
+		err_set(e, ERR_INPUT, SCHEMA_LOSES_NULL);
 		return NULL;
 	}
 	if (!merge_pay(s, left, e))

@@ -40,15 +40,27 @@ bool schema_constrains(const json_t *s, const char *but);
 /* NULL, or the first keyword that is not supported. */
 const char *schema_unknown_keyword(const json_t *s);
 
-/* Whether a format is one of numbers (OpenAPI); of strings too, where "type" says so. */
-bool schema_format_is_number(const json_t *format);
+/* A format of numbers, as OpenAPI's registry has them. */
+struct schema_number_format {
+	const char *name;
+	bool whole;
+	double min, max; /* infinite: no limit */
+};
+/* NULL: not one of numbers. Some are formats of strings too, where "type" says so. */
+const struct schema_number_format *schema_number_format(const json_t *format);
 
 /* A mask of the types that "type" names, with null by "nullable"; without it, of those that other
- * keywords imply, or SCHEMA_ANY. 0: a name is unknown. */
+ * keywords imply, or SCHEMA_ANY, as beside enum and const. 0: a name is unknown. */
 unsigned schema_types(const json_t *s);
+/* Whether "nullable" is true and would be lost: it stands without "type", beside keywords that do
+ * not list null. */
+bool schema_loses_null(const json_t *s);
+#define SCHEMA_LOSES_NULL "nullable: only beside \"type\" is supported"
 /* The type of a value. SCHEMA_NUMBER alone: a number that is not whole. */
 unsigned schema_type_of_value(const json_t *value);
 
+/* The value of a number without rounding; 0 for other values. */
+long double schema_exact_number(const json_t *v);
 /* Whether two values are the same for JSON Schema: numbers by value, so that 1 is 1.0. Recurses as
  * deep as they nest. */
 bool schema_same_value(const json_t *a, const json_t *b);

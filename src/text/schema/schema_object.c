@@ -222,6 +222,47 @@ static json_t *named_properties(struct schema_compiler *c, const struct schema_p
 	return c->failed ? NULL : all;
 }
 
+/* Adds the keys that an enum or const of "propertyNames" lists to the properties `all`, so that
+ * each comes at most once. False: it lists none, or c->failed; or patternProperties says which keys
+ * may come. */
+static bool add_listed_keys(struct schema_compiler *c, const struct schema_part *w, json_t *all)
+{
+	struct err e;
+	const json_t *names = schema_resolve(c->root, json_object_get(w->schema, "propertyNames"), &e),
+				 *values = json_object_get(names, "enum"),
+				 *constant = json_object_get(names, "const"),
+				 *more = json_object_get(w->schema, "additionalProperties");
+	struct char_nfa texts;
+	size_t i, work = 0;
+	json_t *v;
+	if ((!values && !constant) || json_object_get(w->schema, "patternProperties"))
+		return false;
+	json_t *list = values ? json_incref((json_t *)values) : json_pack("[O]", constant);
+	if (json_array_size(list) > MEMBERS_MAX)
+		schema_refuse(c, w, "propertyNames: at most %d values are supported", MEMBERS_MAX);
+	bool bound = schema_string_texts(c, &(struct schema_part){names, w->path, 0, false}, &texts);
+	json_array_foreach(list, i, v)
+	{
+		const char *key = json_string_value(v);
+		size_t n = json_string_length(v);
+		if (c->failed || !(schema_types(names) & SCHEMA_STRING))
+			break;
+		if (!key || strlen(key) != n || (constant && !json_equal(v, (json_t *)constant)))
+			continue;
+		work += bound ? (texts.n_states + texts.n_edges) * (1 + n) : 0;
+		if (n > KEY_MAX)
+			schema_refuse(c, w, "propertyNames: a name is longer than %d bytes", KEY_MAX);
+		else if (work > LISTED_WORK)
+			schema_refuse(
+				c, w, "propertyNames: a pattern or length beside so many values is not supported");
+		else if (!json_object_get(all, key) && (!bound || char_nfa_matches(&texts, key, n)))
+			json_object_set_new(all, key, more ? json_incref((json_t *)more) : json_true());
+	}
+	char_nfa_free(&texts);
+	json_decref(list);
+	return !c->failed;
+}
+
 /* Two rows of states, one of each before each property: in `none` no member is written yet, in
  * `some` there is one, so that a comma comes before the next. */
 void schema_compile_object(
@@ -233,6 +274,11 @@ void schema_compile_object(
 	if (!all)
 		return;
 	check_named_keys(c, w, all);
+	/* none is added where additionalProperties is false: other_values says so */
+	bool listed = !json_is_false(json_object_get(w->schema, "additionalProperties")) &&
+				  add_listed_keys(c, w, all);
+	if (c->failed)
+		return;
 	size_t least = 0, required = 0;
 	json_object_foreach(all, key, v)
 	{
@@ -269,7 +315,7 @@ void schema_compile_object(
 		none = next_none;
 		some = next_some;
 	}
-	if (other_values(c, w, &pattern, &rule)) {
+	if (!listed && other_values(c, w, &pattern, &rule)) {
 		g->unique_keys = true;
 		struct char_nfa keys;
 		uint32_t key_rule = grammar_rule(g);

@@ -74,7 +74,7 @@ static void outside_push(struct unique_keys *u, uint8_t byte)
 	case '"':
 		u->state = u->key_next ? KEY : STRING;
 		u->key_next = false;
-		u->hash = in_object(u) ? u->levels[u->depth - 1].object : 0;
+		u->hash = mix(0, in_object(u) ? u->levels[u->depth - 1].object : 0);
 		break;
 	default:
 		break;

@@ -6,7 +6,8 @@
  * unique_keys_repeats; unique_keys_free.
  *
  * A copy of the struct looks ahead: set `copy`, push to it, and drop it without unique_keys_free.
- * It writes its keys behind those of the original, for which unique_keys_reserve has made room.
+ * It writes its keys behind those of the original, for which unique_keys_reserve has made room. It
+ * keeps the keys of objects that it closes: the object's number in their hashes tells them apart.
  *
  * Keys are compared by 64-bit hashes of their characters, so that "a" is "\u0061". One thread at a
  * time.
