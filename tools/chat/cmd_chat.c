@@ -137,7 +137,7 @@ static void save(struct answer *a, const char *path, bool force)
 	}
 }
 
-/* --force, before or behind FILE, is taken as well, since the commands call it so. */
+/* Also takes --force, before or after FILE. */
 static enum outcome do_save(struct answer *a, const char *argument)
 {
 	static const char force[] = "--force";
@@ -146,7 +146,7 @@ static enum outcome do_save(struct answer *a, const char *argument)
 	const bool behind =
 		len > n && !strcmp(argument + len - n, force) && strchr(" \t", argument[len - n - 1]);
 	const char *from = before ? argument + n + strspn(argument + n, " \t") : argument;
-	size_t end = len - (size_t)(from - argument) - (behind && !before ? n : 0);
+	size_t end = len - (size_t)(from - argument) - (behind ? n : 0);
 	while (end && strchr(" \t", from[end - 1]))
 		end--;
 	char *path = mem_strndup(from, end);

@@ -607,6 +607,8 @@ static int convert(struct convert_work *w, struct err *e)
 		err_hint(e, "the same command with --force replaces it, and goes on from here");
 		return code;
 	}
+	if (code == ERR_USAGE) /* an input has the output's name by now */
+		return code;
 	if (code) {
 		err_hint(e, "the same command goes on from here");
 		return code;

@@ -565,6 +565,11 @@ def taken_back():
     shown = c.line(b"/save " + notes.encode() + b" --force", b" saved (")
     check("and /save FILE --force", open(notes, "rb").read(7) == b"GLMSESS", shown)
     check("under no other name", not os.path.exists(notes + " --force"))
+    with open(notes, "w") as f:
+        f.write("my notes")
+    shown = c.line(b"/save --force " + notes.encode() + b" --force", b" saved (")
+    check("and --force on both sides", open(notes, "rb").read(7) == b"GLMSESS", shown)
+    check("which is no part of a name", not os.path.exists(notes + " --force"))
     shown = save(c, notes)
     check("a session is replaced by /save", b"2 turns, " in shown, shown)
     c.line(b"/quit", b"/quit")

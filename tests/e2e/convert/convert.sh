@@ -145,16 +145,20 @@ run verify "$first" -q
 exits 0
 check "a split output has several parts" [ "$(find "$work" -name 'parts-*.gguf' | wc -l)" -gt 3 ]
 
-# Kills a conversion as soon as its journal vouches for something; $killed tells whether that came
-# about.
-start_and_kill() { # output, signal
-	"$GLMSTREAM" convert "$work/tiny" -o "$1" --recipe "$again" --jobs 1 "${@:3}" >"$work/out" 2>"$work/err" &
-	local pid=$! i
+# Starts a conversion, as $pid, and waits until its journal vouches for something.
+start() { # output, options...
+	"$GLMSTREAM" convert "$work/tiny" -o "$1" --recipe "$again" --jobs 1 "${@:2}" >"$work/out" 2>"$work/err" &
+	pid=$!
+	local i
 	for ((i = 0; i < 600; i++)); do
 		if [ -e "$1.journal" ] && [ "$(wc -l <"$1.journal")" -gt 2 ]; then break; fi
 		kill -0 $pid 2>/dev/null || break
 		sleep 0.05
 	done
+}
+# The same, and kills it then; $killed tells whether that came about.
+start_and_kill() { # output, signal, options...
+	start "$1" "${@:3}"
 	kill -"$2" $pid 2>/dev/null
 	wait $pid 2>/dev/null
 	rc=$?
@@ -168,6 +172,16 @@ run convert "$work/tiny" -o "$work/killed.gguf" --recipe "$again" --jobs 2
 exits 0
 check "it goes on where it stood" grep -qE 'going on with an earlier run: [0-9]+ of 112 tensors are done' "$work/err"
 check "resumed equals uninterrupted" cmp -s "$work/tiny-$again.gguf" "$work/killed.gguf"
+
+# ---- an input that gets the output's name meanwhile -------------------------------------------------
+start "$work/late.gguf"
+ln "$(echo "$work"/tiny/*.safetensors | cut -d' ' -f1)" "$work/late.gguf"
+wait $pid
+rc=$? said="convert, and an input is linked to its output's name"
+exits 2
+check "the input is named" grep -q '^glmstream: .*late.gguf: is an input of this command' "$work/err"
+check "the hint is another name" grep -q '^hint: give the output another name' "$work/err"
+rm "$work"/late.gguf*
 
 # ---- a link and the file that it leads to are one output ------------------------------------------
 # With a journal each, the one would list tensors of a .partial that the other has emptied.
