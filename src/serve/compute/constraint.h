@@ -22,8 +22,8 @@
  *
  * Use: constraint_init; for each token draw one, and if constraint_allows refuses it,
  * constraint_mask the logits and draw again; constraint_token with the token that came;
- * constraint_fini. By a schema, constraint_allows costs microseconds, and the first mask of a state
- * about a millisecond.
+ * constraint_fini. By a schema, constraint_allows costs microseconds, the first mask of a state
+ * some milliseconds, and each later one up to some tens of microseconds.
  */
 #ifndef GLM_SERVE_CONSTRAINT_H
 #define GLM_SERVE_CONSTRAINT_H
@@ -93,10 +93,10 @@ bool constraint_allows(struct constraint *f, int32_t id); /* may this token come
 /* logits [n_valid]: -infinity for what must not come, the others stay. */
 void constraint_mask(struct constraint *f, float *logits, int32_t n_valid);
 /* The token that came. False: the grammar of the schema does not take it, so the answer cannot
- * become valid. That happens where the limits of grammar_run.h leave no token in a mask. True in
- * any case once *cancel is true. */
+ * become valid. That happens where no token that may be drawn continues the answer within its
+ * schema. True in any case once *cancel is true. */
 bool constraint_token(struct constraint *f, int32_t id);
-#define CONSTRAINT_BROKEN "the answer cannot go on within its schema, which is too complex there"
+#define CONSTRAINT_BROKEN "no token that may be drawn continues the answer within its schema"
 /* The answer is a whole value of its schema and nothing may follow. */
 bool constraint_complete(const struct constraint *f);
 

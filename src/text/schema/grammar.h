@@ -49,7 +49,8 @@ struct grammar {
 	size_t n_rules, rules_cap;
 	uint32_t n_states;
 	bool too_large;
-	/* Texts are JSON, and the rules of an object's keys do not see to it that none comes twice. */
+	/* Texts are JSON. The rules alone allow a key twice in an object; grammar_run refuses the
+	 * repetition (unique_keys.h). */
 	bool unique_keys;
 	uint32_t root; /* the rule of whole texts */
 	/* finished */

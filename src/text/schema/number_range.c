@@ -16,8 +16,8 @@
 #define DIGITS_MAX 18     /* before the point */
 #define EXACT_MAX  0x1p53 /* from here on doubles are more than 1 apart */
 
-/* Where the numbers of a range end. Only numbers of at most 15 digits may have a fraction near an
- * end, so that each is another double than its neighbours. */
+/* An end of the range as a decimal of at most 15 digits (integers: 18), so that neighbours stay
+ * distinct doubles. */
 struct decimal {
 	char whole[DIGITS_MAX + 8]; /* without leading zeros; "0" */
 	char fraction[32];          /* without trailing zeros */
@@ -29,8 +29,8 @@ static size_t digits_before_point(double v)
 	return (size_t)snprintf(text, sizeof text, "%.0f", floor(v));
 }
 
-/* The last decimal of at most `places` places that is in the range: the least that is at least v
- * (up), or the greatest that is at most v; open: not v itself. 0 <= v < NUMBER_TOO_LARGE. False:
+/* The decimal nearest to v inside the range, of at most `places` places: the least that is at least
+ * v (up), or the greatest that is at most v; open: not v itself. 0 <= v < NUMBER_TOO_LARGE. False:
  * none. */
 static bool decimal_inside(double v, bool open, size_t places, bool up, struct decimal *d)
 {

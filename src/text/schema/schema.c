@@ -501,7 +501,7 @@ static json_t *keep_made(struct schema_compiler *c, const struct schema_part *w,
 
 /* Whether s, or the schema that it refers to, has an allOf: only merged it shows what excludes it
  * from other alternatives. */
-static bool is_combined(struct schema_compiler *c, const json_t *s)
+static bool has_all_of(struct schema_compiler *c, const json_t *s)
 {
 	struct err e;
 	return json_object_get(schema_resolve(c->root, s, &e), "allOf");
@@ -527,7 +527,7 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 		json_t *part = one ? with_discriminator(c, json_array_get(list, i),
 								 json_object_get(w->schema, "discriminator"))
 						   : json_incref(json_array_get(list, i));
-		if (merge || (one && is_combined(c, part))) {
+		if (merge || (one && has_all_of(c, part))) {
 			json_t *both = schema_merge(c->root, base, part, &c->left, c->e);
 			json_decref(part);
 			part = both;
