@@ -22,7 +22,8 @@ int chat_file_save(struct answer *a, const char *path, bool force, struct err *e
 int chat_file_load(struct answer *a, const char *path, struct err *e);
 
 /* Whether a session that does not exist yet can be written there; 0 if a file exists, whatever it
- * holds. ERR_INPUT: a folder or a write-protected file is there. For before a large model is opened. */
+ * holds. ERR_INPUT: a folder or a write-protected file is there. For before a large model is
+ * opened. */
 int chat_file_check(const char *path, struct err *e);
 
 /* --session, after the engine is open: reads the file if it exists, else chat_file_check. */
