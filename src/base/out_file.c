@@ -44,7 +44,7 @@ static bool is_of_kind(int fd, const struct out_kind *kind)
 
 /* ---- inputs ---- */
 
-static char **inputs; /* paths, not inodes: those are used again when a file is removed */
+static char **inputs; /* paths: inode numbers are reused once a file is removed */
 static size_t n_inputs;
 
 void out_file_add_input(const char *path)

@@ -163,7 +163,7 @@ static int parse_export_options(int argc, char **argv, struct export_options *o,
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc;
-	if (!o->dry_run && (!o->out || !*o->out))
+	if (!o->dry_run && !o->out)
 		return err_set(e, ERR_USAGE, "-o FOLDER is missing");
 	return 0;
 }

@@ -290,7 +290,7 @@ static void warn_of_unused(const struct common_opts *c, const struct engine *g)
 	buf_free(&names);
 }
 
-/* As above, once. */
+/* Warns once of a --kv-ram on that the CPU ignores. */
 static void warn_of_kv_ram(const struct common_opts *c, const struct engine *g)
 {
 	static bool warned;

@@ -404,7 +404,7 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 		(o->types_text &&
 			(rc = convert_types_parse(&o->types, o->types_text, synth_fill_supported, e))))
 		return rc;
-	if (!o->dry_run && (!o->out || !*o->out))
+	if (!o->dry_run && !o->out)
 		return err_set(e, ERR_USAGE, "-o OUT is missing");
 	if (o->format != SYNTH_GGUF && o->gguf_given)
 		return err_set(e, ERR_USAGE,
