@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 
-from serve_lib import TIME, WEATHER, Server, check, finish, user
+from serve_lib import TIME, WEATHER, Server, check, finish, user, wait_gauge
 
 WORK = sys.argv[1]
 POINTS = int(os.environ.get("FAULT_POINTS", "8"))
@@ -189,10 +189,8 @@ def main():
                 try_shape(s, control, name, path, body, stream)
         for name, path, body in OTHERS:
             try_shape(s, control, name, path, body, False)
-        end = time.monotonic() + 20
-        while time.monotonic() < end and "glmstream_request_bytes 0\n" not in s.get("/metrics")[1]:
-            time.sleep(0.1)
-        check("glmstream_request_bytes 0\n" in s.get("/metrics")[1], "no request holds memory at the end")
+        held = wait_gauge(s, "request_bytes", lambda held: held == 0)
+        check(held == 0, "no request holds memory at the end", held)
     finish()
 
 

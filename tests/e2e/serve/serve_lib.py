@@ -203,6 +203,15 @@ def gauge(s, name):
     return next((float(line.split()[1]) for line in text.splitlines() if line.startswith(f"glmstream_{name} ")), -1)
 
 
+def wait_gauge(s, name, is_so, seconds=20):
+    """Asks until is_so(value of the gauge); returns the last value. The answers that ask count as memory themselves until the
+    kernel has taken them: who asks twice without a pause may see the first one."""
+    end = time.monotonic() + seconds
+    while not is_so(value := gauge(s, name)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return value
+
+
 def counter(server, name):
     return float(re.search(rf"^glmstream_{name}_total ([0-9.e+]+)$", server.get("/metrics")[1], re.M)[1])
 

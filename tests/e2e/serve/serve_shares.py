@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 
-from serve_lib import Server, check, finish, gauge, user
+from serve_lib import Server, check, finish, gauge, user, wait_gauge
 
 CHAT, EVENTS = "/v1/chat/completions", "/v1/glmstream/events?map=0"
 SHORT = {"messages": user("Define river."), "max_tokens": 1, "enable_thinking": False}
@@ -129,10 +129,8 @@ def test_responses():
         tokens = json.loads(held[0][1].read())["tokens"]
         check(len(tokens) > 500000, "it comes whole when it is read", len(tokens))
         close(held)
-        until = time.monotonic() + 10
-        while gauge(s, "request_bytes") > 1e6 and time.monotonic() < until:
-            time.sleep(0.05)
-        check(gauge(s, "request_bytes") < 1e6, "nothing is held when all were taken", gauge(s, "request_bytes"))
+        left = wait_gauge(s, "request_bytes", lambda held: held < 1e6)
+        check(left < 1e6, "nothing is held when all were taken", left)
 
 
 def test_queue():
