@@ -401,14 +401,18 @@ exits 3
 check "a full context in a pipe says which line and how many are left" \
 	grep -q '^glmstream: standard input, line 2: 62 tokens do not fit the context of 60; 5 more lines are not answered$' "$work/err"
 check "the first line is answered" [ "$(wc -l <"$work/out")" = 1 ]
-{ # what has not come yet is not waited for
+{ # what has not come yet is not waited for: the program ends before the writer, who waits for that
 	printf 'Define dog.\nDefine cat.\nDefine island.\n'
-	sleep 8
+	for _ in $(seq 600); do
+		[ ! -e "$work/ended" ] || break
+		sleep 0.1
+	done
+	[ ! -e "$work/ended" ] || touch "$work/seen"
 } | (
-	timeout 60 "$GLMSTREAM" --temp 0 --think off -q -c 60 >"$work/out" 2>"$work/err"
-	date +%s%N >"$work/ended"
+	timeout 600 "$GLMSTREAM" --temp 0 --think off -q -c 60 >"$work/out" 2>"$work/err"
+	touch "$work/ended"
 )
-check "a writer that goes on is not waited for" [ $(($(date +%s%N) - $(cat "$work/ended"))) -gt 3000000000 ]
+check "a writer that goes on is not waited for" [ -e "$work/seen" ]
 check "then it is at least that many" grep -q '; at least 1 more line is not answered$' "$work/err"
 
 # ---- the other commands --------------------------------------------------------------------------
