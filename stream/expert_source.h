@@ -128,7 +128,7 @@ struct expert_stats {
 	uint64_t reread;   /* ... wrong, and read again */
 	uint64_t wrong;    /* ... and wrong again */
 	uint64_t check_ns; /* time spent hashing, summed over all threads */
-	/* of the second tier: what the system refused to pin, so that it is not used */
+	/* not cumulative: bytes of the second tier that the system has refused to pin, so unused */
 	uint64_t ram_refused_bytes;
 	/* how the drives are read now (reader_setting); 0: nothing is read from drives */
 	uint32_t io_depth, io_slice_bytes; /* reads in flight, all drives together; bytes of a read */

@@ -283,7 +283,7 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 	return 0;
 }
 
-/* The progress callback of the processor: enqueues arrivals of the group for the card. */
+/* What enqueue_arrivals is called with, and its error. */
 struct arrivals {
 	struct model *m;
 	const struct batch *rows;
@@ -291,6 +291,7 @@ struct arrivals {
 	struct err e;
 };
 
+/* The progress callback of the processor: enqueues arrivals of the group for the card. */
 static void enqueue_arrivals(void *arrivals)
 {
 	struct arrivals *a = arrivals;

@@ -122,12 +122,12 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
 /* On a card the second tier is pinned step by step in a thread of its own: the first step after
- * loader_open, then some ahead of demotions, and one for each layer of a prompt whose reads found
- * no free slot. From this call on the rest is pinned too, with pauses: call it when the drive has
- * nothing more urgent to do. The tier is used as far as it is pinned: only the warm-up waits for
- * more, and a demotion that finds no room leaves the cache (cache_limit_tier1). When the system
- * refuses to pin a step, a warning says so, the tier stays as it is, and
- * expert_stats.ram_refused_bytes has the rest. */
+ * loader_open, then some ahead of demotions, and one for each layer of a prompt after
+ * one whose reads found no free slot. From this call on the rest is pinned too, with pauses: call
+ * it when the drive has nothing more urgent to do. The tier is used as far as it is pinned: only
+ * the warm-up waits for more, and a demotion that finds no room leaves the cache
+ * (cache_limit_tier1). When the system refuses to pin a step, a warning says so, the tier stays as
+ * it is, and expert_stats.ram_refused_bytes has the rest. */
 void loader_pin_in_background(struct expert_source *s);
 
 /* Of a source made by loader_open. */
@@ -149,8 +149,8 @@ void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_s
 /* Warm-up: loads the given experts, best first, with the lowest priority of all loads: into free
  * slots of the first tier, and when that is full into free slots of the second. With a card the
  * second tier is used as far as it is pinned (loader_pin_in_background). Returns at once. Experts
- * that do not exist are ignored. Who comes to an expert that is being loaded makes that load a
- * demand. A prompt that reads one of the experts for the first tier leaves it there, so that it
+ * that do not exist are ignored. An acquire of an expert in flight raises its load to demand
+ * priority. A prompt that reads one of the experts for the first tier leaves it there, so that it
  * need not be read again. With a card, what a prompt reads for other use also stays in free slots
  * of the second tier as far as that is pinned, experts of the warm-up first (cache_keep_reads);
  * where none is free, the next layer of the prompt requests that one more step is pinned. */

@@ -135,8 +135,7 @@ struct loader_shared {
 	 * the cache when it was last set (loader_judge_prefetch) */
 	double prefetch_share;
 	uint64_t judged_used, judged_wasted;
-	uint64_t
-		keeps_refused; /* as in the cache when more of tier 1 was last requested to be pinned */
+	uint64_t keeps_refused; /* cache_stats.keeps_refused at the last request to pin more */
 	bool quit;
 };
 

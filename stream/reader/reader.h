@@ -12,10 +12,10 @@
  * own (stream/reader/reader_engine.h).
  *
  * Errors: short reads, EINTR and EAGAIN are handled inside. A file that refuses O_DIRECT, or a
- * request that is not aligned for it, is read through the page cache. If
- * a read of a file with replicas fails (EIO, the file has become shorter), the reader repeats it on
- * the next replica, warns once for each file, and reads the others for a minute. Other errors are
- * those of one request and come in its completion: EIO, end of file, cancelled.
+ * request that is not aligned for it, is read through the page cache. If a read of a file with
+ * replicas fails (EIO, the file has become shorter), the reader repeats it on the next replica. It
+ * warns once for each file, and reads the other copies for a minute. Other errors are those of one
+ * request and come in its completion: EIO, end of file, cancelled.
  *
  * Threads: one thread owns a reader: the first that submits or reaps. Another thread may open it
  * and register memory before. Any thread may call reader_wake.

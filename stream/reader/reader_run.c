@@ -7,10 +7,10 @@
  *                                     ^ short read, EAGAIN, EINVAL of O_DIRECT: a retry
  *
  * A drive has at most drive_depth ops in flight, those that wait for a retry included, except ops
- * that were moved to it from a copy that failed. A request is
- * finished when it has no more slices to start and none in flight. After a fault or a cancel no
- * more are started, so the memory of a finished request is never written again. Slices are started
- * from the front, so the bytes before the lowest fault are all there.
+ * that were moved to it from a copy that failed. A request is finished when it has no more slices
+ * to start and none in flight. After a fault or a cancel no more are started, so the memory of a
+ * finished request is never written again. Slices are started from the front, so the bytes before
+ * the lowest fault are all there.
  */
 #include "stream/reader/reader_core.h"
 
