@@ -293,12 +293,10 @@ def interrupts():
     c.quiet()
     at = len(c.seen)
     c.keys(b"Tell me a story about a fox named Ben.\r")
-    c.wait_for(b"nce", at)  # "Once" or whatever begins with the next token
-    c.quiet(0.2)
+    c.wait_for(b"Once", at)
     c.keys(b"\x03")
-    shown = c.wait_for(b"(stopped)", at, 30)
-    ended = b" new at " in shown  # a fast machine may be through
-    check("Ctrl+C stops the answer", b"(stopped)" in shown or ended, shown)
+    shown = c.wait_for(b"\n> ", at)
+    check("Ctrl+C stops the answer", b"(stopped)" in shown, shown)
     c.line(b"/set n 4", b"n 4")
     shown = c.say(b"Define river.")
     check("and keeps the session", b"river" in shown.split(b"Define river.", 1)[-1], shown)
@@ -415,7 +413,7 @@ def long_prompt():
     progress = rb"reading the prompt .*?([0-9]+) of ([0-9]+) tok, [0-9.]+ tok/s, [0-9a-z ]+ left"
     c = Chat("-n", "8", "--chunk", "1", "--draft", "off", "--cache-gb", "0.003")
     check("a short prompt shows no progress", b"reading" not in c.say(b"Define river."), c.seen)
-    text = b"Tell me about " + b"the river and " * 500
+    text = b"Tell me about " + b"the river and " * (100 if "san-" in PROGRAM else 500)
     at = len(c.seen)
     c.keys(text + b"\r")
     c.wait_for(b" left", at)
