@@ -4,6 +4,7 @@ model with a small expert cache, the path of Chromium, and a folder for screensh
 
 Answers whose text matters (markup, tool calls, errors) are put in by the test in place of the server's; the rest is real.
 """
+import faulthandler
 import json
 import re
 import time
@@ -279,6 +280,8 @@ def has_libraries(browser):
     p.close()
     return found
 
+
+faulthandler.dump_traceback_later(190)  # page.sh ends it at 200: where it waits
 
 with sync_playwright() as playwright:
     chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
