@@ -35,6 +35,8 @@
  * - Threads: one thread at a time makes calls of the table. It may be another one from call to
  *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each
  *   call.
+ * - Several backends of a process on one card: the caller waits for the ops of one before it calls
+ *   ops of another. Kernels whose blocks wait for each other need the card for themselves.
  */
 #ifndef GLM_KERNELS_BACKEND_H
 #define GLM_KERNELS_BACKEND_H

@@ -3,7 +3,7 @@
  * The chunks of a prompt in flight through several stages: the bits are those of one stage, stages
  * compute different chunks at the same time, no more of them than there are stages, and what is
  * cancelled or fails leaves the chunks before it. All stages are on card 0 of the CPU backend, or
- * of the one that GLM_BACKEND names.
+ * of the one that GLM_BACKEND names; GLM_CARDS names other cards, stage by stage.
  */
 #include "src/base/num.h"
 #include "src/engine/session/session_internal.h"
@@ -25,7 +25,6 @@
 #define N_CHUNKS 4
 
 static int32_t prompt[N_PROMPT + 8];
-static const uint32_t cards[3]; /* all of them card 0 */
 static const uint32_t two[] = {4}, three[] = {1, 5};
 
 static int prompt_setup(void **state)
@@ -38,12 +37,13 @@ static int prompt_setup(void **state)
 
 static struct engine_options chunk_options(uint32_t n, uint32_t chunk)
 {
+	skip_unless_stages_overlap(n);
 	return (struct engine_options){.model_path = MODEL,
 		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
 		.threads = 1,
 		.context = 320,
 		.chunk = chunk,
-		.cards = cards,
+		.cards = stage_cards(n),
 		.n_cards = n,
 		.cuts = n == 2   ? two
 				: n == 3 ? three

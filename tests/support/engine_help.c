@@ -41,6 +41,18 @@ const uint32_t *stage_cards(uint32_t n)
 	return cards;
 }
 
+void skip_unless_stages_overlap(uint32_t n)
+{
+	const char *backend = getenv("GLM_BACKEND");
+	const uint32_t *cards = stage_cards(n);
+	if (!backend || !strcmp(backend, "cpu"))
+		return;
+	for (uint32_t i = 0; i < n; i++)
+		for (uint32_t k = 0; k < i; k++)
+			if (cards[i] == cards[k])
+				skip();
+}
+
 uint64_t logits_hash(const struct session *s)
 {
 	assert_non_null(session_logits(s));

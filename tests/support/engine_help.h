@@ -13,6 +13,10 @@ struct session *session_of(struct engine *g, bool mtp);
  * ("0,1"), again and again; without it card 0. The array is the same for every call. */
 const uint32_t *stage_cards(uint32_t n);
 
+/* Skips the running test where n stages on these cards do not compute at the same time: two of them
+ * share a graphics card (pipeline_depth). */
+void skip_unless_stages_overlap(uint32_t n);
+
 /* generate_hash of the logits that the session has. */
 uint64_t logits_hash(const struct session *s);
 

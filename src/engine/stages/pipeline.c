@@ -242,9 +242,22 @@ void pipeline_free(struct stage_pipeline *p)
 	free(p);
 }
 
+static bool stages_share_card(const struct engine *g)
+{
+	for (uint32_t i = 0; i < g->n_stages; i++)
+		for (uint32_t k = 0; k < i; k++)
+			if (g->stages[i].card == g->stages[k].card && g->stages[i].backend->ops->copier_open)
+				return true;
+	return false;
+}
+
 uint32_t pipeline_depth(const struct engine *g)
 {
 	if (g->trace) /* steps and accesses stand in it one after the other */
+		return 1;
+	/* Blocks of a kernel may wait for each other (mla.cu). Two such kernels at the same time could
+	 * each hold the multiprocessors that the other one waits for. */
+	if (stages_share_card(g))
 		return 1;
 	return g->ranks ? ranks_count(g->ranks->ranks) : g->n_stages;
 }

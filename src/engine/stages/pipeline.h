@@ -38,7 +38,8 @@ struct micro_batch;
 struct stage_pipeline *pipeline_new(struct engine *g);
 void pipeline_free(struct stage_pipeline *p); /* nothing may be in flight; NULL is fine */
 
-/* Stages that compute at the same time; 1: a step is computed as a whole. */
+/* Stages that compute at the same time; 1: a step is computed as a whole, by one stage after the
+ * other. 1 with a trace, and with several stages on one card (not on the CPU). */
 uint32_t pipeline_depth(const struct engine *g);
 
 /* Bytes of host memory that a row takes between two stages. */
