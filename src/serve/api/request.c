@@ -428,8 +428,6 @@ int request_choice(struct request *r, enum tool_choice choice, const char *name,
 	return 0;
 }
 
-#define ORDERED_MAX 256
-
 /* The ids of all calls, so that known turns can be found. Messages have been checked. */
 static void collect_call_ids(struct request *r, const json_t *messages)
 {
@@ -445,54 +443,60 @@ static void collect_call_ids(struct request *r, const json_t *messages)
 	}
 }
 
-/* The template has no ids: results stand in the order of their calls. Results of one run of tool
- * messages are put into that order, when their ids allow it. */
+#define ORDERED_MAX 256 /* calls of one message: each is compared with every result */
+
+static bool is_result(const json_t *message)
+{
+	const char *role = json_string_value(json_object_get(message, "role"));
+	return role && !strcmp(role, "tool");
+}
+
+/* Appends the results messages[from] to messages[to - 1] in the order of their calls: each call
+ * takes the first result with its id that no call before it has taken. If a result is left over,
+ * all stay in the order of the messages. */
+static void append_results(
+	json_t *out, const json_t *messages, size_t from, size_t to, const json_t *calls)
+{
+	size_t order[ORDERED_MAX], n = 0, n_calls = json_array_size(calls), n_results = to - from;
+	bool taken[ORDERED_MAX] = {0};
+	if (n_calls > ORDERED_MAX || n_results > n_calls)
+		n_calls = 0;
+	for (size_t k = 0; k < n_calls; k++) {
+		const char *id = json_string_value(json_object_get(json_array_get(calls, k), "id"));
+		for (size_t t = 0; id && t < n_results; t++) {
+			const json_t *result = json_array_get(messages, from + t);
+			const char *of = json_string_value(json_object_get(result, "tool_call_id"));
+			if (of && !taken[t] && !strcmp(of, id)) {
+				taken[t] = true;
+				order[n++] = t;
+				break;
+			}
+		}
+	}
+	for (size_t t = 0; t < n_results; t++)
+		json_array_append(out, json_array_get(messages, from + (n == n_results ? order[t] : t)));
+}
+
+/* The messages, with the results of each run of tool messages in the order of their calls: the
+ * template has no ids. */
 static json_t *order_results(const json_t *messages)
 {
 	json_t *out = json_array();
 	const json_t *calls = NULL;
-	size_t n = json_array_size(messages);
-	for (size_t i = 0; i < n;) {
+	size_t n = json_array_size(messages), end;
+	for (size_t i = 0; i < n; i = end) {
 		json_t *m = json_array_get(messages, i);
-		const char *role = json_string_value(json_object_get(m, "role"));
-		if (!role || strcmp(role, "tool")) {
-			if (role)
-				calls = strcmp(role, "assistant") ? NULL : json_object_get(m, "tool_calls");
-			json_array_append(out, m);
-			i++;
+		end = i + 1;
+		if (is_result(m)) {
+			while (end < n && is_result(json_array_get(messages, end)))
+				end++;
+			append_results(out, messages, i, end, calls);
 			continue;
 		}
-		size_t end = i;
-		while (end < n) {
-			const char *s =
-				json_string_value(json_object_get(json_array_get(messages, end), "role"));
-			if (!s || strcmp(s, "tool"))
-				break;
-			end++;
-		}
-		size_t k, put = json_array_size(out);
-		json_t *call;
-		if (json_array_size(calls) > ORDERED_MAX) /* every call looks at every result */
-			calls = NULL;
-		json_array_foreach(calls, k, call)
-		{
-			const char *id = json_string_value(json_object_get(call, "id"));
-			for (size_t t = i; id && t < end; t++) {
-				const char *of =
-					json_string_value(json_object_get(json_array_get(messages, t), "tool_call_id"));
-				if (of && !strcmp(of, id)) {
-					json_array_append(out, json_array_get(messages, t));
-					break;
-				}
-			}
-		}
-		if (json_array_size(out) - put != end - i) { /* ids missing or twice: as they came */
-			while (json_array_size(out) > put)
-				json_array_remove(out, json_array_size(out) - 1);
-			for (size_t t = i; t < end; t++)
-				json_array_append(out, json_array_get(messages, t));
-		}
-		i = end;
+		const char *role = json_string_value(json_object_get(m, "role"));
+		if (role)
+			calls = strcmp(role, "assistant") ? NULL : json_object_get(m, "tool_calls");
+		json_array_append(out, m);
 	}
 	return out;
 }
