@@ -12,7 +12,7 @@ struct client {
 	struct client *next, **at;
 	struct client_shares *shares;
 	size_t held[CLIENT_N_HOLDINGS];
-	uint64_t turn; /* of the answer that began latest */
+	uint64_t turn; /* of its answer that began latest; of a client that is new: client_rank */
 	uint32_t holders, running;
 	size_t n; /* of id */
 	unsigned char id[CLIENT_ID_MAX];
@@ -22,6 +22,7 @@ struct client_shares {
 	pthread_mutex_t lock; /* guards all but `percent`; no other lock is taken under it */
 	unsigned percent;     /* constant */
 	struct client *first;
+	uint64_t latest; /* the turn of the answer that began latest of all */
 	struct client_stats stats;
 };
 
@@ -55,6 +56,7 @@ struct client *client_find(struct client_shares *s, const void *id, size_t n)
 		c->shares = s;
 		c->n = n;
 		memcpy(c->id, id, n);
+		c->turn = s->latest ? s->latest - 1 : 0;
 		c->next = s->first;
 		c->at = &s->first;
 		if (c->next)
@@ -168,6 +170,7 @@ void client_begin_answer(struct client *c, uint64_t turn)
 	pthread_mutex_lock(&c->shares->lock);
 	c->running++;
 	c->turn = turn;
+	c->shares->latest = turn;
 	pthread_mutex_unlock(&c->shares->lock);
 }
 
