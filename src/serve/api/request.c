@@ -526,6 +526,21 @@ int request_refuse_length(const struct request *r, const char *param, struct req
 		"the prompt has more than %zu bytes, more than a request may take", most);
 }
 
+#define ID_BYTES 8 /* of a token for each byte of text, in a list that doubles */
+
+int request_encode(struct request *r, const char *text, size_t n, bool special,
+	struct token_ids *out, struct request_error *e)
+{
+	struct err err = {0};
+	const size_t before = r->part.bytes;
+	if (request_hold(r, before + ID_BYTES * n, e))
+		return -1;
+	if (tokenizer_encode(
+			r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, out, &err))
+		return request_refuse_err(e, &err);
+	return request_hold(r, before + out->cap * sizeof *out->data, e);
+}
+
 /* Most prompts are hardly longer than their bodies; only one that turns out to be longer counts for
  * as much as the context can hold. */
 static int build_prompt(struct request *r, struct request_error *e)

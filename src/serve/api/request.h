@@ -172,6 +172,10 @@ int request_choice(struct request *r, enum tool_choice choice, const char *name,
 /* Messages in the form of OpenAI's chat API, to which the other APIs bring theirs. Results of calls
  * are put into the order of the calls: the template has no ids. */
 int request_messages(struct request *r, const json_t *messages, struct request_error *e);
+/* Appends the tokens of text[n] to *out, which is empty before, and counts them for the budget.
+ * special: spellings of control tokens count as such. */
+int request_encode(struct request *r, const char *text, size_t n, bool special,
+	struct token_ids *out, struct request_error *e);
 /* Makes the one prompt from r->talk, and sets the options of the output that depend on it. Last,
  * but for request_limit_new_tokens. */
 int request_prompt(struct request *r, struct request_error *e);
