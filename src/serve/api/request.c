@@ -241,15 +241,20 @@ bool request_names_model(const struct request_model *m, const char *name)
 	return !strncmp(name, m->name, n) && (!name[n] || !strcmp(name + n, ":latest"));
 }
 
+int request_check_model(const struct request_model *m, const char *name, struct request_error *e)
+{
+	if (!name || !m->strict_name || request_names_model(m, name))
+		return 0;
+	return request_refuse(e, 404, "model_not_found", "model",
+		"the model \"%.100s\" does not exist here; this server has \"%s\"", name, m->name);
+}
+
 int request_model_name(struct request *r, struct request_error *e)
 {
 	const char *name = NULL;
 	if (request_string(r->body, "model", &name, e))
 		return -1;
-	if (!name || !r->model->strict_name || request_names_model(r->model, name))
-		return 0;
-	return request_refuse(e, 404, "model_not_found", "model",
-		"the model \"%.100s\" does not exist here; this server has \"%s\"", name, r->model->name);
+	return request_check_model(r->model, name, e);
 }
 
 static int add_stop(struct request *r, const char *key, const json_t *v, struct request_error *e)

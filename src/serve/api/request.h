@@ -137,7 +137,9 @@ int request_unsupported(const json_t *o, const char *key, struct request_error *
 
 /* Whether `name` (which may end in ollama's ":latest") is that of the model. */
 bool request_names_model(const struct request_model *m, const char *name);
-/* "model": with strict_name refuses the name of another model. */
+/* With strict_name refuses the name of another model: 404. NULL is any model. */
+int request_check_model(const struct request_model *m, const char *name, struct request_error *e);
+/* "model", by request_check_model. */
 int request_model_name(struct request *r, struct request_error *e);
 /* Refuses members of the body that neither `members` (ends with NULL) nor what all APIs share
  * names. */

@@ -270,3 +270,18 @@ def test_responses_folder():
                 check(status == 400 and data["error"]["message"], "a damaged file", damage, data)
         with open(foreign, encoding="utf-8") as f:
             check(f.read() == "mine", "somebody else's file stays")
+
+
+def test_strict():
+    with Server("--strict-model", "-q", "-c", "512") as s:
+        m = user("x")
+        status, data = s.post(CHAT, {"model": "gpt-4o", "messages": m})
+        check(status == 404 and data["error"]["code"] == "model_not_found", "another model's name", data)
+        check(s.get("/v1/models/x")[0] == 404 and s.get("/v1/models/pocket")[0] == 200, "one model")
+        for path in ("/api/chat", "/api/generate"):
+            status, data = s.post(path, {"model": "gpt-4o"})
+            check(status == 404 and "gpt-4o" in data["error"], "another model is loaded", path, status, data)
+            check(s.post(path, {"model": "pocket"})[1].get("done_reason") == "load", "this one is", path)
+        for name in ("pocket", "pocket:latest"):
+            check(s.post(CHAT, {"model": name, "messages": m, "max_tokens": 1})[0] == 200, "the right name", name)
+        check(not "".join(s.log), "-q writes no lines", s.log)
