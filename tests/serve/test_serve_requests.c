@@ -228,6 +228,42 @@ static void test_result_order(void **state)
 	}
 }
 
+/* Which of the members that turn reasoning on or off wins: efforts first, then "thinking", then
+ * enable_thinking, chat_template_kwargs last. */
+static void test_thinking(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *members;
+		bool thinks;
+	} cases[] = {
+		{"\"reasoning_effort\":\"high\"", true},
+		{"\"reasoning_effort\":\"high\",\"thinking\":{\"type\":\"disabled\"}", false},
+		{"\"chat_template_kwargs\":{\"reasoning_effort\":\"high\"},"
+		 "\"thinking\":{\"type\":\"disabled\"}",
+			false},
+		{"\"chat_template_kwargs\":{\"reasoning_effort\":\"none\"},"
+		 "\"thinking\":{\"type\":\"enabled\"}",
+			true},
+		{"\"thinking\":{\"type\":\"disabled\"},\"enable_thinking\":true", true},
+		{"\"chat_template_kwargs\":{\"reasoning_effort\":\"high\"},\"enable_thinking\":false",
+			false},
+		{"\"chat_template_kwargs\":{\"enable_thinking\":false,\"reasoning_effort\":\"high\"},"
+		 "\"thinking\":{\"type\":\"enabled\"},\"enable_thinking\":true",
+			false},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		char *body = mem_printf(
+			"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],%s}", cases[i].members);
+		struct request r;
+		serve_requests_parse(&api_chat, body, &r);
+		if (r.output.in_reasoning != cases[i].thinks)
+			fail_msg("%s: reasoning is %s", body, cases[i].thinks ? "off" : "on");
+		request_fini(&r);
+		free(body);
+	}
+}
+
 static void test_members(void **state)
 {
 	(void)state;
@@ -703,6 +739,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_prompts),
 		cmocka_unit_test(test_result_order),
+		cmocka_unit_test(test_thinking),
 		cmocka_unit_test(test_members),
 		cmocka_unit_test(test_serve_requests_refused),
 		cmocka_unit_test(test_strict_parameters),

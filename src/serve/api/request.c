@@ -316,47 +316,57 @@ int request_effort(
 	return 0;
 }
 
+/* true and false set *out. */
+static int take_switch(
+	const json_t *o, const char *key, enum chat_switch *out, struct request_error *e)
+{
+	bool on = *out == CHAT_ON;
+	if (request_bool(o, key, &on, e))
+		return -1;
+	if (json_is_boolean(json_object_get(o, key)))
+		*out = on ? CHAT_ON : CHAT_OFF;
+	return 0;
+}
+
+/* "thinking" {type, clear_thinking}; NULL: absent. */
+static int take_thinking(struct request *r, const json_t *thinking, struct request_error *e)
+{
+	struct chat_options *o = &r->talk.chat.options;
+	const char *type = NULL;
+	if (request_string(thinking, "type", &type, e))
+		return -1;
+	if (type && strcmp(type, "enabled") && strcmp(type, "disabled") && strcmp(type, "adaptive"))
+		return request_refuse(e, 400, NULL, "thinking",
+			"thinking.type: expected enabled, adaptive or disabled, found \"%.40s\"", type);
+	if (type) {
+		o->enable_thinking = strcmp(type, "disabled") ? CHAT_ON : CHAT_OFF;
+		r->think_asked = true;
+	}
+	return take_switch(thinking, "clear_thinking", &o->clear_thinking, e);
+}
+
 int request_template(struct request *r, struct request_error *e)
 {
 	struct chat_options *o = &r->talk.chat.options;
 	const json_t *kwargs, *thinking;
-	const char *effort = NULL, *type = NULL;
+	const char *effort = NULL;
 	struct err err = {0};
 	if (request_object(r->body, "chat_template_kwargs", &kwargs, e) ||
 		request_object(r->body, "thinking", &thinking, e))
 		return -1;
-	if (thinking) {
-		bool clear = false;
-		if (request_string(thinking, "type", &type, e))
-			return -1;
-		if (type && strcmp(type, "enabled") && strcmp(type, "disabled") && strcmp(type, "adaptive"))
-			return request_refuse(e, 400, NULL, "thinking",
-				"thinking.type: expected enabled, adaptive or disabled, found \"%.40s\"", type);
-		if (type)
-			o->enable_thinking = strcmp(type, "disabled") ? CHAT_ON : CHAT_OFF;
-		if (json_object_get(thinking, "clear_thinking")) {
-			if (request_bool(thinking, "clear_thinking", &clear, e))
-				return -1;
-			o->clear_thinking = clear ? CHAT_ON : CHAT_OFF;
-		}
-		r->think_asked = r->think_asked || type;
-	}
 	if (chat_json_options(&r->talk.chat, kwargs, "chat_template_kwargs", &err))
 		return request_refuse_err(e, &err);
-	r->think_asked = r->think_asked || json_is_boolean(json_object_get(kwargs, "enable_thinking"));
-	bool enable = true;
+	/* in the order of precedence, the last one wins */
 	if (request_string(kwargs, "reasoning_effort", &effort, e) ||
 		request_effort(r, effort, "chat_template_kwargs.reasoning_effort", e) ||
-		request_bool(r->body, "enable_thinking", &enable, e))
+		take_thinking(r, thinking, e) ||
+		take_switch(r->body, "enable_thinking", &o->enable_thinking, e) ||
+		take_switch(kwargs, "enable_thinking", &o->enable_thinking, e) ||
+		take_switch(kwargs, "clear_thinking", &o->clear_thinking, e))
 		return -1;
-	if (json_is_boolean(json_object_get(r->body, "enable_thinking"))) {
-		o->enable_thinking = enable ? CHAT_ON : CHAT_OFF;
-		r->think_asked = true;
-	}
-	/* enable_thinking wins over the effort */
-	if (json_is_boolean(json_object_get(kwargs, "enable_thinking")))
-		o->enable_thinking =
-			json_is_true(json_object_get(kwargs, "enable_thinking")) ? CHAT_ON : CHAT_OFF;
+	r->think_asked = r->think_asked ||
+					 json_is_boolean(json_object_get(r->body, "enable_thinking")) ||
+					 json_is_boolean(json_object_get(kwargs, "enable_thinking"));
 	o->add_generation_prompt = true;
 	return 0;
 }

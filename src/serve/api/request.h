@@ -154,7 +154,9 @@ int request_stops(struct request *r, const char *key, struct request_error *e);
 int request_effort(
 	struct request *r, const char *effort, const char *param, struct request_error *e);
 /* chat_template_kwargs (enable_thinking, clear_thinking, reasoning_effort), enable_thinking,
- * thinking {type}. */
+ * thinking {type, clear_thinking}. After request_effort for the API's own effort. Reasoning is on
+ * or off by the last one given of: efforts, thinking.type, enable_thinking,
+ * chat_template_kwargs.enable_thinking. */
 int request_template(struct request *r, struct request_error *e);
 /* Tools in OpenAI's form ({"type": "function", "function": {...}} or flat) become the template's.
  */
