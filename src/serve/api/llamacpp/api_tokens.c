@@ -9,7 +9,7 @@
 #define JSON_FACTOR 12   /* a byte as \u0000, in a buffer that doubles */
 #define TOKENS_HELD 1024 /* tokens that are written before memory is counted again */
 
-/* Parses no members: the functions below do. */
+/* Reads no members: the functions below do, and refuse the others. */
 static int take_body(struct request *r, struct request_error *e)
 {
 	(void)r, (void)e;
@@ -57,11 +57,14 @@ static int write_tokens(struct json_write *w, struct request *r, const struct to
 int api_tokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
 	struct request_error *e)
 {
+	/* add_special has no effect: GLM's tokenizer adds no BOS token */
+	static const char *const members[] = {
+		"content", "parse_special", "with_pieces", /* */ "add_special", NULL};
 	struct request r;
 	struct token_ids ids = {0};
 	struct json_write w = {.out = out};
 	bool special = true, pieces = false;
-	int rc = api_parse(&plain, model, body, len, &r, e) ||
+	int rc = api_parse(&plain, model, body, len, &r, e) || request_known(&r, members, e) ||
 					 request_bool(r.body, "parse_special", &special, e) ||
 					 request_bool(r.body, "with_pieces", &pieces, e)
 				 ? -1
@@ -105,10 +108,11 @@ static int join_tokens(
 int api_detokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
 	struct request_error *e)
 {
+	static const char *const members[] = {"tokens", NULL};
 	struct request r;
 	struct buf bytes = {0}, text = {0};
 	struct json_write w = {.out = out};
-	int rc = api_parse(&plain, model, body, len, &r, e);
+	int rc = api_parse(&plain, model, body, len, &r, e) || request_known(&r, members, e) ? -1 : 0;
 	const json_t *list = json_object_get(r.body, "tokens");
 	size_t held = r.part.bytes;
 	if (!rc && !json_is_array(list))
