@@ -107,7 +107,7 @@ static bool stream_next(void *user, struct buf *out)
 	for (; v; v = t->done || mem_scope_failed() ? NULL : reply_next(&t->reply, 0, &a)) {
 		if (v->kind == JOB_PROGRESS)
 			progress = t->reply.progress_done < t->reply.progress_total;
-		bool wanted = v->kind != JOB_PROGRESS || (t->request.return_progress && v->total);
+		bool wanted = v->kind != JOB_PROGRESS || t->request.return_progress;
 		if (wanted && !mem_scope_failed()) /* else the answer lacks what the event says */
 			write_event(t, a, v, out);
 		job_event_free(v);
