@@ -60,10 +60,10 @@ size_t client_held(struct client *c, enum client_holding what);
  * - A new client ranks as if its latest answer had begun just before the latest one of all: it
  *   comes before the client of that one, and not before clients that have waited longer. A client
  *   that leaves and comes back is new: those that stayed are not kept out.
- * - turn: a number that grows with each answer of any client, below 2^CLIENT_TURN_BITS; the rank's
- *   bits above it are the running answers. */
-#define CLIENT_TURN_BITS 48
-void client_begin_answer(struct client *c, uint64_t turn);
+ * - serial: grows with each answer of any client, below 2^CLIENT_SERIAL_BITS; the rank's bits
+ *   above it are the running answers. */
+#define CLIENT_SERIAL_BITS 48
+void client_begin_answer(struct client *c, uint64_t serial);
 void client_end_answer(struct client *c);
 uint64_t client_rank(struct client *c); /* of NULL: 0 */
 
