@@ -117,9 +117,12 @@ struct batch_draft {
  * was computed; after another error the ids are undefined. */
 int batch_mtp_draft(const struct batch_draft *drafts, uint32_t n, struct err *e);
 
-/* Makes the timeline of `to` the first n tokens of `from`, n <= its length, by copying cache rows,
- * those of the MTP layer too if both have them. Different sessions of one engine, neither in
- * flight. `to` has no logits afterwards. After an error, a failure of the backend, it is empty. */
+/* Makes the timeline of `to` the first n tokens of `from`, by copying cache rows, those of the MTP
+ * layer too if both have them.
+ * - The sessions are different ones of one engine; n <= the length of `from`.
+ * - `to` is not in flight. `from` may be: its length counts ended steps only, so no row that is
+ *   being computed is copied.
+ * - `to` has no logits afterwards. After an error, a failure of the backend, it is empty. */
 int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n, struct err *e);
 
 #endif

@@ -12,7 +12,7 @@ struct client {
 	struct client *next, **at;
 	struct client_shares *shares;
 	size_t held[CLIENT_N_HOLDINGS];
-	uint64_t turn; /* of the answer that began latest */
+	uint64_t latest_serial; /* of its answers; of a client that is new: client_rank */
 	uint32_t holders, running;
 	size_t n; /* of id */
 	unsigned char id[CLIENT_ID_MAX];
@@ -22,6 +22,7 @@ struct client_shares {
 	pthread_mutex_t lock; /* guards all but `percent`; no other lock is taken under it */
 	unsigned percent;     /* constant */
 	struct client *first;
+	uint64_t latest_serial; /* of all answers */
 	struct client_stats stats;
 };
 
@@ -55,6 +56,7 @@ struct client *client_find(struct client_shares *s, const void *id, size_t n)
 		c->shares = s;
 		c->n = n;
 		memcpy(c->id, id, n);
+		c->latest_serial = s->latest_serial ? s->latest_serial - 1 : 0;
 		c->next = s->first;
 		c->at = &s->first;
 		if (c->next)
@@ -161,13 +163,14 @@ size_t client_held(struct client *c, enum client_holding what)
 	return n;
 }
 
-void client_begin_answer(struct client *c, uint64_t turn)
+void client_begin_answer(struct client *c, uint64_t serial)
 {
 	if (!c)
 		return;
 	pthread_mutex_lock(&c->shares->lock);
 	c->running++;
-	c->turn = turn;
+	c->latest_serial = serial;
+	c->shares->latest_serial = serial;
 	pthread_mutex_unlock(&c->shares->lock);
 }
 
@@ -185,7 +188,7 @@ uint64_t client_rank(struct client *c)
 	if (!c)
 		return 0;
 	pthread_mutex_lock(&c->shares->lock);
-	uint64_t rank = (uint64_t)c->running << CLIENT_TURN_BITS | c->turn;
+	uint64_t rank = (uint64_t)c->running << CLIENT_SERIAL_BITS | c->latest_serial;
 	pthread_mutex_unlock(&c->shares->lock);
 	return rank;
 }

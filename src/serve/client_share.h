@@ -55,14 +55,17 @@ void client_give(struct client *c, enum client_holding what, size_t n);
 void client_count(struct client *c, enum client_holding what, size_t n);
 size_t client_held(struct client *c, enum client_holding what);
 
-/* The order in which clients get sessions: the lowest rank is next. Fewer running answers rank
- * lower; among equals the client whose latest answer began earlier. turn: a number that grows with
- * each answer of any client, below 2^CLIENT_TURN_BITS; the rank's bits above it are the running
- * answers. */
-#define CLIENT_TURN_BITS 48
-void client_begin_answer(struct client *c, uint64_t turn);
+/* The order in which clients get sessions: the lowest rank is next.
+ * - Fewer running answers rank lower; among equals the client whose latest answer began earlier.
+ * - A new client ranks as if its latest answer had begun just before the latest one of all: it
+ *   comes before the client of that one, and not before clients that have waited longer. A client
+ *   that leaves and comes back is new: those that stayed are not kept out.
+ * - serial: grows with each answer of any client, below 2^CLIENT_SERIAL_BITS; the rank's bits
+ *   above it are the running answers. */
+#define CLIENT_SERIAL_BITS 48
+void client_begin_answer(struct client *c, uint64_t serial);
 void client_end_answer(struct client *c);
-uint64_t client_rank(struct client *c); /* of NULL and of a client that is new: 0 */
+uint64_t client_rank(struct client *c); /* of NULL: 0 */
 
 struct client_stats {
 	uint32_t clients; /* that exist now */

@@ -90,6 +90,33 @@ static void test_rank(void **state)
 	client_shares_free(s);
 }
 
+/* One session: a client with a second answer waits, while others each send one, leave, and come
+ * back as new clients. It is served after each of them once. */
+static void test_rank_of_those_who_come_back(void **state)
+{
+	(void)state;
+	struct client_shares *s = client_shares_new(75);
+	struct client *a = client_find(s, "a", 1);
+	client_begin_answer(a, 1);
+	struct client *others[] = {client_find(s, "b", 1), client_find(s, "c", 1)};
+	client_end_answer(a);
+	uint32_t n_before = 0;
+	for (; n_before < 20; n_before++) {
+		size_t k = client_rank(others[1]) < client_rank(others[0]);
+		if (client_rank(a) <= client_rank(others[k])) /* among equals it came first */
+			break;
+		client_begin_answer(others[k], n_before + 2);
+		client_end_answer(others[k]);
+		client_drop(others[k]);
+		others[k] = client_find(s, &"bc"[k], 1);
+	}
+	assert_int_equal(n_before, 2);
+	client_drop(a);
+	for (size_t k = 0; k < ARRAY_LEN(others); k++)
+		client_drop(others[k]);
+	client_shares_free(s);
+}
+
 static void test_memory(void **state)
 {
 	(void)state;
@@ -180,6 +207,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_shares),
 		cmocka_unit_test(test_rank),
+		cmocka_unit_test(test_rank_of_those_who_come_back),
 		cmocka_unit_test(test_memory),
 		cmocka_unit_test(test_identity),
 	};

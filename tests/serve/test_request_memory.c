@@ -162,11 +162,41 @@ static void test_tokens(void **state)
 	buf_free(&body);
 }
 
+/* Text prompts are held as tokens until they are read: a letter has a few bytes then. */
+static void test_text_prompts(void **state)
+{
+	(void)state;
+	struct buf body = {0};
+	struct request r;
+	struct request_error e = {0};
+	buf_puts(&body, "{\"prompt\":[");
+	for (int k = 0; k < 4; k++) {
+		buf_puts(&body, k ? ",\"" : "\"");
+		for (int i = 0; i < 100000; i++)
+			buf_puts(&body, "q ");
+		buf_puts(&body, "\"");
+	}
+	buf_puts(&body, "]}");
+	budget_clear(LIMIT);
+	size_t before = allocated();
+	if (api_parse(&api_completions, &model, buf_str(&body), body.len, &r, &e))
+		fail_msg("%s", e.message);
+	assert_true(atomic_load(&budget.held) >= allocated() - before);
+	assert_true(atomic_load(&budget.held) <= 4 * (allocated() - before));
+	request_fini(&r);
+	budget_clear(2 * atomic_load(&budget.peak) - 2); /* one request may hold half */
+	assert_int_equal(api_parse(&api_completions, &model, buf_str(&body), body.len, &r, &e), -1);
+	assert_int_equal(e.status, 413);
+	request_fini(&r);
+	buf_free(&body);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_previous),
 		cmocka_unit_test(test_tokens),
+		cmocka_unit_test(test_text_prompts),
 	};
 	return cmocka_run_group_tests(tests, memory_setup, memory_teardown);
 }

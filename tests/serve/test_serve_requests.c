@@ -184,6 +184,86 @@ static void test_prompts(void **state)
 		"on<|assistant|><think></think>");
 }
 
+/* Results stand in the order of their calls. Calls with the same id: in the order of the results.
+ */
+static void test_result_order(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *calls[3], *results[3]; /* ids; the contents of the results are "1", "2", "3" */
+		const char *order;
+	} cases[] = {
+		{{"a", "b", "c"}, {"c", "a", "b"}, "231"},
+		{{"a", "b", "c"}, {"c", "a", NULL}, "21"},
+		{{"x", "x", "x"}, {"x", "x", "x"}, "123"},
+		{{"", "", ""}, {"", "", ""}, "123"},
+		{{"a", "b", "a"}, {"b", "a", "a"}, "213"},
+		{{"a", "b", NULL}, {"a", "a", "b"}, "123"}, /* a result of no call: as they came */
+		{{"a", "b", "c"}, {"c", "a", "z"}, "123"},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		struct buf body = {0}, want = {0};
+		buf_puts(&body, "{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
+						"\"assistant\",\"content\":\"\",\"tool_calls\":[");
+		buf_puts(&want, HEAD "<|user|>q<|assistant|><think></think>");
+		for (size_t k = 0; k < 3 && cases[i].calls[k]; k++) {
+			buf_printf(&body,
+				"%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":\"f%zu\","
+				"\"arguments\":\"{}\"}}",
+				k ? "," : "", cases[i].calls[k], k);
+			buf_printf(&want, "<tool_call>f%zu</tool_call>", k);
+		}
+		buf_puts(&body, "]}");
+		for (size_t k = 0; k < 3 && cases[i].results[k]; k++)
+			buf_printf(&body, ",{\"role\":\"tool\",\"tool_call_id\":\"%s\",\"content\":\"%zu\"}",
+				cases[i].results[k], k + 1);
+		buf_puts(&body, "]}");
+		buf_puts(&want, "<|observation|>");
+		for (const char *p = cases[i].order; *p; p++)
+			buf_printf(&want, "<tool_response>%c</tool_response>", *p);
+		buf_puts(&want, "<|assistant|><think>");
+		expect_prompt(&api_chat, buf_str(&body), buf_str(&want));
+		buf_free(&body);
+		buf_free(&want);
+	}
+}
+
+/* Which of the members that turn reasoning on or off wins: efforts first, then "thinking", then
+ * enable_thinking, chat_template_kwargs last. */
+static void test_thinking(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *members;
+		bool thinks;
+	} cases[] = {
+		{"\"reasoning_effort\":\"high\"", true},
+		{"\"reasoning_effort\":\"high\",\"thinking\":{\"type\":\"disabled\"}", false},
+		{"\"chat_template_kwargs\":{\"reasoning_effort\":\"high\"},"
+		 "\"thinking\":{\"type\":\"disabled\"}",
+			false},
+		{"\"chat_template_kwargs\":{\"reasoning_effort\":\"none\"},"
+		 "\"thinking\":{\"type\":\"enabled\"}",
+			true},
+		{"\"thinking\":{\"type\":\"disabled\"},\"enable_thinking\":true", true},
+		{"\"chat_template_kwargs\":{\"reasoning_effort\":\"high\"},\"enable_thinking\":false",
+			false},
+		{"\"chat_template_kwargs\":{\"enable_thinking\":false,\"reasoning_effort\":\"high\"},"
+		 "\"thinking\":{\"type\":\"enabled\"},\"enable_thinking\":true",
+			false},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		char *body = mem_printf(
+			"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],%s}", cases[i].members);
+		struct request r;
+		serve_requests_parse(&api_chat, body, &r);
+		if (r.output.in_reasoning != cases[i].thinks)
+			fail_msg("%s: reasoning is %s", body, cases[i].thinks ? "off" : "on");
+		request_fini(&r);
+		free(body);
+	}
+}
+
 static void test_members(void **state)
 {
 	(void)state;
@@ -658,6 +738,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_prompts),
+		cmocka_unit_test(test_result_order),
+		cmocka_unit_test(test_thinking),
 		cmocka_unit_test(test_members),
 		cmocka_unit_test(test_serve_requests_refused),
 		cmocka_unit_test(test_strict_parameters),

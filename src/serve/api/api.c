@@ -306,9 +306,8 @@ void api_models_list(const struct request_model *m, bool anthropic, struct buf *
 int api_models_one(const struct request_model *m, const char *name, bool anthropic, struct buf *out,
 	struct request_error *e)
 {
-	if (m->strict_name && !request_names_model(m, name))
-		return request_refuse(e, 404, "model_not_found", "model",
-			"the model \"%.100s\" does not exist here; this server has \"%s\"", name, m->name);
+	if (request_check_model(m, name, e))
+		return -1;
 	struct json_write w = {.out = out};
 	struct buf id = {0}; /* a path may have any bytes */
 	utf8_repair(name, strlen(name), &id);

@@ -241,15 +241,20 @@ bool request_names_model(const struct request_model *m, const char *name)
 	return !strncmp(name, m->name, n) && (!name[n] || !strcmp(name + n, ":latest"));
 }
 
+int request_check_model(const struct request_model *m, const char *name, struct request_error *e)
+{
+	if (!name || !m->strict_name || request_names_model(m, name))
+		return 0;
+	return request_refuse(e, 404, "model_not_found", "model",
+		"the model \"%.100s\" does not exist here; this server has \"%s\"", name, m->name);
+}
+
 int request_model_name(struct request *r, struct request_error *e)
 {
 	const char *name = NULL;
 	if (request_string(r->body, "model", &name, e))
 		return -1;
-	if (!name || !r->model->strict_name || request_names_model(r->model, name))
-		return 0;
-	return request_refuse(e, 404, "model_not_found", "model",
-		"the model \"%.100s\" does not exist here; this server has \"%s\"", name, r->model->name);
+	return request_check_model(r->model, name, e);
 }
 
 static int add_stop(struct request *r, const char *key, const json_t *v, struct request_error *e)
@@ -311,47 +316,57 @@ int request_effort(
 	return 0;
 }
 
+/* true and false set *out. */
+static int take_switch(
+	const json_t *o, const char *key, enum chat_switch *out, struct request_error *e)
+{
+	bool on = *out == CHAT_ON;
+	if (request_bool(o, key, &on, e))
+		return -1;
+	if (json_is_boolean(json_object_get(o, key)))
+		*out = on ? CHAT_ON : CHAT_OFF;
+	return 0;
+}
+
+/* "thinking" {type, clear_thinking}; NULL: absent. */
+static int take_thinking(struct request *r, const json_t *thinking, struct request_error *e)
+{
+	struct chat_options *o = &r->talk.chat.options;
+	const char *type = NULL;
+	if (request_string(thinking, "type", &type, e))
+		return -1;
+	if (type && strcmp(type, "enabled") && strcmp(type, "disabled") && strcmp(type, "adaptive"))
+		return request_refuse(e, 400, NULL, "thinking",
+			"thinking.type: expected enabled, adaptive or disabled, found \"%.40s\"", type);
+	if (type) {
+		o->enable_thinking = strcmp(type, "disabled") ? CHAT_ON : CHAT_OFF;
+		r->think_asked = true;
+	}
+	return take_switch(thinking, "clear_thinking", &o->clear_thinking, e);
+}
+
 int request_template(struct request *r, struct request_error *e)
 {
 	struct chat_options *o = &r->talk.chat.options;
 	const json_t *kwargs, *thinking;
-	const char *effort = NULL, *type = NULL;
+	const char *effort = NULL;
 	struct err err = {0};
 	if (request_object(r->body, "chat_template_kwargs", &kwargs, e) ||
 		request_object(r->body, "thinking", &thinking, e))
 		return -1;
-	if (thinking) {
-		bool clear = false;
-		if (request_string(thinking, "type", &type, e))
-			return -1;
-		if (type && strcmp(type, "enabled") && strcmp(type, "disabled") && strcmp(type, "adaptive"))
-			return request_refuse(e, 400, NULL, "thinking",
-				"thinking.type: expected enabled, adaptive or disabled, found \"%.40s\"", type);
-		if (type)
-			o->enable_thinking = strcmp(type, "disabled") ? CHAT_ON : CHAT_OFF;
-		if (json_object_get(thinking, "clear_thinking")) {
-			if (request_bool(thinking, "clear_thinking", &clear, e))
-				return -1;
-			o->clear_thinking = clear ? CHAT_ON : CHAT_OFF;
-		}
-		r->think_asked = r->think_asked || type;
-	}
 	if (chat_json_options(&r->talk.chat, kwargs, "chat_template_kwargs", &err))
 		return request_refuse_err(e, &err);
-	r->think_asked = r->think_asked || json_is_boolean(json_object_get(kwargs, "enable_thinking"));
-	bool enable = true;
+	/* in the order of precedence, the last one wins */
 	if (request_string(kwargs, "reasoning_effort", &effort, e) ||
 		request_effort(r, effort, "chat_template_kwargs.reasoning_effort", e) ||
-		request_bool(r->body, "enable_thinking", &enable, e))
+		take_thinking(r, thinking, e) ||
+		take_switch(r->body, "enable_thinking", &o->enable_thinking, e) ||
+		take_switch(kwargs, "enable_thinking", &o->enable_thinking, e) ||
+		take_switch(kwargs, "clear_thinking", &o->clear_thinking, e))
 		return -1;
-	if (json_is_boolean(json_object_get(r->body, "enable_thinking"))) {
-		o->enable_thinking = enable ? CHAT_ON : CHAT_OFF;
-		r->think_asked = true;
-	}
-	/* enable_thinking wins over the effort */
-	if (json_is_boolean(json_object_get(kwargs, "enable_thinking")))
-		o->enable_thinking =
-			json_is_true(json_object_get(kwargs, "enable_thinking")) ? CHAT_ON : CHAT_OFF;
+	r->think_asked = r->think_asked ||
+					 json_is_boolean(json_object_get(r->body, "enable_thinking")) ||
+					 json_is_boolean(json_object_get(kwargs, "enable_thinking"));
 	o->add_generation_prompt = true;
 	return 0;
 }
@@ -428,8 +443,6 @@ int request_choice(struct request *r, enum tool_choice choice, const char *name,
 	return 0;
 }
 
-#define ORDERED_MAX 256
-
 /* The ids of all calls, so that known turns can be found. Messages have been checked. */
 static void collect_call_ids(struct request *r, const json_t *messages)
 {
@@ -445,54 +458,60 @@ static void collect_call_ids(struct request *r, const json_t *messages)
 	}
 }
 
-/* The template has no ids: results stand in the order of their calls. Results of one run of tool
- * messages are put into that order, when their ids allow it. */
+#define ORDERED_MAX 256 /* calls of one message: each is compared with every result */
+
+static bool is_result(const json_t *message)
+{
+	const char *role = json_string_value(json_object_get(message, "role"));
+	return role && !strcmp(role, "tool");
+}
+
+/* Appends the results messages[from] to messages[to - 1] in the order of their calls: each call
+ * takes the first result with its id that no call before it has taken. If a result is left over,
+ * all stay in the order of the messages. */
+static void append_results(
+	json_t *out, const json_t *messages, size_t from, size_t to, const json_t *calls)
+{
+	size_t order[ORDERED_MAX], n = 0, n_calls = json_array_size(calls), n_results = to - from;
+	bool taken[ORDERED_MAX] = {0};
+	if (n_calls > ORDERED_MAX || n_results > n_calls)
+		n_calls = 0;
+	for (size_t k = 0; k < n_calls; k++) {
+		const char *id = json_string_value(json_object_get(json_array_get(calls, k), "id"));
+		for (size_t t = 0; id && t < n_results; t++) {
+			const json_t *result = json_array_get(messages, from + t);
+			const char *of = json_string_value(json_object_get(result, "tool_call_id"));
+			if (of && !taken[t] && !strcmp(of, id)) {
+				taken[t] = true;
+				order[n++] = t;
+				break;
+			}
+		}
+	}
+	for (size_t t = 0; t < n_results; t++)
+		json_array_append(out, json_array_get(messages, from + (n == n_results ? order[t] : t)));
+}
+
+/* The messages, with the results of each run of tool messages in the order of their calls: the
+ * template has no ids. */
 static json_t *order_results(const json_t *messages)
 {
 	json_t *out = json_array();
 	const json_t *calls = NULL;
-	size_t n = json_array_size(messages);
-	for (size_t i = 0; i < n;) {
+	size_t n = json_array_size(messages), end;
+	for (size_t i = 0; i < n; i = end) {
 		json_t *m = json_array_get(messages, i);
-		const char *role = json_string_value(json_object_get(m, "role"));
-		if (!role || strcmp(role, "tool")) {
-			if (role)
-				calls = strcmp(role, "assistant") ? NULL : json_object_get(m, "tool_calls");
-			json_array_append(out, m);
-			i++;
+		end = i + 1;
+		if (is_result(m)) {
+			while (end < n && is_result(json_array_get(messages, end)))
+				end++;
+			append_results(out, messages, i, end, calls);
 			continue;
 		}
-		size_t end = i;
-		while (end < n) {
-			const char *s =
-				json_string_value(json_object_get(json_array_get(messages, end), "role"));
-			if (!s || strcmp(s, "tool"))
-				break;
-			end++;
-		}
-		size_t k, put = json_array_size(out);
-		json_t *call;
-		if (json_array_size(calls) > ORDERED_MAX) /* every call looks at every result */
-			calls = NULL;
-		json_array_foreach(calls, k, call)
-		{
-			const char *id = json_string_value(json_object_get(call, "id"));
-			for (size_t t = i; id && t < end; t++) {
-				const char *of =
-					json_string_value(json_object_get(json_array_get(messages, t), "tool_call_id"));
-				if (of && !strcmp(of, id)) {
-					json_array_append(out, json_array_get(messages, t));
-					break;
-				}
-			}
-		}
-		if (json_array_size(out) - put != end - i) { /* ids missing or twice: as they came */
-			while (json_array_size(out) > put)
-				json_array_remove(out, json_array_size(out) - 1);
-			for (size_t t = i; t < end; t++)
-				json_array_append(out, json_array_get(messages, t));
-		}
-		i = end;
+		const char *role = json_string_value(json_object_get(m, "role"));
+		if (role)
+			calls = strcmp(role, "assistant") ? NULL : json_object_get(m, "tool_calls");
+		json_array_append(out, m);
 	}
 	return out;
 }
@@ -520,6 +539,21 @@ int request_refuse_length(const struct request *r, const char *param, struct req
 			"the prompt has more than %zu bytes, more than the context can hold", most);
 	return request_refuse(e, 413, "request_too_large", param,
 		"the prompt has more than %zu bytes, more than a request may take", most);
+}
+
+#define ID_BYTES 8 /* of a token for each byte of text, in a list that doubles */
+
+int request_encode(struct request *r, const char *text, size_t n, bool special,
+	struct token_ids *out, struct request_error *e)
+{
+	struct err err = {0};
+	const size_t before = r->part.bytes;
+	if (request_hold(r, before + ID_BYTES * n, e))
+		return -1;
+	if (tokenizer_encode(
+			r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, out, &err))
+		return request_refuse_err(e, &err);
+	return request_hold(r, before + out->cap * sizeof *out->data, e);
 }
 
 /* Most prompts are hardly longer than their bodies; only one that turns out to be longer counts for

@@ -137,7 +137,9 @@ int request_unsupported(const json_t *o, const char *key, struct request_error *
 
 /* Whether `name` (which may end in ollama's ":latest") is that of the model. */
 bool request_names_model(const struct request_model *m, const char *name);
-/* "model": with strict_name refuses the name of another model. */
+/* With strict_name refuses the name of another model: 404. NULL is any model. */
+int request_check_model(const struct request_model *m, const char *name, struct request_error *e);
+/* "model", by request_check_model. */
 int request_model_name(struct request *r, struct request_error *e);
 /* Refuses members of the body that neither `members` (ends with NULL) nor what all APIs share
  * names. */
@@ -152,7 +154,9 @@ int request_stops(struct request *r, const char *key, struct request_error *e);
 int request_effort(
 	struct request *r, const char *effort, const char *param, struct request_error *e);
 /* chat_template_kwargs (enable_thinking, clear_thinking, reasoning_effort), enable_thinking,
- * thinking {type}. */
+ * thinking {type, clear_thinking}. After request_effort for the API's own effort. Reasoning is on
+ * or off by the last one given of: efforts, thinking.type, enable_thinking,
+ * chat_template_kwargs.enable_thinking. */
 int request_template(struct request *r, struct request_error *e);
 /* Tools in OpenAI's form ({"type": "function", "function": {...}} or flat) become the template's.
  */
@@ -172,6 +176,10 @@ int request_choice(struct request *r, enum tool_choice choice, const char *name,
 /* Messages in the form of OpenAI's chat API, to which the other APIs bring theirs. Results of calls
  * are put into the order of the calls: the template has no ids. */
 int request_messages(struct request *r, const json_t *messages, struct request_error *e);
+/* Appends the tokens of text[n] to *out, which is empty before, and counts them for the budget.
+ * special: spellings of control tokens count as such. */
+int request_encode(struct request *r, const char *text, size_t n, bool special,
+	struct token_ids *out, struct request_error *e);
 /* Makes the one prompt from r->talk, and sets the options of the output that depend on it. Last,
  * but for request_limit_new_tokens. */
 int request_prompt(struct request *r, struct request_error *e);

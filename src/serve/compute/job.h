@@ -31,8 +31,7 @@ enum job_finish {
 };
 
 enum job_event_kind {
-	/* done of total prompt tokens are computed; total 0: still waiting for a session */
-	JOB_PROGRESS,
+	JOB_PROGRESS, /* done of total prompt tokens are computed */
 	JOB_REASONING,
 	JOB_TEXT,
 	JOB_CALL,      /* a call begins */

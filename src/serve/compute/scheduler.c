@@ -16,7 +16,7 @@
 static uint64_t queue_rank(const struct job *j)
 {
 	uint64_t rank = client_rank(j->client);
-	return j->swapped ? rank >> CLIENT_TURN_BITS << CLIENT_TURN_BITS : rank;
+	return j->swapped ? rank >> CLIENT_SERIAL_BITS << CLIENT_SERIAL_BITS : rank;
 }
 
 struct job *queue_pop(struct scheduler *s, bool cancelled_only)

@@ -54,8 +54,8 @@ struct scheduler {
 	uint64_t (*clock)(void);    /* constant: what steps are measured with, in ns */
 	pthread_t thread;
 	struct slot *slots;        /* [n_slots] compute */
-	uint32_t read_turn;        /* compute: the slot that is first in the next step that reads */
-	uint32_t write_turn;       /* compute: ... that writes */
+	uint32_t next_read_slot;   /* compute: the slot that is first in the next step that reads */
+	uint32_t next_write_slot;  /* compute: ... that writes */
 	bool read_few;             /* compute: the latest step that read was of few rows (few_rows) */
 	bool read_ends;            /* compute: ... had only prompts that ended, while others waited */
 	uint64_t n_jobs;           /* compute: begun or resumed */

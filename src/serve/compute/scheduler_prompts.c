@@ -82,7 +82,7 @@ static uint32_t prefill_parts(struct scheduler *s, struct slot **at, uint32_t n,
 		rest[i] = (uint32_t)at[i]->job->prompt.n - slot_read(at[i]);
 	slices_divide(&step, rest, n, rows);
 	if (n)
-		s->read_turn = (uint32_t)(at[0] - s->slots + 1) % s->n_slots;
+		s->next_read_slot = (uint32_t)(at[0] - s->slots + 1) % s->n_slots;
 	for (uint32_t i = 0; i < n; i++) {
 		if (!rows[i])
 			continue;
@@ -106,7 +106,7 @@ static struct prompt_step *choose_prompts(struct scheduler *s, uint32_t room)
 {
 	struct prompt_step *x = NEW(struct prompt_step);
 	for (uint32_t k = 0; k < s->n_slots; k++) {
-		struct slot *slot = &s->slots[(s->read_turn + k) % s->n_slots];
+		struct slot *slot = &s->slots[(s->next_read_slot + k) % s->n_slots];
 		if (slot->job && slot->state == SCHEDULER_READING && !atomic_load(&slot->job->cancel) &&
 			slot_read(slot) < slot->job->prompt.n && (slot->in_flight || !slot_follows(s, slot)))
 			x->at[x->n++] = slot;

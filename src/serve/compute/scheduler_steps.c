@@ -435,7 +435,7 @@ static uint32_t choose_answers(struct scheduler *s, struct slot **at, uint32_t *
 	uint32_t n = 0, flying, ones[SCHEDULER_SESSIONS_MAX];
 	const uint32_t n_steps = count_in_flight(s, &flying);
 	for (uint32_t k = 0; k < s->n_slots; k++) {
-		struct slot *slot = &s->slots[(s->write_turn + k) % s->n_slots];
+		struct slot *slot = &s->slots[(s->next_write_slot + k) % s->n_slots];
 		if (slot->job && slot->state == SCHEDULER_WRITING && !slot->in_flight &&
 			!slot_rests(s, slot))
 			at[n++] = slot;
@@ -451,7 +451,7 @@ static uint32_t choose_answers(struct scheduler *s, struct slot **at, uint32_t *
 		return 0;
 	const uint32_t taken = batch_micro_batch_size(s->engine, ones, n, flying + n, *count);
 	if (n > taken)
-		s->write_turn = (uint32_t)(at[taken] - s->slots);
+		s->next_write_slot = (uint32_t)(at[taken] - s->slots);
 	return taken;
 }
 

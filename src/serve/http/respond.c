@@ -13,7 +13,7 @@
 #define PROGRESS_NS 1000000000ull /* between two signs of progress */
 #define SILENCE_NS  2000000000ull /* the longest silence of a stream */
 
-struct stream_turn {
+struct response_state {
 	const struct api *api;
 	struct exchange *exchange;
 	struct request_model model; /* the server's, with the client */
@@ -36,9 +36,9 @@ void respond_refusal(struct exchange *x, const struct api *api, const struct req
 	exchange_reply(x, (unsigned)e->status, "application/json", &body);
 }
 
-static void turn_free(void *user)
+static void response_state_free(void *user)
 {
-	struct stream_turn *t = user;
+	struct response_state *t = user;
 	uint64_t prompt = 0, written = 0;
 	for (uint32_t i = 0; i < t->reply.n_answers; i++) {
 		const struct reply_answer *a = &t->reply.answers[i];
@@ -56,7 +56,7 @@ static void turn_free(void *user)
 /* ---- streams ---- */
 
 static void write_event(
-	struct stream_turn *t, struct reply_answer *a, const struct job_event *v, struct buf *out)
+	struct response_state *t, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	struct request_error e = {0};
 	if (v->kind == JOB_ERROR) {
@@ -75,7 +75,7 @@ static void write_event(
 /* Ends the stream with an error: memory is exhausted, or reply.refusal is set. What was written of
  * the latest event, out[from..), is removed. If there is no memory for the error either, the scope
  * has failed again, and the connection is cut. */
-static void break_stream(struct stream_turn *t, size_t from, struct buf *out)
+static void break_stream(struct response_state *t, size_t from, struct buf *out)
 {
 	struct request_error e = {0};
 	if (out->len > from) {
@@ -93,7 +93,7 @@ static void break_stream(struct stream_turn *t, size_t from, struct buf *out)
 
 static bool stream_next(void *user, struct buf *out)
 {
-	struct stream_turn *t = user;
+	struct response_state *t = user;
 	struct reply_answer *a;
 	size_t from = out->len;
 	/* all events that wait go out together */
@@ -107,7 +107,7 @@ static bool stream_next(void *user, struct buf *out)
 	for (; v; v = t->done || mem_scope_failed() ? NULL : reply_next(&t->reply, 0, &a)) {
 		if (v->kind == JOB_PROGRESS)
 			progress = t->reply.progress_done < t->reply.progress_total;
-		bool wanted = v->kind != JOB_PROGRESS || (t->request.return_progress && v->total);
+		bool wanted = v->kind != JOB_PROGRESS || t->request.return_progress;
 		if (wanted && !mem_scope_failed()) /* else the answer lacks what the event says */
 			write_event(t, a, v, out);
 		job_event_free(v);
@@ -125,7 +125,7 @@ static bool stream_next(void *user, struct buf *out)
 
 /* ---- whole answers ---- */
 
-static void answer_whole(struct stream_turn *t)
+static void answer_whole(struct response_state *t)
 {
 	struct request_error e = {0};
 	struct reply_answer *a;
@@ -158,7 +158,7 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	size_t len;
 	const char *body = exchange_body(x, &len);
 	struct request_error e = {0};
-	struct stream_turn *t = NEW(struct stream_turn);
+	struct response_state *t = NEW(struct response_state);
 	if (!t) {
 		exchange_reply(x, 503, NULL, &(struct buf){0});
 		return;
@@ -171,7 +171,7 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 		api_parse(api, &t->model, body, len, &t->request, &e) ||
 		reply_begin(&t->reply, &t->request, s, api->call_prefix, &e)) {
 		respond_refusal(x, api, &e);
-		turn_free(t);
+		response_state_free(t);
 		return;
 	}
 	const char *name = json_string_value(json_object_get(t->request.body, "model"));
@@ -181,11 +181,11 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	t->last_ns = clock_ns();
 	if (t->request.stream) {
 		exchange_stream(x, api->stream_type ? api->stream_type : "text/event-stream; charset=utf-8",
-			stream_next, turn_free, t);
+			stream_next, response_state_free, t);
 		return;
 	}
 	answer_whole(t);
-	turn_free(t);
+	response_state_free(t);
 }
 
 #endif

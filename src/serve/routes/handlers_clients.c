@@ -172,9 +172,8 @@ static int check_show(
 		rc = request_refuse(e, 400, NULL, NULL, "the body is not JSON: %s", err.text);
 	else if (!name)
 		rc = request_refuse(e, 400, NULL, "model", "model: expected a string");
-	else if (model->strict_name && !request_names_model(model, name))
-		rc = request_refuse(e, 404, "model_not_found", "model",
-			"the model \"%.100s\" does not exist here; this server has \"%s\"", name, model->name);
+	else
+		rc = request_check_model(model, name, e);
 	json_decref(v);
 	return rc;
 }
@@ -223,22 +222,6 @@ void handle_ollama_show(struct server *s, struct exchange *x, const char *rest)
 	exchange_reply(x, 200, JSON_TYPE, &body);
 }
 
-/* Whether the body's `key` is absent or empty: ollama's clients load a model that way. */
-static bool asks_nothing(const struct exchange *x, const char *key)
-{
-	size_t len;
-	const char *text = exchange_body(x, &len);
-	if (len > SHORT_BODY)
-		return false;
-	json_t *v = json_text_parse(text, len, true, NULL);
-	const json_t *what = json_object_get(v, key);
-	bool nothing = json_is_object(v) && (!what || json_is_null(what) ||
-											(json_is_string(what) && !json_string_length(what)) ||
-											(json_is_array(what) && !json_array_size(what)));
-	json_decref(v);
-	return nothing;
-}
-
 static void answer_loaded(struct server *s, struct exchange *x, bool chat)
 {
 	struct buf body = {0};
@@ -263,22 +246,45 @@ static void answer_loaded(struct server *s, struct exchange *x, bool chat)
 	exchange_reply(x, 200, JSON_TYPE, &body);
 }
 
+/* Whether the body has `key` absent or empty: ollama's clients load a model that way. */
+static bool is_load_request(const json_t *body, const char *key)
+{
+	const json_t *what = json_object_get(body, key);
+	return json_is_object(body) &&
+		   (!what || json_is_null(what) || (json_is_string(what) && !json_string_length(what)) ||
+			   (json_is_array(what) && !json_array_size(what)));
+}
+
+/* Answers a request whose question is its member `key`. */
+static void respond_or_load(
+	struct server *s, struct exchange *x, const struct api *api, const char *key)
+{
+	struct request_error e = {0};
+	size_t len;
+	const char *text = exchange_body(x, &len);
+	json_t *body = len > SHORT_BODY ? NULL : json_text_parse(text, len, true, NULL);
+	const bool loads = is_load_request(body, key);
+	if (loads)
+		request_check_model(&s->model, json_string_value(json_object_get(body, "model")), &e);
+	json_decref(body);
+	if (!loads)
+		server_respond(s, x, api);
+	else if (e.status)
+		respond_refusal(x, api, &e);
+	else
+		answer_loaded(s, x, api == &api_ollama_chat);
+}
+
 void handle_ollama_chat(struct server *s, struct exchange *x, const char *rest)
 {
 	(void)rest;
-	if (asks_nothing(x, "messages"))
-		answer_loaded(s, x, true);
-	else
-		server_respond(s, x, &api_ollama_chat);
+	respond_or_load(s, x, &api_ollama_chat, "messages");
 }
 
 void handle_ollama_generate(struct server *s, struct exchange *x, const char *rest)
 {
 	(void)rest;
-	if (asks_nothing(x, "prompt"))
-		answer_loaded(s, x, false);
-	else
-		server_respond(s, x, &api_ollama_generate);
+	respond_or_load(s, x, &api_ollama_generate, "prompt");
 }
 
 /* ---- llama.cpp ---- */

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 
-from serve_others import test_llamacpp, test_ollama, test_responses_folder, test_stored_responses
+from serve_others import test_llamacpp, test_ollama, test_responses_folder, test_stored_responses, test_strict
 from serve_lib import PROGRAM, POCKET, SAN, SLOW, TIME, WEATHER, Server, check, finish, user, checks  # noqa: F401
 
 CHAT = "/v1/chat/completions"
@@ -514,17 +514,6 @@ def test_paths(s):
     check(not missing, "a line for each request", missing, log[-2000:])
     check(secret not in log and "\x1b" not in log, "neither text nor control characters", log[-2000:])
     check(log.count('the model "gpt-9') == 1, "one line for a new name", log[-2000:])
-
-
-def test_strict():
-    with Server("--strict-model", "-q", "-c", "512") as s:
-        m = user("x")
-        status, data = s.post(CHAT, {"model": "gpt-4o", "messages": m})
-        check(status == 404 and data["error"]["code"] == "model_not_found", "another model's name", data)
-        check(s.get("/v1/models/x")[0] == 404 and s.get("/v1/models/pocket")[0] == 200, "one model")
-        for name in ("pocket", "pocket:latest"):
-            check(s.post(CHAT, {"model": name, "messages": m, "max_tokens": 1})[0] == 200, "the right name", name)
-        check(not "".join(s.log), "-q writes no lines", s.log)
 
 
 def raw(s, data, wait=30, half_close=False):

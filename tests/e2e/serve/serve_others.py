@@ -165,6 +165,7 @@ def test_llamacpp(s):
     check(len(plain) > 1 == len(s.post("/tokenize", {"content": "<|user|>"})[1]["tokens"]), "parse_special", plain)
     pieces = s.post("/tokenize", {"content": "a b", "with_pieces": True})[1]["tokens"]
     check("".join(t["piece"] for t in pieces) == "a b", "pieces", pieces)
+    check(s.post("/tokenize", {"content": "a b", "with_pieces": True, "add_special": True})[1]["tokens"] == pieces, "add_special")
     props = s.get("/props")[1]
     check(props["default_generation_settings"]["n_ctx"] == 2048 and props["total_slots"] == 4 and
           props["modalities"] == {"vision": False, "audio": False}, "props", props)
@@ -172,6 +173,8 @@ def test_llamacpp(s):
     check(len(slots) == 4 and not slots[0]["is_processing"] and slots[0]["n_ctx"] == 2048, "slots", slots)
     for path, body, words in (("/infill", {}, "fill"), ("/embedding", {}, "embeddings"), ("/rerank", {}, "scores"),
                               ("/tokenize", {}, "content"), ("/detokenize", {"tokens": [-1]}, "item 0"),
+                              ("/tokenize", {"content": "x", "return_ids": 1}, "return_ids"),
+                              ("/detokenize", {"tokens": [1], "special": 1}, "special"),
                               ("/detokenize", {"tokens": "x"}, "array"), ("/completion", {"n_predict": 3}, "prompt"),
                               ("/completion", {**ask, "n_predict": "x"}, "n_predict"), ("/apply-template", {}, "messages")):
         status, data = s.post(path, body)
@@ -270,3 +273,18 @@ def test_responses_folder():
                 check(status == 400 and data["error"]["message"], "a damaged file", damage, data)
         with open(foreign, encoding="utf-8") as f:
             check(f.read() == "mine", "somebody else's file stays")
+
+
+def test_strict():
+    with Server("--strict-model", "-q", "-c", "512") as s:
+        m = user("x")
+        status, data = s.post(CHAT, {"model": "gpt-4o", "messages": m})
+        check(status == 404 and data["error"]["code"] == "model_not_found", "another model's name", data)
+        check(s.get("/v1/models/x")[0] == 404 and s.get("/v1/models/pocket")[0] == 200, "one model")
+        for path in ("/api/chat", "/api/generate"):
+            status, data = s.post(path, {"model": "gpt-4o"})
+            check(status == 404 and "gpt-4o" in data["error"], "another model is loaded", path, status, data)
+            check(s.post(path, {"model": "pocket"})[1].get("done_reason") == "load", "this one is", path)
+        for name in ("pocket", "pocket:latest"):
+            check(s.post(CHAT, {"model": name, "messages": m, "max_tokens": 1})[0] == 200, "the right name", name)
+        check(not "".join(s.log), "-q writes no lines", s.log)

@@ -6,11 +6,10 @@
 #include "src/text/json_text.h"
 #include "src/text/utf8.h"
 
-#define ID_BYTES    8    /* of a token for each byte of text, in a list that doubles */
 #define JSON_FACTOR 12   /* a byte as \u0000, in a buffer that doubles */
 #define TOKENS_HELD 1024 /* tokens that are written before memory is counted again */
 
-/* Parses no members: the functions below do. */
+/* Reads no members: the functions below do, and refuse the others. */
 static int take_body(struct request *r, struct request_error *e)
 {
 	(void)r, (void)e;
@@ -35,10 +34,11 @@ static void write_piece(struct json_write *w, const struct request_model *m, int
 	json_write_close(w, '}');
 }
 
-/* Appends the tokens; held: what the request holds without `out`. */
+/* Appends the tokens, and counts what is appended. */
 static int write_tokens(struct json_write *w, struct request *r, const struct token_ids *ids,
-	bool pieces, size_t held, struct request_error *e)
+	bool pieces, struct request_error *e)
 {
+	const size_t held = r->part.bytes;
 	json_write_open(w, NULL, '{');
 	json_write_open(w, "tokens", '[');
 	for (size_t i = 0; i < ids->n; i++) {
@@ -57,28 +57,27 @@ static int write_tokens(struct json_write *w, struct request *r, const struct to
 int api_tokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
 	struct request_error *e)
 {
+	/* add_special has no effect: GLM's tokenizer adds no BOS token */
+	static const char *const members[] = {
+		"content", "parse_special", "with_pieces", /* */ "add_special", NULL};
 	struct request r;
-	struct err err = {0};
 	struct token_ids ids = {0};
 	struct json_write w = {.out = out};
 	bool special = true, pieces = false;
-	int rc = api_parse(&plain, model, body, len, &r, e) ||
+	int rc = api_parse(&plain, model, body, len, &r, e) || request_known(&r, members, e) ||
 					 request_bool(r.body, "parse_special", &special, e) ||
 					 request_bool(r.body, "with_pieces", &pieces, e)
 				 ? -1
 				 : 0;
 	const json_t *content = json_object_get(r.body, "content");
-	size_t held = r.part.bytes, n = json_string_length(content);
 	if (!rc && !json_is_string(content))
 		rc = request_refuse(e, 400, NULL, "content", "content: expected a string, found %s",
 			json_text_type(content));
 	if (!rc)
-		rc = request_hold(&r, held + ID_BYTES * n, e);
-	if (!rc && tokenizer_encode(model->tokenizer, json_string_value(content), n,
-				   special ? TOKENIZER_PARSE_ADDED : 0, &ids, &err))
-		rc = request_refuse_err(e, &err);
+		rc = request_encode(
+			&r, json_string_value(content), json_string_length(content), special, &ids, e);
 	if (!rc)
-		rc = write_tokens(&w, &r, &ids, pieces, held + ids.cap * sizeof *ids.data, e);
+		rc = write_tokens(&w, &r, &ids, pieces, e);
 	token_ids_free(&ids);
 	request_fini(&r);
 	return rc;
@@ -109,10 +108,11 @@ static int join_tokens(
 int api_detokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
 	struct request_error *e)
 {
+	static const char *const members[] = {"tokens", NULL};
 	struct request r;
 	struct buf bytes = {0}, text = {0};
 	struct json_write w = {.out = out};
-	int rc = api_parse(&plain, model, body, len, &r, e);
+	int rc = api_parse(&plain, model, body, len, &r, e) || request_known(&r, members, e) ? -1 : 0;
 	const json_t *list = json_object_get(r.body, "tokens");
 	size_t held = r.part.bytes;
 	if (!rc && !json_is_array(list))

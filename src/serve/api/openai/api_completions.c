@@ -19,14 +19,10 @@
 static int encode(
 	struct request *r, const char *text, size_t n, bool special, struct request_error *e)
 {
-	struct err err = {0};
 	struct token_ids *out = &r->prompts[r->n_prompts++];
 	if (n > request_most_bytes(r->model))
 		return request_refuse_length(r, "prompt", e);
-	if (tokenizer_encode(
-			r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, out, &err))
-		return request_refuse_err(e, &err);
-	return 0;
+	return request_encode(r, text, n, special, out, e);
 }
 
 static int take_ids(struct request *r, const json_t *list, struct request_error *e)
