@@ -163,6 +163,11 @@ static int parse_ends(struct request *r, struct request_error *e)
 	return 0;
 }
 
+bool request_is_random_seed(const json_t *seed)
+{
+	return json_is_integer(seed) && json_integer_value(seed) == -1;
+}
+
 int request_sampling(struct request *r, struct request_error *e)
 {
 	struct sampler_options *o = &r->sampling;

@@ -68,6 +68,9 @@ def test_ollama(s):
         for member in ({"temperature": 0}, {"min_p": 0.1}, {"unheard_of": 1}):
             status, data = s.post(path, {**ask, **more, **member})
             check(status == 400 and list(member)[0] in data["error"] and "options" in data["error"], "outside of options:", member, data)
+    hot = {"temperature": 2, "top_p": 1, "num_predict": 40}
+    drawn = [s.post("/api/chat", {**ask, "stream": False, "options": {**hot, "seed": seed}})[1]["message"] for seed in (-1, -1, 7, 7)]
+    check(drawn[0] != drawn[1] and drawn[2] == drawn[3], "seed -1 is a random one", drawn)
     # generate
     g = s.post("/api/generate", {**ask, "messages": None, "prompt": "Define river.", "stream": False})[1]
     check(g["response"] == text and g.get("thinking") == thinking, "generate", g)
@@ -134,6 +137,9 @@ def test_llamacpp(s):
         status, data = s.post(path, ask)
         check(status == 200 and data["content"] == oai and data["stop"] and data["stop_type"] == "limit" and
               data["tokens_predicted"] == 8 and data["timings"]["predicted_n"] == 8, path, data)
+    hot = {"prompt": "Define river.", "n_predict": 40, "temperature": 2, "top_p": 1}
+    drawn = [s.post("/completion", {**hot, "seed": seed})[1]["content"] for seed in (-1, -1, 7, 7)]
+    check(drawn[0] != drawn[1] and drawn[2] == drawn[3], "seed -1 is a random one", drawn)
     events = [v for _, v in s.stream("/completion", ask)]
     for more in ({"typical_p": 0.5}, {"samplers": ["top_k"]}, {"grammar": "root ::= x"}, {"unheard_of": 1}):
         status, data = s.post("/completion", {**ask, **more})

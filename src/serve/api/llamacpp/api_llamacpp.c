@@ -39,6 +39,8 @@ static int llamacpp_parse(struct request *r, struct request_error *e)
 	for (size_t i = 0; i < ARRAY_LEN(internal); i++)
 		json_object_del(r->body, internal[i]);
 	member_rename(r->body, "repeat_penalty", "repetition_penalty");
+	if (request_is_random_seed(json_object_get(r->body, "seed")))
+		json_object_del(r->body, "seed");
 	if (!n_predict) /* "only read the prompt": an answer has at least one token here */
 		n_predict = 1;
 	if (!json_object_get(r->body, "max_tokens") || n_predict >= 0)

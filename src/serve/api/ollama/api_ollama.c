@@ -61,6 +61,8 @@ static int take_options(struct request *r, json_t *to, struct request_error *e)
 				return -1;
 			if (n >= 0) /* -1 and -2: as much as fits */
 				json_object_set(to, "max_tokens", v);
+		} else if (!strcmp(key, "seed") && request_is_random_seed(v)) {
+			continue;
 		} else if (!strcmp(key, "repeat_penalty")) {
 			json_object_set(to, "repetition_penalty", v);
 		} else {
