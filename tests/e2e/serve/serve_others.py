@@ -61,9 +61,12 @@ def test_ollama(s):
         check(json.loads("".join(said(v) for v in lines)) == got, "format, streamed", path, lines)
     check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "typical_p": 1, "mirostat": 0, "repeat_last_n": 64,
                                                                   "num_gpu": 99, "penalize_newline": True}})[0] == 200, "idle options")
-    for options in ({"typical_p": 0.5}, {"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"unheard_of": 1}):
+    for options in ({"typical_p": 0.5}, {"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"unheard_of": 1}, {"n": 2},
+                    {"stream": True}, {"logprobs": True}, {"tools": [WEATHER]}, {"response_format": {"type": "json_object"}}):
         status, data = s.post("/api/chat", {**ask, "options": options})
         check(status == 400 and list(options)[0] in data["error"], "refused:", options, data)
+    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 3, "stream": False, "n": None}})[0] == 200,
+          "members that are off")
     for path, more in (("/api/chat", {}), ("/api/generate", {"prompt": "x", "messages": None})):
         for member in ({"temperature": 0}, {"min_p": 0.1}, {"unheard_of": 1}):
             status, data = s.post(path, {**ask, **more, **member})

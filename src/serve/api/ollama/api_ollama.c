@@ -24,16 +24,22 @@ static bool is_given(const json_t *v)
 	return v && !json_is_null(v);
 }
 
-static bool is_machine_option(const char *key)
+/* names: ends with NULL. */
+static bool is_one_of(const char *key, const char *const *names)
 {
-	static const char *const names[] = {"num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread",
-		"num_keep", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only",
-		"logits_all", "embedding_only"};
-	for (size_t i = 0; i < ARRAY_LEN(names); i++)
-		if (!strcmp(names[i], key))
-			return true;
-	return false;
+	while (*names && strcmp(*names, key) != 0)
+		names++;
+	return *names;
 }
+
+static const char *const machine_options[] = {"num_ctx", "num_batch", "num_gpu", "main_gpu",
+	"num_thread", "num_keep", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only",
+	"logits_all", "embedding_only", NULL};
+
+/* These have the same name and meaning in a completion's body. */
+static const char *const sampling_options[] = {"seed", "temperature", "top_k", "top_p", "min_p",
+	"typical_p", "tfs_z", "repeat_last_n", "penalize_newline", "presence_penalty",
+	"frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "stop", NULL};
 
 /* What only says how far a penalty looks means nothing without one. */
 static bool is_idle_option(const json_t *options, const char *key)
@@ -53,7 +59,7 @@ static int take_options(struct request *r, json_t *to, struct request_error *e)
 		return -1;
 	json_object_foreach((json_t *)options, key, v)
 	{
-		if (json_is_null(v) || is_machine_option(key) || is_idle_option(options, key))
+		if (json_is_null(v) || is_one_of(key, machine_options) || is_idle_option(options, key))
 			continue;
 		if (!strcmp(key, "num_predict")) {
 			int64_t n = -1;
@@ -65,8 +71,10 @@ static int take_options(struct request *r, json_t *to, struct request_error *e)
 			continue;
 		} else if (!strcmp(key, "repeat_penalty")) {
 			json_object_set(to, "repetition_penalty", v);
-		} else {
+		} else if (is_one_of(key, sampling_options)) {
 			json_object_set(to, key, v);
+		} else if (request_unsupported(options, key, e)) {
+			return -1;
 		}
 	}
 	return 0;
@@ -143,12 +151,7 @@ static int refuse_unknown(const struct request *r, const char *const *own, struc
 	json_t *v;
 	json_object_foreach(r->body, key, v)
 	{
-		bool known = !is_given(v) || json_is_false(v);
-		for (size_t i = 0; both[i] && !known; i++)
-			known = !strcmp(both[i], key);
-		for (size_t i = 0; own[i] && !known; i++)
-			known = !strcmp(own[i], key);
-		if (!known)
+		if (is_given(v) && !json_is_false(v) && !is_one_of(key, both) && !is_one_of(key, own))
 			return request_refuse(e, 400, "unsupported_parameter", key,
 				"%.60s is not supported here: settings of sampling belong into \"options\"", key);
 	}
