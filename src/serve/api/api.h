@@ -21,7 +21,7 @@
 
 struct api {
 	const char *name;        /* its path */
-	const char *call_prefix; /* of the ids of calls: "call_" */
+	const char *call_prefix; /* of the ids of calls: "call_"; NULL: its calls have none */
 	const char *stream_type; /* Content-Type of a stream; NULL: text/event-stream */
 	/* Fills in the request from r->model and r->body. 0, or -1 with a refusal. */
 	int (*parse)(struct request *r, struct request_error *e);

@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 
-from serve_lib import SAN, TIME, WEATHER, Server, check, user
+from serve_lib import SAN, TIME, WEATHER, Server, check, counter, user
 
 GREEDY = {"temperature": 0}
 CHAT = "/v1/chat/completions"
@@ -39,6 +39,13 @@ def test_ollama(s):
                   [s.post("/api/chat", {**ask, "messages": q, "tools": [WEATHER, TIME], "stream": False})[1]]):
         calls = [c for v in lines for c in v["message"].get("tool_calls", [])]
         check(calls == [{"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}], "a call", lines)
+    replayed = counter(s, "replayed_turns")
+    called = q + [s.post("/api/chat", {**ask, "messages": q, "tools": [WEATHER, TIME], "stream": False})[1]["message"]]
+    result = {"role": "tool", "tool_name": "get_weather", "content": "rainy, 18 degrees"}
+    s.post("/api/chat", {**ask, "messages": called + [result], "tools": [WEATHER, TIME], "stream": False})
+    check(counter(s, "replayed_turns") == replayed + 1, "a turn with a call is recognised")
+    s.post("/api/chat", {**ask, "messages": user("Hello.") + called + [result], "tools": [WEATHER, TIME], "stream": False})
+    check(counter(s, "replayed_turns") == replayed + 1, "behind another beginning it is not")
     back = q + [{"role": "assistant", "content": "", "thinking": "hm", "tool_calls": calls},
                 {"role": "tool", "tool_name": "get_weather", "content": "rainy, 18 degrees"}]
     data = s.post("/api/chat", {**ask, "messages": back, "tools": [WEATHER, TIME], "stream": False})[1]

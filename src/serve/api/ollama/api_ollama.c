@@ -133,7 +133,7 @@ static int take_message(json_t *out, const json_t *m, struct request_error *e)
 	json_t *copy = json_object();
 	static const char *const names[][2] = {{"role", "role"}, {"content", "content"},
 		{"thinking", "reasoning_content"}, {"tool_calls", "tool_calls"},
-		{"tool_call_id", "tool_call_id"}};
+		{"tool_call_id", "tool_call_id"}, {"tool_name", "tool_name"}};
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		json_t *v = json_object_get(m, names[i][0]);
 		if (is_given(v))
@@ -425,7 +425,6 @@ static void ollama_broken(struct reply *r, const struct request_error *e, struct
 
 const struct api api_ollama_chat = {
 	.name = "/api/chat",
-	.call_prefix = "call_",
 	.stream_type = "application/x-ndjson",
 	.parse = chat_parse_request,
 	.begin = ollama_begin,
@@ -439,7 +438,6 @@ const struct api api_ollama_chat = {
 
 const struct api api_ollama_generate = {
 	.name = "/api/generate",
-	.call_prefix = "call_",
 	.stream_type = "application/x-ndjson",
 	.parse = generate_parse_request,
 	.begin = ollama_begin,
