@@ -29,6 +29,8 @@ def test_ollama(s):
     check(s.post("/api/chat", {**ask, "stream": False, "think": False})[1]["message"].keys() == {"role", "content"}, "think")
     cut = s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 3}})[1]
     check(cut["done_reason"] == "length" and cut["eval_count"] == 3, "num_predict", cut)
+    data = s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 0}})[1]
+    check(data.get("eval_count") == whole["usage"]["completion_tokens"], "num_predict 0 is no limit, as in ollama", data)
     stop = s.post("/api/chat", {**ask, "stream": False, "think": False, "options": {**GREEDY, "stop": ["stream"]}})[1]
     check("river" in stop["message"]["content"] and "stream" not in stop["message"]["content"], "stop", stop)
     lp = s.post("/api/chat", {**ask, "stream": False, "logprobs": True, "top_logprobs": 2})[1]
@@ -130,7 +132,11 @@ def test_ollama(s):
             ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"), ("/api/generate", {"prompt": 1}, "prompt"),
             ("/api/generate", {"prompt": "x", "context": [1, 2]}, "context"),
             ("/api/chat", {**ask, "options": {"temperature": -1}}, "temperature"),
-            ("/api/chat", {**ask, "options": {"num_predict": "x"}}, "num_predict"),
+            ("/api/chat", {**ask, "options": {"num_predict": "x"}}, "num_predict: "),
+            ("/api/chat", {**ask, "options": {"num_predict": -3}}, "num_predict: "),
+            ("/api/chat", {**ask, "options": {"repeat_penalty": 0}}, "repeat_penalty: "),
+            ("/api/generate", {"prompt": "x", "raw": True, "options": {"repeat_penalty": 0}}, "repeat_penalty: "),
+            ("/api/chat", {**ask, "think": "deep"}, "think: "),
             ("/api/chat", {**ask, "options": 3}, "options"), ("/api/chat", {**ask, "think": 3}, "think"),
             ("/api/chat", {**ask, "format": "xml"}, "format")):
         status, data = s.post(path, body)
@@ -189,7 +195,8 @@ def test_llamacpp(s):
     for path, body, words in (("/infill", {}, "fill"), ("/embedding", {}, "embeddings"), ("/rerank", {}, "scores"),
                               ("/tokenize", {}, "content"), ("/detokenize", {"tokens": [-1]}, "item 0"),
                               ("/detokenize", {"tokens": "x"}, "array"), ("/completion", {"n_predict": 3}, "prompt"),
-                              ("/completion", {**ask, "n_predict": "x"}, "n_predict"), ("/apply-template", {}, "messages")):
+                              ("/completion", {**ask, "n_predict": "x"}, "n_predict: "),
+                              ("/completion", {**ask, "repeat_penalty": 0}, "repeat_penalty: "), ("/apply-template", {}, "messages")):
         status, data = s.post(path, body)
         check(status == 400 and words in data["error"]["message"], "refused:", path, body, status, data)
     for path in ("/tokenize", "/detokenize", "/apply-template", "/completion", "/api/chat", "/api/generate", "/api/show"):

@@ -9,16 +9,6 @@
 #include "src/base/num.h"
 #include "src/serve/api/json_write.h"
 
-#include <string.h>
-
-static void member_rename(json_t *o, const char *from, const char *to)
-{
-	json_t *v = json_object_get(o, from);
-	if (v && !json_is_null(v) && !json_object_get(o, to))
-		json_object_set(o, to, v);
-	json_object_del(o, from);
-}
-
 static int llamacpp_parse(struct request *r, struct request_error *e)
 {
 	/* these change how llama.cpp computes, not what */
@@ -38,7 +28,6 @@ static int llamacpp_parse(struct request *r, struct request_error *e)
 	json_object_del(r->body, "return_tokens");
 	for (size_t i = 0; i < ARRAY_LEN(internal); i++)
 		json_object_del(r->body, internal[i]);
-	member_rename(r->body, "repeat_penalty", "repetition_penalty");
 	if (request_is_random_seed(json_object_get(r->body, "seed")))
 		json_object_del(r->body, "seed");
 	if (!n_predict) /* "only read the prompt": an answer has at least one token here */

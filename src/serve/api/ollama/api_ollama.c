@@ -38,7 +38,7 @@ static const char *const machine_options[] = {"num_ctx", "num_batch", "num_gpu",
 
 /* These have the same name and meaning in a completion's body. */
 static const char *const sampling_options[] = {"seed", "temperature", "top_k", "top_p", "min_p",
-	"typical_p", "tfs_z", "repeat_last_n", "penalize_newline", "presence_penalty",
+	"typical_p", "tfs_z", "repeat_penalty", "repeat_last_n", "penalize_newline", "presence_penalty",
 	"frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "stop", NULL};
 
 /* What only says how far a penalty looks means nothing without one. */
@@ -65,12 +65,10 @@ static int take_options(struct request *r, json_t *to, struct request_error *e)
 			int64_t n = -1;
 			if (request_integer(options, key, -2, INT32_MAX, &n, NULL, e))
 				return -1;
-			if (n >= 0) /* -1 and -2: as much as fits */
+			if (n > 0) /* else as much as fits */
 				json_object_set(to, "max_tokens", v);
 		} else if (!strcmp(key, "seed") && request_is_random_seed(v)) {
 			continue;
-		} else if (!strcmp(key, "repeat_penalty")) {
-			json_object_set(to, "repetition_penalty", v);
 		} else if (is_one_of(key, sampling_options)) {
 			json_object_set(to, key, v);
 		} else if (request_unsupported(options, key, e)) {
@@ -104,6 +102,8 @@ static int take_think(struct request *r, json_t *to, struct request_error *e)
 	json_t *think = json_object_get(r->body, "think");
 	if (!is_given(think))
 		return 0;
+	if (request_effort(r, json_string_value(think), "think", e)) /* a refusal names "think" */
+		return -1;
 	if (json_is_string(think))
 		json_object_set(to, "reasoning_effort", think);
 	else if (json_is_boolean(think))
