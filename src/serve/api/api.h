@@ -88,9 +88,9 @@ void api_sse_event(struct json_write *w, const char *type, struct buf *out);
 int api_openai_choice(struct request *r, struct request_error *e);
 /* "2026-01-31T12:00:00Z" */
 void api_time_text(time_t t, char out[40]);
-/* Tokens with their log probabilities and those of their rivals: an array. */
+/* Tokens with their log probabilities and those of their rivals: an array. ids: with their ids. */
 void api_write_tokens(struct json_write *w, const char *key, const struct tokenizer *t,
-	const struct output_token *rows, size_t n);
+	const struct output_token *rows, size_t n, bool ids);
 /* Chat and text completions: what the answer and each chunk begin with, "usage", and the end of a
  * stream. */
 void api_completion_head(struct json_write *w, const struct request *q, const char *object);

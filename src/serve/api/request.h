@@ -70,8 +70,8 @@ struct request {
 	struct token_ids *prompts; /* [n_prompts] owned */
 	size_t n_prompts;
 	struct prompt_built built;
-	uint32_t n; /* answers for each prompt */
-	uint32_t max_new;
+	uint32_t n;       /* answers for each prompt */
+	uint32_t max_new; /* 0: compute the prompt only */
 	struct sampler_options sampling;
 	struct output_options output; /* of every answer */
 	json_t *items;    /* responses: all items of the conversation before the answer; owned */

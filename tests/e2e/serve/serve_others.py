@@ -68,9 +68,12 @@ def test_ollama(s):
         check(set(got) == {"n", "yes"} and 0 <= got["n"] <= 99 and isinstance(got["yes"], bool), "format", path, data)
         lines = s.lines(path, {**ask, **more, "format": schema})
         check(json.loads("".join(said(v) for v in lines)) == got, "format, streamed", path, lines)
-    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "typical_p": 1, "mirostat": 0, "repeat_last_n": 64,
+    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "typical_p": 1, "mirostat": 0, "repeat_last_n": 64, "mirostat_tau": 3,
                                                                   "num_gpu": 99, "penalize_newline": True}})[0] == 200, "idle options")
+    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 3, "repeat_penalty": 1.1, "repeat_last_n": -1,
+                                                                  "penalize_newline": True}})[0] == 200, "what the penalty counts here")
     for options in ({"typical_p": 0.5}, {"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"unheard_of": 1}, {"n": 2},
+                    {"repeat_last_n": 0, "repeat_penalty": 1.1}, {"penalize_newline": False, "repeat_penalty": 1.1},
                     {"stream": True}, {"logprobs": True}, {"tools": [WEATHER]}, {"response_format": {"type": "json_object"}}):
         status, data = s.post("/api/chat", {**ask, "options": options})
         check(status == 400 and list(options)[0] in data["error"], "refused:", options, data)
@@ -157,7 +160,24 @@ def test_llamacpp(s):
     drawn = [s.post("/completion", {**hot, "seed": seed})[1]["content"] for seed in (-1, -1, 7, 7)]
     check(drawn[0] != drawn[1] and drawn[2] == drawn[3], "seed -1 is a random one", drawn)
     events = [v for _, v in s.stream("/completion", ask)]
-    for more in ({"typical_p": 0.5}, {"samplers": ["top_k"]}, {"grammar": "root ::= x"}, {"unheard_of": 1}):
+    defaults = {"dynatemp_range": 0, "dynatemp_exponent": 1, "n_keep": 0, "typical_p": 1, "repeat_penalty": 1, "repeat_last_n": 64,
+                "presence_penalty": 0, "frequency_penalty": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2,
+                "dry_penalty_last_n": 64, "dry_sequence_breakers": ["\n", ":", "\"", "*"], "xtc_probability": 0, "xtc_threshold": 0.1,
+                "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "ignore_eos": False, "logit_bias": [], "n_probs": 0, "min_keep": 0,
+                "t_max_predict_ms": 0, "id_slot": -1, "cache_prompt": True, "return_tokens": False, "timings_per_token": False}
+    for more in ({}, {"dry_penalty_last_n": -1, "xtc_threshold": 0.3, "dry_base": 2}):
+        status, data = s.post("/completion", {**ask, **defaults, **more})
+        check(status == 200 and data["content"] == oai, "llama.cpp's defaults", more, data)
+    data = s.post("/completion", {**ask, "n_predict": 0})[1]
+    check(data.get("content") == "" and data["tokens_predicted"] == 0 and data["stop_type"] == "limit" and data["tokens_evaluated"] > 1,
+          "n_predict 0", data)
+    check([(v["content"], v["stop"]) for _, v in s.stream("/completion", {**ask, "n_predict": 0})] == [("", True)], "n_predict 0, streamed")
+    data = s.post("/completion", {**ask, "n_probs": 2, "return_tokens": True})[1]
+    rows = data["completion_probabilities"]
+    check(len(rows) > 3 and [r["id"] for r in rows] == data["tokens"][-len(rows):] and  # a control token comes first
+          all(r["top_logprobs"][0]["id"] == r["id"] for r in rows), "ids of probabilities", data)
+    for more in ({"typical_p": 0.5}, {"samplers": ["top_k"]}, {"grammar": "root ::= x"}, {"unheard_of": 1}, {"dry_multiplier": 0.8},
+                 {"xtc_probability": 0.1}, {"repeat_last_n": 64, "repeat_penalty": 1.1}):
         status, data = s.post("/completion", {**ask, **more})
         check(status == 400 and list(more)[0] in data["error"]["message"], "refused:", more, data)
     check("".join(v["content"] for v in events) == oai and [v["stop"] for v in events][-2:] == [False, True] and

@@ -41,14 +41,6 @@ static const char *const sampling_options[] = {"seed", "temperature", "top_k", "
 	"typical_p", "tfs_z", "repeat_penalty", "repeat_last_n", "penalize_newline", "presence_penalty",
 	"frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "stop", NULL};
 
-/* What only says how far a penalty looks means nothing without one. */
-static bool is_idle_option(const json_t *options, const char *key)
-{
-	const json_t *penalty = json_object_get(options, "repeat_penalty");
-	return (!strcmp(key, "repeat_last_n") || !strcmp(key, "penalize_newline")) &&
-		   (!is_given(penalty) || json_number_value(penalty) == 1);
-}
-
 /* "options" -> members of a completion's body. */
 static int take_options(struct request *r, json_t *to, struct request_error *e)
 {
@@ -59,7 +51,7 @@ static int take_options(struct request *r, json_t *to, struct request_error *e)
 		return -1;
 	json_object_foreach((json_t *)options, key, v)
 	{
-		if (json_is_null(v) || is_one_of(key, machine_options) || is_idle_option(options, key))
+		if (json_is_null(v) || is_one_of(key, machine_options))
 			continue;
 		if (!strcmp(key, "num_predict")) {
 			int64_t n = -1;
@@ -352,7 +344,7 @@ static void write_rows(
 	struct json_write *w, const struct reply *r, const struct output_token *rows, size_t n)
 {
 	if (r->request->output.logprobs && n)
-		api_write_tokens(w, "logprobs", r->request->model->tokenizer, rows, n);
+		api_write_tokens(w, "logprobs", r->request->model->tokenizer, rows, n, false);
 }
 
 static void ollama_begin(struct reply *r, struct buf *out)
