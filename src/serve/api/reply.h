@@ -41,8 +41,8 @@ struct reply_answer {
 	int open;         /* kind of the item that is open, in the writer's numbers; 0: none */
 	uint32_t n_items; /* closed so far: the index of the one that is open */
 	size_t segment;   /* of the text that is open (reply_segment) */
-	size_t text_sent, rows_sent; /* bytes of text, number of rows */
-	size_t characters;           /* of the text sent (completions) */
+	size_t text_sent, rows_sent;  /* bytes of text, number of rows */
+	size_t n_counted, characters; /* bytes of text whose characters are counted (completions) */
 };
 
 struct reply {

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """ollama's and llama.cpp's own paths: answers, streams, what is refused and how. A part of serve.py's tests."""
+import codecs
 import json
 import os
 import stat
@@ -223,6 +224,23 @@ def test_llamacpp(s):
         for body in (b"", b"[", b"\xff", b"[]", json.dumps({"a": [[]]}).encode()):
             status, _, data = s.request("POST", path, body)
             check(status in (200, 400) and (status == 400 or path.startswith("/api/")), "a bad body", path, body, data)
+
+
+def test_text_offset(s):
+    path = "/v1/completions"
+    halves = s.post("/tokenize", {"content": "é", "with_pieces": True})[1]["tokens"]  # two tokens of one byte each
+    ask = {"prompt": "Define river.", "max_tokens": 24, "logprobs": 0, "temperature": 2, "top_p": 1, "seed": 5, "ignore_eos": True,
+           "logit_bias": {t["id"]: 100 for t in halves}}
+    whole = s.post(path, ask)[1]["choices"][0]
+    written = [b for r in s.post("/completion", {**ask, "n_predict": 24, "n_probs": 1})[1]["completion_probabilities"] for b in r["bytes"]]
+    decoder, before, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
+    for b in written:
+        offsets.append(before)
+        before += len(decoder.decode(bytes([b])))
+    check(len(offsets) == 24 and 0 < whole["text"].count("é") < 12, "parts of characters", halves, whole)
+    check(whole["logprobs"]["text_offset"] == offsets, "text_offset", whole, offsets)
+    parts = [v["choices"][0]["logprobs"] for _, v in s.stream(path, ask) if v != "[DONE]"]
+    check(sum((p["text_offset"] for p in parts), []) == offsets, "text_offset, streamed", parts, offsets)
 
 
 def outputs(data):
