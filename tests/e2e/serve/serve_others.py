@@ -279,6 +279,25 @@ def test_stored_responses(s):
     after = s.post(path, {**GREEDY, "previous_response_id": ask["id"], "tools": [tool], "input": [
         {"type": "function_call_output", "call_id": call["call_id"], "output": "rainy, 18 degrees"}]})[1]
     check("18" in outputs(after), "the result of a call", after)
+    # references instead of items
+    asked = {"role": "user", "content": "What is the weather in Paris?"}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "rainy, 18 degrees"}
+    want = s.post(path, {**GREEDY, "tools": [tool], "input": [asked, *ask["output"], result]})[1]
+    replayed = counter(s, "replayed_turns")
+    for kind in ({"type": "item_reference"}, {"type": None}, {}):
+        got = s.post(path, {**GREEDY, "tools": [tool], "input": [asked, *({**kind, "id": i["id"]} for i in ask["output"]), result]})[1]
+        check(len(ask["output"]) > 1 and got["status"] == "completed" and outputs(got) == outputs(want) and
+              got["usage"]["input_tokens"] == want["usage"]["input_tokens"], "references are the items", kind, got, want)
+    check(counter(s, "replayed_turns") == replayed + 3, "and the turn is recognised")
+    items = s.get(f"{path}/{got['id']}/input_items?order=asc")[1]["data"]
+    check(items[1:-1] == ask["output"], "the items are kept, not the references", items)
+    for wrong in ("msg_" + "a" * 24 + "_0", ask["output"][0]["id"] + "9", ask["id"], "x", "", "msg__0", "_" * 40, 3, None):
+        status, data = s.post(path, {"input": [asked, {"type": "item_reference", "id": wrong}]})
+        check(status == 400 and "input[1]: item_reference" in data["error"]["message"] and data["error"]["param"] == "input",
+              "no such item", wrong, data)
+    many = [{"type": "item_reference", "id": i["id"]} for i in ask["output"]] * 5000
+    status, data = s.post(path, {"input": [asked, *many]})
+    check(status in (400, 413, 429), "more than the context holds", status, data)
     # not kept, forgotten, unknown, damaged ids
     unkept = s.post(path, {**GREEDY, "input": "x", "store": False, "max_output_tokens": 2})[1]
     check(unkept["store"] is False and s.get(f"{path}/{unkept['id']}")[0] == 404, "store false", unkept)
