@@ -226,6 +226,20 @@ static void test_result_order(void **state)
 		buf_free(&body);
 		buf_free(&want);
 	}
+	/* ollama has no ids: a result names the tool */
+	expect_prompt(&api_ollama_chat,
+		"{\"think\":false,\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
+		"\"assistant\","
+		"\"content\":\"\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":{}}},"
+		"{\"function\":{\"name\":\"g\",\"arguments\":{}}},"
+		"{\"function\":{\"name\":\"f\",\"arguments\":{}}}]},"
+		"{\"role\":\"tool\",\"tool_name\":\"g\",\"content\":\"1\"},"
+		"{\"role\":\"tool\",\"tool_name\":\"f\",\"content\":\"2\"},"
+		"{\"role\":\"tool\",\"tool_name\":\"f\",\"content\":\"3\"}]}",
+		"[gMASK]<sop><|user|>q<|assistant|><think></think><tool_call>f</tool_call>"
+		"<tool_call>g</tool_call><tool_call>f</tool_call><|observation|>"
+		"<tool_response>2</tool_response><tool_response>1</tool_response>"
+		"<tool_response>3</tool_response><|assistant|><think></think>");
 }
 
 /* Which of the members that turn reasoning on or off wins: efforts first, then "thinking", then

@@ -167,11 +167,14 @@ int api_openai_choice(struct request *r, struct request_error *e)
 }
 
 /* The bytes of a token as text (broken UTF-8 repaired) and as numbers. */
-static void write_token(struct json_write *w, const struct tokenizer *t, int32_t id, float logprob)
+static void write_token(
+	struct json_write *w, const struct tokenizer *t, int32_t id, float logprob, bool ids)
 {
 	struct text_span s = tokenizer_token(t, id);
 	struct buf text = {0};
 	utf8_repair(s.data, s.len, &text);
+	if (ids)
+		json_write_int(w, "id", id);
 	json_write_text(w, "token", buf_str(&text), text.len);
 	json_write_real(w, "logprob", (double)MAX(logprob, -9999.0f));
 	json_write_open(w, "bytes", '[');
@@ -182,16 +185,16 @@ static void write_token(struct json_write *w, const struct tokenizer *t, int32_t
 }
 
 void api_write_tokens(struct json_write *w, const char *key, const struct tokenizer *t,
-	const struct output_token *rows, size_t n)
+	const struct output_token *rows, size_t n, bool ids)
 {
 	json_write_open(w, key, '[');
 	for (size_t i = 0; i < n; i++) {
 		json_write_open(w, NULL, '{');
-		write_token(w, t, rows[i].id, rows[i].logprob);
+		write_token(w, t, rows[i].id, rows[i].logprob, ids);
 		json_write_open(w, "top_logprobs", '[');
 		for (uint32_t k = 0; k < rows[i].n_top; k++) {
 			json_write_open(w, NULL, '{');
-			write_token(w, t, rows[i].top[k].id, rows[i].top[k].logprob);
+			write_token(w, t, rows[i].top[k].id, rows[i].top[k].logprob, ids);
 			json_write_close(w, '}');
 		}
 		json_write_close(w, ']');

@@ -21,7 +21,7 @@
 
 struct api {
 	const char *name;        /* its path */
-	const char *call_prefix; /* of the ids of calls: "call_" */
+	const char *call_prefix; /* of the ids of calls: "call_"; NULL: its calls have none */
 	const char *stream_type; /* Content-Type of a stream; NULL: text/event-stream */
 	/* Fills in the request from r->model and r->body. 0, or -1 with a refusal. */
 	int (*parse)(struct request *r, struct request_error *e);
@@ -88,9 +88,9 @@ void api_sse_event(struct json_write *w, const char *type, struct buf *out);
 int api_openai_choice(struct request *r, struct request_error *e);
 /* "2026-01-31T12:00:00Z" */
 void api_time_text(time_t t, char out[40]);
-/* Tokens with their log probabilities and those of their rivals: an array. */
+/* Tokens with their log probabilities and those of their rivals: an array. ids: with their ids. */
 void api_write_tokens(struct json_write *w, const char *key, const struct tokenizer *t,
-	const struct output_token *rows, size_t n);
+	const struct output_token *rows, size_t n, bool ids);
 /* Chat and text completions: what the answer and each chunk begin with, "usage", and the end of a
  * stream. */
 void api_completion_head(struct json_write *w, const struct request *q, const char *object);

@@ -177,7 +177,8 @@ static void enter_call(struct reply *r, struct reply_answer *a, const struct job
 		return;
 	struct reply_call *c = &a->calls[a->n_calls++];
 	*c = (struct reply_call){0};
-	request_make_id(c->id, sizeof c->id, r->call_prefix);
+	if (r->call_prefix)
+		request_make_id(c->id, sizeof c->id, r->call_prefix);
 	buf_append(&c->name, v->text.data, v->text.len);
 	c->text_at = a->text.len;
 	c->rows_at = a->n_rows;

@@ -11,7 +11,7 @@
 #include "src/serve/compute/scheduler.h"
 
 struct reply_call {
-	char id[40];                /* made by us; how a client names the call when it answers */
+	char id[40]; /* made by us; how a client names the call when it answers; empty: none */
 	struct buf name, arguments; /* arguments: the beginning of a JSON object until it is complete */
 	bool complete;
 	size_t text_at, rows_at; /* text and rows that came before it */
@@ -41,8 +41,8 @@ struct reply_answer {
 	int open;         /* kind of the item that is open, in the writer's numbers; 0: none */
 	uint32_t n_items; /* closed so far: the index of the one that is open */
 	size_t segment;   /* of the text that is open (reply_segment) */
-	size_t text_sent, rows_sent; /* bytes of text, number of rows */
-	size_t characters;           /* of the text sent (completions) */
+	size_t text_sent, rows_sent;  /* bytes of text, number of rows */
+	size_t n_counted, characters; /* bytes of text whose characters are counted (completions) */
 };
 
 struct reply {
@@ -51,7 +51,7 @@ struct reply {
 	struct reply_answer *answers; /* [n_answers] prompt by prompt */
 	uint32_t n_answers, n_ended;
 	uint64_t sequence;            /* of the writer's events */
-	const char *call_prefix;      /* of the ids of calls: "call_" */
+	const char *call_prefix;      /* of the ids of calls: "call_"; NULL: calls have none */
 	size_t held;                  /* bytes that the answers hold of the budget */
 	size_t before;                /* bytes that the request held of it without them */
 	struct request_error refusal; /* set by reply_next; status 0: none */

@@ -466,9 +466,21 @@ static bool is_result(const json_t *message)
 	return role && !strcmp(role, "tool");
 }
 
+/* Whether a result names this call: by its id, or without one by its tool (ollama's tool_name). */
+static bool names_call(const json_t *result, const json_t *call)
+{
+	const char *of = json_string_value(json_object_get(result, "tool_call_id")),
+			   *wanted = json_string_value(json_object_get(call, "id"));
+	if (!of) {
+		of = json_string_value(json_object_get(result, "tool_name"));
+		wanted = json_string_value(json_object_get(chat_tool_function(call), "name"));
+	}
+	return of && wanted && !strcmp(of, wanted);
+}
+
 /* Appends the results messages[from] to messages[to - 1] in the order of their calls: each call
- * takes the first result with its id that no call before it has taken. If a result is left over,
- * all stay in the order of the messages. */
+ * takes the first result that names it and that no call before it has taken. If a result is left
+ * over, all stay in the order of the messages. */
 static void append_results(
 	json_t *out, const json_t *messages, size_t from, size_t to, const json_t *calls)
 {
@@ -477,11 +489,9 @@ static void append_results(
 	if (n_calls > ORDERED_MAX || n_results > n_calls)
 		n_calls = 0;
 	for (size_t k = 0; k < n_calls; k++) {
-		const char *id = json_string_value(json_object_get(json_array_get(calls, k), "id"));
-		for (size_t t = 0; id && t < n_results; t++) {
-			const json_t *result = json_array_get(messages, from + t);
-			const char *of = json_string_value(json_object_get(result, "tool_call_id"));
-			if (of && !taken[t] && !strcmp(of, id)) {
+		const json_t *call = json_array_get(calls, k);
+		for (size_t t = 0; t < n_results; t++) {
+			if (!taken[t] && names_call(json_array_get(messages, from + t), call)) {
 				taken[t] = true;
 				order[n++] = t;
 				break;

@@ -70,8 +70,8 @@ struct request {
 	struct token_ids *prompts; /* [n_prompts] owned */
 	size_t n_prompts;
 	struct prompt_built built;
-	uint32_t n; /* answers for each prompt */
-	uint32_t max_new;
+	uint32_t n;       /* answers for each prompt */
+	uint32_t max_new; /* 0: compute the prompt only */
 	struct sampler_options sampling;
 	struct output_options output; /* of every answer */
 	json_t *items;    /* responses: all items of the conversation before the answer; owned */
@@ -147,6 +147,9 @@ int request_known(const struct request *r, const char *const *members, struct re
 /* temperature, top_p, top_k, min_p, seed, penalties, logit_bias; ignore_eos, min_tokens,
  * stop_token_ids. */
 int request_sampling(struct request *r, struct request_error *e);
+/* Whether this "seed" is -1. ollama and llama.cpp mean a random seed by it, and their parsers leave
+ * it out; for request_sampling it is a seed like others. seed may be NULL. */
+bool request_is_random_seed(const json_t *seed);
 /* A string or an array of strings. */
 int request_stops(struct request *r, const char *key, struct request_error *e);
 /* `effort` in OpenAI's words: "none" turns reasoning off; "max" and "xhigh" turn it on with GLM's

@@ -37,17 +37,39 @@ static const char *const members_shared[] = {"model", "stream", "temperature", "
 static const struct {
 	const char *key;
 	double off;
-} neutral[] = {{"typical_p", 1}, {"tfs_z", 1}, {"top_n_sigma", -1}, {"dynatemp_exponent", 1},
-	{"mirostat_tau", 5}, {"mirostat_eta", 0.1}, {"xtc_threshold", 0.1}, {"dry_base", 1.75},
-	{"dry_allowed_length", 2}, {"dry_penalty_last_n", -1}, {"length_penalty", 1}, {"best_of", 1},
-	{"epsilon_cutoff", 0}, {"eta_cutoff", 0}};
+} neutral[] = {
+	{"typical_p", 1}, {"tfs_z", 1}, {"top_n_sigma", -1}, {"length_penalty", 1}, {"best_of", 1}};
+
+/* Parameters of samplers that are off here: dry_multiplier, xtc_probability, mirostat and
+ * dynatemp_range are refused unless they are 0. So these have no effect, whatever their values. */
+static const char *const idle_parameters[] = {"dry_base", "dry_allowed_length",
+	"dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold", "mirostat_tau", "mirostat_eta",
+	"dynatemp_exponent", NULL};
 
 static bool is_off(const char *key, const json_t *v)
 {
 	for (size_t i = 0; i < ARRAY_LEN(neutral); i++)
 		if (!strcmp(neutral[i].key, key))
 			return json_is_number(v) && json_number_value(v) == neutral[i].off;
-	return false;
+	return is_listed(key, idle_parameters);
+}
+
+/* What the repetition penalty looks at in llama.cpp and ollama. */
+static const char *const penalty_ranges[] = {"repeat_last_n", "penalize_newline", NULL};
+
+/* Here it looks at the whole text, newlines too. Another range has no effect without a penalty. */
+static int check_penalty_range(
+	const struct request *r, const char *key, const json_t *v, struct request_error *e)
+{
+	double penalty = (double)r->model->sampling.repetition;
+	if (request_number(r->body, "repeat_penalty", -INFINITY, INFINITY, &penalty, NULL, e) ||
+		request_number(r->body, "repetition_penalty", -INFINITY, INFINITY, &penalty, NULL, e))
+		return -1;
+	if (penalty == 0 || penalty == 1 || json_is_null(v) || json_is_true(v) ||
+		(json_is_number(v) && json_number_value(v) == -1)) /* -1: the whole context */
+		return 0;
+	return request_refuse(e, 400, "unsupported_parameter", key,
+		"%s is not supported by this server: the repetition penalty looks at the whole text", key);
 }
 
 int request_known(const struct request *r, const char *const *members, struct request_error *e)
@@ -58,6 +80,11 @@ int request_known(const struct request *r, const char *const *members, struct re
 	{
 		if (is_listed(key, members) || is_listed(key, members_shared) || is_off(key, v))
 			continue;
+		if (is_listed(key, penalty_ranges)) {
+			if (check_penalty_range(r, key, v, e))
+				return -1;
+			continue;
+		}
 		if (!strcmp(key, "grammar") || !strcmp(key, "guided_grammar") ||
 			!strcmp(key, "guided_regex") || !strcmp(key, "guided_choice")) {
 			if (json_is_null(v) || (json_is_string(v) && !json_string_length(v)))
@@ -161,6 +188,11 @@ static int parse_ends(struct request *r, struct request_error *e)
 		r->output.stop_ids[r->output.n_stop_ids++] = (int32_t)id;
 	}
 	return 0;
+}
+
+bool request_is_random_seed(const json_t *seed)
+{
+	return json_is_integer(seed) && json_integer_value(seed) == -1;
 }
 
 int request_sampling(struct request *r, struct request_error *e)

@@ -96,7 +96,7 @@ struct job {
 	uint32_t index;
 	struct job_shared *shared; /* held; owns what prompt and options point to; NULL: the job does */
 	struct token_ids prompt;
-	uint32_t max_new;
+	uint32_t max_new; /* 0: compute the prompt only */
 	struct sampler_options sampling;
 	struct output_options options;
 	uint64_t submitted_ns;

@@ -15,11 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct row {
-	struct output_token token;
-	size_t at; /* bytes of text before it */
-};
-
 struct output {
 	const struct output_options *options;
 	const struct tokenizer *tokenizer;
@@ -30,7 +25,7 @@ struct output {
 	struct utf8_stream stream; /* not chat */
 	struct buf piece;          /* scratch */
 	struct buf held;           /* text that may begin a stop string */
-	struct row *rows;          /* [n_rows] not given out yet */
+	struct output_token *rows; /* [n_rows] not given out yet */
 	size_t n_rows, rows_cap;
 	size_t bytes_in, bytes_out; /* of text */
 	int stop;
@@ -68,16 +63,10 @@ static void give_text(struct output *o, const char *text, size_t n)
 	size_t ready = 0;
 	while (ready < o->n_rows && o->rows[ready].at < o->bytes_out)
 		ready++;
-	struct output_token *rows = ready ? NEW_ARRAY(struct output_token, ready) : NULL;
-	if (ready && !rows) /* the answer fails */
-		return;
-	for (size_t i = 0; i < ready; i++)
-		rows[i] = o->rows[i].token;
+	o->emit(o->user, OUTPUT_TEXT, (struct text_span){text, n}, o->rows, ready);
 	o->n_rows -= ready;
 	if (o->n_rows)
 		memmove(o->rows, o->rows + ready, o->n_rows * sizeof *o->rows);
-	o->emit(o->user, OUTPUT_TEXT, (struct text_span){text, n}, rows, ready);
-	free(rows);
 }
 
 /* Length of the longest end of `text` that begins a stop string. */
@@ -267,8 +256,8 @@ enum output_next output_push(struct output *o, int32_t id, const float *logits, 
 		size_t cap = o->n_rows < o->rows_cap ? o->rows_cap : o->rows_cap ? 2 * o->rows_cap : 16;
 		if (cap == o->rows_cap || mem_grow_array(&o->rows, cap, sizeof *o->rows)) {
 			o->rows_cap = cap;
-			struct row *r = &o->rows[o->n_rows++];
-			token_measure(o, id, logits, n_valid, &r->token);
+			struct output_token *r = &o->rows[o->n_rows++];
+			token_measure(o, id, logits, n_valid, r);
 			r->at = o->bytes_in;
 		}
 	}

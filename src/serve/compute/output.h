@@ -22,6 +22,7 @@
 struct output_token {
 	int32_t id;
 	float logprob;
+	size_t at; /* bytes of text before it; in part of a character: before the character */
 	uint32_t n_top;
 	struct {
 		int32_t id;

@@ -244,6 +244,9 @@ static bool slot_give(struct scheduler *s, struct slot *slot, int32_t id, uint32
 {
 	struct job *j = slot->job;
 	enum generate_stop stop;
+	*how = JOB_LENGTH;
+	if (!j->max_new)
+		return true;
 	bool ends =
 		generate_ends(s->engine, id, position, (uint32_t)j->generated.n, j->max_new, false, &stop);
 	*how = JOB_STOP_TOKEN;

@@ -135,9 +135,9 @@ static void turn_spell(const struct stored_turn *t, struct buf *key)
 		free(arguments);
 	}
 	buf_putc(key, '\n');
-	if (t->n_calls) {
+	if (t->call_ids[strspn(t->call_ids, "\n")]) {
 		buf_puts(key, t->call_ids);
-	} else {
+	} else { /* no calls, or calls without ids */
 		buf_printf(key, "%zu %016llx", t->n_before, (unsigned long long)t->before);
 	}
 }

@@ -5,10 +5,11 @@
  * left out, its spacing, its spelling of arguments). So the session's timeline goes on instead of
  * being computed anew.
  *
- * An answer with tool calls is found by its text and the calls' ids, names and arguments; one
- * without by its text and the tokens before it. A turn that the client changed is not found; it is
- * rendered by the template. Bounded in bytes; the least recently used answer is forgotten first,
- * and one that is larger than the bound is not remembered. Any thread.
+ * An answer is found by its text, the names and arguments of its tool calls, and the calls' ids. If
+ * there are no ids (no calls, or an API without them) the tokens before it stand for them. A turn
+ * that the client changed is not found; it is rendered by the template. Bounded in bytes; the least
+ * recently used answer is forgotten first, and one that is larger than the bound is not remembered.
+ * Any thread.
  */
 #ifndef GLM_SERVE_TURN_STORE_H
 #define GLM_SERVE_TURN_STORE_H
@@ -32,7 +33,7 @@ struct stored_turn {
 	const struct chat_call *calls;
 	size_t n_calls;
 	const char *call_ids; /* the ids of the calls, each followed by a line feed; "" without calls */
-	uint64_t before;      /* without calls: hash_bytes of the n_before tokens before the turn */
+	uint64_t before;      /* hash_bytes of the n_before tokens before the turn */
 	size_t n_before;
 	struct chat_text reasoning; /* get: as the client has it; data NULL or empty: it has none */
 };

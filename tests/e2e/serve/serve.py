@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 
-from serve_others import test_llamacpp, test_ollama, test_responses_folder, test_stored_responses, test_strict
+from serve_others import test_llamacpp, test_ollama, test_responses_folder, test_stored_responses, test_strict, test_text_offset
 from serve_lib import PROGRAM, POCKET, SAN, SLOW, TIME, WEATHER, Server, check, finish, user, checks  # noqa: F401
 
 CHAT = "/v1/chat/completions"
@@ -769,7 +769,7 @@ def main():
     chosen = sys.argv[1:]  # names of tests; none: all
     with Server("--sessions", "4", "-c", "2048", "--max-body-mb", "1", "--max-connections", "16", "-v") as s:
         for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_partial_calls, test_no_tools, test_given_beginning, test_agent_loop,
-                     test_completions, test_responses, test_messages, test_refusals, test_paths, test_ollama, test_llamacpp, test_stored_responses, test_cancel, test_metrics,
+                     test_completions, test_text_offset, test_responses, test_messages, test_refusals, test_paths, test_ollama, test_llamacpp, test_stored_responses, test_cancel, test_metrics,
                      test_limits):
             start = time.monotonic()
             if chosen and test.__name__[5:] not in chosen:

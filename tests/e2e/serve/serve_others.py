@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """ollama's and llama.cpp's own paths: answers, streams, what is refused and how. A part of serve.py's tests."""
+import codecs
 import json
 import os
 import stat
 import tempfile
 
-from serve_lib import SAN, TIME, WEATHER, Server, check, user
+from serve_lib import SAN, TIME, WEATHER, Server, check, counter, user
 
 GREEDY = {"temperature": 0}
 CHAT = "/v1/chat/completions"
@@ -29,6 +30,8 @@ def test_ollama(s):
     check(s.post("/api/chat", {**ask, "stream": False, "think": False})[1]["message"].keys() == {"role", "content"}, "think")
     cut = s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 3}})[1]
     check(cut["done_reason"] == "length" and cut["eval_count"] == 3, "num_predict", cut)
+    data = s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 0}})[1]
+    check(data.get("eval_count") == whole["usage"]["completion_tokens"], "num_predict 0 is no limit, as in ollama", data)
     stop = s.post("/api/chat", {**ask, "stream": False, "think": False, "options": {**GREEDY, "stop": ["stream"]}})[1]
     check("river" in stop["message"]["content"] and "stream" not in stop["message"]["content"], "stop", stop)
     lp = s.post("/api/chat", {**ask, "stream": False, "logprobs": True, "top_logprobs": 2})[1]
@@ -39,6 +42,13 @@ def test_ollama(s):
                   [s.post("/api/chat", {**ask, "messages": q, "tools": [WEATHER, TIME], "stream": False})[1]]):
         calls = [c for v in lines for c in v["message"].get("tool_calls", [])]
         check(calls == [{"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}], "a call", lines)
+    replayed = counter(s, "replayed_turns")
+    called = q + [s.post("/api/chat", {**ask, "messages": q, "tools": [WEATHER, TIME], "stream": False})[1]["message"]]
+    result = {"role": "tool", "tool_name": "get_weather", "content": "rainy, 18 degrees"}
+    s.post("/api/chat", {**ask, "messages": called + [result], "tools": [WEATHER, TIME], "stream": False})
+    check(counter(s, "replayed_turns") == replayed + 1, "a turn with a call is recognised")
+    s.post("/api/chat", {**ask, "messages": user("Hello.") + called + [result], "tools": [WEATHER, TIME], "stream": False})
+    check(counter(s, "replayed_turns") == replayed + 1, "behind another beginning it is not")
     back = q + [{"role": "assistant", "content": "", "thinking": "hm", "tool_calls": calls},
                 {"role": "tool", "tool_name": "get_weather", "content": "rainy, 18 degrees"}]
     data = s.post("/api/chat", {**ask, "messages": back, "tools": [WEATHER, TIME], "stream": False})[1]
@@ -59,15 +69,24 @@ def test_ollama(s):
         check(set(got) == {"n", "yes"} and 0 <= got["n"] <= 99 and isinstance(got["yes"], bool), "format", path, data)
         lines = s.lines(path, {**ask, **more, "format": schema})
         check(json.loads("".join(said(v) for v in lines)) == got, "format, streamed", path, lines)
-    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "typical_p": 1, "mirostat": 0, "repeat_last_n": 64,
+    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "typical_p": 1, "mirostat": 0, "repeat_last_n": 64, "mirostat_tau": 3,
                                                                   "num_gpu": 99, "penalize_newline": True}})[0] == 200, "idle options")
-    for options in ({"typical_p": 0.5}, {"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"unheard_of": 1}):
+    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 3, "repeat_penalty": 1.1, "repeat_last_n": -1,
+                                                                  "penalize_newline": True}})[0] == 200, "what the penalty counts here")
+    for options in ({"typical_p": 0.5}, {"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"unheard_of": 1}, {"n": 2},
+                    {"repeat_last_n": 0, "repeat_penalty": 1.1}, {"penalize_newline": False, "repeat_penalty": 1.1},
+                    {"stream": True}, {"logprobs": True}, {"tools": [WEATHER]}, {"response_format": {"type": "json_object"}}):
         status, data = s.post("/api/chat", {**ask, "options": options})
         check(status == 400 and list(options)[0] in data["error"], "refused:", options, data)
+    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 3, "stream": False, "n": None}})[0] == 200,
+          "members that are off")
     for path, more in (("/api/chat", {}), ("/api/generate", {"prompt": "x", "messages": None})):
         for member in ({"temperature": 0}, {"min_p": 0.1}, {"unheard_of": 1}):
             status, data = s.post(path, {**ask, **more, **member})
             check(status == 400 and list(member)[0] in data["error"] and "options" in data["error"], "outside of options:", member, data)
+    hot = {"temperature": 2, "top_p": 1, "num_predict": 40}
+    drawn = [s.post("/api/chat", {**ask, "stream": False, "options": {**hot, "seed": seed}})[1]["message"] for seed in (-1, -1, 7, 7)]
+    check(drawn[0] != drawn[1] and drawn[2] == drawn[3], "seed -1 is a random one", drawn)
     # generate
     g = s.post("/api/generate", {**ask, "messages": None, "prompt": "Define river.", "stream": False})[1]
     check(g["response"] == text and g.get("thinking") == thinking, "generate", g)
@@ -117,7 +136,11 @@ def test_ollama(s):
             ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"), ("/api/generate", {"prompt": 1}, "prompt"),
             ("/api/generate", {"prompt": "x", "context": [1, 2]}, "context"),
             ("/api/chat", {**ask, "options": {"temperature": -1}}, "temperature"),
-            ("/api/chat", {**ask, "options": {"num_predict": "x"}}, "num_predict"),
+            ("/api/chat", {**ask, "options": {"num_predict": "x"}}, "num_predict: "),
+            ("/api/chat", {**ask, "options": {"num_predict": -3}}, "num_predict: "),
+            ("/api/chat", {**ask, "options": {"repeat_penalty": 0}}, "repeat_penalty: "),
+            ("/api/generate", {"prompt": "x", "raw": True, "options": {"repeat_penalty": 0}}, "repeat_penalty: "),
+            ("/api/chat", {**ask, "think": "deep"}, "think: "),
             ("/api/chat", {**ask, "options": 3}, "options"), ("/api/chat", {**ask, "think": 3}, "think"),
             ("/api/chat", {**ask, "format": "xml"}, "format")):
         status, data = s.post(path, body)
@@ -134,8 +157,28 @@ def test_llamacpp(s):
         status, data = s.post(path, ask)
         check(status == 200 and data["content"] == oai and data["stop"] and data["stop_type"] == "limit" and
               data["tokens_predicted"] == 8 and data["timings"]["predicted_n"] == 8, path, data)
+    hot = {"prompt": "Define river.", "n_predict": 40, "temperature": 2, "top_p": 1}
+    drawn = [s.post("/completion", {**hot, "seed": seed})[1]["content"] for seed in (-1, -1, 7, 7)]
+    check(drawn[0] != drawn[1] and drawn[2] == drawn[3], "seed -1 is a random one", drawn)
     events = [v for _, v in s.stream("/completion", ask)]
-    for more in ({"typical_p": 0.5}, {"samplers": ["top_k"]}, {"grammar": "root ::= x"}, {"unheard_of": 1}):
+    defaults = {"dynatemp_range": 0, "dynatemp_exponent": 1, "n_keep": 0, "typical_p": 1, "repeat_penalty": 1, "repeat_last_n": 64,
+                "presence_penalty": 0, "frequency_penalty": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2,
+                "dry_penalty_last_n": 64, "dry_sequence_breakers": ["\n", ":", "\"", "*"], "xtc_probability": 0, "xtc_threshold": 0.1,
+                "mirostat": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "ignore_eos": False, "logit_bias": [], "n_probs": 0, "min_keep": 0,
+                "t_max_predict_ms": 0, "id_slot": -1, "cache_prompt": True, "return_tokens": False, "timings_per_token": False}
+    for more in ({}, {"dry_penalty_last_n": -1, "xtc_threshold": 0.3, "dry_base": 2}):
+        status, data = s.post("/completion", {**ask, **defaults, **more})
+        check(status == 200 and data["content"] == oai, "llama.cpp's defaults", more, data)
+    data = s.post("/completion", {**ask, "n_predict": 0})[1]
+    check(data.get("content") == "" and data["tokens_predicted"] == 0 and data["stop_type"] == "limit" and data["tokens_evaluated"] > 1,
+          "n_predict 0", data)
+    check([(v["content"], v["stop"]) for _, v in s.stream("/completion", {**ask, "n_predict": 0})] == [("", True)], "n_predict 0, streamed")
+    data = s.post("/completion", {**ask, "n_probs": 2, "return_tokens": True})[1]
+    rows = data["completion_probabilities"]
+    check(len(rows) > 3 and [r["id"] for r in rows] == data["tokens"][-len(rows):] and  # a control token comes first
+          all(r["top_logprobs"][0]["id"] == r["id"] for r in rows), "ids of probabilities", data)
+    for more in ({"typical_p": 0.5}, {"samplers": ["top_k"]}, {"grammar": "root ::= x"}, {"unheard_of": 1}, {"dry_multiplier": 0.8},
+                 {"xtc_probability": 0.1}, {"repeat_last_n": 64, "repeat_penalty": 1.1}):
         status, data = s.post("/completion", {**ask, **more})
         check(status == 400 and list(more)[0] in data["error"]["message"], "refused:", more, data)
     check("".join(v["content"] for v in events) == oai and [v["stop"] for v in events][-2:] == [False, True] and
@@ -176,13 +219,31 @@ def test_llamacpp(s):
                               ("/tokenize", {"content": "x", "return_ids": 1}, "return_ids"),
                               ("/detokenize", {"tokens": [1], "special": 1}, "special"),
                               ("/detokenize", {"tokens": "x"}, "array"), ("/completion", {"n_predict": 3}, "prompt"),
-                              ("/completion", {**ask, "n_predict": "x"}, "n_predict"), ("/apply-template", {}, "messages")):
+                              ("/completion", {**ask, "n_predict": "x"}, "n_predict: "),
+                              ("/completion", {**ask, "repeat_penalty": 0}, "repeat_penalty: "), ("/apply-template", {}, "messages")):
         status, data = s.post(path, body)
         check(status == 400 and words in data["error"]["message"], "refused:", path, body, status, data)
     for path in ("/tokenize", "/detokenize", "/apply-template", "/completion", "/api/chat", "/api/generate", "/api/show"):
         for body in (b"", b"[", b"\xff", b"[]", json.dumps({"a": [[]]}).encode()):
             status, _, data = s.request("POST", path, body)
             check(status in (200, 400) and (status == 400 or path.startswith("/api/")), "a bad body", path, body, data)
+
+
+def test_text_offset(s):
+    path = "/v1/completions"
+    halves = s.post("/tokenize", {"content": "é", "with_pieces": True})[1]["tokens"]  # two tokens of one byte each
+    ask = {"prompt": "Define river.", "max_tokens": 24, "logprobs": 0, "temperature": 2, "top_p": 1, "seed": 5, "ignore_eos": True,
+           "logit_bias": {t["id"]: 100 for t in halves}}
+    whole = s.post(path, ask)[1]["choices"][0]
+    written = [b for r in s.post("/completion", {**ask, "n_predict": 24, "n_probs": 1})[1]["completion_probabilities"] for b in r["bytes"]]
+    decoder, before, offsets = codecs.getincrementaldecoder("utf-8")("replace"), 0, []
+    for b in written:
+        offsets.append(before)
+        before += len(decoder.decode(bytes([b])))
+    check(len(offsets) == 24 and 0 < whole["text"].count("é") < 12, "parts of characters", halves, whole)
+    check(whole["logprobs"]["text_offset"] == offsets, "text_offset", whole, offsets)
+    parts = [v["choices"][0]["logprobs"] for _, v in s.stream(path, ask) if v != "[DONE]"]
+    check(sum((p["text_offset"] for p in parts), []) == offsets, "text_offset, streamed", parts, offsets)
 
 
 def outputs(data):
@@ -221,6 +282,25 @@ def test_stored_responses(s):
     after = s.post(path, {**GREEDY, "previous_response_id": ask["id"], "tools": [tool], "input": [
         {"type": "function_call_output", "call_id": call["call_id"], "output": "rainy, 18 degrees"}]})[1]
     check("18" in outputs(after), "the result of a call", after)
+    # references instead of items
+    asked = {"role": "user", "content": "What is the weather in Paris?"}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "rainy, 18 degrees"}
+    want = s.post(path, {**GREEDY, "tools": [tool], "input": [asked, *ask["output"], result]})[1]
+    replayed = counter(s, "replayed_turns")
+    for kind in ({"type": "item_reference"}, {"type": None}, {}):
+        got = s.post(path, {**GREEDY, "tools": [tool], "input": [asked, *({**kind, "id": i["id"]} for i in ask["output"]), result]})[1]
+        check(len(ask["output"]) > 1 and got["status"] == "completed" and outputs(got) == outputs(want) and
+              got["usage"]["input_tokens"] == want["usage"]["input_tokens"], "references are the items", kind, got, want)
+    check(counter(s, "replayed_turns") == replayed + 3, "and the turn is recognised")
+    items = s.get(f"{path}/{got['id']}/input_items?order=asc")[1]["data"]
+    check(items[1:-1] == ask["output"], "the items are kept, not the references", items)
+    for wrong in ("msg_" + "a" * 24 + "_0", ask["output"][0]["id"] + "9", ask["id"], "x", "", "msg__0", "_" * 40, 3, None):
+        status, data = s.post(path, {"input": [asked, {"type": "item_reference", "id": wrong}]})
+        check(status == 400 and "input[1]: item_reference" in data["error"]["message"] and data["error"]["param"] == "input",
+              "no such item", wrong, data)
+    many = [{"type": "item_reference", "id": i["id"]} for i in ask["output"]] * 5000
+    status, data = s.post(path, {"input": [asked, *many]})
+    check(status in (400, 413, 429), "more than the context holds", status, data)
     # not kept, forgotten, unknown, damaged ids
     unkept = s.post(path, {**GREEDY, "input": "x", "store": False, "max_output_tokens": 2})[1]
     check(unkept["store"] is False and s.get(f"{path}/{unkept['id']}")[0] == 404, "store false", unkept)

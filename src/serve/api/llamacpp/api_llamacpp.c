@@ -9,16 +9,6 @@
 #include "src/base/num.h"
 #include "src/serve/api/json_write.h"
 
-#include <string.h>
-
-static void member_rename(json_t *o, const char *from, const char *to)
-{
-	json_t *v = json_object_get(o, from);
-	if (v && !json_is_null(v) && !json_object_get(o, to))
-		json_object_set(o, to, v);
-	json_object_del(o, from);
-}
-
 static int llamacpp_parse(struct request *r, struct request_error *e)
 {
 	/* these change how llama.cpp computes, not what */
@@ -38,17 +28,20 @@ static int llamacpp_parse(struct request *r, struct request_error *e)
 	json_object_del(r->body, "return_tokens");
 	for (size_t i = 0; i < ARRAY_LEN(internal); i++)
 		json_object_del(r->body, internal[i]);
-	member_rename(r->body, "repeat_penalty", "repetition_penalty");
-	if (!n_predict) /* "only read the prompt": an answer has at least one token here */
-		n_predict = 1;
+	if (request_is_random_seed(json_object_get(r->body, "seed")))
+		json_object_del(r->body, "seed");
 	if (!json_object_get(r->body, "max_tokens") || n_predict >= 0)
 		json_object_set_new(
-			r->body, "max_tokens", json_integer(n_predict < 0 ? INT32_MAX : n_predict));
+			r->body, "max_tokens", json_integer(n_predict > 0 ? n_predict : INT32_MAX));
 	if (n_probs)
 		json_object_set_new(r->body, "logprobs", json_integer(n_probs));
 	if (!json_object_get(r->body, "parse_special"))
 		json_object_set_new(r->body, "parse_special", json_true());
-	return api_completions.parse(r, e);
+	if (api_completions.parse(r, e))
+		return -1;
+	if (!n_predict) /* the prompt is computed, for the requests that follow */
+		r->max_new = 0;
+	return 0;
 }
 
 static void write_timings(struct json_write *w, const struct reply_answer *a)
@@ -96,7 +89,8 @@ static void write_probabilities(
 	struct json_write *w, const struct reply *r, const struct output_token *rows, size_t n)
 {
 	if (r->request->output.logprobs && n)
-		api_write_tokens(w, "completion_probabilities", r->request->model->tokenizer, rows, n);
+		api_write_tokens(
+			w, "completion_probabilities", r->request->model->tokenizer, rows, n, true);
 }
 
 static void llamacpp_begin(struct reply *r, struct buf *out)

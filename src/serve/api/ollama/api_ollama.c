@@ -24,24 +24,22 @@ static bool is_given(const json_t *v)
 	return v && !json_is_null(v);
 }
 
-static bool is_machine_option(const char *key)
+/* names: ends with NULL. */
+static bool is_one_of(const char *key, const char *const *names)
 {
-	static const char *const names[] = {"num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread",
-		"num_keep", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only",
-		"logits_all", "embedding_only"};
-	for (size_t i = 0; i < ARRAY_LEN(names); i++)
-		if (!strcmp(names[i], key))
-			return true;
-	return false;
+	while (*names && strcmp(*names, key) != 0)
+		names++;
+	return *names;
 }
 
-/* What only says how far a penalty looks means nothing without one. */
-static bool is_idle_option(const json_t *options, const char *key)
-{
-	const json_t *penalty = json_object_get(options, "repeat_penalty");
-	return (!strcmp(key, "repeat_last_n") || !strcmp(key, "penalize_newline")) &&
-		   (!is_given(penalty) || json_number_value(penalty) == 1);
-}
+static const char *const machine_options[] = {"num_ctx", "num_batch", "num_gpu", "main_gpu",
+	"num_thread", "num_keep", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock", "vocab_only",
+	"logits_all", "embedding_only", NULL};
+
+/* These have the same name and meaning in a completion's body. */
+static const char *const sampling_options[] = {"seed", "temperature", "top_k", "top_p", "min_p",
+	"typical_p", "tfs_z", "repeat_penalty", "repeat_last_n", "penalize_newline", "presence_penalty",
+	"frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "stop", NULL};
 
 /* "options" -> members of a completion's body. */
 static int take_options(struct request *r, json_t *to, struct request_error *e)
@@ -53,18 +51,20 @@ static int take_options(struct request *r, json_t *to, struct request_error *e)
 		return -1;
 	json_object_foreach((json_t *)options, key, v)
 	{
-		if (json_is_null(v) || is_machine_option(key) || is_idle_option(options, key))
+		if (json_is_null(v) || is_one_of(key, machine_options))
 			continue;
 		if (!strcmp(key, "num_predict")) {
 			int64_t n = -1;
 			if (request_integer(options, key, -2, INT32_MAX, &n, NULL, e))
 				return -1;
-			if (n >= 0) /* -1 and -2: as much as fits */
+			if (n > 0) /* else as much as fits */
 				json_object_set(to, "max_tokens", v);
-		} else if (!strcmp(key, "repeat_penalty")) {
-			json_object_set(to, "repetition_penalty", v);
-		} else {
+		} else if (!strcmp(key, "seed") && request_is_random_seed(v)) {
+			continue;
+		} else if (is_one_of(key, sampling_options)) {
 			json_object_set(to, key, v);
+		} else if (request_unsupported(options, key, e)) {
+			return -1;
 		}
 	}
 	return 0;
@@ -94,6 +94,8 @@ static int take_think(struct request *r, json_t *to, struct request_error *e)
 	json_t *think = json_object_get(r->body, "think");
 	if (!is_given(think))
 		return 0;
+	if (request_effort(r, json_string_value(think), "think", e)) /* a refusal names "think" */
+		return -1;
 	if (json_is_string(think))
 		json_object_set(to, "reasoning_effort", think);
 	else if (json_is_boolean(think))
@@ -123,7 +125,7 @@ static int take_message(json_t *out, const json_t *m, struct request_error *e)
 	json_t *copy = json_object();
 	static const char *const names[][2] = {{"role", "role"}, {"content", "content"},
 		{"thinking", "reasoning_content"}, {"tool_calls", "tool_calls"},
-		{"tool_call_id", "tool_call_id"}};
+		{"tool_call_id", "tool_call_id"}, {"tool_name", "tool_name"}};
 	for (size_t i = 0; i < ARRAY_LEN(names); i++) {
 		json_t *v = json_object_get(m, names[i][0]);
 		if (is_given(v))
@@ -141,12 +143,7 @@ static int refuse_unknown(const struct request *r, const char *const *own, struc
 	json_t *v;
 	json_object_foreach(r->body, key, v)
 	{
-		bool known = !is_given(v) || json_is_false(v);
-		for (size_t i = 0; both[i] && !known; i++)
-			known = !strcmp(both[i], key);
-		for (size_t i = 0; own[i] && !known; i++)
-			known = !strcmp(own[i], key);
-		if (!known)
+		if (is_given(v) && !json_is_false(v) && !is_one_of(key, both) && !is_one_of(key, own))
 			return request_refuse(e, 400, "unsupported_parameter", key,
 				"%.60s is not supported here: settings of sampling belong into \"options\"", key);
 	}
@@ -347,7 +344,7 @@ static void write_rows(
 	struct json_write *w, const struct reply *r, const struct output_token *rows, size_t n)
 {
 	if (r->request->output.logprobs && n)
-		api_write_tokens(w, "logprobs", r->request->model->tokenizer, rows, n);
+		api_write_tokens(w, "logprobs", r->request->model->tokenizer, rows, n, false);
 }
 
 static void ollama_begin(struct reply *r, struct buf *out)
@@ -420,7 +417,6 @@ static void ollama_broken(struct reply *r, const struct request_error *e, struct
 
 const struct api api_ollama_chat = {
 	.name = "/api/chat",
-	.call_prefix = "call_",
 	.stream_type = "application/x-ndjson",
 	.parse = chat_parse_request,
 	.begin = ollama_begin,
@@ -434,7 +430,6 @@ const struct api api_ollama_chat = {
 
 const struct api api_ollama_generate = {
 	.name = "/api/generate",
-	.call_prefix = "call_",
 	.stream_type = "application/x-ndjson",
 	.parse = generate_parse_request,
 	.begin = ollama_begin,

@@ -98,7 +98,7 @@ static void write_logprobs(
 		return;
 	}
 	json_write_open(w, "logprobs", '{');
-	api_write_tokens(w, "content", q->model->tokenizer, rows, n_rows);
+	api_write_tokens(w, "content", q->model->tokenizer, rows, n_rows, false);
 	json_write_null(w, "refusal");
 	json_write_close(w, '}');
 }

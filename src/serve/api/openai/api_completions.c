@@ -129,17 +129,16 @@ static void token_text(const struct tokenizer *t, int32_t id, struct buf *out)
 	utf8_repair(s.data, s.len, out);
 }
 
-static size_t count_characters(const char *s, size_t n)
+/* The characters of text before a token. Calls are in the order of the tokens. */
+static size_t text_offset(struct reply_answer *a, const struct output_token *row)
 {
-	size_t characters = 0;
-	for (size_t i = 0; i < n; i++)
-		characters += ((unsigned char)s[i] & 0xc0) != 0x80;
-	return characters;
+	for (; a->n_counted < MIN(row->at, a->text.len); a->n_counted++)
+		a->characters += ((unsigned char)a->text.data[a->n_counted] & 0xc0) != 0x80;
+	return a->characters;
 }
 
-/* offset: characters of text before these tokens. */
-static void write_logprobs(struct json_write *w, const struct request *q,
-	const struct output_token *rows, size_t n, size_t offset)
+static void write_logprobs(struct json_write *w, const struct request *q, struct reply_answer *a,
+	const struct output_token *rows, size_t n)
 {
 	const struct tokenizer *t = q->model->tokenizer;
 	struct buf text = {0};
@@ -175,11 +174,8 @@ static void write_logprobs(struct json_write *w, const struct request *q,
 	}
 	json_write_close(w, ']');
 	json_write_open(w, "text_offset", '[');
-	for (size_t i = 0; i < n; i++) {
-		json_write_int(w, NULL, (int64_t)offset);
-		token_text(t, rows[i].id, &text);
-		offset += count_characters(buf_str(&text), text.len);
-	}
+	for (size_t i = 0; i < n; i++)
+		json_write_int(w, NULL, (int64_t)text_offset(a, &rows[i]));
 	json_write_close(w, ']');
 	json_write_close(w, '}');
 	buf_free(&text);
@@ -191,11 +187,11 @@ static void completions_whole(struct reply *r, struct buf *out)
 	api_completion_head(&w, r->request, OBJECT);
 	json_write_open(&w, "choices", '[');
 	for (uint32_t i = 0; i < r->n_answers; i++) {
-		const struct reply_answer *a = &r->answers[i];
+		struct reply_answer *a = &r->answers[i];
 		json_write_open(&w, NULL, '{');
 		json_write_int(&w, "index", i);
 		json_write_text(&w, "text", buf_str(&a->text), a->text.len);
-		write_logprobs(&w, r->request, a->rows, a->n_rows, 0);
+		write_logprobs(&w, r->request, a, a->rows, a->n_rows);
 		json_write_string(&w, "finish_reason", finish_reason(a));
 		json_write_close(&w, '}');
 	}
@@ -223,8 +219,7 @@ static void completions_event(
 	json_write_open(&w, NULL, '{');
 	json_write_int(&w, "index", a->index);
 	json_write_text(&w, "text", buf_str(&v->text), v->text.len);
-	write_logprobs(&w, r->request, v->rows, v->n_rows, a->characters);
-	a->characters += count_characters(buf_str(&v->text), v->text.len);
+	write_logprobs(&w, r->request, a, v->rows, v->n_rows);
 	json_write_string(&w, "finish_reason", v->kind == JOB_END ? finish_reason(a) : NULL);
 	json_write_close(&w, '}');
 	json_write_close(&w, ']');

@@ -3,7 +3,8 @@
  * OpenAI's /v1/responses. Items are brought into the form of chat messages. A response is kept
  * unless "store" is false (response_store.h). A request with previous_response_id continues the
  * conversation of that response: its input and output items come first, but not its instructions,
- * as in that API. The writer of answers is api_responses_write.c.
+ * as in that API. An input item may be a reference to an item of a response that is kept. The
+ * writer of answers is api_responses_write.c.
  */
 #include "src/serve/api/openai/api_responses.h"
 
@@ -177,8 +178,9 @@ static int take_item(struct gather *g, const json_t *item)
 		return take_output(g, item);
 	if (!strcmp(type, "reasoning"))
 		return take_reasoning(g, item);
-	return refuse_item(
-		g, "message, function_call, function_call_output or reasoning", *type ? type : "no type");
+	return refuse_item(g,
+		"message, function_call, function_call_output, reasoning or item_reference",
+		*type ? type : "no type");
 }
 
 /* r->items: those of the responses before, then the input's. */
@@ -197,7 +199,7 @@ static int gather_items(struct request *r, size_t *before, struct request_error 
 		return request_refuse(e, 400, NULL, "input",
 			"input: expected a string or an array of items, found %s",
 			json_is_array(input) ? "an empty one" : json_text_type(input));
-	return api_responses_hold_items(r, e);
+	return api_responses_resolve(r, *before, e) || api_responses_hold_items(r, e) ? -1 : 0;
 }
 
 static int parse_input(struct request *r, struct request_error *e)

@@ -11,6 +11,9 @@ int api_responses_parse(struct request *r, struct request_error *e);
  * empty array without one. The caller owns it, also after a refusal. r holds the memory that it
  * takes. 0, or -1 with a refusal. */
 int api_responses_previous(struct request *r, json_t **items, struct request_error *e);
+/* Replaces each reference among r->items, from index `from` on, by the item that it names: one of
+ * the output of a response that is kept. r holds the memory. 0, or -1 with a refusal. */
+int api_responses_resolve(struct request *r, size_t from, struct request_error *e);
 /* Holds the memory that api_responses_keep takes for r->items, those of an earlier response
  * excepted (api_responses_previous holds it). 0, or -1 with a refusal. */
 int api_responses_hold_items(struct request *r, struct request_error *e);

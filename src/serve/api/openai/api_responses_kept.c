@@ -7,6 +7,7 @@
 #include "src/serve/api/json_write.h"
 #include "src/text/json_text.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,44 +36,136 @@ static int previous_not_found(struct request_error *e, const char *id)
 		id, RESPONSE_STORE_MAX);
 }
 
+/* Reads a response and, unless `context` is NULL, the items that it answered. The caller owns both.
+ * *response: NULL: it is not there. r holds the memory. 0, or -1 with a refusal. */
+static int read_kept(
+	struct request *r, const char *id, json_t **response, json_t **context, struct request_error *e)
+{
+	struct buf object = {0}, items = {0};
+	size_t before = r->part.bytes,
+		   bytes = r->model->responses ? response_store_bytes(r->model->responses, id) : 0;
+	if (!bytes)
+		return 0;
+	if (request_hold(r, before + TEXT_COPIES * bytes, e))
+		return -1;
+	if (!response_store_get(r->model->responses, id, &object, context ? &items : NULL))
+		return 0;
+	size_t trees =
+		api_json_bytes(buf_str(&object), object.len) + api_json_bytes(buf_str(&items), items.len);
+	if (r->store) /* the list that is kept with the answer repeats them */
+		before += TEXT_COPIES * (object.len + items.len);
+	int rc = request_hold(r, before + trees + object.cap + items.cap, e);
+	if (!rc) {
+		*response = json_text_parse(buf_str(&object), object.len, false, NULL);
+		if (context)
+			*context = json_text_parse(buf_str(&items), items.len, false, NULL);
+	}
+	buf_free(&object);
+	buf_free(&items);
+	if (!rc)
+		request_hold(r, before + trees, e); /* less than before */
+	return rc;
+}
+
 int api_responses_previous(struct request *r, json_t **items, struct request_error *e)
 {
 	const char *id = NULL;
-	struct buf response = {0}, text = {0};
+	json_t *old = NULL, *context = NULL;
 	*items = json_array();
 	if (request_string(r->body, "previous_response_id", &id, e))
 		return -1;
 	if (!id || !*id)
 		return 0;
-	size_t before = r->part.bytes,
-		   bytes = r->model->responses ? response_store_bytes(r->model->responses, id) : 0;
-	if (!bytes)
-		return previous_not_found(e, id);
-	if (request_hold(r, before + TEXT_COPIES * bytes, e))
-		return -1;
-	if (!response_store_get(r->model->responses, id, &response, &text))
-		return previous_not_found(e, id);
-	size_t trees =
-		api_json_bytes(buf_str(&response), response.len) + api_json_bytes(buf_str(&text), text.len);
-	if (r->store) /* the list that is kept with the answer repeats them */
-		before += TEXT_COPIES * (response.len + text.len);
-	if (request_hold(r, before + trees + response.cap + text.cap, e)) {
-		buf_free(&response);
-		buf_free(&text);
-		return -1;
-	}
-	json_t *old = json_text_parse(buf_str(&response), response.len, false, NULL),
-		   *context = json_text_parse(buf_str(&text), text.len, false, NULL);
-	int rc = 0;
-	if (!json_is_object(old) || !json_is_array(context))
-		rc = previous_not_found(e, id); /* a file that was changed */
+	int rc = read_kept(r, id, &old, &context, e);
+	if (!rc && (!json_is_object(old) || !json_is_array(context)))
+		rc = previous_not_found(e, id); /* not there, or a file that was changed */
 	json_array_extend(*items, context);
 	json_array_extend(*items, json_object_get(old, "output"));
 	json_decref(old);
 	json_decref(context);
-	buf_free(&response);
+	return rc;
+}
+
+/* ---- references to items ---- */
+
+/* {"type": "item_reference", "id": ...}; the type may be missing. */
+static bool is_reference(const json_t *item)
+{
+	const json_t *type = json_object_get(item, "type");
+	if (!type || json_is_null(type))
+		return json_object_get(item, "id") && !json_object_get(item, "role");
+	return json_is_string(type) && !strcmp(json_string_value(type), "item_reference");
+}
+
+/* The response of an item "<kind>_<R>_<i>" (api_responses_write.c) is "resp_<R>". False: the id is
+ * none of these. */
+static bool response_of(const char *item_id, char out[RESPONSE_ID_LEN + 1])
+{
+	const char *from = strchr(item_id, '_'), *to = from ? strchr(from + 1, '_') : NULL;
+	int n = to ? snprintf(out, RESPONSE_ID_LEN + 1, "resp%.*s", (int)MIN(to - from, 64), from) : 0;
+	return n == RESPONSE_ID_LEN;
+}
+
+/* *item: borrowed from `known`, the responses that were read, by id. NULL: there is none. */
+static int find_item(
+	struct request *r, const char *item_id, json_t *known, json_t **item, struct request_error *e)
+{
+	char id[RESPONSE_ID_LEN + 1];
+	size_t i;
+	json_t *response, *v;
+	*item = NULL;
+	if (!response_of(item_id, id))
+		return 0;
+	response = json_object_get(known, id);
+	if (!response) {
+		if (read_kept(r, id, &response, NULL, e))
+			return -1;
+		if (json_object_set_new(known, id, response ? response : json_null()))
+			return request_refuse_memory(e);
+	}
+	json_array_foreach(json_object_get(response, "output"), i, v)
+	{
+		const char *s = json_string_value(json_object_get(v, "id"));
+		if (s && !strcmp(s, item_id))
+			*item = v;
+	}
+	return 0;
+}
+
+/* Many references may name one item, so each holds what a copy of it takes. */
+static int hold_copy(struct request *r, const json_t *item, struct request_error *e)
+{
+	struct buf text = {0};
+	json_text_dump(item, &text);
+	size_t bytes =
+		api_json_bytes(buf_str(&text), text.len) + (r->store ? TEXT_COPIES * text.len : 0);
 	buf_free(&text);
-	request_hold(r, before + trees, e); /* less than before */
+	return request_hold(r, r->part.bytes + bytes, e);
+}
+
+int api_responses_resolve(struct request *r, size_t from, struct request_error *e)
+{
+	json_t *known = json_object(), *item;
+	int rc = 0;
+	for (size_t i = from; i < json_array_size(r->items) && !rc; i++) {
+		const json_t *reference = json_array_get(r->items, i);
+		if (!is_reference(reference))
+			continue;
+		const char *id = json_string_value(json_object_get(reference, "id"));
+		rc = find_item(r, id ? id : "", known, &item, e);
+		if (!rc && mem_scope_failed())
+			rc = request_refuse_memory(e);
+		if (!rc && !item)
+			rc = request_refuse(e, 400, "item_not_found", "input",
+				"input[%zu]: item_reference: there is no item \"%.60s\": its response was not "
+				"stored, was deleted, or has been forgotten (the newest %d are kept)",
+				i - from, id ? id : "", RESPONSE_STORE_MAX);
+		if (!rc)
+			rc = hold_copy(r, item, e);
+		if (!rc)
+			json_array_set(r->items, i, item);
+	}
+	json_decref(known);
 	return rc;
 }
 

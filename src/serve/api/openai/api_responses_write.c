@@ -30,7 +30,7 @@ static void item_id(const struct reply *r, const char *kind, uint32_t i, char ou
 static void write_rows(
 	struct json_write *w, const struct reply *r, const struct output_token *rows, size_t n)
 {
-	api_write_tokens(w, "logprobs", r->request->model->tokenizer, rows, n);
+	api_write_tokens(w, "logprobs", r->request->model->tokenizer, rows, n, false);
 }
 
 static void write_text_part(
