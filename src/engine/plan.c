@@ -68,8 +68,7 @@ struct kv_cache_bytes plan_kv_bytes(
 uint32_t plan_fitting_context(const struct model_config *c, const struct plan *p, size_t budget)
 {
 	uint32_t best = MIN(c->n_context, CONTEXT_STEP);
-	const size_t host_budget =
-		bytes_left(p->host_available, plan_host_reserve(p->host_available)) / AUTO_KV_PART;
+	const size_t host_budget = bytes_left(p->host_available, p->host_reserve) / AUTO_KV_PART;
 	for (uint32_t n = best; n < MIN(c->n_context, AUTO_CONTEXT);) {
 		n = MIN(MIN(n + CONTEXT_STEP, c->n_context), AUTO_CONTEXT);
 		const struct kv_cache_bytes kv = plan_kv_bytes(c, p, n);
@@ -201,8 +200,7 @@ static int stream_from_host(const struct plan_inputs *in, struct plan *p, struct
 static void size_second_tier(struct plan *p)
 {
 	uint64_t *const tier = p->loader.tier_bytes;
-	const size_t reserve =
-		plan_host_reserve(p->host_available) + p->tiers.host_staging_bytes + p->kv_host;
+	const size_t reserve = p->host_reserve + p->tiers.host_staging_bytes + p->kv_host;
 	const size_t room = bytes_left(p->host_available, reserve);
 	tier[1] = MIN(room, bytes_left(p->tiers.everything_bytes, tier[0]));
 	if (!tier[1])
@@ -290,7 +288,7 @@ static void log_plan_experts(const struct plan *p)
 	if (p->streaming && p->on_card && !t->tier_bytes[1] && t->tier_bytes[0] < t->everything_bytes)
 		log_info(
 			"hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
-			gigabytes(MIN(bytes_left(p->host_available, plan_host_reserve(p->host_available)),
+			gigabytes(MIN(bytes_left(p->host_available, p->host_reserve),
 				t->everything_bytes - t->tier_bytes[0])));
 }
 
@@ -342,6 +340,8 @@ static struct plan plan_begin(const struct plan_inputs *in, const struct plan_ma
 		.embed_row = uploads_rows ? in->weights->embed.row_bytes : 0,
 		.available = machine->card_bytes,
 		.host_available = on_card ? machine->host_bytes : 0,
+		.host_reserve =
+			machine->host_reserve ? machine->host_reserve : plan_host_reserve(machine->host_bytes),
 		.on_card = on_card,
 		.scratch = on_card ? b->scratch_bytes : 0,
 		.streaming = o->cache_bytes != 0,
