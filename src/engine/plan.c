@@ -164,6 +164,18 @@ static int plan_context(
 	return 0;
 }
 
+/* Stages share a budget: what one of them has is not what an option says. */
+static void log_capped(const struct plan *p, const char *tier, const char *option, uint64_t bytes)
+{
+	const double need = gigabytes(p->tiers.everything_bytes);
+	if (p->part)
+		log_info("%s: %.4f GB of %s for this stage, all its experts need %.4f GB: capped to that",
+			tier, gigabytes(bytes), option, need);
+	else
+		log_info("%s: %.4f GB asked for, all experts need %.4f GB: capped to that", tier,
+			gigabytes(bytes), need);
+}
+
 /* loader_plan with the first tier capped at what all experts need. verbose: a line says so. */
 static int plan_tiers(struct plan *p, bool verbose, struct err *e)
 {
@@ -174,8 +186,7 @@ static int plan_tiers(struct plan *p, bool verbose, struct err *e)
 	p->loader.tier_bytes[0] = p->tiers.everything_bytes;
 	rc = loader_plan(&p->loader, &p->tiers, e);
 	if (!rc && verbose) /* now: the second plan may have changed everything_bytes a little */
-		log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that",
-			(double)requested / 1e9, gigabytes(p->tiers.everything_bytes));
+		log_capped(p, "cache", "--cache-gb", requested);
 	return rc;
 }
 
@@ -343,6 +354,7 @@ static struct plan plan_begin(const struct plan_inputs *in, const struct plan_ma
 		.host_reserve =
 			machine->host_reserve ? machine->host_reserve : plan_host_reserve(machine->host_bytes),
 		.on_card = on_card,
+		.part = machine->part,
 		.scratch = on_card ? b->scratch_bytes : 0,
 		.streaming = o->cache_bytes != 0,
 		.loader = plan_loader_options(c, o, in->file, b),
@@ -404,8 +416,7 @@ static int plan_place(
 		p->loader.lookahead = p->streaming && p->on_card;
 	if (p->streaming && o->ram_bytes != ENGINE_CACHE_AUTO &&
 		o->ram_bytes > p->tiers.everything_bytes)
-		log_info("second tier: %.4f GB asked for, all experts need %.4f GB: capped to that",
-			gigabytes(o->ram_bytes), gigabytes(p->tiers.everything_bytes));
+		log_capped(p, "second tier", "--ram-gb", o->ram_bytes);
 	plan_log(p);
 	return plan_check(in, p, e);
 }

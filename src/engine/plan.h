@@ -19,6 +19,7 @@ struct plan {
 	struct kv_cache_shape kv_shape;
 	bool mtp;       /* as in kv_shape */
 	bool on_card;   /* the backend cannot reach the mapped file */
+	bool part;      /* as in struct plan_machine */
 	bool streaming; /* experts come through a cache; else they are copied to the card or mapped */
 	/* all in bytes */
 	size_t available;      /* to the backend; 0: unknown */
