@@ -20,12 +20,12 @@
 #include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/signals.h"
 
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -304,9 +304,8 @@ struct cpu_pool *cpu_pool_new(int threads, bool patient, const struct numa_nodes
 		.n_nodes = nodes && nodes->n > 1 && threads > 1 ? nodes->n : 0};
 	if (patient || p->n_nodes)
 		place_workers(p, p->workers, threads, nodes);
-	sigset_t all, before;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
+	sigset_t before;
+	signals_block(&before);
 	for (struct cpu_worker *w = p->workers; p->n_workers < threads - 1; w++) {
 		w->pool = p;
 		if (pthread_create(&w->thread, NULL, pool_worker_main, w))
@@ -316,7 +315,7 @@ struct cpu_pool *cpu_pool_new(int threads, bool patient, const struct numa_nodes
 		if (patient || p->n_nodes)
 			pin_worker(p, w, patient, nodes);
 	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	signals_restore(&before);
 	return p;
 }
 

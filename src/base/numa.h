@@ -53,10 +53,12 @@ struct numa_division {
 };
 
 /* Divides `bytes` into pieces of a multiple of `unit` bytes (the last has the rest) and gives them
- * to the nodes in proportion to their free memory. So is each run of pieces from the front, to less
- * than a piece a node. There are 1,024 pieces at most, since each may be a mapping of its own to
- * the kernel. Fewer than two nodes, or less than a unit: n is 0. Released with numa_division_free.
- */
+ * to the nodes in proportion to their free memory.
+ * - Any first k pieces are divided in the same proportion, with an error of less than one piece a
+ *   node.
+ * - There are at most 1,024 pieces, since the kernel may keep a mapping for each.
+ * - Fewer than two nodes, or less than a unit: n is 0.
+ * - Released with numa_division_free. */
 struct numa_division numa_divide(const struct numa_nodes *nodes, uint64_t bytes, uint64_t unit);
 void numa_division_free(struct numa_division *d); /* of a zeroed one too */
 

@@ -68,8 +68,7 @@ struct kv_cache_bytes plan_kv_bytes(
 uint32_t plan_fitting_context(const struct model_config *c, const struct plan *p, size_t budget)
 {
 	uint32_t best = MIN(c->n_context, CONTEXT_STEP);
-	const size_t host_budget =
-		bytes_left(p->host_available, plan_host_reserve(p->host_available)) / AUTO_KV_PART;
+	const size_t host_budget = bytes_left(p->host_available, p->host_reserve) / AUTO_KV_PART;
 	for (uint32_t n = best; n < MIN(c->n_context, AUTO_CONTEXT);) {
 		n = MIN(MIN(n + CONTEXT_STEP, c->n_context), AUTO_CONTEXT);
 		const struct kv_cache_bytes kv = plan_kv_bytes(c, p, n);
@@ -165,6 +164,18 @@ static int plan_context(
 	return 0;
 }
 
+/* Stages share a budget: what one of them has is not what an option says. */
+static void log_capped(const struct plan *p, const char *tier, const char *option, uint64_t bytes)
+{
+	const double need = gigabytes(p->tiers.everything_bytes);
+	if (p->part)
+		log_info("%s: %.4f GB of %s for this stage, all its experts need %.4f GB: capped to that",
+			tier, gigabytes(bytes), option, need);
+	else
+		log_info("%s: %.4f GB asked for, all experts need %.4f GB: capped to that", tier,
+			gigabytes(bytes), need);
+}
+
 /* loader_plan with the first tier capped at what all experts need. verbose: a line says so. */
 static int plan_tiers(struct plan *p, bool verbose, struct err *e)
 {
@@ -175,8 +186,7 @@ static int plan_tiers(struct plan *p, bool verbose, struct err *e)
 	p->loader.tier_bytes[0] = p->tiers.everything_bytes;
 	rc = loader_plan(&p->loader, &p->tiers, e);
 	if (!rc && verbose) /* now: the second plan may have changed everything_bytes a little */
-		log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that",
-			(double)requested / 1e9, gigabytes(p->tiers.everything_bytes));
+		log_capped(p, "cache", "--cache-gb", requested);
 	return rc;
 }
 
@@ -201,8 +211,7 @@ static int stream_from_host(const struct plan_inputs *in, struct plan *p, struct
 static void size_second_tier(struct plan *p)
 {
 	uint64_t *const tier = p->loader.tier_bytes;
-	const size_t reserve =
-		plan_host_reserve(p->host_available) + p->tiers.host_staging_bytes + p->kv_host;
+	const size_t reserve = p->host_reserve + p->tiers.host_staging_bytes + p->kv_host;
 	const size_t room = bytes_left(p->host_available, reserve);
 	tier[1] = MIN(room, bytes_left(p->tiers.everything_bytes, tier[0]));
 	if (!tier[1])
@@ -290,7 +299,7 @@ static void log_plan_experts(const struct plan *p)
 	if (p->streaming && p->on_card && !t->tier_bytes[1] && t->tier_bytes[0] < t->everything_bytes)
 		log_info(
 			"hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
-			gigabytes(MIN(bytes_left(p->host_available, plan_host_reserve(p->host_available)),
+			gigabytes(MIN(bytes_left(p->host_available, p->host_reserve),
 				t->everything_bytes - t->tier_bytes[0])));
 }
 
@@ -342,7 +351,10 @@ static struct plan plan_begin(const struct plan_inputs *in, const struct plan_ma
 		.embed_row = uploads_rows ? in->weights->embed.row_bytes : 0,
 		.available = machine->card_bytes,
 		.host_available = on_card ? machine->host_bytes : 0,
+		.host_reserve =
+			machine->host_reserve ? machine->host_reserve : plan_host_reserve(machine->host_bytes),
 		.on_card = on_card,
+		.part = machine->part,
 		.scratch = on_card ? b->scratch_bytes : 0,
 		.streaming = o->cache_bytes != 0,
 		.loader = plan_loader_options(c, o, in->file, b),
@@ -404,8 +416,7 @@ static int plan_place(
 		p->loader.lookahead = p->streaming && p->on_card;
 	if (p->streaming && o->ram_bytes != ENGINE_CACHE_AUTO &&
 		o->ram_bytes > p->tiers.everything_bytes)
-		log_info("second tier: %.4f GB asked for, all experts need %.4f GB: capped to that",
-			gigabytes(o->ram_bytes), gigabytes(p->tiers.everything_bytes));
+		log_capped(p, "second tier", "--ram-gb", o->ram_bytes);
 	plan_log(p);
 	return plan_check(in, p, e);
 }

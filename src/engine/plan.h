@@ -19,10 +19,12 @@ struct plan {
 	struct kv_cache_shape kv_shape;
 	bool mtp;       /* as in kv_shape */
 	bool on_card;   /* the backend cannot reach the mapped file */
+	bool part;      /* as in struct plan_machine */
 	bool streaming; /* experts come through a cache; else they are copied to the card or mapped */
 	/* all in bytes */
 	size_t available;      /* to the backend; 0: unknown */
 	size_t host_available; /* on a card: to be pinned; 0: unknown */
+	size_t host_reserve;   /* of which --ram-gb auto leaves so much free */
 	size_t resident, kv, workspace;
 	size_t kv_host;               /* on a card: latents in host memory, else 0 */
 	size_t embed_row;             /* on a card: of the embedding, uploaded for a token; else 0 */
@@ -65,7 +67,8 @@ int plan_make(const struct plan_inputs *in, struct plan *p, struct err *e);
 /* Bytes that a card (on the CPU: the memory it computes in) and its host have free. */
 struct plan_machine {
 	size_t card_bytes, host_bytes;
-	bool part; /* of a card, or for some of the layers: a refusal names no size of card */
+	size_t host_reserve; /* of host_bytes, left free by --ram-gb auto; 0: plan_host_reserve of it */
+	bool part;           /* of a card, or for some of the layers: a refusal names no size of card */
 };
 
 /* plan_make with so much memory. Where it refuses because the card has too little, p->least is what

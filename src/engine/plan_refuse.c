@@ -129,7 +129,8 @@ static int plan_check_host(const struct plan *p, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
 	size_t pinned = t->tier_bytes[1] + t->host_staging_bytes + p->kv_host;
-	size_t need = pinned + (t->tier_bytes[1] || p->kv_host ? HOST_RESERVE : 0);
+	const size_t reserve = MIN(HOST_RESERVE, p->host_reserve);
+	size_t need = pinned + (t->tier_bytes[1] || p->kv_host ? reserve : 0);
 	char latents[64] = "";
 	if ((!t->on_card && !p->kv_host) || !p->host_available || need <= p->host_available)
 		return 0;
@@ -137,11 +138,11 @@ static int plan_check_host(const struct plan *p, struct err *e)
 		snprintf(latents, sizeof latents, ", %.2f GB of latents of %u tokens",
 			gigabytes(p->kv_host), p->context * p->sessions);
 	err_set(e, ERR_MEMORY,
-		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb%s) beside %.0f GB for "
+		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb%s) beside %.3g GB for "
 		"everything else, and %.2f GB are available",
-		gigabytes(pinned), gigabytes(t->tier_bytes[1]), latents, gigabytes(HOST_RESERVE),
+		gigabytes(pinned), gigabytes(t->tier_bytes[1]), latents, gigabytes(reserve),
 		gigabytes(p->host_available));
-	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + p->kv_host + HOST_RESERVE);
+	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + p->kv_host + reserve);
 	if (t->tier_bytes[1] && fits)
 		err_hint(e, "--ram-gb %.2f would fit", (double)(fits / 10000000) / 100);
 	else if (p->kv_host)

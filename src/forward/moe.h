@@ -29,13 +29,18 @@ struct model;
 struct host_experts;
 
 /*
- * What a step does to the expert cache (moe_step_use). EXPERT_PREFILL, which evicts nothing:
- * - steps of at least PREFILL_ROWS rows, since they use most experts of a layer once. Not so, with
- *   at most ANSWER_ROWS rows: steps that only continue answers (a token of each, with or without
- *   drafts to verify), and rounds that make drafts: the next one uses much the same experts again;
- * - all steps of a prompt of at least LONG_PROMPT tokens. Its last one may be short, and would
- *   evict what answers use. Not so in engines whose largest step is shorter than PREFILL_ROWS.
- * Other steps: EXPERT_DECODE.
+ * What a step does to the expert cache (moe_step_use).
+ *
+ * EXPERT_PREFILL evicts nothing:
+ * - steps of at least PREFILL_ROWS rows, since they use most experts of a layer once. Exception:
+ *   the first item below;
+ * - all steps of a prompt of at least LONG_PROMPT tokens, since its last one may be short and would
+ *   evict what answers use. Exception: engines whose largest step is shorter than PREFILL_ROWS.
+ *
+ * EXPERT_DECODE:
+ * - steps of at most ANSWER_ROWS rows that only continue answers (a token of each, with or without
+ *   drafts to verify) or make drafts, since the next one uses mostly the same experts;
+ * - all other steps.
  */
 #define PREFILL_ROWS 32
 #define ANSWER_ROWS  64

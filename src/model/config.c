@@ -112,7 +112,7 @@ static int read_attention(const struct gguf *f, struct model_config *c, struct e
 static int read_index_types(const struct gguf *f, struct model_config *c, struct err *e)
 {
 	const char *key = KEY("attention.indexer.types");
-	uint32_t freq, offset;
+	uint32_t freq, offset = 0;
 	int rc;
 	if (gguf_find(f, key)) {
 		struct gguf_array a;
@@ -125,8 +125,11 @@ static int read_index_types(const struct gguf *f, struct model_config *c, struct
 			c->index_full[i] = gguf_array_i64(&a, i) != 0;
 		c->index_types_from = "indexer.types of the file";
 	} else {
+		/* The offset has no default: transformers takes 2, GLM-5.2 is stored with 3, and another
+		 * one gives other answers without an error. */
 		if ((rc = gguf_get_u32_or(f, KEY("attention.indexer.top_k_frequency"), 0, &freq, e)) ||
-			(rc = gguf_get_u32_or(f, KEY("attention.indexer.skip_top_k_offset"), 2, &offset, e)))
+			(freq > 1 &&
+				(rc = gguf_get_u32(f, KEY("attention.indexer.skip_top_k_offset"), &offset, e))))
 			return rc;
 		if (freq) {
 			c->index_types_from = "frequency and offset of the file";

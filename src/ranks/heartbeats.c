@@ -8,9 +8,9 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/signals.h"
 #include "src/ranks/ranks_internal.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -227,11 +227,10 @@ int heartbeats_start(struct ranks *r, struct err *e)
 		if (i != r->me &&
 			!(r->peers[i].in_data = mem_try_new(sizeof(struct heartbeat) + RANKS_STATUS_BYTES, 1)))
 			return err_set(e, ERR_MEMORY, "no memory for the status of other ranks");
-	sigset_t all, old;
-	sigfillset(&all);
-	pthread_sigmask(SIG_BLOCK, &all, &old);
+	sigset_t before;
+	signals_block(&before);
 	int rc = pthread_create(&r->thread, NULL, heartbeats_run, r);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	signals_restore(&before);
 	return rc ? err_errno(e, rc, "no thread for the heartbeats of the ranks") : 0;
 }
 

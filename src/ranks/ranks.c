@@ -7,11 +7,11 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/signals.h"
 #include "src/ranks/ranks_internal.h"
 
 #include <errno.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -345,11 +345,10 @@ static void watchdog_start(struct watchdog *w, uint64_t ns)
 	*w = (struct watchdog){.until = cond_deadline(ns)};
 	cond_init(&w->wake);
 	pthread_mutex_init(&w->lock, NULL);
-	sigset_t all, old;
-	sigfillset(&all);
-	pthread_sigmask(SIG_BLOCK, &all, &old);
+	sigset_t before;
+	signals_block(&before);
 	w->stop = pthread_create(&w->thread, NULL, watchdog_run, w) != 0; /* then there is no limit */
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	signals_restore(&before);
 }
 
 static void watchdog_stop(struct watchdog *w)

@@ -9,9 +9,9 @@
 #include "src/base/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/signals.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -88,9 +88,8 @@ int check_pool_open(
 	struct check_pool *p = *out = NEW(struct check_pool);
 	p->wake = wake;
 	p->arg = arg;
-	sigset_t all, before;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for other threads */
+	sigset_t before;
+	signals_block(&before);
 	int code = 0;
 	for (unsigned i = 0; i < MIN(n_threads, THREADS_MAX); i++) {
 		struct check_thread *c = &p->threads[i];
@@ -104,7 +103,7 @@ int check_pool_open(
 		}
 		p->n_threads++;
 	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	signals_restore(&before);
 	if (!code)
 		return 0;
 	check_pool_close(p);

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -24,9 +25,18 @@ struct counts {
 	int done[TASKS];
 	atomic_int busy[THREADS]; /* calls running with this thread number */
 	atomic_int clashes;
-	int threads; /* allowed */
+	atomic_int masks; /* wrong ones, of workers */
+	int threads;      /* allowed */
 	bool slow;
 };
+
+/* A worker takes no signals but its own, such as SIGBUS when it reads a lost file. */
+static bool mask_is_right(void)
+{
+	sigset_t blocked;
+	pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+	return sigismember(&blocked, SIGINT) && !sigismember(&blocked, SIGBUS);
+}
 
 static void count_task(const void *context, int64_t first, int64_t last, int thread)
 {
@@ -37,6 +47,8 @@ static void count_task(const void *context, int64_t first, int64_t last, int thr
 		c->done[first]++;
 	if (c->slow)
 		sched_yield();
+	if (c->slow && thread && !mask_is_right())
+		atomic_fetch_add(&c->masks, 1);
 	if (thread >= 0 && thread < THREADS)
 		atomic_fetch_sub(&c->busy[thread], 1);
 }
@@ -60,6 +72,7 @@ static void run_jobs(int pool_threads, int jobs, bool slow)
 		assert_memory_equal(c.done, want, sizeof want); /* already now, after every job */
 	}
 	assert_int_equal(c.clashes, 0);
+	assert_int_equal(c.masks, 0);
 	cpu_pool_free(p);
 }
 

@@ -91,10 +91,19 @@ static void test_schedule_sources(void **state)
 						.u32_key = "glm-dsa.context_length",
 						.u32 = 1048576},
 		"FFFSSSF");
-	expect_schedule(&(struct mutation){.drop_key = "glm-dsa.attention.indexer.types",
-						.u32_key = "glm-dsa.attention.indexer.top_k_frequency",
-						.u32 = 3},
-		"FFSSFSS"); /* offset 2 when not stored */
+	struct mutation m = {.drop_key = "glm-dsa.attention.indexer.types",
+		.u32_key = "glm-dsa.attention.indexer.top_k_frequency",
+		.u32 = 3,
+		.u32_key_2 = "glm-dsa.attention.indexer.skip_top_k_offset",
+		.u32_2 = 2};
+	expect_schedule(&m, "FFSSFSS");
+	m.u32_key_2 = NULL;
+	struct model_config c;
+	struct err e = {0};
+	assert_int_equal(read_copy(&m, &c, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "glm-dsa.attention.indexer.skip_top_k_offset"));
+	m.u32 = 1; /* every layer, whatever the offset */
+	expect_schedule(&m, "FFFFFFF");
 }
 
 static void test_bad_keys(void **state)

@@ -18,6 +18,7 @@
 
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -534,7 +535,8 @@ static struct meeting {
 	pthread_mutex_t lock;
 	pthread_cond_t came;
 	uint32_t calls[2];
-	bool missed; /* one of them has waited for nothing */
+	bool missed;                    /* one of them has waited for nothing */
+	bool takes_signals, misses_own; /* the thread of stage 0: SIGINT, SIGBUS of a lost file */
 } meeting = {.lock = PTHREAD_MUTEX_INITIALIZER, .came = PTHREAD_COND_INITIALIZER};
 
 static void meeting_rope_angles(
@@ -546,7 +548,11 @@ static void meeting_rope_angles(
 	struct timespec until;
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += 60;
+	sigset_t blocked;
+	pthread_sigmask(SIG_SETMASK, NULL, &blocked);
 	pthread_mutex_lock(&m->lock);
+	m->takes_signals |= !me && !sigismember(&blocked, SIGINT);
+	m->misses_own |= !me && sigismember(&blocked, SIGBUS);
 	m->calls[me]++;
 	pthread_cond_broadcast(&m->came);
 	while (m->calls[me] == (me ? 1 : 2) && !m->missed && m->calls[!me] < (me ? 2 : 1))
@@ -574,6 +580,8 @@ static void test_stages_overlap(void **state)
 		a->parts[i] = part_of(a, i);
 	ok(batch_step(a->parts, 4, NULL, &e), &e);
 	assert_false(meeting.missed);
+	assert_false(meeting.takes_signals);
+	assert_false(meeting.misses_own);
 	assert_int_equal(meeting.calls[0], 2);
 	for (uint32_t i = 0; i < 4; i++)
 		check_answer(a, i);

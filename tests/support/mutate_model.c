@@ -65,13 +65,16 @@ static void put_keys(struct gguf_writer *w, const struct gguf *from, const struc
 {
 	for (size_t i = 0; i < from->n_kvs; i++) {
 		const char *key = from->kvs[i].key;
-		if (is(m->drop_key, key) || is(m->u32_key, key) || is(m->f32_key, key) ||
-			is(m->str_key, key) || is(m->bools_key, key) || is("general.alignment", key))
+		if (is(m->drop_key, key) || is(m->u32_key, key) || is(m->u32_key_2, key) ||
+			is(m->f32_key, key) || is(m->str_key, key) || is(m->bools_key, key) ||
+			is("general.alignment", key))
 			continue;
 		copy_key(w, &from->kvs[i]);
 	}
 	if (m->u32_key)
 		gguf_writer_set_u32(w, m->u32_key, m->u32);
+	if (m->u32_key_2)
+		gguf_writer_set_u32(w, m->u32_key_2, m->u32_2);
 	if (m->f32_key)
 		gguf_writer_set_f32(w, m->f32_key, m->f32);
 	if (m->str_key)

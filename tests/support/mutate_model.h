@@ -12,6 +12,8 @@ struct mutation {
 	const char *drop_key; /* NULL: none */
 	const char *u32_key;  /* replaced by u32 (added when absent); NULL: none */
 	uint32_t u32;
+	const char *u32_key_2; /* another one */
+	uint32_t u32_2;
 	const char *f32_key;
 	float f32;
 	const char *str_key;

@@ -2,7 +2,7 @@
 /* A card that is too small: the least memory that a refusal names is enough, a little less is not;
  * the card it names has it, the next smaller one has not. A run on a card is refused in the words
  * of a plan. */
-#include "src/engine/plan.h"
+#include "src/engine/stages/plan_stages.h"
 
 #include "src/base/log.h"
 #include "src/base/num.h"
@@ -303,6 +303,39 @@ static void test_latents_on_host(void **state)
 	model_headers_close(&h);
 }
 
+/* The second tiers of all stages leave what --ram-gb auto promises to leave, and no more. */
+static void test_host_shares(void **state)
+{
+	static const struct {
+		size_t gb;
+		uint32_t stages;
+	} hosts[] = {{40, 2}, {80, 4}, {200, 4}, {300, 2}, {512, 4}, {560, 8}, {1000, 8}};
+	(void)state;
+	struct model_headers h;
+	struct err e = {0};
+	struct plan p;
+	assert_int_equal(model_headers_make(&h, "q4", &e), 0);
+	const struct engine_options o = {
+		.context = 8192, .cache_bytes = ENGINE_CACHE_AUTO, .ram_bytes = ENGINE_CACHE_AUTO};
+	for (size_t i = 0; i < ARRAY_LEN(hosts); i++) {
+		const size_t host = hosts[i].gb * 1000000000, n = hosts[i].stages;
+		const size_t most = host - plan_host_reserve(host);
+		size_t pinned = 0, staging = 0;
+		for (uint32_t k = 0; k < n; k++) {
+			const uint64_t experts = k % 2 ? 5 : 3; /* of 4 * n */
+			struct plan_machine m = {.card_bytes = plan_card_bytes(80), .part = true};
+			plan_share_host(host, experts, 4 * n, &m);
+			assert_int_equal(plan_of(&h, &o, &m, &p, &e), 0);
+			pinned += p.tiers.tier_bytes[1] + p.tiers.host_staging_bytes;
+			staging = p.tiers.host_staging_bytes;
+		}
+		if (pinned > most || pinned + n * staging < most)
+			fail_msg(
+				"%zu GB, %zu stages: %zu bytes are pinned of %zu", hosts[i].gb, n, pinned, most);
+	}
+	model_headers_close(&h);
+}
+
 static void check_part(double chance, double host_bytes_s, double want)
 {
 	const double part = forecast_host_part(8, chance, 25e9, host_bytes_s);
@@ -327,7 +360,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_least), cmocka_unit_test(test_run),
 		cmocka_unit_test(test_not_named), cmocka_unit_test(test_context_of_sessions),
 		cmocka_unit_test(test_fast_prompts), cmocka_unit_test(test_impossible),
-		cmocka_unit_test(test_latents_on_host), cmocka_unit_test(test_host_part)};
+		cmocka_unit_test(test_latents_on_host), cmocka_unit_test(test_host_shares),
+		cmocka_unit_test(test_host_part)};
 	log_set_level(LOG_WARN);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

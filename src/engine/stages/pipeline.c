@@ -6,13 +6,13 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/signals.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"
 #include "src/forward/moe.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #define LAYERS_NS 100000000u /* between two calls of on_layer while the caller waits */
@@ -183,16 +183,14 @@ static void stop_threads(struct stage_pipeline *p)
 	p->stop = false;
 }
 
-/* Signals are the main thread's. */
 static int start_threads(struct stage_pipeline *p, struct err *e)
 {
 	const uint32_t n = p->g->n_stages - 1;
 	struct stage_thread *threads = NEW_ARRAY(struct stage_thread, n);
-	sigset_t all, before;
+	sigset_t before;
 	int failed = 0;
 	p->threads = threads;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
+	signals_block(&before);
 	while (p->n_threads < n && !failed) {
 		struct stage_thread *t = &threads[p->n_threads];
 		*t = (struct stage_thread){.pipeline = p, .stage = &p->g->stages[p->n_threads]};
@@ -204,7 +202,7 @@ static int start_threads(struct stage_pipeline *p, struct err *e)
 		else
 			p->n_threads++;
 	}
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	signals_restore(&before);
 	if (!failed)
 		return 0;
 	stop_threads(p);

@@ -31,18 +31,24 @@ size_t plan_stage_room(const struct plan_stage *stages, uint32_t n, uint32_t i, 
 		   (beside * (on_card ? 1 : processes));
 }
 
+/* part * a / b without overflow of the product; b > 0. */
+static uint64_t share_of(uint64_t part, uint64_t a, uint64_t b)
+{
+	return (uint64_t)((unsigned __int128)part * a / b);
+}
+
+void plan_share_host(size_t host, uint64_t experts, uint64_t all, struct plan_machine *m)
+{
+	m->host_bytes = share_of(host, experts, all);
+	m->host_reserve = share_of(plan_host_reserve(host), experts, all);
+}
+
 /* What one stage plans with. */
 struct stage_share {
 	struct engine_options options;
 	struct plan_machine machine;
 	uint64_t floor_bytes, everything_bytes; /* of its experts as a cache holds them; 0: none */
 };
-
-/* part * a / b without overflow of the product; b > 0. */
-static uint64_t share_of(uint64_t part, uint64_t a, uint64_t b)
-{
-	return (uint64_t)((unsigned __int128)part * a / b);
-}
 
 /* How small and how large the cache of each stage with experts may be. */
 static int measure_experts(const struct plan_stage *stages, uint32_t n,
@@ -97,7 +103,6 @@ static int share_budgets(const struct plan_stage *stages, uint32_t n,
 	int rc = measure_experts(stages, n, o, file, shares, e);
 	const uint32_t processes = o->ranks ? ranks_on_host(o->ranks) : 1;
 	size_t host = mem_available_bytes() / processes;
-	size_t reserve = o->ram_bytes == ENGINE_CACHE_AUTO ? MIN(plan_host_reserve(host), host) : 0;
 	uint64_t all = 0;
 	for (uint32_t i = 0; i < n; i++)
 		all += shares[i].everything_bytes;
@@ -110,8 +115,7 @@ static int share_budgets(const struct plan_stage *stages, uint32_t n,
 			s->options.cache_bytes = s->options.ram_bytes = 0;
 			continue;
 		}
-		/* the reserve is taken off again for each stage */
-		s->machine.host_bytes = reserve + share_of(host - reserve, s->everything_bytes, all);
+		plan_share_host(host, s->everything_bytes, all, &s->machine);
 		if (o->ram_bytes != ENGINE_CACHE_AUTO)
 			s->options.ram_bytes = share_of(o->ram_bytes, s->everything_bytes, all);
 		if (o->cache_bytes && o->cache_bytes != ENGINE_CACHE_AUTO)

@@ -34,11 +34,13 @@ def chat(*options, between):
 
 
 def shorter():
-    for size in (25000000, 600000, 0):
-        shutil.copy(POCKET, MODEL)
-        rc, out, err = chat(between=lambda: os.truncate(MODEL, size))
-        check(f"cut to {size}: exit status 1", rc == 1, (rc, out, err))
-        check(f"cut to {size}: a sentence", re.search(r"^glmstream: .*model\.gguf: .*" + LOST, err, re.M), err)
+    for options in ([], ["-t", "4"], ["--cards", "0,0"]):
+        for size in (25000000, 600000, 0):
+            shutil.copy(POCKET, MODEL)
+            rc, out, err = chat(*options, between=lambda: os.truncate(MODEL, size))
+            what = " ".join([f"cut to {size}", *options])
+            check(f"{what}: exit status 1", rc == 1, (rc, out, err))
+            check(f"{what}: a sentence", re.search(r"^glmstream: .*model\.gguf: .*" + LOST, err, re.M), err)
     shutil.copy(POCKET, MODEL)
     rc, out, err = chat(between=lambda: None)
     check("a whole model answers twice", rc == 0 and not err, (rc, out, err))

@@ -119,6 +119,12 @@ for bad in "" "," "0," ",0" "0,,0" x 0x1 -1 99999; do
 	dump "--cards=$bad"
 	error_is_one_sentence 2 'cards'
 done
+dump --cards 0,0 --cache-gb 5 --ram-gb 3
+check "a stage's share is not called what was asked for" [ "$(grep -c 'asked for' "$work/err")" = 0 ]
+for option in cache ram; do
+	check "lines name shares of --$option-gb" \
+		[ "$(grep -c "GB of --$option-gb for this stage, all its experts need .*: capped" "$work/err")" = 2 ]
+done
 dump --cards 0,0 --cache-gb 0.0001
 check "a cache below the floor of two stages is refused" [ "$rc" != 0 ]
 error_is_one_sentence "$rc" 'the stages on card 0'
