@@ -107,6 +107,13 @@ void cuda_device_fault(struct cuda_backend *b, cudaError_t rc)
 			cudaGetErrorString(rc));
 }
 
+void cuda_scratch_free(struct scratch_buffer *buffer)
+{
+	cudaFree(buffer->data);
+	buffer->data = NULL;
+	buffer->bytes = 0;
+}
+
 void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer, uint64_t bytes)
 {
 	if (bytes <= buffer->bytes)
@@ -120,9 +127,7 @@ void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer
 	cuda_deferred_drain(b);
 	if (!cuda_check(b, cudaStreamSynchronize(b->stream)))
 		return NULL;
-	cudaFree(buffer->data);
-	buffer->data = NULL;
-	buffer->bytes = 0;
+	cuda_scratch_free(buffer);
 	size_t rounded = (bytes + ((size_t)1 << 20) - 1) >> 20 << 20;
 	cudaError_t rc = cudaMalloc(&buffer->data, rounded);
 	if (rc != cudaSuccess) {
@@ -134,9 +139,11 @@ void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer
 		return NULL;
 	}
 	if (!cuda_check(b, cudaMemsetAsync(buffer->data, 0, rounded, b->stream)) ||
-		!cuda_check(b, cudaStreamSynchronize(b->stream)))
+		!cuda_check(b, cudaStreamSynchronize(b->stream))) {
+		cuda_scratch_free(buffer);
 		return NULL;
-	buffer->bytes = rounded; /* not before: what is not zero must not be used after `recover` */
+	}
+	buffer->bytes = rounded;
 	return buffer->data;
 }
 

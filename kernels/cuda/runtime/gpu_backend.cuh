@@ -273,6 +273,10 @@ static void cuda_launch_clusters(struct cuda_backend *b, void (*kernel)(P...), u
 /* Lets a kernel use `bytes` of dynamic shared memory. False: the failure is kept. */
 bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes);
 
+/* Frees a buffer whose first contents could not be set, so that no op uses it after `recover`. The
+ * next cuda_scratch_reserve allocates it again. */
+void cuda_scratch_free(struct scratch_buffer *buffer);
+
 /* `bytes` of device memory, 256-byte aligned. NULL: the failure is kept. The address stays the same
  * unless a call needs more than any before it; then all of it is zero, and the stream is empty.
  * (Tiles of gemm.cuh read rows of a panel behind the last one, whose products are not stored.) */
