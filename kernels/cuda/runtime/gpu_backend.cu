@@ -407,7 +407,8 @@ static void cuda_close(struct backend *base)
 
 /* ---- opening ---- */
 
-/* Ops after the failure did nothing, so counters of host and device differ: sets them to agree. */
+/* Ops after the failure did nothing, so counters of host and device differ: sets them to agree.
+ * index_counts is zero between calls, but not after an op whose second launch was refused. */
 static void cuda_recover(struct backend *base)
 {
 	struct cuda_backend *b = cuda_of(base);
@@ -422,9 +423,12 @@ static void cuda_recover(struct backend *base)
 	b->op = "recover";
 	b->capture_pause = CUDA_CAPTURE_PAUSE;
 	memset(b->progress_expected, 0, sizeof b->progress_expected);
-	if (cuda_check(b, cudaStreamSynchronize(b->stream)) && cuda_check(b, cuda_fences_catch_up(b)) &&
-		b->expert_progress.data)
-		cuda_check(b, cudaMemset(b->expert_progress.data, 0, b->expert_progress.bytes));
+	const struct scratch_buffer *counters[] = {&b->expert_progress, &b->index_counts};
+	bool well =
+		cuda_check(b, cudaStreamSynchronize(b->stream)) && cuda_check(b, cuda_fences_catch_up(b));
+	for (int i = 0; i < 2 && well; i++)
+		if (counters[i]->data)
+			well = cuda_check(b, cudaMemset(counters[i]->data, 0, counters[i]->bytes));
 	cuda_check(b, cudaStreamSynchronize(NULL)); /* b->stream does not wait for it */
 	cudaGetLastError();                         /* the call that failed has been reported */
 }
