@@ -355,8 +355,8 @@ struct backend_ops {
 
 	/* Memory
 	 * - alloc: contents undefined. Aligned to 256 bytes; on the CPU, and of MEM_HOST, to pages.
-	 *   Fails with ERR_MEMORY and says how much was requested and is free; the caller adds what
-	 *   for.
+	 *   Fails with ERR_MEMORY, or with ERR_RUN if the device has failed, and says how much was
+	 *   requested and is free; the caller adds what for.
 	 * - free: waits for all ops first. p may be NULL.
 	 * - free_bytes: device memory that can still be allocated; 0: unknown.
 	 * - populate: takes what alloc gave from the system now; contents stay. NULL: alloc does. */

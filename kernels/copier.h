@@ -42,11 +42,13 @@ struct copier_ops {
 	void (*close)(struct copier *c);
 
 	/* Memory of the card, 256-byte aligned, contents undefined; reads of up to 256 bytes beyond its
-	 * end are harmless. ERR_MEMORY says how much was requested and is free. free waits for nothing:
-	 * no copy and no kernel uses the memory any more. p may be NULL. */
+	 * end are harmless. ERR_MEMORY says how much was requested and is free; ERR_RUN: the card has
+	 * failed. free waits for nothing: no copy and no kernel uses the memory any more. p may be
+	 * NULL. */
 	int (*alloc)(struct copier *c, size_t bytes, void **out, struct err *e);
 	void (*free)(struct copier *c, void *p, size_t bytes);
-	/* Pins mapped, page-aligned host memory. ERR_MEMORY when the system refuses. */
+	/* Pins mapped, page-aligned host memory. ERR_MEMORY: the system refuses; ERR_RUN: the card has
+	 * failed. */
 	int (*pin)(struct copier *c, void *base, size_t bytes, struct err *e);
 	void (*unpin)(struct copier *c, void *base, size_t bytes);
 

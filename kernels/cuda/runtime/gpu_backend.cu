@@ -84,6 +84,21 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc)
 	return false;
 }
 
+int cuda_memory_code(cudaError_t rc)
+{
+	switch (rc) {
+	case cudaErrorMemoryAllocation:
+	case cudaErrorInvalidValue:
+	case cudaErrorHostMemoryAlreadyRegistered:
+	case cudaErrorOperatingSystem:
+	case cudaErrorNotPermitted:
+	case cudaErrorNotSupported:
+		return ERR_MEMORY;
+	default:
+		return ERR_RUN;
+	}
+}
+
 /* Names of enum poll_kernel. */
 static const char *poll_kernel_name(uint32_t kernel)
 {
@@ -246,8 +261,9 @@ static int cuda_alloc(
 		return 0;
 	cudaGetLastError(); /* reported here, not by the next op */
 	*out = NULL;
-	return err_set(e, ERR_MEMORY, "%.1f MiB of %s requested, %.1f MiB of the card free (%s)",
-		(double)bytes / 1048576.0, kind == MEM_DEVICE ? "the card's memory" : "pinned memory",
+	return err_set(e, cuda_memory_code(rc),
+		"%.1f MiB of %s requested, %.1f MiB of the card free (%s)", (double)bytes / 1048576.0,
+		kind == MEM_DEVICE ? "the card's memory" : "pinned memory",
 		(double)cuda_free_bytes(b) / 1048576.0, cudaGetErrorString(rc));
 }
 

@@ -177,6 +177,10 @@ cudaError_t cuda_select(int device);
 /* Keeps a refused launch, copy or setting as the failure. Returns whether all is well. */
 bool cuda_check(struct cuda_backend *b, cudaError_t rc);
 
+/* Of a failed allocation or pinning. ERR_MEMORY: the system does not give the memory or does not
+ * pin it. ERR_RUN: the call returned a fault of the device. */
+int cuda_memory_code(cudaError_t rc);
+
 /* Keeps a fault of the device; names the kernel that reached its poll limit, if one has. */
 void cuda_device_fault(struct cuda_backend *b, cudaError_t rc);
 
