@@ -118,8 +118,10 @@ static bool queue_poll(struct cuda_copier *c, struct copy_queue *q)
 {
 	while (q->seen < q->last) {
 		cudaError_t rc = cudaEventQuery(q->event[(q->seen + 1) % EVENTS]);
-		if (rc == cudaErrorNotReady)
+		if (rc == cudaErrorNotReady) {
+			cudaGetLastError(); /* not a failure: the thread's next call must not report it */
 			return true;
+		}
 		if (!copier_check(c, rc, "a copy"))
 			return false;
 		q->seen++;
