@@ -70,6 +70,7 @@ void cuda_experts_deferred(
 	if (base->failure.code)
 		return;
 	b->op = "experts_deferred";
+	cuda_select(b->device);
 	if (b->capturing ? b->mailbox_state != NULL : mailbox_allocate(b))
 		cuda_experts_deferred_launch(b, &d);
 }
