@@ -412,8 +412,8 @@ struct backend_ops {
 	 *   differ.
 	 * - During SEGMENT_CAPTURE only compute ops, `copy` and `fence` are allowed.
 	 * - backend.fence_value advances by the segment's fences in every mode.
-	 * - segments_drop waits and forgets all captured segments. Call it before memory that they use
-	 *   is freed.
+	 * - segments_drop forgets all captured segments; if there are any, it first waits for all ops.
+	 *   Call it before memory that they use is freed.
 	 * - A backend may always answer SEGMENT_EAGER (the CPU does). */
 	enum segment_mode (*segment_begin)(struct backend *b, uint64_t key);
 	void (*segment_end)(struct backend *b);
