@@ -56,7 +56,8 @@ struct copier_ops {
 	/* Enqueues; never waits for the copy. A failure shows in the fence behind it. */
 	void (*copy)(
 		struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes);
-	uint64_t (*fence)(struct copier *c, enum copy_stream stream); /* never 0 */
+	/* Never 0. Waits for the oldest fence of the stream if a thousand of them are not complete. */
+	uint64_t (*fence)(struct copier *c, enum copy_stream stream);
 	/* Copies given to `stream` from now on start after the fence, of any stream, is complete. */
 	void (*stream_wait)(struct copier *c, enum copy_stream stream, uint64_t fence);
 	/* 1: complete; 0: not yet; negative: it failed, the sentence is in *e (may be NULL). */
