@@ -422,7 +422,7 @@ struct backend_ops {
 	/* Profiling
 	 * - usage: the counters; waits while `measure` is on.
 	 * - measure: turns the timing of intervals on or off; waits. The cost: two events an interval.
-	 */
+	 *   Intervals that usage has not read before measure(false) are not counted. */
 	void (*usage)(struct backend *b, struct backend_usage *out);
 	void (*measure)(struct backend *b, bool on);
 
