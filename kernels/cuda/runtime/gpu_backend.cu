@@ -245,8 +245,8 @@ static cudaError_t alloc_host(size_t bytes, void **out)
 	return rc;
 }
 
-/* Rounded up to 256 bytes: kernels read whole 16-byte lines, which may begin before and end after
- * what they use. */
+/* Memory is rounded up to 256 bytes (MEM_HOST to pages): kernels read whole 16-byte lines, which
+ * may begin before and end after what they use. */
 static int cuda_alloc(
 	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
 {
