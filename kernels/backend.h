@@ -357,8 +357,8 @@ struct backend_ops {
 
 	/* Memory
 	 * - alloc: contents undefined. Aligned to 256 bytes; on the CPU, and of MEM_HOST, to pages.
-	 *   Fails with ERR_MEMORY and says how much was requested and is free; the caller adds what
-	 *   for.
+	 *   Fails with ERR_MEMORY, or with ERR_RUN if the device has failed, and says how much was
+	 *   requested and is free; the caller adds what for.
 	 * - free: waits for all ops first. p may be NULL.
 	 * - free_bytes: device memory that can still be allocated; 0: unknown.
 	 * - populate: takes what alloc gave from the system now; contents stay. NULL: alloc does. */
@@ -414,8 +414,8 @@ struct backend_ops {
 	 *   differ.
 	 * - During SEGMENT_CAPTURE only compute ops, `copy` and `fence` are allowed.
 	 * - backend.fence_value advances by the segment's fences in every mode.
-	 * - segments_drop waits and forgets all captured segments. Call it before memory that they use
-	 *   is freed.
+	 * - segments_drop forgets all captured segments; if there are any, it first waits for all ops.
+	 *   Call it before memory that they use is freed.
 	 * - A backend may always answer SEGMENT_EAGER (the CPU does). */
 	enum segment_mode (*segment_begin)(struct backend *b, uint64_t key);
 	void (*segment_end)(struct backend *b);
@@ -424,7 +424,7 @@ struct backend_ops {
 	/* Profiling
 	 * - usage: the counters; waits while `measure` is on.
 	 * - measure: turns the timing of intervals on or off; waits. The cost: two events an interval.
-	 */
+	 *   Intervals that usage has not read before measure(false) are not counted. */
 	void (*usage)(struct backend *b, struct backend_usage *out);
 	void (*measure)(struct backend *b, bool on);
 

@@ -42,11 +42,13 @@ struct copier_ops {
 	void (*close)(struct copier *c);
 
 	/* Memory of the card, 256-byte aligned, contents undefined; reads of up to 256 bytes beyond its
-	 * end are harmless. ERR_MEMORY says how much was requested and is free. free waits for nothing:
-	 * no copy and no kernel uses the memory any more. p may be NULL. */
+	 * end are harmless. ERR_MEMORY says how much was requested and is free; ERR_RUN: the card has
+	 * failed. free waits for nothing: no copy and no kernel uses the memory any more. p may be
+	 * NULL. */
 	int (*alloc)(struct copier *c, size_t bytes, void **out, struct err *e);
 	void (*free)(struct copier *c, void *p, size_t bytes);
-	/* Pins mapped, page-aligned host memory. ERR_MEMORY when the system refuses. */
+	/* Pins mapped, page-aligned host memory. ERR_MEMORY: the system refuses; ERR_RUN: the card has
+	 * failed. */
 	int (*pin)(struct copier *c, void *base, size_t bytes, struct err *e);
 	void (*unpin)(struct copier *c, void *base, size_t bytes);
 
@@ -54,7 +56,8 @@ struct copier_ops {
 	/* Enqueues; never waits for the copy. A failure shows in the fence behind it. */
 	void (*copy)(
 		struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes);
-	uint64_t (*fence)(struct copier *c, enum copy_stream stream); /* never 0 */
+	/* Never 0. Waits for the oldest fence of the stream if a thousand of them are not complete. */
+	uint64_t (*fence)(struct copier *c, enum copy_stream stream);
 	/* Copies given to `stream` from now on start after the fence, of any stream, is complete. */
 	void (*stream_wait)(struct copier *c, enum copy_stream stream, uint64_t fence);
 	/* 1: complete; 0: not yet; negative: it failed, the sentence is in *e (may be NULL). */

@@ -16,8 +16,8 @@
 uint32_t backend_library_version(struct backend *b);
 
 /* Measures the limit that prompts are held against: floating point operations a second (two for a
- * multiply-add) of a product of two 8192 x 8192 matrices of F16. Takes 400 MB of the card and waits
- * for all ops. 0: there is no library, or no memory. */
+ * multiply-add) of a product of two 8192 x 8192 matrices of F16. Takes 512 MiB of the card and
+ * waits for all ops. 0: there is no library, or no memory. */
 double backend_library_flops(struct backend *b);
 
 /* Private to kernels/: the same for a CUDA backend (cublas.cu). Only with HAVE_CUDA. */

@@ -8,7 +8,7 @@
 
 /* *bytes_s: bytes a second from pinned host memory to the card; 0 after an error. Takes 16 MiB of
  * host memory and 16 MiB of the card while it runs. Attaches the calling thread to the copier and
- * polls until its copies are complete. Errors: ERR_MEMORY, those of a copy (copier.h). */
+ * polls until its copies are complete. Errors: ERR_MEMORY, those of copier.h. */
 int link_time(struct copier *c, double *bytes_s, struct err *e);
 
 #endif

@@ -66,7 +66,7 @@ int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
 void pinned_continue(struct pinned *p);
 /* Requests that the first `bytes` are pinned without pauses; returns at once. Any thread. */
 void pinned_request(struct pinned *p, size_t bytes);
-/* Requests all of it and waits. 0; ERR_MEMORY with the sentence when the system refused;
+/* Requests all of it and waits. 0; the error of pin (copier.h) when a step was refused;
  * ERR_INTERRUPTED when it was stopped. */
 int pinned_wait(struct pinned *p, struct err *e);
 /* Ends the thread and waits for that: no notify afterwards. Steps that are pinned stay so, the

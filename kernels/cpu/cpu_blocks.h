@@ -18,6 +18,7 @@
 #ifndef GLM_KERNELS_CPU_BLOCKS_H
 #define GLM_KERNELS_CPU_BLOCKS_H
 
+#include "kernels/cpu/cpu_inline.h"
 #include "src/base/half.h"
 #include "src/base/num.h"
 #include "src/quant/blocks.h"
@@ -28,14 +29,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/* A fully unrolled loop: the counter, and with it the shift counts in the body, are constants. Not
- * under a sanitizer, whose checks would then take minutes to compile. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
-#define UNROLLED_FOR(i, n) for (int i = 0; i < (n); i++)
-#else
-#define UNROLLED_FOR(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
-#endif
 
 #define PREFETCH_MIN_BYTES 1024 /* bytes of a row; see prefetch_rows */
 

@@ -15,6 +15,7 @@ const struct cpu_isa *const cpu_isa_avx512 = NULL;
 
 #else
 
+#include "kernels/cpu/cpu_inline.h"
 #include "kernels/cpu/cpu_lanes.h"
 
 #include <immintrin.h>

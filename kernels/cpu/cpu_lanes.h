@@ -15,8 +15,6 @@
 #include <math.h>
 #include <stdint.h>
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
 /* e^x with an error of at most 1 ulp, also for subnormal results; 0 below -104, infinity above
  * 88.73, NaN for NaN. Range reduction x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its power series
  * to r^7 (error 5e-9); 2^n in two factors, so that results below 2^-126 are rounded once. */

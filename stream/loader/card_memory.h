@@ -60,7 +60,7 @@ struct card_memory {
 struct card_memory_plan card_memory_plan(const struct extent_table *t, const struct reader *r,
 	unsigned requests, bool has_tier1, bool checked);
 /* Takes the memory of the card and the host staging buffers, and starts to pin tier 1 (pinned.h).
- * Errors: ERR_MEMORY; those of copier_open. *out is set in any case: after an error
+ * Errors: ERR_MEMORY; those of copier_open and alloc. *out is set in any case: after an error
  * card_memory_close releases what was taken. */
 int card_memory_open(struct card_memory **out, const struct card_memory_options *o,
 	const struct card_memory_plan *plan, struct err *e);

@@ -118,7 +118,7 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 
 /* Opens files, takes memory, starts the I/O thread. Close with ops->close: it cancels reads that
  * can be cancelled, waits for the others and for copies, and frees. Errors: ERR_USAGE, ERR_INPUT,
- * ERR_MEMORY, or -errno; *out is NULL then. */
+ * ERR_MEMORY, ERR_RUN (the card), or -errno; *out is NULL then. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
 /* On a card the second tier is pinned step by step in a thread of its own: the first step after

@@ -115,7 +115,7 @@ int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
 	const struct generate_options *o, struct generate_result *r, struct err *e);
 
 /* Sets b->device_flop_s and b->card_limit from the first card of these options, unless they compute
- * on the processor or no card answers. It takes 400 MB of the card: call it before an engine is
+ * on the processor or no card answers. It takes 512 MiB of the card: call it before an engine is
  * opened. */
 void bench_measure_flops(struct bench *b, const struct common_opts *c);
 /* Floating point operations that each token of a prompt of n >= 1 tokens takes, mean, from an empty

@@ -6,19 +6,11 @@
 #ifndef GLM_KERNELS_LIMB_GROUP_H
 #define GLM_KERNELS_LIMB_GROUP_H
 
+#include "kernels/cpu/cpu_inline.h"
 #include "kernels/cpu/limbs/limb_rows.h"
 #include "src/base/num.h"
 
 #include <immintrin.h>
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
-/* As in cpu_blocks.h: the counter is a constant in the body. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
-#define UNROLLED_FOR(i, n) for (int i = 0; i < (n); i++)
-#else
-#define UNROLLED_FOR(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
-#endif
 
 /* Up to LIMB_ROWS rows of a task. */
 struct limb_group {

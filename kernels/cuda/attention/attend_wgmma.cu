@@ -35,6 +35,7 @@
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/mma.cuh"
+#include "kernels/cuda/common/registers.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
 
 #define WIDTH                 576
@@ -89,16 +90,6 @@ struct attend_wgmma_args {
 static __device__ __forceinline__ void mbarrier_arrive_copied(uint32_t at)
 {
 	asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
-}
-
-template <int REGISTERS> static __device__ __forceinline__ void registers_more()
-{
-	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-template <int REGISTERS> static __device__ __forceinline__ void registers_fewer()
-{
-	asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
 static __device__ __forceinline__ float exp2_fast(float x)

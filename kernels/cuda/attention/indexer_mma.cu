@@ -458,6 +458,8 @@ bool index_select_decode(
 			int64_t want = (int64_t)longest * n / ((int64_t)b->n_sm * (THREADS / 32));
 			g.per_warp = want > 120 ? 128 : want > 56 ? 64 : want > 24 ? 32 : 16;
 			launch_scores<true>(b, &g, longest, n);
+			if (b->base.failure.code) /* without counts select_mma_kernel would select too many */
+				return true;
 		}
 		cuda_launch(b, select_mma_kernel,
 			dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)n), SELECT_THREADS, shared,

@@ -645,8 +645,11 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 				return;
 			struct mla_flags *flags = (struct mla_flags *)b->mla_flags.data;
 			if (!cuda_check(b, cudaMemsetAsync(flags, 0xff, sizeof *flags, b->stream)) ||
-				!cuda_check(b, cudaMemsetAsync(&flags->blocks, 0, sizeof flags->blocks, b->stream)))
+				!cuda_check(
+					b, cudaMemsetAsync(&flags->blocks, 0, sizeof flags->blocks, b->stream))) {
+				cuda_scratch_free(&b->mla_flags);
 				return;
+			}
 			b->next_serialized = true;
 		}
 		const struct attend *t = &m->attend;

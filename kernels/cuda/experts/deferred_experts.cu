@@ -35,10 +35,14 @@ static bool mailbox_allocate(struct cuda_backend *b)
 	}
 	if (!cuda_check(b, cudaMalloc(&state, sizeof *b->mailbox_state)))
 		return false;
-	b->mailbox_state = (struct mailbox_state *)state;
 	/* in the default stream; b->stream does not wait for that one */
-	return cuda_check(b, cudaMemset(state, 0, sizeof *b->mailbox_state)) &&
-		   cuda_check(b, cudaStreamSynchronize(NULL));
+	if (!cuda_check(b, cudaMemset(state, 0, sizeof *b->mailbox_state)) ||
+		!cuda_check(b, cudaStreamSynchronize(NULL))) {
+		cudaFree(state); /* it may not be zero, and must not be used after `recover` */
+		return false;
+	}
+	b->mailbox_state = (struct mailbox_state *)state;
+	return true;
 }
 
 void cuda_deferred_close(struct cuda_backend *b)
@@ -67,6 +71,7 @@ void cuda_experts_deferred(
 	if (base->failure.code)
 		return;
 	b->op = "experts_deferred";
+	cuda_select(b->device);
 	if (b->capturing ? b->mailbox_state != NULL : mailbox_allocate(b))
 		cuda_experts_deferred_launch(b, &d);
 }

@@ -52,6 +52,7 @@
  * Bytes moved: every packed row once; x and a task's hidden row once per block.
  */
 #include "kernels/cuda/common/mbarrier.cuh"
+#include "kernels/cuda/common/registers.cuh"
 #include "kernels/cuda/experts/experts.cuh"
 #include "kernels/cuda/experts/experts_fused_types.cuh"
 #include "kernels/cuda/experts/mailbox.cuh"
@@ -137,9 +138,9 @@ static __device__ __forceinline__ void set_max_registers(bool worker)
 	static_assert(WORKERS % 4 == 0 && FINISHERS == 3 && 128 * (3 * 152 + 56) == 65536, "registers");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 	if (worker)
-		asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+		registers_more<152>();
 	else
-		asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+		registers_fewer<56>();
 #endif
 }
 

@@ -344,8 +344,10 @@ void cuda_ffn(struct backend *base, const struct ffn *f, int rows)
 	if (!b->ffn_flags.data) {
 		struct ffn_state *s = (struct ffn_state *)cuda_scratch_reserve(b, &b->ffn_flags, sizeof *s);
 		if (!s || !cuda_check(b, cudaMemsetAsync(s, 0, sizeof *s, b->stream)) ||
-			!cuda_check(b, cudaMemsetAsync(s->flags, 0xff, sizeof s->flags, b->stream)))
+			!cuda_check(b, cudaMemsetAsync(s->flags, 0xff, sizeof s->flags, b->stream))) {
+			cuda_scratch_free(&b->ffn_flags);
 			return;
+		}
 		b->next_serialized = true;
 	}
 	struct ffn_args a = {(const uint8_t *)f->gate.data, (const uint8_t *)f->up.data,

@@ -38,7 +38,7 @@ struct cuda_quantizer {
 	cudaStream_t stream;
 	struct scratch_buffer source, scales, packed, weights, feedback, fits;
 	unsigned long long *not_finite; /* device */
-	size_t bytes;                   /* of the buffers above, on the card */
+	size_t bytes, most_bytes;       /* of the buffers above, on the card: now, and at most so far */
 };
 
 static __device__ uint64_t iq2_codebook[256];
@@ -254,6 +254,7 @@ static cudaError_t grow(struct cuda_quantizer *q, struct scratch_buffer *b, size
 	if (rc == cudaSuccess) {
 		b->bytes = bytes;
 		q->bytes += bytes;
+		q->most_bytes = max(q->most_bytes, q->bytes);
 	}
 	return rc;
 }
@@ -355,7 +356,7 @@ static void quantizer_host_free(struct quantizer *base, void *p, size_t bytes)
 
 static size_t quantizer_card_bytes(const struct quantizer *base)
 {
-	return ((const struct cuda_quantizer *)base)->bytes;
+	return ((const struct cuda_quantizer *)base)->most_bytes;
 }
 
 static void quantizer_close(struct quantizer *base)

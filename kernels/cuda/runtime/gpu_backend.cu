@@ -84,6 +84,21 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc)
 	return false;
 }
 
+int cuda_memory_code(cudaError_t rc)
+{
+	switch (rc) {
+	case cudaErrorMemoryAllocation:
+	case cudaErrorInvalidValue:
+	case cudaErrorHostMemoryAlreadyRegistered:
+	case cudaErrorOperatingSystem:
+	case cudaErrorNotPermitted:
+	case cudaErrorNotSupported:
+		return ERR_MEMORY;
+	default:
+		return ERR_RUN;
+	}
+}
+
 /* Names of enum poll_kernel. */
 static const char *poll_kernel_name(uint32_t kernel)
 {
@@ -107,6 +122,13 @@ void cuda_device_fault(struct cuda_backend *b, cudaError_t rc)
 			cudaGetErrorString(rc));
 }
 
+void cuda_scratch_free(struct scratch_buffer *buffer)
+{
+	cudaFree(buffer->data);
+	buffer->data = NULL;
+	buffer->bytes = 0;
+}
+
 void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer, uint64_t bytes)
 {
 	if (bytes <= buffer->bytes)
@@ -120,9 +142,7 @@ void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer
 	cuda_deferred_drain(b);
 	if (!cuda_check(b, cudaStreamSynchronize(b->stream)))
 		return NULL;
-	cudaFree(buffer->data);
-	buffer->data = NULL;
-	buffer->bytes = 0;
+	cuda_scratch_free(buffer);
 	size_t rounded = (bytes + ((size_t)1 << 20) - 1) >> 20 << 20;
 	cudaError_t rc = cudaMalloc(&buffer->data, rounded);
 	if (rc != cudaSuccess) {
@@ -134,9 +154,11 @@ void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer
 		return NULL;
 	}
 	if (!cuda_check(b, cudaMemsetAsync(buffer->data, 0, rounded, b->stream)) ||
-		!cuda_check(b, cudaStreamSynchronize(b->stream)))
+		!cuda_check(b, cudaStreamSynchronize(b->stream))) {
+		cuda_scratch_free(buffer);
 		return NULL;
-	buffer->bytes = rounded; /* not before: what is not zero must not be used after `recover` */
+	}
+	buffer->bytes = rounded;
 	return buffer->data;
 }
 
@@ -223,8 +245,8 @@ static cudaError_t alloc_host(size_t bytes, void **out)
 	return rc;
 }
 
-/* Rounded up to 256 bytes: kernels read whole 16-byte lines, which may begin before and end after
- * what they use. */
+/* Memory is rounded up to 256 bytes (MEM_HOST to pages): kernels read whole 16-byte lines, which
+ * may begin before and end after what they use. */
 static int cuda_alloc(
 	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
 {
@@ -239,8 +261,9 @@ static int cuda_alloc(
 		return 0;
 	cudaGetLastError(); /* reported here, not by the next op */
 	*out = NULL;
-	return err_set(e, ERR_MEMORY, "%.1f MiB of %s requested, %.1f MiB of the card free (%s)",
-		(double)bytes / 1048576.0, kind == MEM_DEVICE ? "the card's memory" : "pinned memory",
+	return err_set(e, cuda_memory_code(rc),
+		"%.1f MiB of %s requested, %.1f MiB of the card free (%s)", (double)bytes / 1048576.0,
+		kind == MEM_DEVICE ? "the card's memory" : "pinned memory",
 		(double)cuda_free_bytes(b) / 1048576.0, cudaGetErrorString(rc));
 }
 
@@ -400,7 +423,8 @@ static void cuda_close(struct backend *base)
 
 /* ---- opening ---- */
 
-/* Ops after the failure did nothing, so counters of host and device differ: sets them to agree. */
+/* Ops after the failure did nothing, so counters of host and device differ: sets them to agree.
+ * index_counts is zero between calls, but not after an op whose second launch was refused. */
 static void cuda_recover(struct backend *base)
 {
 	struct cuda_backend *b = cuda_of(base);
@@ -415,9 +439,12 @@ static void cuda_recover(struct backend *base)
 	b->op = "recover";
 	b->capture_pause = CUDA_CAPTURE_PAUSE;
 	memset(b->progress_expected, 0, sizeof b->progress_expected);
-	if (cuda_check(b, cudaStreamSynchronize(b->stream)) && cuda_check(b, cuda_fences_catch_up(b)) &&
-		b->expert_progress.data)
-		cuda_check(b, cudaMemset(b->expert_progress.data, 0, b->expert_progress.bytes));
+	const struct scratch_buffer *counters[] = {&b->expert_progress, &b->index_counts};
+	bool well =
+		cuda_check(b, cudaStreamSynchronize(b->stream)) && cuda_check(b, cuda_fences_catch_up(b));
+	for (int i = 0; i < 2 && well; i++)
+		if (counters[i]->data)
+			well = cuda_check(b, cudaMemset(counters[i]->data, 0, counters[i]->bytes));
 	cuda_check(b, cudaStreamSynchronize(NULL)); /* b->stream does not wait for it */
 	cudaGetLastError();                         /* the call that failed has been reported */
 }

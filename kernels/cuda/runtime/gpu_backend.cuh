@@ -177,6 +177,10 @@ cudaError_t cuda_select(int device);
 /* Keeps a refused launch, copy or setting as the failure. Returns whether all is well. */
 bool cuda_check(struct cuda_backend *b, cudaError_t rc);
 
+/* Of a failed allocation or pinning. ERR_MEMORY: the system does not give the memory or does not
+ * pin it. ERR_RUN: the call returned a fault of the device. */
+int cuda_memory_code(cudaError_t rc);
+
 /* Keeps a fault of the device; names the kernel that reached its poll limit, if one has. */
 void cuda_device_fault(struct cuda_backend *b, cudaError_t rc);
 
@@ -272,6 +276,10 @@ static void cuda_launch_clusters(struct cuda_backend *b, void (*kernel)(P...), u
 
 /* Lets a kernel use `bytes` of dynamic shared memory. False: the failure is kept. */
 bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes);
+
+/* Frees a buffer whose first contents could not be set, so that no op uses it after `recover`. The
+ * next cuda_scratch_reserve allocates it again. */
+void cuda_scratch_free(struct scratch_buffer *buffer);
 
 /* `bytes` of device memory, 256-byte aligned. NULL: the failure is kept. The address stays the same
  * unless a call needs more than any before it; then all of it is zero, and the stream is empty.

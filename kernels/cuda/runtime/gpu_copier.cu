@@ -53,15 +53,17 @@ static int copier_alloc(struct copier *c, size_t bytes, void **out, struct err *
 	size_t left = 0, all = 0;
 	*out = NULL;
 	cudaError_t rc = cuda_select(copier_of(c)->device);
-	if (rc == cudaSuccess && bytes <= SIZE_MAX - 512)
-		rc = cudaMalloc(out, (bytes + 511) / 256 * 256);
-	if (rc == cudaSuccess && *out)
+	if (rc == cudaSuccess)
+		rc = bytes > SIZE_MAX - 512 ? cudaErrorMemoryAllocation
+									: cudaMalloc(out, (bytes + 511) / 256 * 256);
+	if (rc == cudaSuccess)
 		return 0;
 	cudaGetLastError();
 	*out = NULL;
 	cudaMemGetInfo(&left, &all);
-	return err_set(e, ERR_MEMORY, "%.3f GB of the card's memory requested, %.3f GB free (%s)",
-		(double)bytes / 1e9, (double)left / 1e9, cudaGetErrorString(rc));
+	return err_set(e, cuda_memory_code(rc),
+		"%.3f GB of the card's memory requested, %.3f GB free (%s)", (double)bytes / 1e9,
+		(double)left / 1e9, cudaGetErrorString(rc));
 }
 
 static void copier_free(struct copier *c, void *p, size_t bytes)
@@ -82,7 +84,7 @@ static int copier_pin(struct copier *c, void *base, size_t bytes, struct err *e)
 	if (rc == cudaSuccess)
 		return 0;
 	cudaGetLastError();
-	return err_set(e, ERR_MEMORY, "%.3f GB of host memory cannot be pinned: %s",
+	return err_set(e, cuda_memory_code(rc), "%.3f GB of host memory cannot be pinned: %s",
 		(double)bytes / 1e9, cudaGetErrorString(rc));
 }
 
@@ -116,8 +118,10 @@ static bool queue_poll(struct cuda_copier *c, struct copy_queue *q)
 {
 	while (q->seen < q->last) {
 		cudaError_t rc = cudaEventQuery(q->event[(q->seen + 1) % EVENTS]);
-		if (rc == cudaErrorNotReady)
+		if (rc == cudaErrorNotReady) {
+			cudaGetLastError(); /* not a failure: the thread's next call must not report it */
 			return true;
+		}
 		if (!copier_check(c, rc, "a copy"))
 			return false;
 		q->seen++;

@@ -41,7 +41,7 @@ struct peer_card {
 struct peer_pair {
 	struct peer_card card[2];
 	uint8_t *host;     /* pinned [PEER_HAND_BYTES] */
-	uint32_t *gave_up; /* pinned: a kernel reached FLAG_POLLS */
+	uint32_t *gave_up; /* pinned: a kernel of this run reached FLAG_POLLS */
 	uint32_t round;    /* of flags_kernel, the last one */
 	const struct nccl_calls *nccl;
 };
@@ -150,7 +150,6 @@ int peer_pair_open(uint32_t first, uint32_t second, struct peer_pair **out, stru
 		peer_pair_close(p);
 		return pair_failure(rc, "two cards", e);
 	}
-	*p->gave_up = 0;
 	*out = p;
 	return 0;
 }
@@ -327,6 +326,7 @@ static cudaError_t run_rows(struct peer_pair *p, enum peer_kind kind)
 int peer_pair_run(struct peer_pair *p, enum peer_kind kind, struct err *e)
 {
 	cudaError_t rc = cudaSuccess;
+	*p->gave_up = 0; /* the run before has ended */
 	if (kind == PEER_ALL_REDUCE) {
 		int failed = all_reduce(p, e);
 		if (failed)

@@ -28,6 +28,7 @@ struct cuda_profile *cuda_profile_events(struct cuda_backend *b)
 static void timestamp_enqueue(struct cuda_backend *b)
 {
 	struct cuda_timeline *t = b->timeline;
+	cuda_select(b->device); /* not every caller has, cuda_fence_wait for one */
 	timestamp_kernel<<<1, 1, 0, b->stream>>>(t->profile);
 	cuda_check(b, cudaGetLastError());
 	t->n_events++;
