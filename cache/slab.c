@@ -76,7 +76,7 @@ int slab_init(
 		smallest = MIN(smallest, classes->bytes[i]);
 	}
 	a->slab_bytes = slab_choose_bytes(bytes, classes);
-	a->per_slab = (int)MIN(a->slab_bytes / smallest, (uint64_t)1 << 20);
+	a->per_slab = (int)MIN(a->slab_bytes / smallest, (uint64_t)SLAB_MOST_SLOTS);
 	if (!bytes)
 		return 0;
 	if (bytes < largest)

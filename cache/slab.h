@@ -13,8 +13,8 @@
  * lost. With several the slab size is that of the least expected loss (slab_choose_bytes).
  *
  * Slot numbers are stable: slot = slab * per_slab + index, where per_slab is that of the smallest
- * class. Numbers whose index does not exist in the slab's present class are simply never handed
- * out.
+ * class, at most SLAB_MOST_SLOTS. Numbers whose index does not exist in the slab's present class
+ * are simply never handed out.
  */
 #ifndef GLM_CACHE_SLAB_H
 #define GLM_CACHE_SLAB_H
@@ -26,6 +26,9 @@
 #include <stdint.h>
 
 #define SLAB_MAX_CLASSES 16
+/* A slab has at most so many slots; the rest of it is lost. Only sizes that are further apart, as a
+ * damaged trace may name them, reach it. */
+#define SLAB_MOST_SLOTS (1 << 20)
 
 struct slab_classes {
 	int n;                            /* 1..SLAB_MAX_CLASSES */
@@ -80,10 +83,11 @@ static inline int slab_of(const struct slab_arena *a, int32_t slot)
 	return slot / a->per_slab;
 }
 
-/* Slots of a class in one slab. */
+/* Slots of a class in one slab: as many as fit, at most per_slab. */
 static inline int slab_capacity(const struct slab_arena *a, int class_id)
 {
-	return (int)(a->slab_bytes / a->classes.bytes[class_id]);
+	const uint64_t fit = a->slab_bytes / a->classes.bytes[class_id];
+	return fit < (uint64_t)a->per_slab ? (int)fit : a->per_slab;
 }
 
 /* Offset of a slot that is in use, in bytes from the start of the arena. */

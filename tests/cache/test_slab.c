@@ -3,12 +3,14 @@
  * that are so far apart that such a search would not end. */
 #include "cache/slab.h"
 
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
 
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
+#include <stdlib.h>
 #include <cmocka.h>
 
 static double loss_of(uint64_t bytes, const struct slab_classes *k, uint64_t slab)
@@ -58,6 +60,30 @@ static void test_sizes_far_apart(void **state)
 	assert_true(loss_of(bytes, &k, chosen) <= loss_of(bytes, &k, k.bytes[0]));
 }
 
+/* Classes whose sizes are more than 2^20 apart: every slot that is handed out has a number of its
+ * own, below n_slots. */
+static void test_numbers_of_sizes_far_apart(void **state)
+{
+	(void)state;
+	static const uint64_t large[] = {2000000, 8388608, (uint64_t)1 << 44};
+	for (size_t i = 0; i < ARRAY_LEN(large); i++) {
+		struct slab_arena a;
+		struct err e = {0};
+		const struct slab_classes k = {.n = 2, .bytes = {large[i], 1}, .n_objects = {4, 4}};
+		assert_int_equal(slab_init(&a, 3 * large[i], &k, &e), 0);
+		uint8_t *taken = NEW_ARRAY(uint8_t, (size_t)a.n_slots);
+		int n = 0;
+		for (int32_t slot; (slot = slab_slot_alloc(&a, 1, UINT64_MAX)) >= 0; n++) {
+			if (slot >= a.n_slots || taken[slot])
+				fail_msg("slot %d of %d is handed out twice or does not exist", slot, a.n_slots);
+			taken[slot] = 1;
+		}
+		assert_int_equal(n, a.n_slabs * slab_capacity(&a, 1));
+		free(taken);
+		slab_fini(&a);
+	}
+}
+
 /* A free slot within the limit is found behind one beyond it, and no slab beyond is assigned. */
 static void test_slots_within(void **state)
 {
@@ -88,6 +114,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_choice_is_the_best_of_all),
 		cmocka_unit_test(test_sizes_far_apart),
+		cmocka_unit_test(test_numbers_of_sizes_far_apart),
 		cmocka_unit_test(test_slots_within),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include "cache/trace/trace_file.h"
 #include "cache/trace/trace_stats.h"
 #include "src/base/log.h"
+#include "src/base/num.h"
 
 #include <string.h>
 
@@ -51,6 +52,16 @@ static void fuzz_trace_check(const struct trace *t)
 			(unsigned long long)t->n_accesses);
 }
 
+/* Of the first tier: room for a few of the largest experts. It stays small for a trace that ends
+ * early, as most prefixes of a seed do: an arena for sizes far apart has millions of slots. */
+static uint64_t tier_bytes(const struct trace *t)
+{
+	uint64_t largest = 0;
+	for (uint32_t l = 0; l < t->model.n_layers && !t->ends_early; l++)
+		largest = MAX(largest, t->model.expert_bytes[l]);
+	return MAX(3 * largest, (uint64_t)1 << 12);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct trace t = {0};
@@ -70,7 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			bug("%s", e.text);
 		struct sim_setup u = {.policy = size % 3 ? &policy_lfu : &policy_sieve,
 			.order = size % 2 ? SIM_BY_RANK : SIM_BY_LAYER,
-			.tier_bytes = {1 << 12, size % 5 << 10},
+			.tier_bytes = {tier_bytes(&t), size % 5 << 10},
 			.lookahead = (int)(size % 4)};
 		struct sim_result r;
 		if (!sim_run(&t, &u, &r, &e) && r.stats.accesses != t.n_accesses)
