@@ -204,6 +204,8 @@ static const struct text_case cases[] = {
 		true},
 	{"{\"anyOf\":[{\"const\":\"ab\"},{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}]}]}",
 		{"ab", "null"}, {"1"}, true},
+	{"true", {"a b", "12", ""}, {"\xff"}, true},
+	{"{\"anyOf\":[{\"type\":\"integer\"},true]}", {"a b"}, {"\xff"}, true},
 	{"{\"type\":\"integer\",\"enum\":[1,1.5,2.0]}", {"1", "2.0"}, {"1.5"}, false},
 	{"{\"type\":\"array\",\"items\":[{\"type\":\"null\"}],\"additionalItems\":false}",
 		{"[]", "[null]"}, {"[null,null]"}, false},

@@ -590,6 +590,8 @@ static void compile_one(struct schema_compiler *c, struct schema_part w)
 	uint32_t from = c->g->rules[w.rule].start, to = c->g->rules[w.rule].final;
 	if (!merge_parts(c, &w))
 		return;
+	if (w.raw && json_is_true(w.schema) && !(w.schema = keep_made(c, &w, json_object())))
+		return;
 	if (json_is_boolean(w.schema)) {
 		if (json_is_true(w.schema))
 			grammar_call(c->g, from, to, build_common(&c->build, RULE_VALUE));
