@@ -23,14 +23,12 @@ enum { /* the bits of schema_keywords.h; TYPE_NUMBER alone: a number with fracti
 	TYPE_OBJECT = SCHEMA_OBJECT,
 };
 
-/* The types that the tool's schema allows for an argument, also through references and
- * alternatives; 0: it does not say. */
+/* The types that the tool's schema allows for an argument; 0: it does not say. */
 static unsigned allowed_types(const json_t *parameters, struct chat_text key)
 {
 	if (strlen(key.data) != key.len) /* no schema names a key with a zero byte */
 		return 0;
-	const json_t *s = json_object_get(json_object_get(parameters, "properties"), key.data);
-	unsigned mask = json_is_object(s) ? schema_possible_types(parameters, s) : 0;
+	unsigned mask = schema_property_types(parameters, parameters, key.data);
 	return mask == SCHEMA_ANY ? 0 : mask;
 }
 

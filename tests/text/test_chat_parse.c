@@ -347,6 +347,42 @@ static void test_types(void **state)
 	json_decref(tools);
 }
 
+/* A property's schema may stand behind references, in parts and alternatives, or be that of all
+ * other keys. */
+static void test_types_of_parameters(void **state)
+{
+	(void)state;
+	static const struct {
+		const char *parameters, *want; /* of the text 1 */
+	} cases[] = {
+		{"{'$ref':'#/$defs/a','$defs':{'a':{'properties':{'k':{'type':'string'}}}}}", "\"1\""},
+		{"{'$ref':'#/$defs/a','type':'object','$defs':{'a':{'properties':{'k':{'type':'string'}}}}"
+		 "}",
+			"\"1\""},
+		{"{'allOf':[{'properties':{'j':{}}},{'properties':{'k':{'type':'string'}}}]}", "\"1\""},
+		{"{'anyOf':[{'properties':{'k':{'type':'string'}}},{'properties':{'k':{'type':'null'}}}]}",
+			"\"1\""},
+		{"{'anyOf':[{'properties':{'k':{'type':'string'}}},{'required':['j']}]}", "1"},
+		{"{'additionalProperties':{'type':'string'}}", "\"1\""},
+		{"{'additionalProperties':{'type':'string'},'properties':{'k':{'type':'integer'}}}", "1"},
+		{"{'patternProperties':{'^k':{'type':'string'}},'additionalProperties':false}", "\"1\""},
+		{"{'additionalProperties':false}", "1"},
+		{"{'allOf':[{'$ref':'#'},{'$ref':'#'}]}", "1"},
+	};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		char parameters[200], want[80];
+		snprintf(parameters, sizeof parameters, "%s", cases[i].parameters);
+		for (char *p = parameters; *p; p++)
+			*p = *p == '\'' ? '"' : *p;
+		json_t *schema = json_loads(parameters, 0, NULL),
+			   *tools = json_pack("[{s:s,s:o}]", "name", "f", "parameters", schema);
+		assert_non_null(tools);
+		snprintf(want, sizeof want, "C(f {\"k\": %s})", cases[i].want);
+		chat_parse_check(CALL "f" K("k") V("1") END, want, tools, false);
+		json_decref(tools);
+	}
+}
+
 /* Letters that spell a tag are text when the ids are known. */
 static void test_spelled_tags_are_text(void **state)
 {
@@ -404,6 +440,7 @@ int main(void)
 		cmocka_unit_test(test_golden),
 		cmocka_unit_test(test_broken_calls),
 		cmocka_unit_test(test_types),
+		cmocka_unit_test(test_types_of_parameters),
 		cmocka_unit_test(test_spelled_tags_are_text),
 		cmocka_unit_test(test_cut_off),
 		cmocka_unit_test(test_many_broken_calls),

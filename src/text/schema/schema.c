@@ -522,7 +522,6 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 		   *base = keep_made(c, w, json_copy((json_t *)w->schema));
 	bool merge = schema_constrains(w->schema, keyword);
 	json_object_del(base, keyword);
-	unsigned all = 0;
 	for (size_t i = 0; i < n && !c->failed; i++) {
 		json_t *part = one ? with_discriminator(c, json_array_get(list, i),
 								 json_object_get(w->schema, "discriminator"))
@@ -540,8 +539,6 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 			schema_refuse(c, w, NO_MEMORY);
 			return;
 		}
-		if (w->raw)
-			all |= schema_possible_types(c->root, part);
 		if (schema_too_long(&c->left))
 			schema_refuse(c, w, SCHEMA_TOO_LONG);
 		const struct schema_alternative last = {json_array_get(list, i), part};
@@ -563,10 +560,9 @@ static void compile_alternatives(struct schema_compiler *c, const struct schema_
 		const json_t *part = json_array_get(parts, i);
 		char name[48];
 		snprintf(name, sizeof name, "%s.%zu", keyword, i);
-		/* an argument that may be a string is read as one, whatever it looks like */
 		if (schema_too_long(&c->left))
 			schema_refuse(c, w, SCHEMA_TOO_LONG);
-		if (w->raw && (all & SCHEMA_STRING) &&
+		if (w->raw && c->string &&
 			!(schema_possible_types(c->root, part) & (SCHEMA_STRING | SCHEMA_NULL)))
 			continue;
 		grammar_call(c->g, from, to, schema_rule(c, w, name, part, w->raw));
@@ -593,6 +589,8 @@ static void compile_one(struct schema_compiler *c, struct schema_part w)
 {
 	uint32_t from = c->g->rules[w.rule].start, to = c->g->rules[w.rule].final;
 	if (!merge_parts(c, &w))
+		return;
+	if (w.raw && json_is_true(w.schema) && !(w.schema = keep_made(c, &w, json_object())))
 		return;
 	if (json_is_boolean(w.schema)) {
 		if (json_is_true(w.schema))
@@ -639,7 +637,7 @@ static void compile_one(struct schema_compiler *c, struct schema_part w)
 	}
 	if (w.raw)
 		types &= schema_possible_types(c->root, w.schema);
-	if (w.raw && (types & SCHEMA_STRING))
+	if (w.raw && c->string)
 		types &= SCHEMA_STRING | SCHEMA_NULL;
 	if (json_object_get(w.schema, "enum") || json_object_get(w.schema, "const")) {
 		compile_listed(c, &w, types, from, to);
@@ -679,6 +677,7 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 		.e = e ? e : &own,
 		.left = {SCHEMA_MERGES_MAX, clock_thread_ns() + SCHEMA_COMPILE_NS}};
 	struct schema_part top = {.path = (char *)""};
+	c.string = form == SCHEMA_ARGUMENT && (schema_possible_types(root, part) & SCHEMA_STRING);
 	c.made = json_array();
 	uint32_t rule = grammar_rule(c.g), start = c.g->rules[rule].start, end = c.g->rules[rule].final;
 	uint32_t value = part ? schema_rule(&c, &top, "", part, form == SCHEMA_ARGUMENT)
@@ -698,8 +697,8 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 		}
 		compile_one(&c, c.list[c.next++]);
 	}
-	if (form == SCHEMA_ARGUMENT && (schema_possible_types(root, part) & SCHEMA_STRING))
-		c.g->unique_keys = false; /* the text is a string as it is, or null */
+	if (c.string)
+		c.g->unique_keys = false;
 	int rc = c.failed ? ERR_INPUT : grammar_finish(c.g, rule, c.e);
 	for (size_t i = 0; i < c.n_list; i++)
 		free(c.list[i].path);

@@ -28,6 +28,8 @@ struct schema_compiler {
 	uint32_t *table; /* [slots] 1 + number in list */
 	size_t slots;
 	json_t *made; /* an array: schemas that were merged, kept until the end */
+	bool string; /* an argument that may be a string: only strings and null are compiled, because it
+				  * is read as one of them, whatever it looks like */
 	struct schema_budget left;
 	struct err *e;
 	bool failed;

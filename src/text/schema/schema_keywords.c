@@ -381,6 +381,48 @@ unsigned schema_possible_types(const json_t *root, const json_t *s)
 	return compiled_types(&(struct type_search){root, TYPES_WORK, false}, s, 0);
 }
 
+static unsigned property_types(struct type_search *t, const json_t *s, const char *key, int depth)
+{
+	struct err e;
+	size_t i;
+	json_t *v;
+	const char *pattern;
+	if (depth > FOLLOW_MAX || --t->work < 0 || !(s = schema_resolve(t->root, s, &e)))
+		return SCHEMA_ANY;
+	const json_t *own = json_object_get(json_object_get(s, "properties"), key),
+				 *more = json_object_get(s, "additionalProperties"),
+				 *ref = json_object_get(s, "$ref"), *all = json_object_get(s, "allOf");
+	unsigned mask = SCHEMA_ANY;
+	if (own || more)
+		mask = compiled_types(t, own ? own : more, depth + 1);
+	json_object_foreach(json_object_get(s, "patternProperties"), pattern, v)
+	{
+		mask |= own ? 0 : compiled_types(t, v, depth + 1);
+	}
+	if (json_is_string(ref) && (ref = schema_find(t->root, json_string_value(ref), &e)))
+		mask &= property_types(t, ref, key, depth + 1);
+	json_array_foreach(all, i, v)
+	{
+		mask &= property_types(t, v, key, depth + 1);
+	}
+	for (size_t k = 0; k < ARRAY_LEN(unions); k++) {
+		const json_t *list = json_object_get(s, unions[k]);
+		unsigned any = 0;
+		json_array_foreach(list, i, v)
+		{
+			any |= property_types(t, v, key, depth + 1);
+		}
+		if (list)
+			mask &= any;
+	}
+	return mask;
+}
+
+unsigned schema_property_types(const json_t *root, const json_t *s, const char *key)
+{
+	return property_types(&(struct type_search){root, TYPES_WORK, false}, s, key, 0);
+}
+
 /* The types of values that the grammar of one of both has and the other accepts. What is merged has
  * the types that its parts' keywords imply, so it does not say what a part accepts. */
 static unsigned types_common_to(

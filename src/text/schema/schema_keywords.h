@@ -72,6 +72,10 @@ const json_t *schema_resolve(const json_t *root, const json_t *s, struct err *e)
 
 /* The types that values of s may have, seen through references and alternatives; an upper bound. */
 unsigned schema_possible_types(const json_t *root, const json_t *s);
+/* The types that the value of a key may have in objects that satisfy s; an upper bound. SCHEMA_ANY:
+ * s does not say. A key that "properties" does not name counts as one that any of
+ * patternProperties may match. */
+unsigned schema_property_types(const json_t *root, const json_t *s, const char *key);
 
 /* A schema of the values that satisfy both a and b; the caller owns it. NULL after err_set. */
 json_t *schema_merge(const json_t *root, const json_t *a, const json_t *b,
