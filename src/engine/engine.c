@@ -207,6 +207,36 @@ static int open_file(struct engine *g, const struct engine_options *o, struct mo
 	return 0;
 }
 
+/* keep: writes profile and trace; else their files stay as they are. */
+static int close_engine(struct engine *g, bool keep, struct err *e)
+{
+	if (!g)
+		return 0;
+	int rc = 0;
+	bool counted = true;
+	pipeline_free(g->pipeline);
+	g->pipeline = NULL;
+	if (g->ranks)
+		engine_ranks_stop(g->ranks); /* first: all ranks close their caches at once */
+	stages_stop(g->stages, g->n_stages);
+	if (g->ranks)
+		counted = engine_ranks_take_counts(g);
+	if (keep)
+		rc = trace_writer_close(g->trace, e);
+	else
+		trace_writer_abort(g->trace);
+	int failed = engine_profile_close(g, keep && counted, rc ? NULL : e);
+	rc = rc ? rc : failed;
+	engine_ranks_free(g->ranks);
+	stages_free(g->stages, g->n_stages);
+	tokenizer_free(g->tokenizer);
+	check_values_free(g->check_values);
+	gguf_close(g->gguf);
+	free(g->taken);
+	free(g);
+	return rc;
+}
+
 int engine_open(const struct engine_options *options, struct engine **out, struct err *e)
 {
 	*out = NULL;
@@ -260,36 +290,13 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 	return 0;
 out:
 	weights_free(&whole, NULL);
-	engine_profile_close(g, false, NULL); /* nothing was run: the profile stays as it is */
-	engine_close(g, NULL);
+	close_engine(g, false, NULL); /* nothing was run */
 	return rc;
 }
 
 int engine_close(struct engine *g, struct err *e)
 {
-	if (!g)
-		return 0;
-	int rc = 0;
-	bool counted = true;
-	pipeline_free(g->pipeline);
-	g->pipeline = NULL;
-	if (g->ranks)
-		engine_ranks_stop(g->ranks); /* first: all ranks close their caches at once */
-	stages_stop(g->stages, g->n_stages);
-	if (g->ranks)
-		counted = engine_ranks_take_counts(g);
-	if (g->trace)
-		rc = trace_writer_close(g->trace, e);
-	int failed = engine_profile_close(g, counted, rc ? NULL : e);
-	rc = rc ? rc : failed;
-	engine_ranks_free(g->ranks);
-	stages_free(g->stages, g->n_stages);
-	tokenizer_free(g->tokenizer);
-	check_values_free(g->check_values);
-	gguf_close(g->gguf);
-	free(g->taken);
-	free(g);
-	return rc;
+	return close_engine(g, true, e);
 }
 
 uint64_t engine_fingerprint(const struct engine *g)

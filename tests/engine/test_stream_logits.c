@@ -191,6 +191,7 @@ static void test_trace_and_warm(void **state)
 {
 	(void)state;
 	char trace[] = "build/test_stream_trace_XXXXXX", warm[] = "build/test_stream_warm_XXXXXX";
+	char partial[sizeof trace + 8];
 	close(mkstemp(trace));
 	close(mkstemp(warm));
 	unlink(warm); /* the first run makes it */
@@ -219,7 +220,13 @@ static void test_trace_and_warm(void **state)
 	trace_fini(&t);
 	o.warm = "/nonexistent/profile";
 	struct engine *g;
+	o.trace = trace;
 	assert_int_equal(engine_open(&o, &g, &e), ERR_INPUT); /* not first when the run is over */
+	assert_int_equal(trace_open(trace, &t, &e), 0);
+	assert_true(t.n_accesses > 0); /* a start that fails leaves the older trace */
+	trace_fini(&t);
+	snprintf(partial, sizeof partial, "%s.partial", trace);
+	assert_int_equal(access(partial, F_OK), -1);
 	unlink(trace);
 	unlink(warm);
 }
