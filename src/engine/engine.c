@@ -117,13 +117,14 @@ static struct rank_figures describe_rank(const struct engine *g)
 static struct engine_cache make_engine_cache(const struct engine *g, const struct rank_figures *f)
 {
 	const struct model_config *c = &g->config;
-	const char *policy = g->stages->plan.loader.policy;
-	policy = policy ? policy : POLICY_DEFAULT;
+	const char *given = g->stages->plan.loader.policy;
+	/* its own name: the options' string is borrowed. NULL: opening will fail */
+	const struct policy_ops *policy = policy_find(given ? given : POLICY_DEFAULT);
 	return (struct engine_cache){.n_layers = c->n_layers + c->n_mtp,
 		.n_experts = c->n_experts,
 		.n_mtp = c->n_mtp,
 		.streaming = g->streaming,
-		.policy = g->streaming ? policy : NULL,
+		.policy = g->streaming && policy ? policy->name : NULL,
 		.lookahead = (int)f->lookahead,
 		.tier_bytes = {f->tier_bytes[0], f->tier_bytes[1]},
 		.everything_bytes = f->everything_bytes,

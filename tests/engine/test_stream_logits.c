@@ -238,6 +238,20 @@ static struct engine_cache engine_cache_of(const struct engine *g)
 	return k;
 }
 
+/* The snapshot names the policy after the caller's options are gone. */
+static void test_policy_name(void **state)
+{
+	(void)state;
+	char policy[] = "sieve";
+	struct engine_options o = base_options();
+	o.cache_bytes = budget(0.5);
+	o.policy = policy;
+	struct engine *g = engine_of(&o);
+	memset(policy, 'x', strlen(policy));
+	assert_string_equal(engine_cache_of(g).policy, "sieve");
+	assert_int_equal(engine_close(g, NULL), 0);
+}
+
 /* Waits until so many experts are in the first tier. */
 static void wait_for_residents(struct engine *g, unsigned wanted)
 {
@@ -348,6 +362,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_latents_on_host),
 		cmocka_unit_test(test_seeds),
 		cmocka_unit_test(test_trace_and_warm),
+		cmocka_unit_test(test_policy_name),
 		cmocka_unit_test(test_kept_profile),
 	};
 	const struct CMUnitTest card_tests[] = {
