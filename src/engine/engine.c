@@ -379,9 +379,7 @@ uint32_t engine_n_ranks(const struct engine *g)
 
 bool engine_only_computes(const struct engine *g)
 {
-	struct engine_cache cache;
-	engine_cache_snapshot(g, &cache, NULL);
-	return !g->ranks && !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
+	return !g->ranks && !g->streaming && !strcmp(engine_backend_name(g), "cpu");
 }
 
 void engine_add_counters(uint64_t *sum, const uint64_t *part, size_t n)
