@@ -89,6 +89,10 @@ void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns);
  * is fine. */
 int trace_writer_close(struct trace_writer *w, struct err *e);
 
+/* Instead of trace_writer_close: removes PATH.partial and frees; PATH stays as it is. NULL is fine.
+ */
+void trace_writer_abort(struct trace_writer *w);
+
 /* ---- reading ---- */
 
 struct trace_event {

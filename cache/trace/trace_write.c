@@ -206,13 +206,20 @@ struct trace_writer *trace_writer_open(
 	if (w->failed.code) {
 		if (e)
 			*e = w->failed;
-		if (w->partial)
-			unlink(w->partial);
-		close(w->fd); /* the lock ends with it */
-		writer_free(w);
+		trace_writer_abort(w);
 		return NULL;
 	}
 	return w;
+}
+
+void trace_writer_abort(struct trace_writer *w)
+{
+	if (!w)
+		return;
+	if (w->partial)
+		unlink(w->partial);
+	close(w->fd); /* the lock ends with it */
+	writer_free(w);
 }
 
 int trace_writer_close(struct trace_writer *w, struct err *e)

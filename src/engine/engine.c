@@ -117,13 +117,14 @@ static struct rank_figures describe_rank(const struct engine *g)
 static struct engine_cache make_engine_cache(const struct engine *g, const struct rank_figures *f)
 {
 	const struct model_config *c = &g->config;
-	const char *policy = g->stages->plan.loader.policy;
-	policy = policy ? policy : POLICY_DEFAULT;
+	const char *given = g->stages->plan.loader.policy;
+	/* its own name: the options' string is borrowed. NULL: opening will fail */
+	const struct policy_ops *policy = policy_find(given ? given : POLICY_DEFAULT);
 	return (struct engine_cache){.n_layers = c->n_layers + c->n_mtp,
 		.n_experts = c->n_experts,
 		.n_mtp = c->n_mtp,
 		.streaming = g->streaming,
-		.policy = g->streaming ? policy : NULL,
+		.policy = g->streaming && policy ? policy->name : NULL,
 		.lookahead = (int)f->lookahead,
 		.tier_bytes = {f->tier_bytes[0], f->tier_bytes[1]},
 		.everything_bytes = f->everything_bytes,
@@ -207,6 +208,36 @@ static int open_file(struct engine *g, const struct engine_options *o, struct mo
 	return 0;
 }
 
+/* keep: writes profile and trace; else their files stay as they are. */
+static int close_engine(struct engine *g, bool keep, struct err *e)
+{
+	if (!g)
+		return 0;
+	int rc = 0;
+	bool counted = true;
+	pipeline_free(g->pipeline);
+	g->pipeline = NULL;
+	if (g->ranks)
+		engine_ranks_stop(g->ranks); /* first: all ranks close their caches at once */
+	stages_stop(g->stages, g->n_stages);
+	if (g->ranks)
+		counted = engine_ranks_take_counts(g);
+	if (keep)
+		rc = trace_writer_close(g->trace, e);
+	else
+		trace_writer_abort(g->trace);
+	int failed = engine_profile_close(g, keep && counted, rc ? NULL : e);
+	rc = rc ? rc : failed;
+	engine_ranks_free(g->ranks);
+	stages_free(g->stages, g->n_stages);
+	tokenizer_free(g->tokenizer);
+	check_values_free(g->check_values);
+	gguf_close(g->gguf);
+	free(g->taken);
+	free(g);
+	return rc;
+}
+
 int engine_open(const struct engine_options *options, struct engine **out, struct err *e)
 {
 	*out = NULL;
@@ -260,36 +291,13 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 	return 0;
 out:
 	weights_free(&whole, NULL);
-	engine_profile_close(g, false, NULL); /* nothing was run: the profile stays as it is */
-	engine_close(g, NULL);
+	close_engine(g, false, NULL); /* nothing was run */
 	return rc;
 }
 
 int engine_close(struct engine *g, struct err *e)
 {
-	if (!g)
-		return 0;
-	int rc = 0;
-	bool counted = true;
-	pipeline_free(g->pipeline);
-	g->pipeline = NULL;
-	if (g->ranks)
-		engine_ranks_stop(g->ranks); /* first: all ranks close their caches at once */
-	stages_stop(g->stages, g->n_stages);
-	if (g->ranks)
-		counted = engine_ranks_take_counts(g);
-	if (g->trace)
-		rc = trace_writer_close(g->trace, e);
-	int failed = engine_profile_close(g, counted, rc ? NULL : e);
-	rc = rc ? rc : failed;
-	engine_ranks_free(g->ranks);
-	stages_free(g->stages, g->n_stages);
-	tokenizer_free(g->tokenizer);
-	check_values_free(g->check_values);
-	gguf_close(g->gguf);
-	free(g->taken);
-	free(g);
-	return rc;
+	return close_engine(g, true, e);
 }
 
 uint64_t engine_fingerprint(const struct engine *g)
@@ -371,9 +379,7 @@ uint32_t engine_n_ranks(const struct engine *g)
 
 bool engine_only_computes(const struct engine *g)
 {
-	struct engine_cache cache;
-	engine_cache_snapshot(g, &cache, NULL);
-	return !g->ranks && !cache.streaming && !strcmp(engine_backend_name(g), "cpu");
+	return !g->ranks && !g->streaming && !strcmp(engine_backend_name(g), "cpu");
 }
 
 void engine_add_counters(uint64_t *sum, const uint64_t *part, size_t n)

@@ -247,7 +247,9 @@ struct engine_overlap {
 	uint32_t n_stages;      /* that may compute at the same time; 1: nothing is ever in flight */
 	uint64_t micro_batches; /* ended */
 	uint64_t flight_ns;     /* with at least one in flight */
-	uint64_t computing_ns;  /* of all stages together: over flight_ns, how many computed, mean */
+	/* the stages' compute times, summed; divided by flight_ns: the mean number of stages that
+	 * computed at once */
+	uint64_t computing_ns;
 	/* of flight_ns: k stages computed at once. With ranks [0] and [1] are of this rank alone */
 	uint64_t at_once_ns[STAGES_MAX + 1];
 };

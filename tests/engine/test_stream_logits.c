@@ -191,6 +191,7 @@ static void test_trace_and_warm(void **state)
 {
 	(void)state;
 	char trace[] = "build/test_stream_trace_XXXXXX", warm[] = "build/test_stream_warm_XXXXXX";
+	char partial[sizeof trace + 8];
 	close(mkstemp(trace));
 	close(mkstemp(warm));
 	unlink(warm); /* the first run makes it */
@@ -219,7 +220,13 @@ static void test_trace_and_warm(void **state)
 	trace_fini(&t);
 	o.warm = "/nonexistent/profile";
 	struct engine *g;
+	o.trace = trace;
 	assert_int_equal(engine_open(&o, &g, &e), ERR_INPUT); /* not first when the run is over */
+	assert_int_equal(trace_open(trace, &t, &e), 0);
+	assert_true(t.n_accesses > 0); /* a start that fails leaves the older trace */
+	trace_fini(&t);
+	snprintf(partial, sizeof partial, "%s.partial", trace);
+	assert_int_equal(access(partial, F_OK), -1);
 	unlink(trace);
 	unlink(warm);
 }
@@ -229,6 +236,20 @@ static struct engine_cache engine_cache_of(const struct engine *g)
 	struct engine_cache k;
 	engine_cache_snapshot(g, &k, NULL);
 	return k;
+}
+
+/* The snapshot names the policy after the caller's options are gone. */
+static void test_policy_name(void **state)
+{
+	(void)state;
+	char policy[] = "sieve";
+	struct engine_options o = base_options();
+	o.cache_bytes = budget(0.5);
+	o.policy = policy;
+	struct engine *g = engine_of(&o);
+	memset(policy, 'x', strlen(policy));
+	assert_string_equal(engine_cache_of(g).policy, "sieve");
+	assert_int_equal(engine_close(g, NULL), 0);
 }
 
 /* Waits until so many experts are in the first tier. */
@@ -341,6 +362,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_latents_on_host),
 		cmocka_unit_test(test_seeds),
 		cmocka_unit_test(test_trace_and_warm),
+		cmocka_unit_test(test_policy_name),
 		cmocka_unit_test(test_kept_profile),
 	};
 	const struct CMUnitTest card_tests[] = {
