@@ -286,7 +286,9 @@ int cache_choose_prefill_slots(const struct cache_config *config, int top_k);
 /* A forward pass begins. Drops all pins of cache_read_ahead.
  * - CACHE_PREFILL: borrows all n_prefill_slots, free slots first, then those of victims. Slots that
  *   cannot be borrowed now are borrowed when they are needed.
- * - CACHE_DECODE: returns the prefill slots that are FREE, the others when they are released.
+ * - CACHE_DECODE: returns the prefill slots that are FREE, the others when they are released. The
+ *   first cache_acquire with CACHE_DECODE does so too: of a round of drafts, for example, which
+ *   follows a prompt without a step of its own.
  * Without this call each prefill slot is borrowed when needed and returned when released. */
 void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan);
 

@@ -157,20 +157,29 @@ static int32_t prefill_slot_borrow(struct cache *c)
 	return slot;
 }
 
+/* Returns the prefill slots that are FREE; the others are returned when they are released. */
+static void prefill_slots_return(struct cache *c)
+{
+	c->hold_prefill = false;
+	for (int i = c->n_borrowed - 1; i >= 0; i--)
+		if (c->slots[c->borrowed[i]].state == CACHE_FREE) {
+			cache_slot_free(c, c->borrowed[i]);
+			c->borrowed[i] = c->borrowed[--c->n_borrowed];
+		}
+}
+
 void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan)
 {
 	plan_begin(c);
 	flush_pending(c);
 	cache_read_ahead_drop(c, NULL, NULL);
-	c->hold_prefill = use == CACHE_PREFILL;
-	if (c->hold_prefill)
+	if (use == CACHE_PREFILL) {
+		c->hold_prefill = true;
 		while (prefill_slot_borrow(c) >= 0)
 			;
-	for (int i = c->n_borrowed - 1; !c->hold_prefill && i >= 0; i--)
-		if (c->slots[c->borrowed[i]].state == CACHE_FREE) {
-			cache_slot_free(c, c->borrowed[i]);
-			c->borrowed[i] = c->borrowed[--c->n_borrowed];
-		}
+	} else {
+		prefill_slots_return(c);
+	}
 	plan_end(c, plan);
 }
 
@@ -435,6 +444,8 @@ enum cache_result cache_acquire(struct cache *c, struct cache_request *q, struct
 {
 	plan_begin(c);
 	flush_pending(c);
+	if (q->use == CACHE_DECODE && c->hold_prefill)
+		prefill_slots_return(c);
 	q->next = 0;
 	if (q->use != CACHE_DECODE || !acquire_resident(c, q))
 		for (int i = 0; i < q->n; i++)

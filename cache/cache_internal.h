@@ -82,7 +82,8 @@ struct cache {
 	/* One list of the keys that have an inclusive copy; the tail is dropped first. A new one enters
 	 * at the head; one that is used again in tier 0 goes to the tail. */
 	struct key_lists inclusive_copies;
-	bool hold_prefill;  /* a step of prefill: prefill slots that come free stay borrowed */
+	bool hold_prefill;  /* a step of prefill, until a decode access: prefill slots that come free
+						   stay borrowed */
 	uint64_t *last_use; /* [n_keys] clock of the last demand access, prediction
 						   (cache_note_predicted) or insertion into tier 0 without a demand */
 	uint64_t clock;     /* demand accesses so far */

@@ -4,7 +4,7 @@
  * may be mapped, cached, or still on a disk.
  *
  * In order of use, by the compute thread only:
- *   1. step           before the first layer of a forward pass
+ *   1. step           before the first layer of a forward pass of the trunk
  *   2. read_ahead     prefill: which experts of a layer will be acquired, in which order
  *   3. acquire        pins a group of experts of a layer; some of them are ready
  *   4. wait_ready     until all are; an expert's views may be used as soon as it is ready
@@ -74,7 +74,9 @@ struct expert_source;
 struct expert_source_ops {
 	const char *name;
 	void (*close)(struct expert_source *s);
-	/* A forward pass over `rows` rows begins, the first at `position`. May be NULL. */
+	/* A forward pass over `rows` rows begins, the first at `position`. A round of drafts is none:
+	 * an acquire with EXPERT_DECODE ends what a step of EXPERT_PREFILL holds for its prompt. May be
+	 * NULL. */
 	void (*step)(struct expert_source *s, enum expert_use use, int rows, int position);
 	/* Pins refs[0..n) (distinct ids, n <= max_pinned[use]) of a layer and starts what must be read.
 	 * On return some refs are ready. Returns how many are not, or a negative code with the sentence

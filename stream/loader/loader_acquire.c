@@ -285,6 +285,8 @@ static int loader_acquire(struct expert_source *source, int layer, enum expert_u
 	struct loader *l = loader_of(source);
 	struct loader_shared *s = &l->shared;
 	pthread_mutex_lock(&s->lock);
+	/* drafts behind a prompt have no step of their own */
+	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
 	loader_limit_tier1(l);
 	choose_host(l, layer, refs, n);
 	struct cache_request q = {

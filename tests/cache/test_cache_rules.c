@@ -443,6 +443,34 @@ static void test_predicted(void **state)
 	cache_free(c);
 }
 
+/* A round of drafts behind a prompt acquires without a step of its own: its misses find the prefill
+ * slots free, and evict nobody. */
+static void test_decode_ends_a_prompt(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10, 10};
+	struct cache *c = make(2, 8, bytes, 60, 0, 2);
+	struct cache_plan p;
+	for (int i = 0; i < 4; i++)
+		bring(c, 0, i);
+	cache_begin_step(c, CACHE_PREFILL, &p);
+	assert_int_equal(n_prefill_slots(c), 2);
+	struct one o;
+	assert_int_equal(acquire(c, &o, 0, 4, CACHE_PREFILL), CACHE_OK);
+	commit_all(c, &o.plan);
+	bring(c, 1, 0); /* while the last expert of the prompt is in use */
+	assert_int_equal(n_prefill_slots(c), 1);
+	release(c, &o);
+	assert_int_equal(n_prefill_slots(c), 0);
+	bring(c, 1, 1);
+	assert_int_equal(cache_stats(c)->evictions, 0);
+	/* the next part of the prompt borrows again */
+	cache_begin_step(c, CACHE_PREFILL, &p);
+	assert_int_equal(n_prefill_slots(c), 2);
+	assert_int_equal(cache_stats(c)->evictions, 2);
+	cache_free(c);
+}
+
 static void test_prefill_leaves_decode_set(void **state)
 {
 	(void)state;
@@ -727,6 +755,7 @@ int main(void)
 		cmocka_unit_test(test_prefetch_of_unfinished),
 		cmocka_unit_test(test_prefetch),
 		cmocka_unit_test(test_predicted),
+		cmocka_unit_test(test_decode_ends_a_prompt),
 		cmocka_unit_test(test_prefill_leaves_decode_set),
 		cmocka_unit_test(test_prefill_without_steps),
 		cmocka_unit_test(test_read_ahead),

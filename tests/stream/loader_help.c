@@ -133,6 +133,22 @@ double source_prefetch_share(struct expert_source *s)
 	return share;
 }
 
+int source_prefill_slots(struct expert_source *s)
+{
+	const struct loader *l = loader_of(s);
+	int n = 0;
+	source_lock(s);
+	for (int i = 0; i < l->n_slots; i++)
+		n += cache_slot_get(l->shared.cache, i).prefill;
+	source_unlock(s);
+	return n;
+}
+
+bool source_under_pressure(struct expert_source *s)
+{
+	return atomic_load(&loader_of(s)->transfer->under_pressure);
+}
+
 void source_layer_resident(struct expert_source *s, int layer, int n[2])
 {
 	struct loader *l = loader_of(s);

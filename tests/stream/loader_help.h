@@ -49,6 +49,10 @@ void close_source(struct expert_source *s);
 struct cache_stats source_cache_stats(struct expert_source *s);
 double source_prefetch_share(struct expert_source *s);
 void source_layer_resident(struct expert_source *s, int layer, int n[2]);
+/* How many prefill slots are borrowed. */
+int source_prefill_slots(struct expert_source *s);
+/* Whether demotions leave a card without waiting for a gap. */
+bool source_under_pressure(struct expert_source *s);
 /* The expert whose slot of the second tier was reserved last and is being filled. False: none. */
 bool source_last_loading(struct expert_source *s, int *layer, int *expert);
 /* Holds the source's lock between the two. */

@@ -396,6 +396,27 @@ static void test_loader_refusals(void **state)
 	assert_int_equal(loader_plan(&o, &plan, &e), ERR_USAGE);
 }
 
+/* Drafts behind a prompt: what the prompt's step holds ends with them. */
+static void test_drafts_end_a_prompt(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.5, 0);
+	struct expert_source *s = open_source(&o);
+	struct expert_ref refs[CONFIG_MAX_USED];
+	struct err e = {0};
+	s->ops->step(s, EXPERT_PREFILL, 64, 0);
+	refs_from(refs, 0, 2);
+	assert_int_equal(use_experts(s, (int)config.n_dense, EXPERT_PREFILL, refs, 2, &e), 0);
+	assert_true(source_under_pressure(s));
+	assert_true(source_prefill_slots(s) > 0);
+	refs_from(refs, 0, (int)config.n_used);
+	assert_int_equal(
+		use_experts(s, (int)config.n_layers, EXPERT_DECODE, refs, (int)config.n_used, &e), 0);
+	assert_false(source_under_pressure(s));
+	assert_int_equal(source_prefill_slots(s), 0);
+	close_source(s);
+}
+
 static void test_warm(void **state)
 {
 	(void)state;
@@ -567,6 +588,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_close_in_flight),
 		cmocka_unit_test(test_throttle),
 		cmocka_unit_test(test_loader_refusals),
+		cmocka_unit_test(test_drafts_end_a_prompt),
 		cmocka_unit_test(test_warm),
 		cmocka_unit_test(test_warm_evicts_nobody),
 		cmocka_unit_test(test_map),
