@@ -21,6 +21,8 @@
 
 #define NO_RANK     UINT32_MAX
 #define SHORT_PIECE 48 /* below this scanning beats the heap */
+/* bytes that looking up all splits of all tokens may hash: real vocabularies need about 1e7 */
+#define SPLITS_WORK (1ull << 30)
 
 /* ---- the pair table ---- */
 
@@ -99,8 +101,15 @@ int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span
 int bpe_init_ids(struct bpe *b, const struct vocab *v, bool whole_pieces, struct err *e)
 {
 	*b = (struct bpe){.vocab = v, .whole_pieces = whole_pieces};
+	uint64_t n_pairs = 0, work = 0;
+	for (uint32_t id = 0; id < v->n_tokens; id++) {
+		uint64_t len = vocab_text(v, (int32_t)id).len;
+		if (v->type[id] == TOKEN_NORMAL && (work += len * len / 2) > SPLITS_WORK)
+			return err_set(e, ERR_INPUT,
+				"the tokens are too long for merges to be derived from them; a list of merges is "
+				"needed");
+	}
 	/* two passes over all splits: count, then store */
-	uint64_t n_pairs = 0;
 	for (int pass = 0; pass < 2; pass++) {
 		for (uint32_t id = 0; id < v->n_tokens; id++) {
 			struct text_span t = vocab_text(v, (int32_t)id);

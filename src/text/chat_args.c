@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Text -> JSON values by a tool's schema. Numbers are passed on digit for digit, so that nothing is
- * rounded. A value is held until its text can be nothing but a string. */
+/* Text -> JSON values by a tool's schema. A value is held until its text can be nothing but a
+ * string. What the parser of json_parse.h does not take is a string too: clients send the arguments
+ * back with the next request. */
 #include "src/text/chat_args.h"
 
 #include "src/base/err.h"
@@ -96,13 +97,6 @@ static bool typed_value(struct chat_text text, unsigned mask, struct buf *out)
 	struct chat_text t = chat_text_trimmed(text);
 	if (!t.len)
 		return false;
-	unsigned number = number_type(t);
-	if (number) {
-		if (mask && !(mask & (TYPE_NUMBER | TYPE_INTEGER)))
-			return false;
-		buf_append(out, t.data, t.len);
-		return true;
-	}
 	if (is_word(t, "true") || is_word(t, "false")) { /* models write Python's True as well */
 		bool exact = t.data[0] == 't' || t.data[0] == 'f';
 		if (mask ? !(mask & TYPE_BOOLEAN) : !exact)
@@ -116,12 +110,17 @@ static bool typed_value(struct chat_text text, unsigned mask, struct buf *out)
 		buf_puts(out, "null");
 		return true;
 	}
-	unsigned kind = t.data[0] == '[' ? TYPE_ARRAY : t.data[0] == '{' ? TYPE_OBJECT : 0;
+	unsigned number = number_type(t), kind = number             ? TYPE_NUMBER | TYPE_INTEGER
+											 : t.data[0] == '[' ? TYPE_ARRAY
+											 : t.data[0] == '{' ? TYPE_OBJECT
+																: 0;
 	if (!kind || (mask && !(mask & kind)))
 		return false;
-	json_t *v = NULL;
-	json_parse(t.data, t.len, JSON_ALLOW_NUL, &v, NULL); /* of repeated keys the last counts */
-	if (v)
+	json_t *v = NULL; /* of repeated keys the last counts */
+	json_parse(t.data, t.len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &v, NULL);
+	if (v && number) /* digit for digit; inside arrays and objects it becomes a double */
+		buf_append(out, t.data, t.len);
+	else if (v)
 		json_text_dump(v, out);
 	json_decref(v);
 	return v != NULL;

@@ -197,7 +197,7 @@ static int call_arguments(struct json_walk *w, const json_t *v, json_t **out)
 	int rc = json_parse(json_string_value(v), json_string_length(v),
 		JSON_TEXT_FLAGS | JSON_DECODE_ANY, &parsed, w->e);
 	if (rc) {
-		err_prefix(w->e, rc == ERR_INPUT ? "%s: the string is not JSON" : "%s", w->path);
+		err_prefix(w->e, rc == ERR_INPUT ? "%s: the string cannot be read as JSON" : "%s", w->path);
 		return rc;
 	}
 	if (json_is_object(parsed)) {

@@ -61,8 +61,9 @@ struct chat_parsed_call {
 	size_t n_args;
 	/* The arguments as one JSON object. Types follow the tool's schema: what may be a string stays
 	 * one; otherwise JSON text of an allowed type becomes that value; without a schema JSON text
-	 * other than a quoted string becomes the value it denotes. What does not fit stays a string. Of
-	 * repeated keys the first counts. */
+	 * other than a quoted string becomes the value it denotes. What does not fit stays a string,
+	 * and so does a number out of range: integers have 64 bits, others are doubles. Of repeated
+	 * keys the first counts. */
 	struct chat_text arguments;
 	struct chat_text raw; /* the call as the model wrote it, tags included */
 };

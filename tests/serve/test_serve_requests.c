@@ -372,7 +372,8 @@ static void test_serve_requests_refused(void **state)
 		free(body);
 	}
 	refuse(&api_chat, "[]", 400, "an object");
-	refuse(&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", 400, "not JSON");
+	refuse(&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", 400,
+		"cannot be read as JSON");
 	refuse(
 		&api_messages, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", 400, "max_tokens");
 	refuse(&api_chat,

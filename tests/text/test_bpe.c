@@ -309,6 +309,15 @@ static void test_bpe_refusals(void **state)
 		assert_null(b.pairs);
 	}
 	vocab_fini(&v);
+	static char longest[50001];
+	memset(longest, 'a', sizeof longest - 1);
+	assert_int_equal(
+		make(&v, (const char *const[]){longest}, (uint8_t[]){TOKEN_NORMAL}, 1, VOCAB_RAW, &e), 0);
+	struct bpe b;
+	assert_int_equal(bpe_init_ids(&b, &v, true, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "too long"));
+	assert_null(b.pairs);
+	vocab_fini(&v);
 }
 
 static void test_rank_files(void **state)

@@ -246,7 +246,11 @@ static void test_chat_refusals(void **state)
 			"string"},
 		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"{"
 		 "\"}]}]}",
-			"messages[0].tool_calls[0].arguments: the string is not JSON: line 1"},
+			"messages[0].tool_calls[0].arguments: the string cannot be read as JSON: line 1"},
+		{"{\"messages\":[],\"n\":9223372036854775808}",
+			"line 1, column 38: a number is out of range: integers have 64 bits, others are "
+			"doubles"},
+		{"{\"messages\":[],\"n\":1e400}", "line 1, column 24: a number is out of range"},
 		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"["
 		 "1]\"}]}]}",
 			"messages[0].tool_calls[0].arguments: expected a string holding an object, found an "

@@ -56,7 +56,7 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 	if (mem_scope_failed())
 		return request_refuse_memory(e);
 	if (!r->body)
-		return request_refuse(e, 400, NULL, NULL, "the body is not JSON: %s", err.text);
+		return request_refuse(e, 400, NULL, NULL, "the body cannot be read as JSON: %s", err.text);
 	if (!json_is_object(r->body))
 		return request_refuse(
 			e, 400, NULL, NULL, "the body: expected an object, found %s", json_text_type(r->body));

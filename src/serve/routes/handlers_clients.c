@@ -169,7 +169,7 @@ static int check_show(
 		name = json_string_value(json_object_get(v, "name"));
 	int rc = 0;
 	if (!v)
-		rc = request_refuse(e, 400, NULL, NULL, "the body is not JSON: %s", err.text);
+		rc = request_refuse(e, 400, NULL, NULL, "the body cannot be read as JSON: %s", err.text);
 	else if (!name)
 		rc = request_refuse(e, 400, NULL, "model", "model: expected a string");
 	else
