@@ -93,11 +93,12 @@ static int parse_accept(const struct bench_opts *o, struct bench_replay_options 
 static int check_ranks(const struct bench_opts *o, struct err *e)
 {
 	const bool once = (o->parts == PART_PREFILL && !o->common.cache_bytes) ||
-					  (o->parts == PART_DECODE && !o->routing && !o->confine);
+					  (o->parts == PART_DECODE && !o->routing && !o->confine &&
+						  !(o->draft && o->common.cache_bytes));
 	if (ranks_here() && !once)
 		return err_set(e, ERR_USAGE,
-			"of bench only decode (without --routing and --resident) and prefill (without "
-			"--cache-gb) can be started by mpirun");
+			"of bench only decode (without --routing, --resident, and --draft with --cache-gb) and "
+			"prefill (without --cache-gb) can be started by mpirun");
 	return 0;
 }
 

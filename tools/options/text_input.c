@@ -105,16 +105,19 @@ int text_lines_next(struct text_lines *t, struct buf *line, struct err *e)
 
 uint64_t text_lines_rest(struct text_lines *t, bool *all)
 {
+	enum { MOST = 4 << 20 }; /* bytes read: /dev/urandom has no end */
 	uint64_t n = 0;
+	size_t bytes = 0;
 	bool blank = true;
 	struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
 	do {
+		bytes += t->ahead.len - t->from;
 		for (; t->from < t->ahead.len; t->from++) {
 			char c = t->ahead.data[t->from];
 			n += c == '\n' && !blank;
 			blank = c == '\n' || (blank && strchr(" \t\r", c) && c);
 		}
-	} while (!t->ended && poll(&p, 1, 0) == 1 && read_ahead(t) >= 0);
+	} while (!t->ended && bytes < MOST && poll(&p, 1, 0) == 1 && read_ahead(t) >= 0);
 	*all = t->ended;
 	return n + (!blank && t->ended);
 }

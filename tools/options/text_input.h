@@ -27,7 +27,7 @@ struct text_lines {
 int text_lines_next(struct text_lines *t, struct buf *line, struct err *e);
 
 /* Counts the lines behind the last one that are not blank and have arrived, and discards them. Does
- * not wait. *all: the input has ended, so these are all. */
+ * not wait, and stops after some MiB. *all: the input has ended, so these are all. */
 uint64_t text_lines_rest(struct text_lines *t, bool *all);
 void text_lines_fini(struct text_lines *t);
 

@@ -414,6 +414,12 @@ check "the first line is answered" [ "$(wc -l <"$work/out")" = 1 ]
 )
 check "a writer that goes on is not waited for" [ -e "$work/seen" ]
 check "then it is at least that many" grep -q '; at least 1 more line is not answered$' "$work/err"
+{ # a file named by mistake may be large, or have no end: some MiB of it are counted
+	printf '\377\n'
+	yes x | head -c 8000000
+} >"$work/lines"
+run -q -t 1 <"$work/lines"
+error_is_one_sentence 3 'line 1: .*; at least [0-9]+ more lines are not answered$'
 
 # ---- the other commands --------------------------------------------------------------------------
 
