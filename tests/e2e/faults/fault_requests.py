@@ -187,6 +187,10 @@ def main():
         for name, path, body in SHAPES:
             for stream in (False, True):
                 try_shape(s, control, name, path, body, stream)
+        body = {"input": "Define river.", "max_output_tokens": 4, "temperature": 0}
+        kept = s.post(RESPONSES, body)[1]["output"]
+        again = {**body, "input": [*user("Define river."), *({"type": "item_reference", "id": i["id"]} for i in kept), *user("And lake?")]}
+        try_shape(s, control, "responses, references", RESPONSES, again, False)
         for name, path, body in OTHERS:
             try_shape(s, control, name, path, body, False)
         held = wait_gauge(s, "request_bytes", lambda held: held == 0)

@@ -142,9 +142,10 @@ def test_ollama(s):
             ("/api/generate", {"prompt": "x", "raw": True, "options": {"repeat_penalty": 0}}, "repeat_penalty: "),
             ("/api/chat", {**ask, "think": "deep"}, "think: "),
             ("/api/chat", {**ask, "options": 3}, "options"), ("/api/chat", {**ask, "think": 3}, "think"),
-            ("/api/chat", {**ask, "format": "xml"}, "format")):
+            ("/api/chat", {**ask, "format": "xml"}, "format: "),
+            ("/api/chat", {**ask, "format": {"not": {}}}, 'format: the keyword "not"')):
         status, data = s.post(path, body)
-        check(status == 400 and words in data["error"], "refused:", path, body, status, data)
+        check(status == 400 and words in data["error"] and "response_format" not in data["error"], "refused:", path, body, status, data)
     status, _, data = s.request("DELETE", "/api/delete", {"model": "x"})
     check(status == 400 and "one model" in data["error"], "delete", data)
     check("error" in s.get("/api/nothing")[1] and s.get("/api/nothing")[0] == 404, "404 in ollama's form")

@@ -70,23 +70,20 @@ static int take_options(struct request *r, json_t *to, struct request_error *e)
 	return 0;
 }
 
-/* "format": "json" or a schema. */
-static int take_format(struct request *r, json_t *to, struct request_error *e)
+/* "format": "json" or a schema. Compiled here, so that a refusal names "format". */
+static int take_format(struct request *r, struct request_error *e)
 {
 	json_t *format = json_object_get(r->body, "format");
 	const char *word = json_string_value(format);
 	if (!is_given(format) || (word && !*word))
 		return 0;
-	if (word && !strcmp(word, "json"))
-		json_object_set_new(to, "response_format", json_pack("{s:s}", "type", "json_object"));
-	else if (json_is_object(format))
-		json_object_set_new(to, "response_format",
-			json_pack("{s:s, s:{s:s, s:b, s:O}}", "type", "json_schema", "json_schema", "name",
-				"format", "strict", 1, "schema", format));
-	else
+	if ((!word || strcmp(word, "json") != 0) && !json_is_object(format))
 		return request_refuse(e, 400, NULL, "format",
 			"format: expected \"json\" or a JSON schema, found %s", json_text_type(format));
-	return 0;
+	json_t *form = json_pack("{s:s, s:O}", "type", "json_object", "schema", format);
+	int rc = request_format(r, form, "format", e);
+	json_decref(form);
+	return rc;
 }
 
 static int take_think(struct request *r, json_t *to, struct request_error *e)
@@ -175,7 +172,7 @@ static int take_common(struct request *r, json_t *to, struct request_error *e)
 		json_object_set(to, "stream", stream);
 	else
 		json_object_set_new(to, "stream", json_true());
-	return take_options(r, to, e) || take_format(r, to, e) || take_think(r, to, e) ||
+	return take_options(r, to, e) || take_format(r, e) || take_think(r, to, e) ||
 				   take_logprobs(r, to, e)
 			   ? -1
 			   : 0;
