@@ -132,7 +132,7 @@ void gemm_split_rows(
 void gemm_enqueue(
 	struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack);
 
-static inline int64_t up_to(int64_t n, int64_t unit)
+static constexpr int64_t up_to(int64_t n, int64_t unit)
 {
 	return (n + unit - 1) / unit * unit;
 }

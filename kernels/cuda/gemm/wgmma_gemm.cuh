@@ -69,11 +69,6 @@ template <int BN> static constexpr int wgmma_group_steps = BN == 128 ? 2 : 1;
 template <int BN>
 static constexpr int wgmma_groups_ahead = WGMMA_STAGES / wgmma_group_steps<BN> - 2;
 
-constexpr int num_up(int n, int unit)
-{
-	return (n + unit - 1) / unit * unit;
-}
-
 template <int T, int BN> struct wgmma_gemm_shape {
 	static constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES, LINES = (SB_BYTES + 14 + 15) / 16,
 						 STRIDE = (LINES | 1) * 16;
@@ -81,7 +76,7 @@ template <int T, int BN> struct wgmma_gemm_shape {
 						 W = 16 * STRIDE; /* bytes of a stage of x; of a super-block of a warp */
 	static constexpr int AT_W = WGMMA_STAGES * X, AT_TABLES = AT_W + WGMMA_WARPS * 2 * W,
 						 AT_SUMS =
-							 num_up(AT_TABLES + (bytes_type<T>::TABLES ? 384 * 128 : 0), 1024),
+							 (int)up_to(AT_TABLES + (bytes_type<T>::TABLES ? 384 * 128 : 0), 1024),
 						 SUMS = BN * 64,
 						 AT_BARRIERS = AT_SUMS + (bytes_type<T>::LEAST ? 2 * SUMS : 0),
 						 BYTES = 1024 + AT_BARRIERS + 2 * WGMMA_STAGES * 8 + 4 * 8;

@@ -12,6 +12,10 @@
  *                              [aligned]
  *   store_partials             a warp's partial sums to shared memory [aligned, chain, mla]
  *   add_partials               their sum in the order of the warps [chain]
+ *
+ * Tried: one struct for set_rows and fetch of [aligned, rows, many], which differ in names only:
+ * other machine code (CUDA 13.0, sm_90a), and gemv_many_kernel of Q4_K with four row tiles spills
+ * 160 bytes a thread in place of 120. Its speed was not measured.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_PIPELINE_CUH
 #define GLM_KERNELS_CUDA_GEMV_PIPELINE_CUH
