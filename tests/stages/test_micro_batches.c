@@ -346,6 +346,7 @@ static struct faulty {
 	const struct backend_ops *real;
 	struct backend *b;
 	uint32_t calls, fails_at; /* 0: never */
+	int code;
 } faulty;
 
 static void faulty_rope_angles(
@@ -353,12 +354,13 @@ static void faulty_rope_angles(
 {
 	faulty.real->rope_angles(b, rows, inv_freq, dim, cos_sin);
 	if (++faulty.calls == faulty.fails_at)
-		err_set(&b->failure, ERR_RUN, "failed on purpose");
+		err_set(&b->failure, faulty.code, "failed on purpose");
 }
 
-static void faulty_begin(struct backend *b, uint32_t fails_at)
+static void faulty_begin(struct backend *b, uint32_t fails_at, int code)
 {
-	faulty = (struct faulty){.ops = *b->ops, .real = b->ops, .b = b, .fails_at = fails_at};
+	faulty =
+		(struct faulty){.ops = *b->ops, .real = b->ops, .b = b, .fails_at = fails_at, .code = code};
 	faulty.ops.rope_angles = faulty_rope_angles;
 	b->ops = &faulty.ops;
 }
@@ -385,7 +387,7 @@ static void test_failing_stage(void **state)
 	for (uint32_t stage = 0; stage < 3; stage++) {
 		struct err e = {0};
 		answers_rewind(a);
-		faulty_begin(a->g->stages[stage].backend, 2);
+		faulty_begin(a->g->stages[stage].backend, 2, ERR_RUN);
 		begin_pairs(a, 4, NULL, runs);
 		for (uint32_t i = 0; i < 4; i++) {
 			const int rc = batch_end(runs[i], &e);
@@ -397,7 +399,7 @@ static void test_failing_stage(void **state)
 		assert_false(engine_has_failed(a->g));
 		/* as one call: nothing has grown, the first micro-batch neither */
 		answers_rewind(a);
-		faulty_begin(a->g->stages[stage].backend, 2);
+		faulty_begin(a->g->stages[stage].backend, 2, ERR_RUN);
 		for (uint32_t i = 0; i < 9; i++)
 			a->parts[i] = part_of(a, i);
 		assert_int_equal(batch_step(a->parts, 9, NULL, &e), ERR_RUN);
@@ -407,6 +409,30 @@ static void test_failing_stage(void **state)
 			assert_null(session_logits(a->s[i]));
 		}
 		check_steps(a, 9);
+	}
+	answers_close(a);
+}
+
+/* A micro-batch for which a stage has no memory fails alone: those that are in flight behind it
+ * compute. */
+static void test_no_memory_in_flight(void **state)
+{
+	(void)state;
+	struct engine_options o = stage_options(3, three);
+	o.no_graphs = true;
+	struct answers *a = answers_open(&o, 8);
+	struct batch_run *runs[4];
+	for (uint32_t stage = 0; stage < 3; stage++) {
+		struct err e = {0};
+		answers_rewind(a);
+		faulty_begin(a->g->stages[stage].backend, 2, ERR_MEMORY);
+		begin_pairs(a, 4, NULL, runs);
+		for (uint32_t i = 0; i < 4; i++) {
+			assert_int_equal(batch_end(runs[i], &e), i == 1 ? ERR_MEMORY : 0);
+			for (uint32_t k = 2 * i; k < 2 * i + 2 && i != 1; k++)
+				check_answer(a, k);
+		}
+		faulty_end();
 	}
 	answers_close(a);
 }
@@ -431,7 +457,7 @@ static void test_late_failure(void **state)
 	struct batch_part p = part_of(a, 0);
 	for (uint32_t stage = 0; stage < 2; stage++) {
 		struct err e = {0};
-		faulty_begin(a->g->stages[stage].backend, 1);
+		faulty_begin(a->g->stages[stage].backend, 1, ERR_RUN);
 		faulty.ops.rope_angles = faulty.real->rope_angles;
 		faulty.ops.wait = faulty_wait;
 		assert_int_equal(batch_step(&p, 1, NULL, &e), ERR_RUN);
@@ -599,6 +625,7 @@ int main(void)
 		cmocka_unit_test(test_between),
 		cmocka_unit_test(test_cancel_in_flight),
 		cmocka_unit_test(test_failing_stage),
+		cmocka_unit_test(test_no_memory_in_flight),
 		cmocka_unit_test(test_late_failure),
 		cmocka_unit_test(test_drafts),
 	};

@@ -117,6 +117,7 @@ static void compute_stage(const struct stage_thread *t, struct micro_batch *m)
 {
 	struct stage *s = t->stage;
 	struct forward_rows rows = m->rows;
+	s->backend->ops->recover(s->backend); /* an earlier micro-batch may have lacked memory */
 	rows.hands_over = true;
 	rows.on_layer = count_layer;
 	rows.user = m;
