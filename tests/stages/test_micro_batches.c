@@ -437,6 +437,41 @@ static void test_no_memory_in_flight(void **state)
 	answers_close(a);
 }
 
+/* ---- allocations that fail ---- */
+
+static uint32_t fails_in; /* the allocation that fails, counted down; 0: none */
+
+typedef void *try_new_fn(size_t n, size_t size);
+try_new_fn __real_mem_try_new, __wrap_mem_try_new;
+
+void *__wrap_mem_try_new(size_t n, size_t size)
+{
+	return fails_in && !--fails_in ? NULL : __real_mem_try_new(n, size);
+}
+
+/* Whichever allocation of a micro-batch fails, it is not in flight, and can be tried again. */
+static void test_no_memory_to_begin(void **state)
+{
+	(void)state;
+	struct engine_options o = stage_options(2, two);
+	struct answers *a = answers_open(&o, 1);
+	struct batch_part p = part_of(a, 0);
+	struct batch_run *run;
+	struct err e = {0};
+	uint32_t n_failed = 0;
+	for (int rc = ERR_MEMORY; rc; n_failed += rc != 0) {
+		fails_in = n_failed + 1;
+		rc = batch_begin(&p, 1, NULL, &run, &e);
+		fails_in = 0;
+		assert_true(!rc || (rc == ERR_MEMORY && !run));
+		assert_int_equal(session_length(a->s[0]), N_PROMPT);
+	}
+	assert_int_equal(n_failed, 5); /* step, ids, parts, micro-batch, threads */
+	ok(batch_end(run, &e), &e);
+	check_answer(a, 0);
+	answers_close(a);
+}
+
 static int faulty_wait(struct backend *b, struct err *e)
 {
 	int rc = faulty.real->wait(b, e);
@@ -626,6 +661,7 @@ int main(void)
 		cmocka_unit_test(test_cancel_in_flight),
 		cmocka_unit_test(test_failing_stage),
 		cmocka_unit_test(test_no_memory_in_flight),
+		cmocka_unit_test(test_no_memory_to_begin),
 		cmocka_unit_test(test_late_failure),
 		cmocka_unit_test(test_drafts),
 	};
