@@ -156,10 +156,10 @@ $(addprefix $(BUILD)/tests/,test_replayed_routing test_stages): \
   $(BUILD)/tools/bench/replayed_routing.o
 $(addprefix $(BUILD)/tests/,test_cluster test_convert_target test_convert_units test_host_experts \
   test_common_opts test_imatrix test_measure_host test_plan): $(BUILD)/libtools.a
-$(TESTS): private LIBS += -lcmocka
-$(BUILD)/tests/test_session_file: private LIBS += \
-  -Wl,--wrap=LZ4F_createDecompressionContext,--wrap=LZ4F_decompress
-$(BUILD)/tests/test_ranks: private LIBS += -Wl,--wrap=backend_library_version
+$(TESTS): private LIBS += -lcmocka $(addprefix -Wl$(comma)--wrap=,$(WRAP_$(@F)))
+WRAP_test_session_file  = LZ4F_createDecompressionContext LZ4F_decompress
+WRAP_test_micro_batches = mem_try_new
+WRAP_test_ranks         = backend_library_version
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 	$(call say,LD,$@)
 	$(Q)$(CC) $(C_ALL) $(LOCAL) -o $@ $(filter %.o %/libtools.a,$^) $(LIB) $(LIBS)

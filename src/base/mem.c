@@ -236,7 +236,7 @@ static size_t read_limit(const char *path)
  * free. */
 static size_t cgroup_left(const char *dir, const char *limit_name, const char *use_name)
 {
-	char path[600];
+	char path[1100];
 	snprintf(path, sizeof path, "%s/%s", dir, limit_name);
 	size_t limit = read_limit(path);
 	snprintf(path, sizeof path, "%s/%s", dir, use_name);
@@ -258,6 +258,46 @@ static size_t cgroup_left(const char *dir, const char *limit_name, const char *u
 	return limit > use ? limit - use : 0;
 }
 
+/* The least that the group `path` below `root` and its ancestors leave: the limit of each binds. In
+ * a container `path` may be the host's, which does not exist here; `root` then is the own group. */
+static size_t cgroup_path_left(
+	const char *root, const char *path, const char *limit_name, const char *use_name)
+{
+	char dir[1024];
+	snprintf(dir, sizeof dir, "%.500s%.500s", root, path);
+	for (size_t best = SIZE_MAX;;) {
+		best = MIN(best, cgroup_left(dir, limit_name, use_name));
+		char *slash = strlen(dir) > strlen(root) ? strrchr(dir, '/') : NULL;
+		if (!slash)
+			return best;
+		*slash = 0;
+	}
+}
+
+size_t mem_cgroup_left(const char *list, const char *mount)
+{
+	size_t best = SIZE_MAX, left;
+	char line[512], v1[600];
+	FILE *f = fopen(list, "re");
+	if (!f)
+		return best;
+	snprintf(v1, sizeof v1, "%.500s/memory", mount);
+	while (fgets(line, sizeof line, f)) {
+		line[strcspn(line, "\n")] = 0;
+		const char *path = strstr(line, ":memory:");
+		if (!strncmp(line, "0::", 3))
+			left = cgroup_path_left(mount, line + 3, "memory.max", "memory.current");
+		else if (path)
+			left = cgroup_path_left(
+				v1, path + strlen(":memory:"), "memory.limit_in_bytes", "memory.usage_in_bytes");
+		else
+			continue;
+		best = MIN(best, left);
+	}
+	fclose(f);
+	return best;
+}
+
 size_t mem_available_bytes(void)
 {
 	size_t best = SIZE_MAX;
@@ -270,36 +310,6 @@ size_t mem_available_bytes(void)
 				best = (size_t)kb * 1024;
 		fclose(f);
 	}
-	f = fopen("/proc/self/cgroup", "re");
-	if (f) {
-		while (fgets(line, sizeof line, f)) {
-			line[strcspn(line, "\n")] = 0;
-			char dir[600];
-			size_t left = SIZE_MAX;
-			if (!strncmp(line, "0::", 3)) {
-				snprintf(dir, sizeof dir, "/sys/fs/cgroup%.500s", line + 3);
-				/* a limit of any ancestor binds too */
-				for (;;) {
-					left = cgroup_left(dir, "memory.max", "memory.current");
-					if (left < best)
-						best = left;
-					char *slash = strrchr(dir, '/');
-					if (!slash || !strcmp(dir, "/sys/fs/cgroup") ||
-						strlen(dir) <= strlen("/sys/fs/cgroup"))
-						break;
-					*slash = 0;
-				}
-			} else {
-				const char *m = strstr(line, ":memory:");
-				if (!m)
-					continue;
-				snprintf(dir, sizeof dir, "/sys/fs/cgroup/memory%.500s", m + strlen(":memory:"));
-				left = cgroup_left(dir, "memory.limit_in_bytes", "memory.usage_in_bytes");
-				if (left < best)
-					best = left;
-			}
-		}
-		fclose(f);
-	}
+	best = MIN(best, mem_cgroup_left("/proc/self/cgroup", "/sys/fs/cgroup"));
 	return best == SIZE_MAX ? 0 : best;
 }

@@ -91,4 +91,8 @@ void mem_drop_cached(int fd, uint64_t offset, uint64_t bytes);
  * (cgroup v1 and v2); 0 when unknown. */
 size_t mem_available_bytes(void);
 
+/* The least that limits of control groups leave. list: /proc/self/cgroup, or a file of the same
+ * layout; mount: /sys/fs/cgroup, or a folder of the same layout. SIZE_MAX: nothing is limited. */
+size_t mem_cgroup_left(const char *list, const char *mount);
+
 #endif

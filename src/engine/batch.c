@@ -288,8 +288,10 @@ uint32_t batch_micro_batch_size(
 int batch_begin(const struct batch_part *parts, uint32_t n_parts, const struct batch_watch *watch,
 	struct batch_run **out, struct err *e)
 {
-	struct batch_run *r = NEW(struct batch_run);
+	struct batch_run *r = mem_try_new(1, sizeof *r);
 	*out = NULL;
+	if (!r)
+		return err_set(e, ERR_MEMORY, "no memory for a micro-batch");
 	int rc = run_init(r, parts, n_parts, watch, e);
 	if (rc) {
 		free(r);

@@ -91,7 +91,7 @@ static char *block_path(const struct prefix_store *p, const char *name)
 }
 
 /* Sets the last use of a block to `now`, of later blocks of the chain a little earlier. False when
- * the file does not exist; one whose time cannot be set, as another user's, can be read. */
+ * the file does not exist. One whose time cannot be set, as another user's, may be readable. */
 static bool set_last_use(
 	const struct prefix_store *p, const struct block_chain *c, bool mtp, struct timespec now)
 {
@@ -193,7 +193,8 @@ static int compare_last_use(const void *a, const void *b)
 	return strcmp(y->name + 17, x->name + 17);
 }
 
-/* Removes blocks until `extra` bytes more fit. */
+/* Removes blocks until `extra` bytes more fit; 0: until the limit is met, as far as this user may.
+ */
 static int evict_blocks(struct prefix_store *p, uint64_t extra, struct err *e)
 {
 	struct block_listing l;
@@ -203,14 +204,21 @@ static int evict_blocks(struct prefix_store *p, uint64_t extra, struct err *e)
 	if (l.bytes + extra > p->max_bytes)
 		qsort(l.entries, l.n, sizeof *l.entries, compare_last_use);
 	size_t gone = 0;
-	while (gone < l.n && l.bytes + extra > p->max_bytes) {
-		if (!unlinkat(p->fd, l.entries[gone].name, 0)) /* else another process removed it */
-			p->stats.blocks_evicted++;
-		l.bytes -= l.entries[gone++].bytes;
+	for (size_t i = 0; i < l.n && l.bytes + extra > p->max_bytes; i++) {
+		const bool removed = !unlinkat(p->fd, l.entries[i].name, 0);
+		if (!removed && errno != ENOENT) /* another user's; ENOENT: another process removed it */
+			continue;
+		p->stats.blocks_evicted += removed;
+		l.bytes -= l.entries[i].bytes;
+		gone++;
 	}
 	p->stats.bytes = l.bytes;
 	p->stats.files = l.n - gone;
 	free(l.entries);
+	if (extra && l.bytes + extra > p->max_bytes)
+		return err_set(e, -ENOSPC,
+			"%.400s: blocks that this user may not remove take %.3f of %.3f GB", p->folder,
+			(double)l.bytes / 1e9, (double)p->max_bytes / 1e9);
 	return 0;
 }
 
@@ -292,8 +300,8 @@ static bool restore_block(struct prefix_store *p, struct session *s, const struc
 		return false;
 	int got = session_rows_load(s, first, tokens, first + PREFIX_BLOCK, path, &why);
 	if (got == ERR_INPUT) {
-		log_warn("%s; it is removed and its tokens are computed", why.text);
-		unlinkat(p->fd, c->name[mtp], 0);
+		const bool removed = !unlinkat(p->fd, c->name[mtp], 0);
+		log_warn("%s; %sits tokens are computed", why.text, removed ? "it is removed and " : "");
 		p->stats.blocks_damaged++;
 	} else if (got && got != -ENOENT && engine_has_failed(s->g)) {
 		*rc = got;

@@ -3,6 +3,7 @@
  * nothing of them stays. Scopes: what fails in them is remembered, and nothing ends. */
 #include "src/base/buf.h"
 #include "src/base/mem.h"
+#include "tests/support/temp_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
@@ -153,6 +155,60 @@ static void test_scopes(void **state)
 	assert_false(mem_scope_failed());
 }
 
+static void put(const char *name, const char *text)
+{
+	FILE *f = fopen(temp_dir_path(name), "w");
+	assert_non_null(f);
+	assert_true(fputs(text, f) >= 0);
+	assert_int_equal(fclose(f), 0);
+}
+
+static size_t left_of(const char *list)
+{
+	return mem_cgroup_left(temp_dir_path(list), temp_dir());
+}
+
+/* The files of a group; version 1 keeps them below "memory". */
+static void put_group(int version, const char *group, const char *limit, const char *use)
+{
+	static const char *const names[3][2] = {
+		[1] = {"memory.limit_in_bytes", "memory.usage_in_bytes"},
+		[2] = {"memory.max", "memory.current"}};
+	char name[80];
+	for (int i = 0; i < 2; i++) {
+		snprintf(name, sizeof name, "%s/%s", group, names[version][i]);
+		put(name, i ? use : limit);
+	}
+}
+
+/* A limit of an ancestor binds. In a container the list names a group of the host, and the folder
+ * has the own group at its top. */
+static void test_cgroups(void **state)
+{
+	(void)state;
+	static const char *const folders[] = {"memory", "memory/a", "memory/a/b", "a", "a/b"};
+	for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+		assert_int_equal(mkdir(temp_dir_path(folders[i]), 0700), 0);
+	assert_true(left_of("no list") == SIZE_MAX);
+	put("v1", "5:cpu:/a\n4:memory:/a/b\n");
+	put("v2", "0::/a/b\n");
+	assert_true(left_of("v1") == SIZE_MAX);
+	put_group(1, "memory/a/b", "9223372036854771712", "300000");
+	put_group(1, "memory/a", "5000000", "400000");
+	put_group(1, "memory", "9223372036854771712", "600000");
+	put_group(2, "a/b", "max", "300000");
+	put_group(2, "a", "7000000", "400000");
+	assert_int_equal(left_of("v1"), 4600000);
+	assert_int_equal(left_of("v2"), 6600000);
+	put("memory/a/memory.stat", "inactive_file 5\ntotal_inactive_file 100000\n");
+	assert_int_equal(left_of("v1"), 4700000);
+	put_group(1, "memory/a/b", "2000000", "1990000"); /* the innermost */
+	assert_int_equal(left_of("v1"), 10000);
+	put("v1", "4:memory:/docker/0123\n");
+	put_group(1, "memory", "3000000", "600000");
+	assert_int_equal(left_of("v1"), 2400000);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -161,6 +217,7 @@ int main(void)
 		cmocka_unit_test(test_populate),
 		cmocka_unit_test(test_block_bytes),
 		cmocka_unit_test(test_scopes),
+		cmocka_unit_test_setup_teardown(test_cgroups, temp_dir_make, temp_dir_drop),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -352,11 +352,32 @@ static void test_carriers(void **state)
 	}
 }
 
+/* Rows of caches are sent while a request is answered, where memory may be short: the message has
+ * room for the longest ones from the start. */
+static void test_message(void **state)
+{
+	(void)state;
+	struct engine_ranks k = {0};
+	struct engine g = {.config.index_dim = 128,
+		.chunk = 8192,
+		.cache = {.n_layers = 79, .n_experts = 256},
+		.ranks = &k};
+	const size_t rows = engine_most_row_bytes(&g), keys = 79 * 256 * sizeof(struct profile_key);
+	assert_int_equal(engine_ranks_reserve(&g, NULL), 0);
+	assert_non_null(k.message);
+	assert_true(k.capacity >= sizeof(struct rank_command) + rows);
+	assert_true(k.capacity >= sizeof(struct rank_command) + keys);
+	assert_true(k.capacity >= sizeof(struct rank_command) + 13 * g.chunk);
+	memset(k.message, 1, k.capacity);
+	free(k.message);
+}
+
 int main(int argc, char **argv)
 {
 	(void)argv;
 	if (argc == 2)
 		return run_rank();
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_carriers)};
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_carriers), cmocka_unit_test(test_message)};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -405,6 +405,51 @@ static void test_limit(void **state)
 	engine_close(g, NULL);
 }
 
+/* Blocks of another user in a common folder: they count as missing, and stay. Only root can play
+ * another user; others play one who may not read. */
+static void test_other_user(void **state)
+{
+	(void)state;
+	const bool is_root = !geteuid();
+	struct engine *g = prefix_store_open_engine(1, false);
+	struct session *s = session_of(g, false);
+	struct prefix_store *p = open_store("common", 0, g);
+	struct err e = {0};
+	struct dirent **l;
+	sync_to(s, text, N_PIECE, 0);
+	keep(p, s, N_PIECE, 1);
+	const uint64_t block = prefix_store_stats(p).bytes;
+	int n = list("common", &l);
+	char *path = mem_printf("%s/%s", temp_dir_path("common"), l[2]->d_name);
+	free_list(l, n);
+	assert_int_equal(chmod(path, 0), 0);
+	assert_int_equal(chmod(temp_dir_path("common"), 0777), 0);
+	assert_int_equal(chmod(temp_dir(), 0711), 0);
+	assert_int_equal(is_root ? seteuid(65534) : 0, 0);
+	session_rewind(s, 0);
+	restore(p, s, text, N_PIECE, 0, 0);
+	assert_int_equal(access(path, F_OK), 0);
+	assert_int_equal(prefix_store_stats(p).blocks_damaged, 0);
+	prefix_store_close(p);
+	assert_int_equal(is_root ? seteuid(0) : 0, 0);
+	if (is_root) { /* a folder in which only the owner of a file removes it */
+		assert_int_equal(chmod(temp_dir_path("common"), 01777), 0);
+		assert_int_equal(seteuid(65534), 0);
+		p = open_store("common", block * 3 / 2, g);
+		sync_to(s, other + N_PIECE, 512, 0);
+		assert_int_not_equal(prefix_store_keep(p, s, 512, &e), 0);
+		assert_non_null(strstr(e.text, "may not remove"));
+		assert_int_equal(prefix_store_stats(p).blocks_evicted, 0);
+		assert_int_equal(prefix_store_stats(p).files, 1);
+		assert_int_equal(prefix_store_stats(p).bytes, block);
+		prefix_store_close(p);
+		assert_int_equal(seteuid(0), 0);
+	}
+	free(path);
+	session_free(s);
+	engine_close(g, NULL);
+}
+
 static void put_old_file(const char *name)
 {
 	char *path = mem_printf("%s/%s", temp_dir_path("foreign"), name);
@@ -505,6 +550,7 @@ int main(void)
 		cmocka_unit_test(test_exact_prompts),
 		cmocka_unit_test(test_damage),
 		cmocka_unit_test(test_limit),
+		cmocka_unit_test(test_other_user),
 		cmocka_unit_test(test_full_folder),
 		cmocka_unit_test(test_foreign_files),
 	};

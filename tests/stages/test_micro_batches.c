@@ -347,6 +347,7 @@ static struct faulty {
 	const struct backend_ops *real;
 	struct backend *b;
 	uint32_t calls, fails_at; /* 0: never */
+	int code;
 } faulty;
 
 static void faulty_rope_angles(
@@ -354,12 +355,13 @@ static void faulty_rope_angles(
 {
 	faulty.real->rope_angles(b, rows, inv_freq, dim, cos_sin);
 	if (++faulty.calls == faulty.fails_at)
-		err_set(&b->failure, ERR_RUN, "failed on purpose");
+		err_set(&b->failure, faulty.code, "failed on purpose");
 }
 
-static void faulty_begin(struct backend *b, uint32_t fails_at)
+static void faulty_begin(struct backend *b, uint32_t fails_at, int code)
 {
-	faulty = (struct faulty){.ops = *b->ops, .real = b->ops, .b = b, .fails_at = fails_at};
+	faulty =
+		(struct faulty){.ops = *b->ops, .real = b->ops, .b = b, .fails_at = fails_at, .code = code};
 	faulty.ops.rope_angles = faulty_rope_angles;
 	b->ops = &faulty.ops;
 }
@@ -386,7 +388,7 @@ static void test_failing_stage(void **state)
 	for (uint32_t stage = 0; stage < 3; stage++) {
 		struct err e = {0};
 		answers_rewind(a);
-		faulty_begin(a->g->stages[stage].backend, 2);
+		faulty_begin(a->g->stages[stage].backend, 2, ERR_RUN);
 		begin_pairs(a, 4, NULL, runs);
 		for (uint32_t i = 0; i < 4; i++) {
 			const int rc = batch_end(runs[i], &e);
@@ -398,7 +400,7 @@ static void test_failing_stage(void **state)
 		assert_false(engine_has_failed(a->g));
 		/* as one call: nothing has grown, the first micro-batch neither */
 		answers_rewind(a);
-		faulty_begin(a->g->stages[stage].backend, 2);
+		faulty_begin(a->g->stages[stage].backend, 2, ERR_RUN);
 		for (uint32_t i = 0; i < 9; i++)
 			a->parts[i] = part_of(a, i);
 		assert_int_equal(batch_step(a->parts, 9, NULL, &e), ERR_RUN);
@@ -409,6 +411,65 @@ static void test_failing_stage(void **state)
 		}
 		check_steps(a, 9);
 	}
+	answers_close(a);
+}
+
+/* A micro-batch for which a stage has no memory fails alone: those that are in flight behind it
+ * compute. */
+static void test_no_memory_in_flight(void **state)
+{
+	(void)state;
+	struct engine_options o = stage_options(3, three);
+	o.no_graphs = true;
+	struct answers *a = answers_open(&o, 8);
+	struct batch_run *runs[4];
+	for (uint32_t stage = 0; stage < 3; stage++) {
+		struct err e = {0};
+		answers_rewind(a);
+		faulty_begin(a->g->stages[stage].backend, 2, ERR_MEMORY);
+		begin_pairs(a, 4, NULL, runs);
+		for (uint32_t i = 0; i < 4; i++) {
+			assert_int_equal(batch_end(runs[i], &e), i == 1 ? ERR_MEMORY : 0);
+			for (uint32_t k = 2 * i; k < 2 * i + 2 && i != 1; k++)
+				check_answer(a, k);
+		}
+		faulty_end();
+	}
+	answers_close(a);
+}
+
+/* ---- allocations that fail ---- */
+
+static uint32_t fails_in; /* the allocation that fails, counted down; 0: none */
+
+typedef void *try_new_fn(size_t n, size_t size);
+try_new_fn __real_mem_try_new, __wrap_mem_try_new;
+
+void *__wrap_mem_try_new(size_t n, size_t size)
+{
+	return fails_in && !--fails_in ? NULL : __real_mem_try_new(n, size);
+}
+
+/* Whichever allocation of a micro-batch fails, it is not in flight, and can be tried again. */
+static void test_no_memory_to_begin(void **state)
+{
+	(void)state;
+	struct engine_options o = stage_options(2, two);
+	struct answers *a = answers_open(&o, 1);
+	struct batch_part p = part_of(a, 0);
+	struct batch_run *run;
+	struct err e = {0};
+	uint32_t n_failed = 0;
+	for (int rc = ERR_MEMORY; rc; n_failed += rc != 0) {
+		fails_in = n_failed + 1;
+		rc = batch_begin(&p, 1, NULL, &run, &e);
+		fails_in = 0;
+		assert_true(!rc || (rc == ERR_MEMORY && !run));
+		assert_int_equal(session_length(a->s[0]), N_PROMPT);
+	}
+	assert_int_equal(n_failed, 5); /* step, ids, parts, micro-batch, threads */
+	ok(batch_end(run, &e), &e);
+	check_answer(a, 0);
 	answers_close(a);
 }
 
@@ -432,7 +493,7 @@ static void test_late_failure(void **state)
 	struct batch_part p = part_of(a, 0);
 	for (uint32_t stage = 0; stage < 2; stage++) {
 		struct err e = {0};
-		faulty_begin(a->g->stages[stage].backend, 1);
+		faulty_begin(a->g->stages[stage].backend, 1, ERR_RUN);
 		faulty.ops.rope_angles = faulty.real->rope_angles;
 		faulty.ops.wait = faulty_wait;
 		assert_int_equal(batch_step(&p, 1, NULL, &e), ERR_RUN);
@@ -601,6 +662,8 @@ int main(void)
 		cmocka_unit_test(test_between),
 		cmocka_unit_test(test_cancel_in_flight),
 		cmocka_unit_test(test_failing_stage),
+		cmocka_unit_test(test_no_memory_in_flight),
+		cmocka_unit_test(test_no_memory_to_begin),
 		cmocka_unit_test(test_late_failure),
 		cmocka_unit_test(test_drafts),
 	};

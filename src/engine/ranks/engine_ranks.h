@@ -24,7 +24,7 @@ struct engine_ranks {
 	bool ready;                   /* rank 0: the workers take commands */
 	struct profile_key *warm;     /* [n_warm] given before that */
 	size_t n_warm;
-	uint8_t *message; /* [capacity] of a command or an answer */
+	uint8_t *message; /* [capacity] of a command or an answer; engine_ranks_reserve */
 	size_t capacity;
 	bool counts_time;      /* worker: the step in hand is of a micro-batch */
 	uint64_t computing_ns; /* worker: these, without waiting for rows */
@@ -55,13 +55,18 @@ int engine_ranks_limits(struct engine_ranks *k, struct rank_limits *limits, stru
  * the figures of the others to g->cache. */
 int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc, struct err *e);
 
+/* Allocates the message, as long as any command and any answer: no later call needs memory for one.
+ * Called by engine_ranks_ready, with g->cache and g->chunk set. ERR_MEMORY. */
+int engine_ranks_reserve(struct engine *g, struct err *e);
+
 /* ---- commands of rank 0 ---- */
 
 /* Sends the rows of a step to all other ranks, which begin to compute it. */
 int engine_ranks_step(struct engine_ranks *k, const struct forward_rows *rows, struct err *e);
 
 /* The same without waiting for the messages; *sent (may be NULL at first) keeps the command until
- * engine_ranks_posted_end, which is called once the rows have come back, and is then used again. */
+ * engine_ranks_posted_end, which is called once the rows have come back, and is then used again.
+ * ERR_MEMORY: nothing was sent. */
 struct rank_posted;
 int engine_ranks_post_step(struct engine_ranks *k, const struct forward_rows *rows,
 	struct rank_posted **sent, struct err *e);
@@ -102,10 +107,5 @@ void engine_ranks_stop(struct engine_ranks *k);
  * kept. After the stages here were stopped: they count until then. */
 bool engine_ranks_take_counts(struct engine *g);
 void engine_ranks_free(struct engine_ranks *k); /* NULL is fine */
-
-/* ---- for rank_worker.c ---- */
-
-/* Makes the message at least so long. */
-void engine_ranks_reserve(struct engine_ranks *k, size_t bytes);
 
 #endif

@@ -8,18 +8,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-void engine_ranks_reserve(struct engine_ranks *k, size_t bytes)
+#define STEP_ROW_BYTES (3 * sizeof(int32_t) + 1) /* at most: token, position, base, draft */
+
+_Static_assert(sizeof(struct rank_answer) <= sizeof(struct rank_command),
+	"an answer's head takes no more than a command's");
+
+int engine_ranks_reserve(struct engine *g, struct err *e)
 {
-	if (bytes <= k->capacity)
-		return;
-	k->message = mem_grow(k->message, bytes, 1);
-	k->capacity = bytes;
+	struct engine_ranks *k = g->ranks;
+	const size_t experts = (size_t)g->cache.n_layers * g->cache.n_experts;
+	const size_t data[] = {g->chunk * STEP_ROW_BYTES, engine_most_row_bytes(g),
+		experts * sizeof(struct profile_key), experts * sizeof(double), sizeof(struct rank_stats),
+		sizeof(struct err)};
+	for (size_t i = 0; i < ARRAY_LEN(data); i++)
+		k->capacity = MAX(k->capacity, data[i] + sizeof(struct rank_command));
+	k->message = mem_try_new(k->capacity, 1);
+	return k->message ? 0 : err_set(e, ERR_MEMORY, "no memory for the messages of ranks");
 }
 
 /* The message: head, then `bytes` of room. */
 static uint8_t *begin_message(struct engine_ranks *k, const struct rank_command *c, size_t bytes)
 {
-	engine_ranks_reserve(k, sizeof *c + bytes);
+	if (sizeof *c + bytes > k->capacity)
+		bug("a message of %zu bytes to other ranks, at most %zu", bytes, k->capacity);
 	memcpy(k->message, c, sizeof *c);
 	return k->message + sizeof *c;
 }
@@ -76,6 +87,16 @@ struct rank_posted {
 	struct ranks_posted *to[RANKS_MAX]; /* under way; NULL: not */
 };
 
+static bool posted_reserve(struct rank_posted *p, size_t bytes)
+{
+	if (bytes <= p->capacity)
+		return true;
+	free(p->message);
+	p->message = mem_try_new(bytes, 1);
+	p->capacity = p->message ? bytes : 0;
+	return p->message;
+}
+
 int engine_ranks_post_step(struct engine_ranks *k, const struct forward_rows *rows,
 	struct rank_posted **sent, struct err *e)
 {
@@ -86,9 +107,9 @@ int engine_ranks_post_step(struct engine_ranks *k, const struct forward_rows *ro
 	if (rc)
 		return rc;
 	if (!p)
-		p = *sent = NEW(struct rank_posted);
-	if (bytes > p->capacity)
-		p->message = mem_grow(p->message, p->capacity = bytes, 1);
+		p = *sent = mem_try_new(1, sizeof *p);
+	if (!p || !posted_reserve(p, bytes))
+		return err_set(e, ERR_MEMORY, "no memory for the command of %u rows", rows->n);
 	c.in_flight = true;
 	memcpy(p->message, &c, sizeof c);
 	write_step(rows, p->message + sizeof c);
@@ -141,7 +162,6 @@ static int receive_answer(
 	size_t got;
 	if (ranks_check(k->ranks, e)) /* MPI may still use the message */
 		return ERR_RUN;
-	engine_ranks_reserve(k, sizeof head + MAX(bytes, sizeof(struct err)));
 	int rc = ranks_receive(k->ranks, rank, k->message, k->capacity, &got, e);
 	if (rc)
 		return rc;

@@ -229,7 +229,9 @@ int engine_ranks_ready(struct engine *g, const struct rank_figures *mine, int rc
 	if ((rc = ranks_agree(k->ranks, rc, e)))
 		return rc;
 	k->figures = NEW_ARRAY(struct rank_figures, ranks_count(k->ranks));
-	if ((rc = ranks_agree(k->ranks, open_links(g, e), e)) ||
+	rc = open_links(g, e);
+	rc = rc ? rc : engine_ranks_reserve(g, e);
+	if ((rc = ranks_agree(k->ranks, rc, e)) ||
 		(rc = ranks_gather(k->ranks, mine, sizeof *mine, k->figures, e)) || ranks_me(k->ranks))
 		return rc;
 	struct engine_cache *cache = &g->cache;

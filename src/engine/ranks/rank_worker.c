@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/engine/ranks/rank_worker.h"
 
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/ranks/engine_ranks.h"
@@ -60,7 +61,8 @@ static int send_answer(struct engine_ranks *k, int rc, const struct err *why, co
 	const struct rank_answer head = {.code = rc};
 	const void *body = rc ? (const void *)why : data;
 	const size_t n = rc ? sizeof *why : bytes;
-	engine_ranks_reserve(k, sizeof head + n);
+	if (sizeof head + n > k->capacity)
+		bug("an answer of %zu bytes to rank 0, at most %zu", n, k->capacity);
 	memcpy(k->message + sizeof head, body, n);
 	memcpy(k->message, &head, sizeof head);
 	return ranks_send(k->ranks, 0, k->message, sizeof head + n, e);
@@ -76,7 +78,8 @@ static int worker_rows(struct engine *g, const struct rank_command *c, const uin
 	const size_t all = c->n * row;
 	struct err why = {0};
 	int rc = 0;
-	if (!row || !rows_exist(g, c->row, c->n) || bytes != (c->code == RANK_WRITE_ROWS ? all : 0))
+	if (!row || all > engine_most_row_bytes(g) || !rows_exist(g, c->row, c->n) ||
+		bytes != (c->code == RANK_WRITE_ROWS ? all : 0))
 		return unexpected(c, e);
 	if (c->code == RANK_WRITE_ROWS)
 		return engine_write_rows(g, c->layer, c->is_index_key, c->row, c->n, data, e);
@@ -134,14 +137,6 @@ static int worker_execute(struct engine *g, const struct rank_command *c, const 
 	}
 }
 
-/* The longest command: a step, a block of cache rows, keys of all experts. */
-static size_t longest_command(const struct engine *g)
-{
-	const size_t step = g->chunk * (3 * sizeof(int32_t) + 1);
-	const size_t keys = (size_t)g->cache.n_layers * g->cache.n_experts * sizeof(struct profile_key);
-	return sizeof(struct rank_command) + MAX(MAX(step, keys), engine_most_row_bytes(g));
-}
-
 /* For the thread of the heartbeats. */
 static void fill_status(void *user, void *out)
 {
@@ -165,8 +160,7 @@ static int send_counts(struct engine *g, struct err *e)
 int engine_run_worker(struct engine *g, struct err *e)
 {
 	struct engine_ranks *k = g->ranks;
-	const size_t capacity = longest_command(g);
-	uint8_t *message = mem_try_new(capacity, 1);
+	uint8_t *message = mem_try_new(k->capacity, 1);
 	struct rank_command c = {0};
 	int rc = message ? 0 : err_set(e, ERR_MEMORY, "no memory for the commands of rank 0");
 	if (!rc)
@@ -175,7 +169,7 @@ int engine_run_worker(struct engine *g, struct err *e)
 			fill_status, g);
 	while (!rc && c.code != RANK_STOP) {
 		size_t got = 0;
-		if ((rc = ranks_receive(k->ranks, 0, message, capacity, &got, e)))
+		if ((rc = ranks_receive(k->ranks, 0, message, k->capacity, &got, e)))
 			break;
 		if (got < sizeof c) {
 			rc = err_set(e, ERR_RUN, "rank 0 sent a command of %zu bytes", got);

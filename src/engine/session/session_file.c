@@ -576,7 +576,7 @@ int session_rows_load(struct session *s, uint32_t first, const int32_t *tokens, 
 {
 	if (first > s->length || n <= first)
 		bug("rows %u to %u behind %u tokens", first, n, s->length);
-	if (access(path, F_OK) && errno == ENOENT)
+	if (euidaccess(path, R_OK) && (errno == ENOENT || errno == EACCES))
 		return -ENOENT; /* common, and no fault */
 	struct session_content c;
 	FILE *f;

@@ -85,7 +85,7 @@ int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char 
  * - Before: the session holds at least tokens[0..first).
  * - After: it holds tokens[0..n), and no logits.
  * - After an error: the session is unchanged, or it holds tokens[0..first) without logits.
- * - A missing file is -ENOENT, without a sentence. */
+ * - A file that is missing, or that this user may not read, is -ENOENT, without a sentence. */
 int session_rows_load(struct session *s, uint32_t first, const int32_t *tokens, uint32_t n,
 	const char *path, struct err *e);
 

@@ -117,6 +117,7 @@ static void compute_stage(const struct stage_thread *t, struct micro_batch *m)
 {
 	struct stage *s = t->stage;
 	struct forward_rows rows = m->rows;
+	s->backend->ops->recover(s->backend); /* an earlier micro-batch may have lacked memory */
 	rows.hands_over = true;
 	rows.on_layer = count_layer;
 	rows.user = m;
@@ -186,9 +187,11 @@ static void stop_threads(struct stage_pipeline *p)
 static int start_threads(struct stage_pipeline *p, struct err *e)
 {
 	const uint32_t n = p->g->n_stages - 1;
-	struct stage_thread *threads = NEW_ARRAY(struct stage_thread, n);
+	struct stage_thread *threads = mem_try_new(n, sizeof *threads);
 	sigset_t before;
 	int failed = 0;
+	if (!threads)
+		return err_set(e, ERR_MEMORY, "no memory for the threads of %u stages", n);
 	p->threads = threads;
 	signals_block(&before);
 	while (p->n_threads < n && !failed) {
@@ -270,11 +273,12 @@ size_t pipeline_row_bytes(const struct model_config *c)
 	return c->n_embd * sizeof(float) + (1 + (size_t)c->index_top_k) * sizeof(int32_t);
 }
 
+/* NULL: no memory for a new one. */
 static struct micro_batch *take_unused(struct stage_pipeline *p, uint32_t n)
 {
 	struct micro_batch **list = &p->unused[n > ANSWER_ROWS], *m = *list;
 	if (!m)
-		return NEW(struct micro_batch);
+		return mem_try_new(1, sizeof *m);
 	*list = m->next;
 	return m;
 }
@@ -307,13 +311,15 @@ int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	struct micro_batch **out, struct err *e)
 {
 	struct micro_batch *m = take_unused(p, rows->n);
+	*out = NULL;
+	if (!m)
+		return err_set(e, ERR_MEMORY, "no memory for a micro-batch of %u rows", rows->n);
 	m->rows = *rows;
 	m->rows.on_device_busy = NULL;
 	atomic_store_explicit(&m->layers, 0, memory_order_relaxed);
 	m->rc = 0;
 	m->arrived = false;
 	m->next = NULL;
-	*out = NULL;
 	int rc = send_micro_batch(p, m, e);
 	if (rc) {
 		give_unused(p, m);

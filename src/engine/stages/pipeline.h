@@ -48,8 +48,8 @@ size_t pipeline_row_bytes(const struct model_config *c);
 /* Sends rows into the first stage as a micro-batch. Precondition: pipeline_depth > 1.
  * - rows: without taps. The struct is copied; what it points to is borrowed until pipeline_end or
  *   pipeline_drop. on_layer is called by pipeline_end only, on_device_busy never.
- * - Errors: ERR_RUN (a lost rank), or that of starting the threads. The micro-batch is not in
- *   flight then. */
+ * - Errors: ERR_RUN (a lost rank), ERR_MEMORY, or that of starting the threads. The micro-batch is
+ *   not in flight then. */
 int pipeline_begin(struct stage_pipeline *p, const struct forward_rows *rows,
 	struct micro_batch **out, struct err *e);
 
