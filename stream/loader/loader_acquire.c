@@ -279,14 +279,20 @@ static void choose_host(struct loader *l, int layer, struct expert_ref *refs, in
 		refs[l->misses[i].ref].on_host = l->misses[i].on_host;
 }
 
+/* How experts are used from now on. */
+static void note_use(struct loader *l, enum expert_use use)
+{
+	l->shared.in_prompt = use == EXPERT_PREFILL;
+	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
+}
+
 static int loader_acquire(struct expert_source *source, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(source);
 	struct loader_shared *s = &l->shared;
 	pthread_mutex_lock(&s->lock);
-	/* drafts behind a prompt have no step of their own */
-	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
+	note_use(l, use); /* drafts behind a prompt have no step of their own */
 	loader_limit_tier1(l);
 	choose_host(l, layer, refs, n);
 	struct cache_request q = {
@@ -473,12 +479,13 @@ static void loader_step(struct expert_source *source, enum expert_use use, int r
 	struct cache_plan plan;
 	pthread_mutex_lock(&l->shared.lock);
 	l->shared.n_draft_uses = 0;
-	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
+	note_use(l, use);
 	cache_begin_step(l->shared.cache, cache_use_of(use), &plan);
 	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
 	loader_queue_clear_read_ahead(l);
+	const bool work = plan.n || l->shared.queue.next_warm < l->shared.queue.n_warm;
 	pthread_mutex_unlock(&l->shared.lock);
-	if (plan.n)
+	if (work)
 		loader_wake(l);
 }
 

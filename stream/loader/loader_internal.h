@@ -125,6 +125,7 @@ struct loader_shared {
 	uint64_t bytes_promoted; /* of promotions decided after the processor computed the expert */
 	bool flush_due;          /* the I/O thread may carry out the deferred access accounting: the
 							  * compute thread's request has been answered */
+	bool in_prompt;          /* the last step or acquire was of a prompt, which borrows slots */
 	uint64_t layer_clock; /* calls of acquire so far: a layer makes several if it has many groups */
 	uint64_t drive_idle_from; /* layer_clock from which on prefetches may be read from the drive */
 	uint64_t bytes_read;

@@ -352,6 +352,8 @@ static bool reserve_promotion(struct loader *l)
 }
 
 /* Reserves a free slot for the next expert of the warm-up: of the first tier, else of the second.
+ * An expert that finds none is skipped: those of another size may find one. Not so while slots are
+ * still to come: those that a prompt has borrowed, or a second tier that is still being pinned.
  * False: none is left, or no slot is free now. */
 static bool reserve_warm(struct loader *l)
 {
@@ -368,13 +370,17 @@ static bool reserve_warm(struct loader *l)
 		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
 		if (result != CACHE_OK)
 			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);
-		if (result != CACHE_OK && !grows)
-			q->next_warm = q->n_warm; /* full */
-		if (result != CACHE_OK)
+		if (result == CACHE_OK) {
+			loader_queue_plan(l, &plan, TRANSFER_WARM);
+			q->next_warm++;
+			return true;
+		}
+		if (grows || s->in_prompt)
 			return false;
-		loader_queue_plan(l, &plan, TRANSFER_WARM);
-		q->next_warm++;
-		return true;
+		if (!cache_can_warm(s->cache)) {
+			q->next_warm = q->n_warm; /* full */
+			return false;
+		}
 	}
 	return false;
 }

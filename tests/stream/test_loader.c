@@ -18,6 +18,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -445,6 +446,89 @@ static int resident_experts(struct expert_source *s)
 	return sum;
 }
 
+/* Waits until the warm-up brings nothing more. Returns how many experts are in the first tier. */
+static int wait_for_warm_end(struct expert_source *s)
+{
+	int now = -1;
+	for (int quiet = 0, tries = 0; quiet < 10 && tries < 1000; tries++) {
+		usleep(10000);
+		const int last = now;
+		now = resident_experts(s);
+		quiet = now == last && now > 0 ? quiet + 1 : 0;
+	}
+	return now;
+}
+
+/* Every expert, layer by layer. *n: their number. To be freed. */
+static struct profile_key *all_experts(size_t *n)
+{
+	const int n_experts = (int)config.n_experts;
+	*n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
+	struct profile_key *keys = NEW_ARRAY(struct profile_key, *n);
+	for (size_t i = 0; i < *n; i++)
+		keys[i] = (struct profile_key){
+			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
+	return keys;
+}
+
+/* A warm-up that finds no slot because a prompt has borrowed some goes on when they come back. */
+static void test_warm_in_a_prompt(void **state)
+{
+	(void)state;
+	size_t n;
+	struct profile_key *keys = all_experts(&n);
+	int resident[2];
+	for (int prompt = 0; prompt < 2; prompt++) {
+		struct loader_options o = source_options(0.6, 0);
+		struct expert_source *s = open_source(&o);
+		if (prompt)
+			s->ops->step(s, EXPERT_PREFILL, 64, 0);
+		loader_warm(s, keys, n);
+		resident[prompt] = wait_for_warm_end(s);
+		if (prompt) {
+			assert_int_equal(resident[1], resident[0] - source_prefill_slots(s));
+			s->ops->step(s, EXPERT_DECODE, 1, 64);
+			resident[1] = wait_for_warm_end(s);
+		}
+		close_source(s);
+	}
+	assert_int_equal(resident[1], resident[0]);
+	free(keys);
+}
+
+/* When experts of one size find no slot, those of another size may still. */
+static void test_warm_of_two_sizes(void **state)
+{
+	(void)state;
+	static const char *const parts[] = {"gate", "up", "down"};
+	const int small = (int)config.n_layers - 1;
+	struct gguf mixed = *file;
+	mixed.tensors = NEW_ARRAY(struct gguf_tensor, file->n_tensors);
+	memcpy(mixed.tensors, file->tensors, file->n_tensors * sizeof *mixed.tensors);
+	for (size_t i = 0; i < ARRAY_LEN(parts); i++) { /* of the last layer: half as large */
+		char name[64];
+		snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", small, parts[i]);
+		struct gguf_tensor *t = &mixed.tensors[gguf_find_tensor(file, name) - file->tensors];
+		t->ne[1] /= 2;
+		t->bytes /= 2;
+	}
+	size_t n;
+	struct profile_key *keys = all_experts(&n), first = keys[n - config.n_experts];
+	memmove(keys + 1, keys, (n - config.n_experts) * sizeof *keys);
+	keys[0] = first; /* the others of its layer come last */
+	struct loader_options o = source_options(0.4, 0);
+	o.file = &mixed;
+	struct expert_source *s = open_source(&o);
+	loader_warm(s, keys, n);
+	int in[2];
+	wait_for_warm_end(s);
+	source_layer_resident(s, small, in);
+	assert_true(in[0] > 1);
+	close_source(s);
+	free(mixed.tensors);
+	free(keys);
+}
+
 static void decode_experts(struct expert_source *s, int first, int n_tokens)
 {
 	struct expert_ref refs[CONFIG_MAX_USED];
@@ -465,11 +549,8 @@ static void test_warm_evicts_nobody(void **state)
 {
 	(void)state;
 	const int n_experts = (int)config.n_experts;
-	const size_t n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
-	struct profile_key *keys = NEW_ARRAY(struct profile_key, n);
-	for (size_t i = 0; i < n; i++)
-		keys[i] = (struct profile_key){
-			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
+	size_t n;
+	struct profile_key *keys = all_experts(&n);
 	for (int with_ram = 0; with_ram < 2; with_ram++) {
 		struct loader_options o = source_options(0.6, with_ram ? full.floor_bytes : 0);
 		struct expert_source *s = open_source(&o);
@@ -590,6 +671,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_loader_refusals),
 		cmocka_unit_test(test_drafts_end_a_prompt),
 		cmocka_unit_test(test_warm),
+		cmocka_unit_test(test_warm_in_a_prompt),
+		cmocka_unit_test(test_warm_of_two_sizes),
 		cmocka_unit_test(test_warm_evicts_nobody),
 		cmocka_unit_test(test_map),
 	};
