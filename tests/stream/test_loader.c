@@ -241,6 +241,45 @@ static void test_wait_for_drafts(void **state)
 	assert_true(all.wait_draft_ns > late && all.wait_draft_ns == all.wait_ns);
 }
 
+/* Every expert, layer by layer. *n: their number. To be freed. */
+static struct profile_key *all_experts(size_t *n)
+{
+	const int n_experts = (int)config.n_experts;
+	*n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
+	struct profile_key *keys = NEW_ARRAY(struct profile_key, *n);
+	for (size_t i = 0; i < *n; i++)
+		keys[i] = (struct profile_key){
+			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
+	return keys;
+}
+
+/* A demand for an expert that the warm-up is reading into the second tier waits before it has a
+ * slot. That time counts as waiting too. */
+static void test_wait_for_slot(void **state)
+{
+	(void)state;
+	struct reader_faults slow = {.latency_min_us = 200000, .latency_max_us = 200000};
+	struct loader_options o = source_options(0, full.everything_bytes);
+	o.reader = (struct reader_options){.custom = &reader_null_engine, .custom_options = &slow};
+	struct expert_source *s = open_source(&o);
+	size_t n;
+	struct profile_key *keys = all_experts(&n);
+	int layer, expert;
+	struct err e = {0};
+	loader_warm(s, keys, n);
+	for (int ms = 0; !source_last_loading(s, &layer, &expert); ms++) {
+		assert_true(ms < 20000);
+		usleep(1000);
+	}
+	struct expert_ref ref = {.id = expert};
+	s->ops->step(s, EXPERT_DECODE, 1, 0);
+	assert_true(s->ops->acquire(s, layer, EXPERT_DECODE, &ref, 1, &e) >= 0);
+	assert_true(s->stats.wait_ns > 50000000);
+	s->ops->release(s, layer, &ref, 1);
+	close_source(s);
+	free(keys);
+}
+
 static void test_slow_disk_and_cancel(void **state)
 {
 	(void)state;
@@ -459,18 +498,6 @@ static int wait_for_warm_end(struct expert_source *s)
 	return now;
 }
 
-/* Every expert, layer by layer. *n: their number. To be freed. */
-static struct profile_key *all_experts(size_t *n)
-{
-	const int n_experts = (int)config.n_experts;
-	*n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
-	struct profile_key *keys = NEW_ARRAY(struct profile_key, *n);
-	for (size_t i = 0; i < *n; i++)
-		keys[i] = (struct profile_key){
-			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
-	return keys;
-}
-
 /* A warm-up that finds no slot because a prompt has borrowed some goes on when they come back. */
 static void test_warm_in_a_prompt(void **state)
 {
@@ -665,6 +692,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_read_error),
 		cmocka_unit_test(test_truncated_while_running),
 		cmocka_unit_test(test_wait_for_drafts),
+		cmocka_unit_test(test_wait_for_slot),
 		cmocka_unit_test(test_slow_disk_and_cancel),
 		cmocka_unit_test(test_close_in_flight),
 		cmocka_unit_test(test_throttle),
