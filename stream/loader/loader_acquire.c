@@ -330,8 +330,11 @@ static int loader_acquire(struct expert_source *source, int layer, enum expert_u
 	choose_host(l, layer, refs, n);
 	struct cache_request q = {
 		.layer = layer, .use = cache_use_of(use), .refs = cache_refs(l, refs, n), .n = n};
-	s->layer_clock++;
-	loader_queue_drop_stale(l);
+	if (layer != s->layer) { /* else a further group of the same layer */
+		s->layer = layer;
+		s->layer_clock++;
+		loader_queue_drop_stale(l);
+	}
 	int rc = acquire_slots(l, &q, e);
 	if (!rc && use == EXPERT_DECODE)
 		note_draft_uses(s, layer, refs, n);
@@ -506,6 +509,7 @@ static void loader_step(struct expert_source *source, enum expert_use use, int r
 	struct cache_plan plan;
 	pthread_mutex_lock(&l->shared.lock);
 	l->shared.n_draft_uses = 0;
+	l->shared.layer = -1;
 	note_use(l, use);
 	cache_begin_step(l->shared.cache, cache_use_of(use), &plan);
 	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);

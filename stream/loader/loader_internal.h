@@ -126,7 +126,8 @@ struct loader_shared {
 	bool flush_due;          /* the I/O thread may carry out the deferred access accounting: the
 							  * compute thread's request has been answered */
 	bool in_prompt;          /* the last step or acquire was of a prompt, which borrows slots */
-	uint64_t layer_clock; /* calls of acquire so far: a layer makes several if it has many groups */
+	int layer;               /* acquired last in this step; -1: none */
+	uint64_t layer_clock; /* layers acquired so far; the steps of a round of drafts count as one */
 	uint64_t drive_idle_from; /* layer_clock from which on prefetches may be read from the drive */
 	uint64_t bytes_read;
 	struct transfer_traffic traffic; /* when something was last committed or aborted */

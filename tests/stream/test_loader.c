@@ -416,6 +416,37 @@ static void test_throttle(void **state)
 	close_source(s);
 }
 
+/* What the first group of a layer predicts for the next one is still to come when the second group
+ * of the layer is acquired. */
+static void test_prefetch_between_groups(void **state)
+{
+	(void)state;
+	struct reader_faults slow = {.latency_min_us = 30000, .latency_max_us = 30000};
+	struct loader_options o = source_options(0.5, 0);
+	o.reader = (struct reader_options){.custom = &reader_null_engine, .custom_options = &slow};
+	struct expert_source *s = open_source(&o);
+	const int layer = (int)config.n_dense;
+	const int32_t predicted[] = {0, 1};
+	struct expert_ref groups[2][2];
+	struct err e = {0};
+	s->ops->step(s, EXPERT_DECODE, 1, 0);
+	for (int g = 0; g < 2; g++) {
+		refs_from(groups[g], 2 * g, 2);
+		assert_int_equal(s->ops->acquire(s, layer, EXPERT_DECODE, groups[g], 2, &e), 2);
+		if (!g) /* nothing is prefetched before the demands have come */
+			s->ops->prefetch(s, layer + 1, predicted, 2, 1);
+	}
+	for (int g = 0; g < 2; g++) {
+		while (s->ops->wait_ready(s, layer, groups[g], 2, &e) > 0)
+			;
+		s->ops->release(s, layer, groups[g], 2);
+	}
+	usleep(20000);
+	/* with a card the drive must have been idle for some layers */
+	assert_int_equal(source_cache_stats(s).prefetch_inserted, card_kind == CARD_NONE ? 2 : 0);
+	close_source(s);
+}
+
 static void test_loader_refusals(void **state)
 {
 	(void)state;
@@ -696,6 +727,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_slow_disk_and_cancel),
 		cmocka_unit_test(test_close_in_flight),
 		cmocka_unit_test(test_throttle),
+		cmocka_unit_test(test_prefetch_between_groups),
 		cmocka_unit_test(test_loader_refusals),
 		cmocka_unit_test(test_drafts_end_a_prompt),
 		cmocka_unit_test(test_warm),
