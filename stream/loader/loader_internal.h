@@ -94,8 +94,8 @@ struct work_queue {
 	int32_t *boosted; /* [cap] slots */
 	size_t n_boosted;
 	/* Requests without slots. */
-	struct read_ahead_list read_ahead[2]; /* this layer and the next */
-	struct prefetch_request prefetch[LOADER_PREFETCH_REQUESTS];
+	struct read_ahead_list read_ahead[2];                       /* this layer and the next */
+	struct prefetch_request prefetch[LOADER_PREFETCH_REQUESTS]; /* by `due`, then oldest first */
 	int n_prefetch;
 	struct profile_key promote[LOADER_PROMOTIONS]; /* oldest first */
 	int n_promote;
