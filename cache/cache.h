@@ -354,6 +354,10 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
 enum cache_result cache_warm(
 	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan);
 
+/* Whether cache_warm could have a slot in any tier for an expert of some size. It may be wrong, in
+ * saying so, about a tier 1 with a limit (cache_limit_tier1). */
+bool cache_can_warm(const struct cache *c);
+
 /* Marks an expert that the warm-up will bring to tier 0 as hot, for the life of the cache. If it is
  * in no tier, cache_acquire and cache_read_ahead with CACHE_PREFILL load it into a free slot of
  * tier 0, from which its release does not evict it. Without a free slot beside those of the low

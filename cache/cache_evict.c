@@ -156,6 +156,15 @@ static bool free_for_warm(const struct cache *c, int tier, int class_id)
 	return slab_n_free(&c->arena[tier], class_id, kept + 1) > kept;
 }
 
+bool cache_can_warm(const struct cache *c)
+{
+	for (int k = 0; k < c->arena[0].classes.n; k++)
+		for (int tier = 0; tier < CACHE_TIERS; tier++)
+			if (c->arena[tier].n_slabs && free_for_warm(c, tier, k))
+				return true;
+	return false;
+}
+
 /* Experts of tier 0 whose last_use is below this clock value are cold. */
 static uint64_t cold_before(const struct cache *c)
 {

@@ -47,14 +47,23 @@ static void record_access(
 			r->ids, r->tiers, n);
 }
 
+/* What the inner source has waited since its wait_ns was `before`. */
+static void record_wait(struct access_recorder *r, int layer, uint64_t before)
+{
+	if (r->trace && r->inner->stats.wait_ns > before)
+		trace_write_wait(r->trace, layer, r->inner->stats.wait_ns - before);
+}
+
 static int recorder_acquire(struct expert_source *s, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
 	struct access_recorder *r = recorder_of(s);
+	const uint64_t before = r->inner->stats.wait_ns;
 	r->inner->cancel = s->cancel;
 	int rc = r->inner->ops->acquire(r->inner, layer, use, refs, n, e);
 	if (rc >= 0)
 		record_access(r, layer, use, refs, n);
+	record_wait(r, layer, before);
 	s->stats = r->inner->stats;
 	return rc;
 }
@@ -63,10 +72,9 @@ static int recorder_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct access_recorder *r = recorder_of(s);
-	uint64_t before = r->inner->stats.wait_ns;
+	const uint64_t before = r->inner->stats.wait_ns;
 	int rc = r->inner->ops->wait_ready(r->inner, layer, refs, n, e);
-	if (r->trace && r->inner->stats.wait_ns > before)
-		trace_write_wait(r->trace, layer, r->inner->stats.wait_ns - before);
+	record_wait(r, layer, before);
 	s->stats = r->inner->stats;
 	return rc;
 }

@@ -306,6 +306,7 @@ static void init_shared(struct loader_shared *s)
 	pthread_mutexattr_destroy(&mutex);
 	cond_init(&s->completed);
 	s->prefetch_share = 1;
+	s->layer = -1;
 }
 
 /* The cache and what is sized by it. */

@@ -89,6 +89,28 @@ static void sleep_until_completed(struct loader *l)
 	pthread_cond_timedwait(&l->shared.completed, &l->shared.lock, &until);
 }
 
+/* A wait of the compute thread; zero: it has not begun. */
+struct wait {
+	uint64_t start_ns, warned_ns;
+};
+
+static void wait_begin(struct wait *w)
+{
+	w->start_ns = w->warned_ns = clock_ns();
+}
+
+/* A drive that does not answer has no timeout of its own: say what is waited for. */
+static void warn_silence(struct wait *w, int layer, int expert)
+{
+	const uint64_t now = clock_ns();
+	if (now - w->warned_ns <= SILENCE_NS)
+		return;
+	w->warned_ns = now;
+	log_warn("expert %d of layer %d has not come for %llu s; the drive may not answer, and an "
+			 "interrupt ends the wait",
+		expert, layer, (unsigned long long)((now - w->start_ns) / 1000000000));
+}
+
 /* ---- acquire ---- */
 
 static void copy_stats(struct loader *l)
@@ -137,8 +159,11 @@ static void boost_refs(struct loader *l, const struct cache_request *q)
 }
 
 /* Waits until a slot may have come free. 0, or a negative code: none will, or cancelled. */
-static int wait_for_slot(struct loader *l, const struct cache_request *q, struct err *e)
+static int wait_for_slot(
+	struct loader *l, const struct cache_request *q, struct wait *w, struct err *e)
 {
+	if (!w->start_ns)
+		wait_begin(w);
 	if (!l->shared.n_in_flight) {
 		if (loader_queue_clear_read_ahead(l))
 			return 0; /* prefill slots held for later give way */
@@ -152,6 +177,7 @@ static int wait_for_slot(struct loader *l, const struct cache_request *q, struct
 	loader_wake(l);
 	sleep_until_completed(l);
 	atomic_store(&l->transfer->under_pressure, q->use == CACHE_PREFILL);
+	warn_silence(w, q->layer, q->refs[q->next].expert);
 	return 0;
 }
 
@@ -160,20 +186,27 @@ static int wait_for_slot(struct loader *l, const struct cache_request *q, struct
 static int acquire_slots(struct loader *l, struct cache_request *q, struct err *e)
 {
 	struct cache_plan plan;
+	struct wait w = {0};
+	int rc;
 	enum cache_result result = cache_acquire(l->shared.cache, q, &plan);
 	for (;;) {
 		loader_queue_plan(l, &plan, TRANSFER_DEMAND);
 		boost_refs(l, q);
-		if (result == CACHE_OK)
-			return 0;
-		int rc = wait_for_slot(l, q, e);
+		if (result == CACHE_OK) {
+			rc = 0;
+			break;
+		}
+		rc = wait_for_slot(l, q, &w, e);
 		if (rc) {
 			cache_release(l->shared.cache, q->refs, q->n, &plan);
 			loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
-			return rc;
+			break;
 		}
 		result = cache_acquire_resume(l->shared.cache, q, &plan);
 	}
+	if (w.start_ns)
+		l->base.stats.wait_ns += clock_ns() - w.start_ns;
+	return rc;
 }
 
 static const uint8_t expert_tier_of_cache[] = {EXPERT_VRAM, EXPERT_RAM, EXPERT_DISK};
@@ -279,20 +312,29 @@ static void choose_host(struct loader *l, int layer, struct expert_ref *refs, in
 		refs[l->misses[i].ref].on_host = l->misses[i].on_host;
 }
 
+/* How experts are used from now on. */
+static void note_use(struct loader *l, enum expert_use use)
+{
+	l->shared.in_prompt = use == EXPERT_PREFILL;
+	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
+}
+
 static int loader_acquire(struct expert_source *source, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(source);
 	struct loader_shared *s = &l->shared;
 	pthread_mutex_lock(&s->lock);
-	/* drafts behind a prompt have no step of their own */
-	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
+	note_use(l, use); /* drafts behind a prompt have no step of their own */
 	loader_limit_tier1(l);
 	choose_host(l, layer, refs, n);
 	struct cache_request q = {
 		.layer = layer, .use = cache_use_of(use), .refs = cache_refs(l, refs, n), .n = n};
-	s->layer_clock++;
-	loader_queue_drop_stale(l);
+	if (layer != s->layer) { /* else a further group of the same layer */
+		s->layer = layer;
+		s->layer_clock++;
+		loader_queue_drop_stale(l);
+	}
 	int rc = acquire_slots(l, &q, e);
 	if (!rc && use == EXPERT_DECODE)
 		note_draft_uses(s, layer, refs, n);
@@ -343,16 +385,6 @@ static int poll_refs(struct loader *l, int layer, struct expert_ref *refs, int n
 	return missing;
 }
 
-/* A drive that does not answer has no timeout of its own: say what is waited for. */
-static void warn_silence(int layer, const struct expert_ref *refs, uint64_t waited_ns)
-{
-	while (refs->ready)
-		refs++;
-	log_warn("expert %d of layer %d has not come for %llu s; the drive may not answer, and an "
-			 "interrupt ends the wait",
-		refs->id, layer, (unsigned long long)(waited_ns / 1000000000));
-}
-
 static int loader_poll_ready(
 	struct expert_source *source, int layer, struct expert_ref *refs, int n, struct err *e)
 {
@@ -371,14 +403,22 @@ static int loader_poll_ready(
 	return missing;
 }
 
+static int first_missing(const struct expert_ref *refs)
+{
+	while (refs->ready)
+		refs++;
+	return refs->id;
+}
+
 static int loader_wait_ready(
 	struct expert_source *source, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(source);
-	uint64_t start = clock_ns(), warned = start;
+	struct wait w;
 	int before = 0, missing;
 	/* The call returns as soon as one ref becomes ready, so this holds for all of its time. */
 	bool only_drafts = true, poll = l->card;
+	wait_begin(&w);
 	for (int i = 0; i < n; i++) {
 		before += !refs[i].ready;
 		only_drafts &= refs[i].ready || refs[i].draft_rows;
@@ -399,13 +439,9 @@ static int loader_wait_ready(
 			sleep_until_completed(l);
 			poll = l->card;
 		}
-		uint64_t now = clock_ns();
-		if (now - warned > SILENCE_NS) {
-			warn_silence(layer, refs, now - start);
-			warned = now;
-		}
+		warn_silence(&w, layer, first_missing(refs));
 	}
-	const uint64_t waited = clock_ns() - start;
+	const uint64_t waited = clock_ns() - w.start_ns;
 	l->base.stats.wait_ns += waited;
 	if (only_drafts)
 		l->base.stats.wait_draft_ns += waited;
@@ -473,12 +509,14 @@ static void loader_step(struct expert_source *source, enum expert_use use, int r
 	struct cache_plan plan;
 	pthread_mutex_lock(&l->shared.lock);
 	l->shared.n_draft_uses = 0;
-	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
+	l->shared.layer = -1;
+	note_use(l, use);
 	cache_begin_step(l->shared.cache, cache_use_of(use), &plan);
 	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
 	loader_queue_clear_read_ahead(l);
+	const bool work = plan.n || l->shared.queue.next_warm < l->shared.queue.n_warm;
 	pthread_mutex_unlock(&l->shared.lock);
-	if (plan.n)
+	if (work)
 		loader_wake(l);
 }
 

@@ -94,8 +94,8 @@ struct work_queue {
 	int32_t *boosted; /* [cap] slots */
 	size_t n_boosted;
 	/* Requests without slots. */
-	struct read_ahead_list read_ahead[2]; /* this layer and the next */
-	struct prefetch_request prefetch[LOADER_PREFETCH_REQUESTS];
+	struct read_ahead_list read_ahead[2];                       /* this layer and the next */
+	struct prefetch_request prefetch[LOADER_PREFETCH_REQUESTS]; /* by `due`, then oldest first */
 	int n_prefetch;
 	struct profile_key promote[LOADER_PROMOTIONS]; /* oldest first */
 	int n_promote;
@@ -125,7 +125,9 @@ struct loader_shared {
 	uint64_t bytes_promoted; /* of promotions decided after the processor computed the expert */
 	bool flush_due;          /* the I/O thread may carry out the deferred access accounting: the
 							  * compute thread's request has been answered */
-	uint64_t layer_clock; /* calls of acquire so far: a layer makes several if it has many groups */
+	bool in_prompt;          /* the last step or acquire was of a prompt, which borrows slots */
+	int layer;               /* acquired last in this step; -1: none */
+	uint64_t layer_clock; /* layers acquired so far; the steps of a round of drafts count as one */
 	uint64_t drive_idle_from; /* layer_clock from which on prefetches may be read from the drive */
 	uint64_t bytes_read;
 	struct transfer_traffic traffic; /* when something was last committed or aborted */

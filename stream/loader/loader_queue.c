@@ -272,9 +272,13 @@ void loader_queue_prefetch(struct loader *l, int layer, const int32_t *ids, int 
 		while (
 			k < q->n_prefetch && (q->prefetch[k].layer != layer || q->prefetch[k].expert != ids[i]))
 			k++;
-		if (k == q->n_prefetch)
-			q->prefetch[q->n_prefetch++] = (struct prefetch_request){
-				.due = due, .layer = (int16_t)layer, .expert = (int16_t)ids[i]};
+		if (k < q->n_prefetch)
+			continue;
+		for (; k && q->prefetch[k - 1].due > due; k--)
+			q->prefetch[k] = q->prefetch[k - 1];
+		q->prefetch[k] = (struct prefetch_request){
+			.due = due, .layer = (int16_t)layer, .expert = (int16_t)ids[i]};
+		q->n_prefetch++;
 	}
 }
 
@@ -298,29 +302,28 @@ static bool may_prefetch(const struct loader *l, const struct prefetch_request *
 		   (!l->card || s->layer_clock >= s->drive_idle_from);
 }
 
-/* Reserves a free or cold slot for the prefetch that is due first. False: none may start now. */
+/* Reserves a free or cold slot for the prefetch that is due first. Drops those before it that are
+ * late, in tier 0 already, being demoted, or without a cold victim. False: none may start now. */
 static bool reserve_prefetch(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
 	struct work_queue *q = &s->queue;
-	for (;;) {
-		int first = -1;
-		for (int i = 0; i < q->n_prefetch; i++)
-			if ((first < 0 || q->prefetch[i].due < q->prefetch[first].due) &&
-				may_prefetch(l, &q->prefetch[i]))
-				first = i;
-		if (first < 0)
-			return false;
-		struct prefetch_request r = q->prefetch[first];
-		memmove(&q->prefetch[first], &q->prefetch[first + 1],
-			(size_t)(--q->n_prefetch - first) * sizeof r);
+	int kept = 0, i = 0;
+	bool reserved = false;
+	for (; i < q->n_prefetch && !reserved; i++) {
+		const struct prefetch_request r = q->prefetch[i];
 		struct cache_plan plan;
-		if (r.due <= s->layer_clock || in_first_tier(s, r.layer, r.expert) ||
-			cache_prefetch(s->cache, r.layer, r.expert, &plan) != CACHE_OK)
-			continue; /* dropped: late, in tier 0 already, being demoted, or no victim is cold */
-		loader_queue_plan(l, &plan, TRANSFER_PREFETCH);
-		return true;
+		if (!may_prefetch(l, &r)) {
+			q->prefetch[kept++] = r;
+		} else if (r.due > s->layer_clock && !in_first_tier(s, r.layer, r.expert) &&
+				   cache_prefetch(s->cache, r.layer, r.expert, &plan) == CACHE_OK) {
+			loader_queue_plan(l, &plan, TRANSFER_PREFETCH);
+			reserved = true;
+		}
 	}
+	memmove(&q->prefetch[kept], &q->prefetch[i], (size_t)(q->n_prefetch - i) * sizeof *q->prefetch);
+	q->n_prefetch -= i - kept;
+	return reserved;
 }
 
 void loader_queue_promotion(struct loader *l, int layer, int expert)
@@ -352,6 +355,8 @@ static bool reserve_promotion(struct loader *l)
 }
 
 /* Reserves a free slot for the next expert of the warm-up: of the first tier, else of the second.
+ * An expert that finds none is skipped: those of another size may find one. Not so while slots are
+ * still to come: those that a prompt has borrowed, or a second tier that is still being pinned.
  * False: none is left, or no slot is free now. */
 static bool reserve_warm(struct loader *l)
 {
@@ -368,13 +373,17 @@ static bool reserve_warm(struct loader *l)
 		enum cache_result result = cache_warm(s->cache, 0, k.layer, k.expert, &plan);
 		if (result != CACHE_OK)
 			result = cache_warm(s->cache, 1, k.layer, k.expert, &plan);
-		if (result != CACHE_OK && !grows)
-			q->next_warm = q->n_warm; /* full */
-		if (result != CACHE_OK)
+		if (result == CACHE_OK) {
+			loader_queue_plan(l, &plan, TRANSFER_WARM);
+			q->next_warm++;
+			return true;
+		}
+		if (grows || s->in_prompt)
 			return false;
-		loader_queue_plan(l, &plan, TRANSFER_WARM);
-		q->next_warm++;
-		return true;
+		if (!cache_can_warm(s->cache)) {
+			q->next_warm = q->n_warm; /* full */
+			return false;
+		}
 	}
 	return false;
 }

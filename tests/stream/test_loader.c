@@ -18,6 +18,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -240,6 +241,45 @@ static void test_wait_for_drafts(void **state)
 	assert_true(all.wait_draft_ns > late && all.wait_draft_ns == all.wait_ns);
 }
 
+/* Every expert, layer by layer. *n: their number. To be freed. */
+static struct profile_key *all_experts(size_t *n)
+{
+	const int n_experts = (int)config.n_experts;
+	*n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
+	struct profile_key *keys = NEW_ARRAY(struct profile_key, *n);
+	for (size_t i = 0; i < *n; i++)
+		keys[i] = (struct profile_key){
+			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
+	return keys;
+}
+
+/* A demand for an expert that the warm-up is reading into the second tier waits before it has a
+ * slot. That time counts as waiting too. */
+static void test_wait_for_slot(void **state)
+{
+	(void)state;
+	struct reader_faults slow = {.latency_min_us = 200000, .latency_max_us = 200000};
+	struct loader_options o = source_options(0, full.everything_bytes);
+	o.reader = (struct reader_options){.custom = &reader_null_engine, .custom_options = &slow};
+	struct expert_source *s = open_source(&o);
+	size_t n;
+	struct profile_key *keys = all_experts(&n);
+	int layer, expert;
+	struct err e = {0};
+	loader_warm(s, keys, n);
+	for (int ms = 0; !source_last_loading(s, &layer, &expert); ms++) {
+		assert_true(ms < 20000);
+		usleep(1000);
+	}
+	struct expert_ref ref = {.id = expert};
+	s->ops->step(s, EXPERT_DECODE, 1, 0);
+	assert_true(s->ops->acquire(s, layer, EXPERT_DECODE, &ref, 1, &e) >= 0);
+	assert_true(s->stats.wait_ns > 50000000);
+	s->ops->release(s, layer, &ref, 1);
+	close_source(s);
+	free(keys);
+}
+
 static void test_slow_disk_and_cancel(void **state)
 {
 	(void)state;
@@ -376,6 +416,37 @@ static void test_throttle(void **state)
 	close_source(s);
 }
 
+/* What the first group of a layer predicts for the next one is still to come when the second group
+ * of the layer is acquired. */
+static void test_prefetch_between_groups(void **state)
+{
+	(void)state;
+	struct reader_faults slow = {.latency_min_us = 30000, .latency_max_us = 30000};
+	struct loader_options o = source_options(0.5, 0);
+	o.reader = (struct reader_options){.custom = &reader_null_engine, .custom_options = &slow};
+	struct expert_source *s = open_source(&o);
+	const int layer = (int)config.n_dense;
+	const int32_t predicted[] = {0, 1};
+	struct expert_ref groups[2][2];
+	struct err e = {0};
+	s->ops->step(s, EXPERT_DECODE, 1, 0);
+	for (int g = 0; g < 2; g++) {
+		refs_from(groups[g], 2 * g, 2);
+		assert_int_equal(s->ops->acquire(s, layer, EXPERT_DECODE, groups[g], 2, &e), 2);
+		if (!g) /* nothing is prefetched before the demands have come */
+			s->ops->prefetch(s, layer + 1, predicted, 2, 1);
+	}
+	for (int g = 0; g < 2; g++) {
+		while (s->ops->wait_ready(s, layer, groups[g], 2, &e) > 0)
+			;
+		s->ops->release(s, layer, groups[g], 2);
+	}
+	usleep(20000);
+	/* with a card the drive must have been idle for some layers */
+	assert_int_equal(source_cache_stats(s).prefetch_inserted, card_kind == CARD_NONE ? 2 : 0);
+	close_source(s);
+}
+
 static void test_loader_refusals(void **state)
 {
 	(void)state;
@@ -445,6 +516,77 @@ static int resident_experts(struct expert_source *s)
 	return sum;
 }
 
+/* Waits until the warm-up brings nothing more. Returns how many experts are in the first tier. */
+static int wait_for_warm_end(struct expert_source *s)
+{
+	int now = -1;
+	for (int quiet = 0, tries = 0; quiet < 10 && tries < 1000; tries++) {
+		usleep(10000);
+		const int last = now;
+		now = resident_experts(s);
+		quiet = now == last && now > 0 ? quiet + 1 : 0;
+	}
+	return now;
+}
+
+/* A warm-up that finds no slot because a prompt has borrowed some goes on when they come back. */
+static void test_warm_in_a_prompt(void **state)
+{
+	(void)state;
+	size_t n;
+	struct profile_key *keys = all_experts(&n);
+	int resident[2];
+	for (int prompt = 0; prompt < 2; prompt++) {
+		struct loader_options o = source_options(0.6, 0);
+		struct expert_source *s = open_source(&o);
+		if (prompt)
+			s->ops->step(s, EXPERT_PREFILL, 64, 0);
+		loader_warm(s, keys, n);
+		resident[prompt] = wait_for_warm_end(s);
+		if (prompt) {
+			assert_int_equal(resident[1], resident[0] - source_prefill_slots(s));
+			s->ops->step(s, EXPERT_DECODE, 1, 64);
+			resident[1] = wait_for_warm_end(s);
+		}
+		close_source(s);
+	}
+	assert_int_equal(resident[1], resident[0]);
+	free(keys);
+}
+
+/* When experts of one size find no slot, those of another size may still. */
+static void test_warm_of_two_sizes(void **state)
+{
+	(void)state;
+	static const char *const parts[] = {"gate", "up", "down"};
+	const int small = (int)config.n_layers - 1;
+	struct gguf mixed = *file;
+	mixed.tensors = NEW_ARRAY(struct gguf_tensor, file->n_tensors);
+	memcpy(mixed.tensors, file->tensors, file->n_tensors * sizeof *mixed.tensors);
+	for (size_t i = 0; i < ARRAY_LEN(parts); i++) { /* of the last layer: half as large */
+		char name[64];
+		snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", small, parts[i]);
+		struct gguf_tensor *t = &mixed.tensors[gguf_find_tensor(file, name) - file->tensors];
+		t->ne[1] /= 2;
+		t->bytes /= 2;
+	}
+	size_t n;
+	struct profile_key *keys = all_experts(&n), first = keys[n - config.n_experts];
+	memmove(keys + 1, keys, (n - config.n_experts) * sizeof *keys);
+	keys[0] = first; /* the others of its layer come last */
+	struct loader_options o = source_options(0.4, 0);
+	o.file = &mixed;
+	struct expert_source *s = open_source(&o);
+	loader_warm(s, keys, n);
+	int in[2];
+	wait_for_warm_end(s);
+	source_layer_resident(s, small, in);
+	assert_true(in[0] > 1);
+	close_source(s);
+	free(mixed.tensors);
+	free(keys);
+}
+
 static void decode_experts(struct expert_source *s, int first, int n_tokens)
 {
 	struct expert_ref refs[CONFIG_MAX_USED];
@@ -465,11 +607,8 @@ static void test_warm_evicts_nobody(void **state)
 {
 	(void)state;
 	const int n_experts = (int)config.n_experts;
-	const size_t n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
-	struct profile_key *keys = NEW_ARRAY(struct profile_key, n);
-	for (size_t i = 0; i < n; i++)
-		keys[i] = (struct profile_key){
-			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
+	size_t n;
+	struct profile_key *keys = all_experts(&n);
 	for (int with_ram = 0; with_ram < 2; with_ram++) {
 		struct loader_options o = source_options(0.6, with_ram ? full.floor_bytes : 0);
 		struct expert_source *s = open_source(&o);
@@ -584,12 +723,16 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_read_error),
 		cmocka_unit_test(test_truncated_while_running),
 		cmocka_unit_test(test_wait_for_drafts),
+		cmocka_unit_test(test_wait_for_slot),
 		cmocka_unit_test(test_slow_disk_and_cancel),
 		cmocka_unit_test(test_close_in_flight),
 		cmocka_unit_test(test_throttle),
+		cmocka_unit_test(test_prefetch_between_groups),
 		cmocka_unit_test(test_loader_refusals),
 		cmocka_unit_test(test_drafts_end_a_prompt),
 		cmocka_unit_test(test_warm),
+		cmocka_unit_test(test_warm_in_a_prompt),
+		cmocka_unit_test(test_warm_of_two_sizes),
 		cmocka_unit_test(test_warm_evicts_nobody),
 		cmocka_unit_test(test_map),
 	};
