@@ -17,8 +17,8 @@
  * With live_calls a call is reported while it is written: CALL_BEGIN once its name is complete (at
  * its first <arg_key> or its end), CALL_ARGUMENTS for each certain piece of the JSON object, then
  * CALL. What was reported is not taken back:
- * - A call that breaks the rules after CALL_BEGIN, or in which the output ends then, gets no CALL.
- *   It stays a partial call and is not text.
+ * - A call that breaks the rules or is cut off after CALL_BEGIN gets no CALL event. What was
+ *   reported stays, and none of it becomes text.
  * - A call that breaks the rules before CALL_BEGIN is text, also if the model ends its turn in it.
  * - A call in whose name the output is cut off is dropped. But if the name so far is that of a tool
  *   and begins no other tool's, CALL_BEGIN is reported: a partial call.
