@@ -59,7 +59,7 @@ const struct gguf_tensor *gguf_need_tensor(const struct gguf *g, const char *nam
 {
 	const struct gguf_tensor *t = gguf_find_tensor(g, name);
 	if (!t)
-		err_set(e, ERR_INPUT, "%s: tensor %s is missing", g->files[0].path, name);
+		err_set(e, ERR_INPUT, "%s: tensor %s is missing", gguf_path(g), name);
 	return t;
 }
 
@@ -156,7 +156,7 @@ static const struct gguf_kv *need_key(const struct gguf *g, const char *key, str
 {
 	const struct gguf_kv *kv = gguf_find(g, key);
 	if (!kv)
-		err_set(e, ERR_INPUT, "%s: key %s is missing", g->files[0].path, key);
+		err_set(e, ERR_INPUT, "%s: key %s is missing", gguf_path(g), key);
 	return kv;
 }
 
@@ -164,9 +164,9 @@ static int key_type_error(
 	const struct gguf *g, const struct gguf_kv *kv, const char *expected, struct err *e)
 {
 	if (kv->type == GGUF_ARRAY)
-		return err_set(e, ERR_INPUT, "%s: key %s is an array of %s, %s expected", g->files[0].path,
+		return err_set(e, ERR_INPUT, "%s: key %s is an array of %s, %s expected", gguf_path(g),
 			kv->key, gguf_type_name(kv->value.type), expected);
-	return err_set(e, ERR_INPUT, "%s: key %s has type %s, %s expected", g->files[0].path, kv->key,
+	return err_set(e, ERR_INPUT, "%s: key %s has type %s, %s expected", gguf_path(g), kv->key,
 		gguf_type_name(kv->type), expected);
 }
 
@@ -182,14 +182,14 @@ static int get_key_uint(
 		uint64_t v = load_u64(kv->value.data);
 		if (v > max)
 			return err_set(e, ERR_INPUT, "%s: key %s is %" PRIu64 ", at most %" PRIu64 " expected",
-				g->files[0].path, key, v, max);
+				gguf_path(g), key, v, max);
 		*out = v;
 		return 0;
 	}
 	int64_t v = gguf_array_i64(&kv->value, 0);
 	if (v < 0 || (uint64_t)v > max)
 		return err_set(e, ERR_INPUT, "%s: key %s is %" PRId64 ", 0 to %" PRIu64 " expected",
-			g->files[0].path, key, v, max);
+			gguf_path(g), key, v, max);
 	*out = (uint64_t)v;
 	return 0;
 }
@@ -218,7 +218,7 @@ int gguf_get_f32(const struct gguf *g, const char *key, float *out, struct err *
 	double v = gguf_array_f64(&kv->value, 0);
 	if (v > 3.4028234663852886e38 || v < -3.4028234663852886e38 || v != v)
 		return err_set(
-			e, ERR_INPUT, "%s: key %s is %g, a finite float expected", g->files[0].path, key, v);
+			e, ERR_INPUT, "%s: key %s is %g, a finite float expected", gguf_path(g), key, v);
 	*out = (float)v;
 	return 0;
 }

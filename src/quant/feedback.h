@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Error feedback: while a block of 256 weights is quantised from left to right, the error that the
- * columns before have made is taken up by the columns behind, as far as the inputs of the two go
- * together.
+ * Error feedback as in GPTQ and LDLQ, with the Hessian H taken as block-diagonal, one block for
+ * each 256 columns: a block is quantised from left to right, and later columns compensate for the
+ * errors of earlier ones.
  *
  * Plain quantising minimises sum w e^2 of the errors e. What a matrix does wrong on its inputs is
  * e' H e, where H holds the second moments of the inputs; w is only the diagonal of H. With
@@ -10,8 +10,8 @@
  *     e' H e = sum over columns i of D[i] * (e[i] + sum over j < i of U[j][i] e[j])^2,
  * so column i is rounded towards x[i] + sum U[j][i] e[j] in place of x[i].
  *
- * H is taken as block-diagonal, one block for each 256 columns, the blocks of the packed types.
- * The cost is then the same for rows of any length: about 128 multiply-adds a weight and pass. All
+ * The blocks of H are those of the packed types. The cost is then the same for rows of any length:
+ * about 128 multiply-adds a weight and pass. All
  * of H would cost half the row's length, and 151 MB to hold for 6,144 columns.
  *
  * Use: quant_feedback_make for each block of columns of a matrix, then quantize_row_feedback for

@@ -303,8 +303,24 @@ static void render_assistant(struct chat_prompt *p, const struct chat_message *m
 		render_call(p, &m->calls[i]);
 }
 
+/* Name -> array of the tools that have it. The caller owns it. */
+static json_t *tools_by_name(const json_t *tools)
+{
+	json_t *out = json_object(), *tool;
+	size_t i;
+	json_array_foreach(tools, i, tool)
+	{
+		const char *name = json_string_value(json_object_get(chat_tool_function(tool), "name"));
+		if (name && !json_object_get(out, name))
+			json_object_set_new(out, name, json_array());
+		if (name)
+			json_array_append(json_object_get(out, name), tool);
+	}
+	return out;
+}
+
 static void render_tool_message(
-	struct chat_prompt *p, const struct chat *c, const struct chat_message *m, bool first)
+	struct chat_prompt *p, const json_t *by_name, const struct chat_message *m, bool first)
 {
 	if (first)
 		put_control(p, "<|observation|>");
@@ -317,12 +333,9 @@ static void render_tool_message(
 			for (size_t k = 0; k < m->n_tool_names && !p->too_long; k++) {
 				size_t at;
 				json_t *tool;
-				json_array_foreach(c->tools, at, tool)
+				json_array_foreach(json_object_get(by_name, m->tool_names[k].data), at, tool)
 				{
-					const json_t *name = json_object_get(chat_tool_function(tool), "name");
-					if (json_is_string(name) &&
-						!strcmp(json_string_value(name), m->tool_names[k].data))
-						render_tool(p, tool);
+					render_tool(p, tool);
 				}
 			}
 			put_text(p, "</tools>");
@@ -373,6 +386,7 @@ int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e)
 		put_text(out, o->effort_high ? "Reasoning Effort: High" : "Reasoning Effort: Max");
 	}
 	render_tools(out, c->tools);
+	json_t *by_name = tools_by_name(c->tools);
 	size_t after_user = 0; /* index of the first message behind the last user message */
 	for (size_t i = 0; i < c->n_messages; i++)
 		if (c->messages[i].role == CHAT_USER)
@@ -390,10 +404,11 @@ int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e)
 				o->continue_last && i + 1 == c->n_messages);
 			break;
 		case CHAT_TOOL:
-			render_tool_message(out, c, m, !i || c->messages[i - 1].role != CHAT_TOOL);
+			render_tool_message(out, by_name, m, !i || c->messages[i - 1].role != CHAT_TOOL);
 			break;
 		}
 	}
+	json_decref(by_name);
 	if (o->add_generation_prompt && !o->continue_last) {
 		put_control(out, "<|assistant|>");
 		put_control(out, "<think>");

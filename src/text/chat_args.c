@@ -14,7 +14,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { /* the bits of schema_keywords.h; TYPE_NUMBER alone: a number with fraction or exponent */
+enum { /* the bits of schema_keywords.h */
 	TYPE_STRING = SCHEMA_STRING,
 	TYPE_INTEGER = SCHEMA_INTEGER,
 	TYPE_NUMBER = SCHEMA_NUMBER,
@@ -55,36 +55,6 @@ static size_t digits(const char *p, size_t n)
 	return i;
 }
 
-/* TYPE_INTEGER, TYPE_NUMBER (with fraction or exponent) or 0: whether t is a number as JSON writes
- * it. */
-static unsigned number_type(struct chat_text t)
-{
-	const char *p = t.data, *end = t.data + t.len;
-	unsigned type = TYPE_INTEGER;
-	if (p < end && *p == '-')
-		p++;
-	size_t n = digits(p, (size_t)(end - p));
-	if (!n || (n > 1 && *p == '0'))
-		return 0;
-	p += n;
-	if (p < end && *p == '.') {
-		if (!(n = digits(p + 1, (size_t)(end - p - 1))))
-			return 0;
-		p += 1 + n;
-		type = TYPE_NUMBER;
-	}
-	if (p < end && (*p | 32) == 'e') {
-		p++;
-		if (p < end && (*p == '+' || *p == '-'))
-			p++;
-		if (!(n = digits(p, (size_t)(end - p))))
-			return 0;
-		p += n;
-		type = TYPE_NUMBER;
-	}
-	return p == end ? type : 0;
-}
-
 static bool is_word(struct chat_text t, const char *word)
 {
 	return t.len == strlen(word) && !strncasecmp(t.data, word, t.len);
@@ -110,10 +80,11 @@ static bool typed_value(struct chat_text text, unsigned mask, struct buf *out)
 		buf_puts(out, "null");
 		return true;
 	}
-	unsigned number = number_type(t), kind = number             ? TYPE_NUMBER | TYPE_INTEGER
-											 : t.data[0] == '[' ? TYPE_ARRAY
-											 : t.data[0] == '{' ? TYPE_OBJECT
-																: 0;
+	bool number = t.data[0] == '-' || digits(t.data, 1);
+	unsigned kind = number             ? TYPE_NUMBER | TYPE_INTEGER
+					: t.data[0] == '[' ? TYPE_ARRAY
+					: t.data[0] == '{' ? TYPE_OBJECT
+									   : 0;
 	if (!kind || (mask && !(mask & kind)))
 		return false;
 	json_t *v = NULL; /* of repeated keys the last counts */

@@ -133,15 +133,9 @@ static struct chat_text take_part(struct chat_parse *p)
 
 static struct chat_text call_name(struct chat_parse *p, struct buf *name)
 {
-	const char *s = buf_str(&p->name);
-	size_t n = p->name.len;
-	while (n && is_blank(*s)) {
-		s++;
-		n--;
-	}
-	while (n && is_blank(s[n - 1]))
-		n--;
-	utf8_repair(s, n, name);
+	struct chat_text t =
+		chat_text_trimmed((struct chat_text){(char *)buf_str(&p->name), p->name.len});
+	utf8_repair(t.data, t.len, name);
 	return (struct chat_text){(char *)buf_str(name), name->len};
 }
 

@@ -17,8 +17,8 @@
  * With live_calls a call is reported while it is written: CALL_BEGIN once its name is complete (at
  * its first <arg_key> or its end), CALL_ARGUMENTS for each certain piece of the JSON object, then
  * CALL. What was reported is not taken back:
- * - A call that breaks the rules after CALL_BEGIN, or in which the output ends then, gets no CALL.
- *   It stays a partial call and is not text.
+ * - A call that breaks the rules or is cut off after CALL_BEGIN gets no CALL event. What was
+ *   reported stays, and none of it becomes text.
  * - A call that breaks the rules before CALL_BEGIN is text, also if the model ends its turn in it.
  * - A call in whose name the output is cut off is dropped. But if the name so far is that of a tool
  *   and begins no other tool's, CALL_BEGIN is reported: a partial call.
@@ -59,11 +59,13 @@ struct chat_parsed_call {
 	struct chat_text name;
 	struct chat_arg *args; /* [n_args] in order, repeated keys too */
 	size_t n_args;
-	/* The arguments as one JSON object. Types follow the tool's schema: what may be a string stays
-	 * one; otherwise JSON text of an allowed type becomes that value; without a schema JSON text
-	 * other than a quoted string becomes the value it denotes. What does not fit stays a string,
-	 * and so does a number out of range: integers have 64 bits, others are doubles. Of repeated
-	 * keys the first counts. */
+	/* The arguments as one JSON object. Of repeated keys the first counts. Types of the values:
+	 * - What may be a string by the tool's schema stays one.
+	 * - Other JSON text of an allowed type becomes that value, 3.5 also where only integers are.
+	 * - Without a schema JSON text other than a quoted string becomes the value it denotes.
+	 * - What does not fit stays a string, and so does a number out of range: integers have 64 bits,
+	 *   others are doubles.
+	 * A number keeps its digits; inside arrays and objects it is rounded to a double. */
 	struct chat_text arguments;
 	struct chat_text raw; /* the call as the model wrote it, tags included */
 };

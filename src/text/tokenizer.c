@@ -132,6 +132,8 @@ int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err
 	struct gguf_array tokens, types, merges = {0};
 	struct text_span *token_spans = NULL, *merge_spans = NULL;
 	uint8_t *type_bytes = NULL;
+	if (g->folder && !gguf_find(g, "tokenizer.ggml.model"))
+		return err_set(e, ERR_INPUT, "%s: tokenizer.json is missing", g->folder);
 	int rc = key_is(g, "tokenizer.ggml.model", "gpt2", e);
 	if (rc || (rc = key_is(g, "tokenizer.ggml.pre", "glm4", e)) ||
 		(rc = gguf_get_strs(g, "tokenizer.ggml.tokens", &tokens, e)) ||

@@ -239,6 +239,13 @@ static void test_good(void **state)
 	assert_null(gguf_find_tensor(g, "w.q"));
 	assert_null(gguf_need_tensor(g, "w.q", &e));
 	assert_string_equal(e.text, "t.gguf: tensor w.q is missing");
+	g->folder = "dir"; /* of a checkpoint: its first file has nothing to do with keys */
+	EXPECT_ERR(gguf_get_u32(g, "absent", &u, &e), "dir: key absent is missing");
+	EXPECT_ERR(gguf_get_str(g, "a.strs", &s, &e), "dir: key a.strs is an array of string");
+	EXPECT_ERR(gguf_get_u32(g, "a.f32", &u, &e), "dir: key a.f32 has type f32");
+	assert_null(gguf_need_tensor(g, "w.q", &e));
+	assert_string_equal(e.text, "dir: tensor w.q is missing");
+	g->folder = NULL;
 	gguf_close(g);
 	buf_free(&b);
 }

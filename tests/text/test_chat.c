@@ -2,6 +2,8 @@
 /* The chat template against 38 conversations rendered with the released one: text and ids; what
  * users type stays text; one sentence for each kind of bad input. */
 #include "src/text/chat.h"
+
+#include "src/base/clock.h"
 #include "src/text/chat_json.h"
 #include "src/text/json_text.h"
 #include "tests/text/text_data.h"
@@ -286,6 +288,35 @@ static void test_chat_refusals(void **state)
 	buf_free(&deep);
 }
 
+/* A tool message may name all tools many times: the cost is that of names plus tools. */
+static void test_tool_references(void **state)
+{
+	(void)state;
+	enum { N_TOOLS = 1000, N_NAMES = 200000 };
+	struct buf json = {0}, out = {0};
+	buf_puts(&json, "{\"tools\":[{\"name\":\"b\"},{\"name\":\"a\"},{\"name\":\"b\",\"k\":1}");
+	for (int i = 0; i < N_TOOLS; i++)
+		buf_printf(&json, ",{\"name\":\"t%d\"}", i);
+	buf_puts(&json, "],\"messages\":[{\"role\":\"tool\",\"content\":["
+					"{\"type\":\"tool_reference\",\"name\":\"b\"},{\"name\":\"a\"}");
+	for (int i = 0; i < N_NAMES; i++)
+		buf_puts(&json, ",{\"name\":\"\"}");
+	buf_puts(&json, "]}]}");
+	struct chat c;
+	struct err e = {0};
+	if (chat_json_parse(&c, buf_str(&json), json.len, &e))
+		fail_msg("%s", e.text);
+	uint64_t start = clock_thread_ns();
+	assert_int_equal(chat_render_text(&c, &out, &e), 0);
+	assert_true(clock_thread_ns() - start < 1000000000);
+	assert_non_null(
+		strstr(buf_str(&out), "<tools>\n{\"name\": \"b\"}\n{\"name\": \"b\", \"k\": 1}\n"
+							  "{\"name\": \"a\"}\n</tools>"));
+	chat_fini(&c);
+	buf_free(&json);
+	buf_free(&out);
+}
+
 /* Python's json.dumps(ensure_ascii=False) of the same values. */
 static void test_json_style(void **state)
 {
@@ -325,6 +356,7 @@ int main(void)
 		cmocka_unit_test(test_bytes_of_all_kinds),
 		cmocka_unit_test(test_inline_thinking),
 		cmocka_unit_test(test_chat_refusals),
+		cmocka_unit_test(test_tool_references),
 		cmocka_unit_test(test_json_style),
 	};
 	return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -231,6 +231,8 @@ static const struct text_case cases[] = {
 		{"\"0-]9\\t\\n\\r\\f\"", "\"\\u000b\"", "\"\""}, {"\"a\"", "\"\\n\\t\""}, false},
 	{"{\"type\":\"string\",\"pattern\":\"^(?:a|(?<n>b)|(?P<m>c)){2}[^a-c]{,2}x{1,}?$\"}",
 		{"\"abd{,2}x\"", "\"cc0{,2}xx\""}, {"\"ad{,2}x\"", "\"aba{,2}x\"", "\"abdx\""}, false},
+	{"{\"type\":\"string\",\"pattern\":\"^[^\\\\S][^\\\\s]$\"}", {"\" a\"", "\"\\t-\""},
+		{"\"\\u001ca\"", "\" \\u001c\"", "\"aa\""}, false},
 	{"{\"type\":\"string\",\"pattern\":\"^[\\\\b\\\\0]$\"}", {"\"\\b\"", "\"\\u0000\""}, {"\"b\""},
 		false},
 	{"{\"allOf\":[{\"minimum\":3,\"maximum\":9},{\"minimum\":5,\"maximum\":7,\"type\":\"integer\"}]"

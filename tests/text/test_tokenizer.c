@@ -471,6 +471,18 @@ static void test_gguf(void **state)
 			fail_msg("%s", e.text);
 	}
 	hf_tokenizer_fini(&hf);
+
+	/* a checkpoint's folder has these keys if it has the file that they come from */
+	static const uint32_t no_keys[] = {0x46554747, 3, 0, 0, 0, 0, 0, 0};
+	struct gguf *g;
+	assert_int_equal(gguf_parse(no_keys, sizeof no_keys, "t.gguf", &g, &e), 0);
+	assert_int_equal(tokenizer_from_gguf(g, &t, &e), ERR_INPUT);
+	assert_string_equal(e.text, "t.gguf: key tokenizer.ggml.model is missing");
+	g->folder = "dir";
+	assert_int_equal(tokenizer_from_gguf(g, &t, &e), ERR_INPUT);
+	assert_string_equal(e.text, "dir: tokenizer.json is missing");
+	g->folder = NULL;
+	gguf_close(g);
 }
 
 int main(void)

@@ -24,8 +24,8 @@
 
 #define GRAMMAR_DEPTH_MAX  120 /* rules open at a time; JSON parsers refuse from 128 levels on */
 #define GRAMMAR_STATES_MAX 400000
-/* States that are reached without a byte, those of called rules too: from the start of a rule, and
- * from each state behind a byte or a call. */
+/* Limit of an epsilon closure, called rules included: from the start of a rule, and from each state
+ * behind a byte or a call. */
 #define GRAMMAR_REACHED_MAX 4096
 #define GRAMMAR_NEVER       0xff /* `needs` of a state from which no path ends */
 

@@ -6,9 +6,9 @@
  * grammar_run_mask for all tokens at once, then grammar_run_push with the bytes of the token that
  * came; the text may end where grammar_run_may_end says so.
  *
- * The grammar is a pushdown automaton, made deterministic as the walk goes: each set of positions
- * met so far has a table of its successors, so that most bytes cost one load. A mask comes from a
- * walk over the trie of the vocabulary and is kept with its set.
+ * The grammar is a pushdown automaton, walked as a lazy DFA: each set of positions is one state of
+ * it, made when it is first reached, with a table of its successors, so that most bytes cost one
+ * load. A mask comes from a walk over the trie of the vocabulary and is kept with its state.
  *
  * Where the grammar has unique_keys, a key of an object does not come again. The quote that would
  * complete a repeated key is refused while another byte may follow. If none may, the repetition is

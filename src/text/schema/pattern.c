@@ -141,9 +141,11 @@ static void ranges_invert(struct pattern_parser *p, size_t first, uint32_t most)
 	free(old);
 }
 
-/* Adds the class \d \w \s \D \W \S of letter c; false: c is none of these. *ascii becomes true:
- * engines disagree on the class beyond ASCII, so a set that inverts it stays within ASCII. */
-static bool class_add(struct pattern_parser *p, char c, bool *ascii)
+/* Adds the class \d \w \s \D \W \S of letter c to a set that is inverted afterwards or not; false:
+ * c is none of these. Engines disagree on the blanks, and on all classes beyond ASCII. So \s has
+ * few of the blanks where it adds texts, and all where it takes some away. *ascii becomes true: a
+ * set that is inverted stays within ASCII. */
+static bool class_add(struct pattern_parser *p, char c, bool inverted, bool *ascii)
 {
 	static const struct char_range blanks[] = {{9, 13}, {32, 32}, {0x1c, 0x1f}, {0x85, 0x85},
 		{0xa0, 0xa0}, {0x1680, 0x1680}, {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f},
@@ -160,7 +162,7 @@ static bool class_add(struct pattern_parser *p, char c, bool *ascii)
 		range_add(p, 'a', 'z');
 		break;
 	case 's':
-		for (size_t i = 0; i < (c == 's' ? 2 : ARRAY_LEN(blanks)); i++)
+		for (size_t i = 0; i < ((c == 's') != inverted ? 2 : ARRAY_LEN(blanks)); i++)
 			range_add(p, blanks[i].lo, blanks[i].hi);
 		break;
 	default:
@@ -269,7 +271,7 @@ static uint32_t parse_set(struct pattern_parser *p)
 			if (*p->at == 'b') {
 				lo = 8;
 				p->at++;
-			} else if (class_add(p, *p->at, &ascii)) {
+			} else if (class_add(p, *p->at, inverted, &ascii)) {
 				p->at++;
 				continue;
 			} else {
@@ -419,7 +421,7 @@ static uint32_t parse_atom(struct pattern_parser *p)
 	case '\\':
 		if (++p->at >= p->end)
 			return fail(p, "it ends with a backslash");
-		if (!class_add(p, *p->at, &ascii))
+		if (!class_add(p, *p->at, false, &ascii))
 			return one_char(p, parse_escape(p));
 		p->at++;
 		break;

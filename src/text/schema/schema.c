@@ -445,8 +445,8 @@ static void compile_listed(struct schema_compiler *c, const struct schema_part *
 		schema_string_texts(c, &(struct schema_part){no_format, w->path, w->rule, w->raw}, &texts);
 	json_array_foreach(one, i, v)
 	{
-		bool listed = !values || !constant;
-		json_array_foreach(values, k, other)
+		bool listed = !values || !constant; /* const beside enum: only if enum has it */
+		json_array_foreach(constant ? values : NULL, k, other)
 		{
 			listed = listed || schema_same_value(other, v);
 		}

@@ -7,10 +7,10 @@
  * in the order of the schema, behind them the keys that an enum of propertyNames lists, then those
  * that it does not name; keys and the strings of enum and const have one spelling; numbers have at
  * most 18 digits before the point and 16 behind it; white space is at most one blank, or one line
- * feed and 40 blanks or tabs, where JSON writers put it. A key comes once in an object. There is
- * one exception (grammar_run.h): a key by a pattern, or by an enum beside a pattern, that no
- * character could make longer. A schema without "type", enum and const that has keywords of one
- * type means that type.
+ * feed and 40 blanks or tabs, where JSON writers put it. A key comes once in an object.
+ * Exception (grammar_run.h): where patternProperties or propertyNames let no longer key follow, a
+ * key may repeat, since otherwise the text could not go on. A schema without "type", enum and const
+ * that has keywords of one type means that type.
  *
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one
  * pattern), propertyNames, minProperties (at most 1, or as many as are required), items,

@@ -311,7 +311,8 @@ static unsigned accepted_types(struct type_search *t, const json_t *s, int depth
 	return mask;
 }
 
-/* Types of a schema and of one that is merged with it, of which each may be the one that counts. */
+/* Upper bound of the types of two merged schemas of which either may lack an implied type
+ * (SCHEMA_ANY). */
 static unsigned types_either(unsigned a, unsigned b)
 {
 	return a == SCHEMA_ANY ? b : b == SCHEMA_ANY ? a : a | b;
