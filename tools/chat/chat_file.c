@@ -356,7 +356,7 @@ void chat_file_autosave(struct answer *a)
 	if (!a->autosave || !a->unsaved)
 		return;
 	uint64_t bytes = session_file_bytes(a->session, session_length(a->session), 0);
-	uint64_t cost = a->save_ns ? a->save_ns : bytes * 1000000000u / SAVE_BYTES_S;
+	uint64_t cost = a->save_ns ? a->save_ns : bytes * (1000000000u / SAVE_BYTES_S);
 	if (bytes > SMALL_BYTES && a->total_ns - a->saved_at_ns < PATIENCE * cost)
 		return;
 	struct err e = {0};
