@@ -386,8 +386,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.fallback = "the model's own routing"},
 		{"resident", 0, ARG_UINT, .u32 = &o.confine, .min = 1, .max = CONFIG_MAX_EXPERTS,
 			.value = "N",
-			.help = "decode uses only the first N experts of each layer, which are read before: "
-					"what the processor takes when nothing is missing"},
+			.help = "decode uses only the first N experts of each layer, loaded before the first "
+					"token: the time of computing alone, without misses"},
 		{"draft", 0, ARG_INT, .i32 = &o.draft, .max = DRAFT_MAX, .words = draft_modes,
 			.value = "N|auto|off",
 			.help = "decode: answers to questions with up to N drafts a step, and the same answers "
