@@ -126,7 +126,7 @@ static void add_figure(struct bench *b, const struct bench_figure *figure)
 		printf("%s,\"%s\",%s,%.6g,%.6g,%.6g,", f->section, f->name, f->unit, f->rate.median,
 			f->rate.low, f->rate.high);
 		if (f->limit > 0)
-			printf("%.6g,%s,%.4f\n", f->limit, f->limit_name ? f->limit_name : "",
+			printf("%.6g,\"%s\",%.4f\n", f->limit, f->limit_name ? f->limit_name : "",
 				f->rate.median / f->limit);
 		else
 			printf(",,\n");

@@ -197,10 +197,12 @@ out:
 static int check_parts(const struct bench_opts *o, struct err *e)
 {
 	static const char read[] = "bench read", model[] = "bench prefill, decode and session",
-					  ops[] = "bench ops, prefill, decode and session";
+					  ops[] = "bench ops, prefill, decode and session",
+					  samples[] = "bench copy, ops, prefill and decode without --draft";
 	const int computes = PARTS_WITH_MODEL | PART_OPS;
 	const struct common_opts *c = &o->common;
 	const int file = PART_READ | PART_SESSION | (o->draft ? PART_DECODE : 0);
+	const int sampled = PART_COPY | PART_OPS | PART_PREFILL | (o->draft ? 0 : PART_DECODE);
 	const struct {
 		const char *name;
 		bool given;
@@ -211,10 +213,7 @@ static int check_parts(const struct bench_opts *o, struct err *e)
 		{"--depth", o->read.depth, PART_READ, read}, {"--no-fio", o->read.no_fio, PART_READ, read},
 		{"--dir", o->read.dir, PART_READ | PART_SESSION, "bench read and session"},
 		{"--file", o->read.path, file, "bench read, bench session and bench decode with --draft"},
-		{"--seconds", o->seconds_given, PART_COPY | PART_OPS | PART_PREFILL | PART_DECODE,
-			"bench copy, ops, prefill and decode"},
-		{"--mb", o->mb, PART_COPY | PART_OPS | PART_PREFILL | PART_DECODE,
-			"bench copy, ops, prefill and decode"},
+		{"--seconds", o->seconds_given, sampled, samples}, {"--mb", o->mb, sampled, samples},
 		{"--only", o->only, PART_OPS, "bench ops"},
 		{"-n", o->new_given, PART_DECODE, "bench decode"},
 		{"--prompt", o->prompts, PARTS_WITH_MODEL, model},
@@ -387,8 +386,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.fallback = "the model's own routing"},
 		{"resident", 0, ARG_UINT, .u32 = &o.confine, .min = 1, .max = CONFIG_MAX_EXPERTS,
 			.value = "N",
-			.help = "decode uses only the first N experts of each layer, which are read before: "
-					"what the processor takes when nothing is missing"},
+			.help = "decode uses only the first N experts of each layer, loaded before the first "
+					"token: the time of computing alone, without misses"},
 		{"draft", 0, ARG_INT, .i32 = &o.draft, .max = DRAFT_MAX, .words = draft_modes,
 			.value = "N|auto|off",
 			.help = "decode: answers to questions with up to N drafts a step, and the same answers "

@@ -284,9 +284,9 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	struct stat seen;
 	read_stat(path, &seen);
 	int rc = session_file_load(a->session, path, &note, &info, e);
-	if (!rc)
-		rc =
-			chat_note_read(a, engine_config(a->engine)->n_vocab, buf_str(&note), note.len, path, e);
+	if (!rc && (rc = chat_note_read(
+					a, engine_config(a->engine)->n_vocab, buf_str(&note), note.len, path, e)))
+		a->timeline_longer = true; /* by the tokens of the file, which is no chat */
 	buf_free(&note);
 	if (rc)
 		return rc;
@@ -356,7 +356,7 @@ void chat_file_autosave(struct answer *a)
 	if (!a->autosave || !a->unsaved)
 		return;
 	uint64_t bytes = session_file_bytes(a->session, session_length(a->session), 0);
-	uint64_t cost = a->save_ns ? a->save_ns : bytes * 1000000000u / SAVE_BYTES_S;
+	uint64_t cost = a->save_ns ? a->save_ns : bytes * (1000000000u / SAVE_BYTES_S);
 	if (bytes > SMALL_BYTES && a->total_ns - a->saved_at_ns < PATIENCE * cost)
 		return;
 	struct err e = {0};

@@ -15,9 +15,10 @@
 #include "tools/chat/answer.h"
 
 /* Writes the chat to a file, reads it from one; says on stderr what was done (not with -q). A file
- * that cannot be read leaves the chat as it was. path NULL: to the file it came from, unless
- * another program has written there meanwhile (ERR_RUN). What was taken back (/undo, /reset, an old
- * system message) is not in the file. A file that is no session is replaced only with force. */
+ * that cannot be read leaves the chat as it was (its cache rows may be computed again). path NULL:
+ * to the file it came from, unless another program has written there meanwhile (ERR_RUN). What was
+ * taken back (/undo, /reset, an old system message) is not in the file. A file that is no session
+ * is replaced only with force. */
 int chat_file_save(struct answer *a, const char *path, bool force, struct err *e);
 int chat_file_load(struct answer *a, const char *path, struct err *e);
 

@@ -106,12 +106,18 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 	return report_parse(&args, argc, argv, e);
 }
 
-/* "dir/glm52-iq2-00001-of-00003.gguf" -> "glm52-iq2". The caller frees it. */
+/* "dir/glm52-iq2-00001-of-00003.gguf" -> "glm52-iq2", "GLM-5.2-FP8/" -> "GLM-5.2-FP8". The caller
+ * frees it. */
 static char *name_of(const char *path)
 {
-	const char *slash = strrchr(path, '/');
-	char *name = mem_strdup(slash ? slash + 1 : path);
-	size_t n = strlen(name);
+	size_t end = strlen(path);
+	while (end > 1 && path[end - 1] == '/')
+		end--;
+	size_t from = end;
+	while (from > 0 && path[from - 1] != '/')
+		from--;
+	size_t n = end - from;
+	char *name = mem_strndup(path + from, n);
 	if (n > 5 && !strcmp(name + n - 5, ".gguf"))
 		name[n -= 5] = 0;
 	if (n > 15 && name[n - 15] == '-' && !strncmp(name + n - 9, "-of-", 4) &&

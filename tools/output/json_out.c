@@ -3,6 +3,7 @@
 #include "tools/output/json_out.h"
 
 #include "src/base/buf.h"
+#include "src/text/utf8.h"
 
 #include <math.h>
 #include <string.h>
@@ -23,13 +24,9 @@ void json_out_uint(json_t *object, const char *key, uint64_t v)
 void json_out_str(json_t *object, const char *key, const char *s)
 {
 	json_t *v = json_string(s);
-	if (!v) { /* not UTF-8: keep what is ASCII */
+	if (!v) { /* not UTF-8 */
 		struct buf b = {0};
-		for (; *s; s++)
-			if ((unsigned char)*s < 128)
-				buf_putc(&b, *s);
-			else
-				buf_puts(&b, "\xef\xbf\xbd");
+		utf8_repair(s, strlen(s), &b);
 		v = json_string(buf_str(&b));
 		buf_free(&b);
 	}

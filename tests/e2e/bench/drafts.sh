@@ -90,6 +90,10 @@ exits 0
 check "off: one answer without drafts" figures 'not [k for k in f if "draft" in k] and named("4 tokens after 4") > 0'
 run bench decode --draft auto --cache-gb auto
 error_is_one_sentence 2 'two caches'
+for option in --seconds --mb; do
+	run bench decode --draft auto $option 1
+	error_is_one_sentence 2 "^glmstream: $option belongs to bench copy, ops, prefill and decode without --draft"
+done
 run bench decode --draft auto -n 5000
 error_is_one_sentence 2 'do not fit the context'
 

@@ -201,7 +201,7 @@ measured() { # recipe, tiers, drive, key, measured tok/s
 	check "$1 $2 at $3 GB/s: $4 is near $5" value "$4" "$(awk "BEGIN { print $5 * 0.86 }")" \
 		"$(awk "BEGIN { print $5 * 1.18 }")"
 }
-measured iq2 123,88 10 tok_s 72.3
+measured iq2 123,88 10 tok_s 72.7
 measured iq2 120,88 10 tok_s 68.4
 measured q2 120,115 10 tok_s 39.0
 measured iq2 120,0 2.88 tok_s 5.41

@@ -423,6 +423,11 @@ error_is_one_sentence 3 'line 1: .*; at least [0-9]+ more lines are not answered
 
 # ---- the other commands --------------------------------------------------------------------------
 
+ln "$POCKET" "$work/"$'fl\303\274sse\377.gguf' || cp "$POCKET" "$work/"$'fl\303\274sse\377.gguf'
+run inspect --json "$work/"$'fl\303\274sse\377.gguf'
+exits 0
+check "of a name that is not UTF-8 JSON replaces the bad byte alone" grep -q $'/fl\303\274sse\357\277\275\\.gguf"' "$work/out"
+
 printf 'Größe 日本語 \xf0\x9f\x99\x82 123456 \t x' >"$work/text"
 run tokenize -m "$POCKET" <"$work/text"
 exits 0

@@ -545,6 +545,19 @@ def taken_back():
     shown = c.say(b"Define river.")
     check("and goes on", b" new at " in shown, shown)
 
+    # the first part of a prefix store is a session without a chat: its rows are read, its note is refused
+    store = os.path.join(HOME, "store")
+    others = "The cat and the walnut."
+    run = [PROGRAM, "-t", "1", "-n", "1", "--think", "off", "-q", "--session-dir", store, "-p", (others + " ") * 120]
+    subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    part = os.path.join(store, os.listdir(store)[0])
+    check("a part holds its text", holds(part, " " + others), part)
+    shown = c.line(b"/load " + part.encode(), b"holds no chat")
+    check("a part of a prefix store is no chat", b"holds no chat" in shown, shown)
+    shown = save(c, three)
+    check("/load of it leaves the chat as it was", b"2 turns, " in shown and holds(three, "Define river"), shown)
+    check("none of it is in the file", not holds(three, " " + others))
+
     notes = os.path.join(HOME, "notes.txt")
     with open(notes, "w") as f:
         f.write("my notes")

@@ -26,6 +26,11 @@ check "the unit names the program where it is" grep -q "^ExecStart=/opt/glm/bin/
 while read -r option; do
 	check "the unit uses options that there are: $option" grep -q -- "$option " "$work/serve-help"
 done < <(grep '^ExecStart=' "$root/lib/systemd/system/glmstream.service" | grep -o -- '--[a-z-]*')
+# the program's own names: the profile of a streamed model stands below XDG_CACHE_HOME
+unit_says() { grep -qx "$1" "$root/lib/systemd/system/glmstream.service"; }
+check "the unit has a folder for profiles" unit_says 'CacheDirectory=glmstream'
+check "and names the folder that it is in" unit_says 'Environment=XDG_CACHE_HOME=%C'
+check "bad usage is not tried again" unit_says 'RestartPreventExitStatus=2'
 check "no placeholder is left" [ "$(grep -c @PREFIX@ "$root/lib/systemd/system/glmstream.service")" = 0 ]
 
 # the installed program, alone, with its own model
@@ -77,6 +82,9 @@ done
 check "options were found" [ $n_options -ge 150 ]
 check "completion and manual know every option (not:$missing)" [ -z "$missing" ]
 check "commands are completed" [ "$(complete_as_bash glmstream ins)" = inspect ]
+check "or a model is: without a command" [ "$(cd "$work" && complete_as_bash glmstream expe)" = expected ]
+check "behind a model, too, options are those of run" [ "$(complete_as_bash glmstream M.gguf --pol)" = --policy ]
+check "and words of a choice" [ "$(complete_as_bash glmstream M.gguf --policy s)" = sieve ]
 check "options without a command are those of run" [ "$(complete_as_bash glmstream --pol)" = --policy ]
 check "words of a choice" [ "$(complete_as_bash glmstream run --policy s)" = sieve ]
 check "also behind =" [ "$(complete_as_bash glmstream run --policy = l)" = "lfu lru" ]

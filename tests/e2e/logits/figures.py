@@ -2,6 +2,7 @@
 """Checks the figures of inspect, dump-logits, compare, perplexity and bench; called by figures.sh with the program and an
 empty folder. Only the standard library: rows are lists of floats."""
 import array
+import csv
 import json
 import math
 import os
@@ -213,7 +214,9 @@ def bench():
     run("bench", "nothing", status=2)
     rows = run("bench", "decode", *quick, "-p", "16", "-n", "4", "--csv").stdout.decode().splitlines()
     check("CSV has a head and three rows, one of --verify", len(rows) == 4 and rows[0].startswith("section,name,unit,median"), rows)
-    check("of equal width", len({len(r.split('"')) for r in rows[1:]}) == 1, rows)
+    check("of equal width", len({len(r) for r in csv.reader(rows)}) == 1, rows)
+    rows = list(csv.reader(run("bench", "session", "-t", "1", "--repeats", "1", "-p", "16", "--dir", WORK, "--csv").stdout.decode().splitlines()))
+    check("names of limits may hold a comma", len(rows) > 1 and {len(r) for r in rows} == {len(rows[0])}, rows)
     o = json.loads(run("bench", "prefill", *quick, "-p", "16", "--json").stdout)
     check("prefill is a rate", [f["unit"] for f in o["figures"]] == ["tok/s"], o)
     run("bench", "decode", *quick, "-p", "4096", "-n", "4096", status=2)

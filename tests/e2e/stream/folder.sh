@@ -127,6 +127,10 @@ run run -m "$work/links/model/" -p 'Define river.' --temp 0 -n 4 --cache-gb 0.00
 exits 0
 check "the sandbox is on" grep -q 'files of the model and the options (landlock\|any file (landlock' "$work/err"
 check "the folder gives the name" grep -q '^model: 4 layers' "$work/err"
+if has_command serve; then
+	RUN_LIMIT=3 run serve -m "$work/links/model//" --port 0 --sessions 1
+	check "and the name in the API" grep -q '^model "model", 1 sessions' "$work/err"
+fi
 printf 'A river is a large natural stream of water.\n' >"$work/text"
 run perplexity -m "$work/tiny-fp8" -f "$work/text"
 exits 0
