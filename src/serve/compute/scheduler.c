@@ -134,6 +134,7 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	if (!rc && o->folder)
 		rc = prefix_store_open(o->folder, o->folder_bytes, g, &s->store, e);
 	if (!rc) {
+		scheduler_reserve_steps(s);
 		s->finished = false;
 		int failed = pthread_create(&s->thread, NULL, scheduler_main, s);
 		if (failed) {

@@ -72,7 +72,8 @@ struct scheduler {
 	struct answer_step *steps; /* compute: in flight, oldest first */
 	struct answer_step *unused_steps; /* compute */
 	struct prompt_step *reads; /* compute: in flight, oldest first; empty if `steps` is not */
-	atomic_bool ends;          /* cancels the steps in flight; set by scheduler_stop */
+	struct prompt_step *unused_reads; /* compute */
+	atomic_bool ends;                 /* cancels the steps in flight; set by scheduler_stop */
 	/* of preemption: scheduler_preempt.c */
 	uint64_t image_limit;   /* constant: bytes of one image at most; 0: nothing is preempted */
 	uint64_t images_limit;  /* constant: of all */
@@ -138,6 +139,9 @@ void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
 /* One step of the sessions that read or of those that write; nothing when there are none. If the
  * model has several stages, steps may be in flight afterwards (batch.h). */
 void scheduler_step(struct scheduler *s);
+/* Allocates as many steps as may be in flight: a step that computes needs no memory of its own, so
+ * none can fail for want of it. */
+void scheduler_reserve_steps(struct scheduler *s);
 void scheduler_free_steps(struct scheduler *s);
 
 /* What a step has taken of the compute thread's time. Not in it: what stages before the last one
@@ -194,5 +198,7 @@ void slot_continue(struct scheduler *s, struct slot *slot, const struct batch_pa
  * is computed as a whole. Else steps are begun until as many are in flight as there are stages, and
  * the oldest is ended. */
 void prefill_step(struct scheduler *s, uint32_t room);
+void prompt_steps_reserve(struct scheduler *s, uint32_t n); /* n may be in flight */
+void prompt_steps_free(struct scheduler *s);                /* none may be */
 
 #endif

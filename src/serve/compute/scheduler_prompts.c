@@ -19,7 +19,7 @@
 
 /* A step that reads prompts. */
 struct prompt_step {
-	struct prompt_step *next; /* in s->reads */
+	struct prompt_step *next; /* in s->reads or s->unused_reads */
 	struct batch_run *run;    /* NULL: computed as a whole */
 	uint32_t n;
 	struct slot *at[SCHEDULER_SESSIONS_MAX];
@@ -101,10 +101,35 @@ static uint32_t prefill_parts(struct scheduler *s, struct slot **at, uint32_t n,
 	return kept;
 }
 
+static void give_unused_prompts(struct scheduler *s, struct prompt_step *x)
+{
+	x->next = s->unused_reads;
+	s->unused_reads = x;
+}
+
+void prompt_steps_reserve(struct scheduler *s, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		give_unused_prompts(s, NEW(struct prompt_step));
+}
+
+void prompt_steps_free(struct scheduler *s)
+{
+	for (struct prompt_step *x = s->unused_reads, *next; x; x = next) {
+		next = x->next;
+		free(x);
+	}
+	s->unused_reads = NULL;
+}
+
 /* The next step; NULL: there is none to begin. */
 static struct prompt_step *choose_prompts(struct scheduler *s, uint32_t room)
 {
-	struct prompt_step *x = NEW(struct prompt_step);
+	struct prompt_step *x = s->unused_reads;
+	if (!x)
+		bug("more steps of prompts than may be in flight");
+	s->unused_reads = x->next;
+	*x = (struct prompt_step){0};
 	for (uint32_t k = 0; k < s->n_slots; k++) {
 		struct slot *slot = &s->slots[(s->next_read_slot + k) % s->n_slots];
 		if (slot->job && slot->state == SCHEDULER_READING && !atomic_load(&slot->job->cancel) &&
@@ -117,7 +142,7 @@ static struct prompt_step *choose_prompts(struct scheduler *s, uint32_t room)
 	x->began = s->clock();
 	if (x->n)
 		return x;
-	free(x);
+	give_unused_prompts(s, x);
 	return NULL;
 }
 
@@ -160,12 +185,12 @@ static bool begin_prompts(struct scheduler *s, uint32_t room)
 	int rc = batch_begin(x->parts, x->n, &watch, &x->run, &e);
 	times_add(s, &x->times, from);
 	if (rc && s->reads) { /* those in flight end first; then it is tried again */
-		free(x);
+		give_unused_prompts(s, x);
 		return false;
 	}
 	if (rc) {
 		parts_finish(s, x->parts, x->at, x->n, &x->times, rc, &e);
-		free(x);
+		give_unused_prompts(s, x);
 		return false;
 	}
 	for (uint32_t i = 0; i < x->n; i++) {
@@ -214,12 +239,12 @@ static void end_prompts(struct scheduler *s)
 	}
 	if (parts_finish(s, x->parts, x->at, x->n, &x->times, rc, &e))
 		prompts_read(s, x, took_ns);
-	free(x);
+	give_unused_prompts(s, x);
 	for (uint32_t i = 0; i < n_later; i++) {
 		struct prompt_step *y = later[i];
 		if (well[i] && parts_finish(s, y->parts, y->at, y->n, &y->times, 0, NULL))
 			prompts_read(s, y, took_ns);
-		free(y);
+		give_unused_prompts(s, y);
 	}
 }
 
@@ -238,5 +263,6 @@ void prefill_step(struct scheduler *s, uint32_t room)
 	struct prompt_step *x = depth > 1 ? NULL : choose_prompts(s, room);
 	if (x && parts_compute(s, x->parts, x->at, x->n))
 		prompts_read(s, x, s->clock() - x->began);
-	free(x);
+	if (x)
+		give_unused_prompts(s, x);
 }

@@ -462,7 +462,7 @@ static struct answer_step *take_unused_step(struct scheduler *s)
 {
 	struct answer_step *step = s->unused_steps;
 	if (!step)
-		return NEW(struct answer_step);
+		bug("more steps of answers than may be in flight");
 	s->unused_steps = step->next;
 	*step = (struct answer_step){0};
 	return step;
@@ -474,8 +474,17 @@ static void give_unused_step(struct scheduler *s, struct answer_step *step)
 	s->unused_steps = step;
 }
 
+void scheduler_reserve_steps(struct scheduler *s)
+{
+	const uint32_t n = batch_micro_batches(s->engine, s->n_slots, s->n_slots);
+	for (uint32_t i = 0; i < n; i++)
+		give_unused_step(s, NEW(struct answer_step));
+	prompt_steps_reserve(s, batch_depth(s->engine));
+}
+
 void scheduler_free_steps(struct scheduler *s)
 {
+	prompt_steps_free(s);
 	for (struct answer_step *x = s->unused_steps, *next; x; x = next) {
 		next = x->next;
 		free(x);
