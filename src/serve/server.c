@@ -47,7 +47,7 @@ static void on_handle(void *user, struct exchange *x)
 	}
 	struct request_error e = {0};
 	request_refuse(&e, 400, "unsupported_endpoint", NULL, "%s", r->refusal);
-	respond_refusal(x, r->words, &e);
+	respond_refusal(x, r->error_api, &e);
 }
 
 static void on_refuse(
@@ -57,7 +57,7 @@ static void on_refuse(
 	struct request_error e = {0};
 	request_refuse(&e, (int)why->status, why->code, NULL, "%s",
 		why->status == 404 ? route_list() : why->message);
-	route_words(x)->error(&e, out);
+	route_error_api(x)->error(&e, out);
 }
 
 static void on_sent(void *user, const char *route, unsigned status)

@@ -30,7 +30,7 @@ struct server_route {
 	const char *method, *path;              /* the path as /metrics counts it */
 	enum { ROUTE_EXACT, ROUTE_BELOW } kind; /* BELOW: the path, and more behind it */
 	bool open;                              /* no key is needed */
-	const struct api *words;                /* writes refusals; NULL: by the client's headers */
+	const struct api *error_api;            /* writes refusals; NULL: by the client's headers */
 	/* rest: what follows `path` in the path of a ROUTE_BELOW request, else "" */
 	void (*handle)(struct server *s, struct exchange *x, const char *rest);
 	const char *refusal; /* instead of handle: why this is not done here */
@@ -47,7 +47,7 @@ const struct server_route *route_find(
 	const char *method, const char *path, const char **allow, char *rest);
 /* The API in whose form a refusal is written: that of the path, and of the client where two share
  * it. */
-const struct api *route_words(const struct exchange *x);
+const struct api *route_error_api(const struct exchange *x);
 /* The sentence for a path that does not exist: it lists those that do. */
 const char *route_list(void);
 

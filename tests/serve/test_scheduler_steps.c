@@ -585,10 +585,10 @@ static void test_preempted_keeps_none_out(void **state)
 	assert_int_equal(client_held(c.clients[0], CLIENT_PLACES), 0);
 	s->queue_limit = 1;
 	s->snapshot.active = 2;
-	assert_int_equal(scheduler_ask(s, c.clients[0], &retry), SCHEDULER_TAKEN);
+	assert_int_equal(scheduler_check_room(s, c.clients[0], &retry), SCHEDULER_TAKEN);
 	c.f.client = c.clients[2];
 	const struct job *new = submit(&c.f, 10, 1000);
-	assert_int_equal(scheduler_ask(s, c.clients[2], &retry), SCHEDULER_FULL);
+	assert_int_equal(scheduler_check_room(s, c.clients[2], &retry), SCHEDULER_FULL);
 	atomic_store(&c.f.jobs[gone == c.f.jobs[0]]->cancel, true); /* the other one of its client */
 	step(&c.f, &reads);
 	assert_null(gone->swapped);

@@ -56,7 +56,7 @@ static int refuse_answer(enum scheduler_answer answer, const struct client *clie
 int reply_possible(struct scheduler *s, struct client *client, struct request_error *e)
 {
 	unsigned retry_s = 1;
-	return refuse_answer(scheduler_ask(s, client, &retry_s), client, retry_s, e);
+	return refuse_answer(scheduler_check_room(s, client, &retry_s), client, retry_s, e);
 }
 
 int reply_begin(struct reply *r, struct request *request, struct scheduler *s,

@@ -310,7 +310,7 @@ int request_effort(
 		return request_refuse(e, 400, NULL, param,
 			"%s: expected none, minimal, low, medium, high, xhigh or max, found \"%.40s\"", param,
 			effort);
-	r->think_asked = true;
+	r->think_is_set = true;
 	r->talk.chat.options.enable_thinking = i ? CHAT_ON : CHAT_OFF;
 	r->talk.chat.options.effort_high = i >= 1 && i <= 4;
 	return 0;
@@ -340,7 +340,7 @@ static int take_thinking(struct request *r, const json_t *thinking, struct reque
 			"thinking.type: expected enabled, adaptive or disabled, found \"%.40s\"", type);
 	if (type) {
 		o->enable_thinking = strcmp(type, "disabled") ? CHAT_ON : CHAT_OFF;
-		r->think_asked = true;
+		r->think_is_set = true;
 	}
 	return take_switch(thinking, "clear_thinking", &o->clear_thinking, e);
 }
@@ -364,9 +364,9 @@ int request_template(struct request *r, struct request_error *e)
 		take_switch(kwargs, "enable_thinking", &o->enable_thinking, e) ||
 		take_switch(kwargs, "clear_thinking", &o->clear_thinking, e))
 		return -1;
-	r->think_asked = r->think_asked ||
-					 json_is_boolean(json_object_get(r->body, "enable_thinking")) ||
-					 json_is_boolean(json_object_get(kwargs, "enable_thinking"));
+	r->think_is_set = r->think_is_set ||
+					  json_is_boolean(json_object_get(r->body, "enable_thinking")) ||
+					  json_is_boolean(json_object_get(kwargs, "enable_thinking"));
 	o->add_generation_prompt = true;
 	return 0;
 }

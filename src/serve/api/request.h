@@ -74,9 +74,9 @@ struct request {
 	uint32_t max_new; /* 0: compute the prompt only */
 	struct sampler_options sampling;
 	struct output_options output; /* of every answer */
-	json_t *items;    /* responses: all items of the conversation before the answer; owned */
-	bool store;       /* responses: keep the answer */
-	bool think_asked; /* the body turns reasoning on or off */
+	json_t *items;     /* responses: all items of the conversation before the answer; owned */
+	bool store;        /* responses: keep the answer */
+	bool think_is_set; /* the body turns reasoning on or off */
 	size_t body_bytes;
 	uint64_t schema_ns;      /* processor time that its schemas took */
 	struct budget_part part; /* what the request holds, until `shared` does */

@@ -180,7 +180,8 @@ static enum scheduler_answer queue_answer(
 	return answer;
 }
 
-enum scheduler_answer scheduler_ask(struct scheduler *s, struct client *client, unsigned *retry_s)
+enum scheduler_answer scheduler_check_room(
+	struct scheduler *s, struct client *client, unsigned *retry_s)
 {
 	pthread_mutex_lock(&s->lock);
 	enum scheduler_answer answer = queue_answer(s, client, 1, false, retry_s);

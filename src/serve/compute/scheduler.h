@@ -71,7 +71,8 @@ enum scheduler_answer scheduler_submit(
 
 /* What scheduler_submit would return now for one job of this client. A refusal is counted in the
  * metrics as one of scheduler_submit is. */
-enum scheduler_answer scheduler_ask(struct scheduler *s, struct client *client, unsigned *retry_s);
+enum scheduler_answer scheduler_check_room(
+	struct scheduler *s, struct client *client, unsigned *retry_s);
 
 /* Takes no new jobs. Jobs that wait or are preempted fail. Those that run may go on for grace_ms,
  * then they fail too. Returns when every job has got its last event; at once if it was called

@@ -19,7 +19,7 @@ typedef int64_t count_fn(
 	const struct request_model *model, const char *body, size_t len, struct request_error *e);
 
 /* Answers with how many tokens the body's text has; `head` stands before the number. */
-static void answer_count(struct server *s, struct exchange *x, const struct api *words,
+static void answer_count(struct server *s, struct exchange *x, const struct api *error_api,
 	count_fn *count, const char *head)
 {
 	size_t len;
@@ -30,7 +30,7 @@ static void answer_count(struct server *s, struct exchange *x, const struct api 
 	model.client = exchange_client(x);
 	int64_t n = count(&model, text, len, &e);
 	if (n < 0) {
-		respond_refusal(x, words, &e);
+		respond_refusal(x, error_api, &e);
 		return;
 	}
 	buf_printf(&body, "{%s\"input_tokens\":%lld}", head, (long long)n);
@@ -103,7 +103,7 @@ void handle_model(struct server *s, struct exchange *x, const char *rest)
 	struct request_error e = {0};
 	bool anthropic = exchange_header(x, "anthropic-version") != NULL;
 	if (api_models_one(&s->model, rest, anthropic, &body, &e))
-		respond_refusal(x, route_words(x), &e);
+		respond_refusal(x, route_error_api(x), &e);
 	else
 		exchange_reply(x, 200, JSON_TYPE, &body);
 }

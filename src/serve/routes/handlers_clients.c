@@ -22,7 +22,7 @@ typedef int body_fn(const struct request_model *model, const char *body, size_t 
 	struct buf *out, struct request_error *e);
 
 static void answer_body(
-	struct server *s, struct exchange *x, const struct api *words, body_fn *answer)
+	struct server *s, struct exchange *x, const struct api *error_api, body_fn *answer)
 {
 	size_t len;
 	const char *text = exchange_body(x, &len);
@@ -32,7 +32,7 @@ static void answer_body(
 	model.client = exchange_client(x);
 	if (answer(&model, text, len, &body, &e)) {
 		buf_free(&body);
-		respond_refusal(x, words, &e);
+		respond_refusal(x, error_api, &e);
 	} else {
 		exchange_reply(x, 200, JSON_TYPE, &body);
 	}

@@ -166,13 +166,13 @@ const struct server_route *route_find(
 	return NULL;
 }
 
-const struct api *route_words(const struct exchange *x)
+const struct api *route_error_api(const struct exchange *x)
 {
 	char name[ROUTE_PATH_MAX];
 	path_resolve(exchange_path(x), name);
 	for (size_t i = 0; i < ARRAY_LEN(routes); i++)
-		if (routes[i].words && path_match(&routes[i], name))
-			return routes[i].words;
+		if (routes[i].error_api && path_match(&routes[i], name))
+			return routes[i].error_api;
 	if (!strncmp(name, "/api/", 5))
 		return &api_ollama_chat;
 	return exchange_header(x, "anthropic-version") ? &api_messages : &api_chat;

@@ -290,10 +290,10 @@ static int parse_talk(struct request *r, struct request_error *e)
 		request_string(config, "effort", &effort, e) ||
 		request_effort(r, effort, "output_config.effort", e))
 		return -1;
-	r->think_asked = false; /* an effort alone does not turn reasoning on */
+	r->think_is_set = false; /* an effort alone does not turn reasoning on */
 	if (request_template(r, e))
 		return -1;
-	if (!r->think_asked)
+	if (!r->think_is_set)
 		r->talk.chat.options.enable_thinking = CHAT_OFF;
 	json_t *messages = json_array();
 	int rc = convert_messages(messages, r->body, e);
