@@ -10,6 +10,7 @@
  * later steps.
  */
 #include "src/base/clock.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/compute/scheduler_internal.h"
