@@ -91,6 +91,7 @@ static struct fixture fixture_open(
 	pthread_cond_init(&f.s->ended, NULL);
 	for (; f.s->n_slots < sessions; f.s->n_slots++)
 		f.s->slots[f.s->n_slots].session = session_of(g, false);
+	scheduler_reserve_steps(f.s);
 	return f;
 }
 

@@ -139,8 +139,8 @@ void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
 /* One step of the sessions that read or of those that write; nothing when there are none. If the
  * model has several stages, steps may be in flight afterwards (batch.h). */
 void scheduler_step(struct scheduler *s);
-/* Allocates as many steps as may be in flight: a step that computes needs no memory of its own, so
- * none can fail for want of it. */
+/* Before the first step. Allocates as many steps as may be in flight: later none can fail for want
+ * of memory. */
 void scheduler_reserve_steps(struct scheduler *s);
 void scheduler_free_steps(struct scheduler *s);
 
