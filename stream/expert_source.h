@@ -66,7 +66,7 @@ static inline struct weight expert_shape(
 enum expert_use {
 	EXPERT_DECODE,  /* a few rows: experts that are read stay in the cache for later tokens */
 	EXPERT_PREFILL, /* many rows, layer after layer: experts that are read pass through prefill
-					   slots and evict no others */
+					   slots; only what makes room for these slots is evicted */
 };
 
 struct expert_source;

@@ -29,7 +29,8 @@ struct model;
 struct host_experts;
 
 /*
- * What a step does to the expert cache (moe_step_use). EXPERT_PREFILL, which evicts nothing:
+ * What a step does to the expert cache (moe_step_use). EXPERT_PREFILL, which evicts only
+ * what makes room for the prefill slots:
  * - steps of at least PREFILL_ROWS rows, since they use most experts of a layer once. Not so, with
  *   at most ANSWER_ROWS rows: steps that only continue answers (a token of each, with or without
  *   drafts to verify), and rounds that make drafts: the next one uses much the same experts again;
