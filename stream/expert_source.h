@@ -7,8 +7,8 @@
  *   1. step           before the first layer of a forward pass of the trunk
  *   2. read_ahead     prefill: which experts of a layer will be acquired, in which order
  *   3. acquire        pins a group of experts of a layer; some of them are ready
- *   4. wait_ready     until all are; an expert's views may be used as soon as it is ready
- *   5. prefetch       decode: which experts of later layers are predicted
+ *   4. prefetch       decode: which experts of later layers are predicted
+ *   5. wait_ready     until all are; an expert's views may be used as soon as it is ready
  *   6. release        once for each acquired expert, when the ops that used it have run
  *   7. keep_rows      after a step with rows that may be dropped: which are kept
  */
