@@ -7,8 +7,8 @@
  *   1. step           before the first layer of a forward pass of the trunk
  *   2. read_ahead     prefill: which experts of a layer will be acquired, in which order
  *   3. acquire        pins a group of experts of a layer; some of them are ready
- *   4. wait_ready     until all are; an expert's views may be used as soon as it is ready
- *   5. prefetch       decode: which experts of later layers are predicted
+ *   4. prefetch       decode: which experts of later layers are predicted
+ *   5. wait_ready     until all are; an expert's views may be used as soon as it is ready
  *   6. release        once for each acquired expert, when the ops that used it have run
  *   7. keep_rows      after a step with rows that may be dropped: which are kept
  */
@@ -66,7 +66,7 @@ static inline struct weight expert_shape(
 enum expert_use {
 	EXPERT_DECODE,  /* a few rows: experts that are read stay in the cache for later tokens */
 	EXPERT_PREFILL, /* many rows, layer after layer: experts that are read pass through prefill
-					   slots and evict no others */
+					   slots; only what makes room for these slots is evicted */
 };
 
 struct expert_source;

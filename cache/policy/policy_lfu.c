@@ -6,10 +6,10 @@
  *
  * Layers are visited in a cycle, so a key cannot be used again before a whole token has passed, and
  * a new key always has a small score: alone, the rule above evicts what was inserted last. So keys
- * used within the last token (env.recency_window accesses) are not compared. They are in a list by
- * age, and enter the heap of scores when they are older. If nothing in the heap can be evicted, the
- * oldest of the list is. (On synthetic GLM-5.2 routing with room for 10 % of the experts: 52 %
- * hits, 48 % without this rule, 50 % for LRU.)
+ * used within the last token (env.recency_window accesses) are not compared. They are in a list in
+ * order of last use or insertion, and enter the heap of scores when they are older. If nothing in
+ * the heap can be evicted, the oldest of the list is. (On synthetic GLM-5.2 routing with room for
+ * 10 % of the experts: 52 % hits, 48 % without this rule, 50 % for LRU.)
  *
  * Instead of decaying 20,000 scores at every access, the weight of a new use grows by a constant
  * factor and only the ratio of scores matters. When the weight gets large all are scaled down by an

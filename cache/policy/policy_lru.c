@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Least recently used: each list in order of last use, newest at the head. Keys that cannot leave
- * (pinned, being filled) stay where they are and are stepped over; there are only a few dozen of
- * them at a time. */
+/* Least recently used: each list in order of last use or insertion, newest at the head. Keys that
+ * cannot leave (pinned, being filled) stay where they are and are stepped over; there are only a
+ * few dozen of them at a time. */
 #include "cache/policy/policy.h"
 
 #include "cache/policy/key_list.h"
@@ -47,7 +47,7 @@ static int32_t lru_victim(struct policy *p, int list, uint64_t used_before)
 	const struct key_lists *lists = p->state;
 	for (int32_t key = lists->tail[list]; key >= 0; key = lists->prev[key]) {
 		if (p->env.last_use[key] >= used_before)
-			return -1; /* everything nearer to the head was used later */
+			return -1; /* nearer to the head, only keys that changed their tier may be older */
 		if (p->env.evictable(p->env.ctx, key))
 			return key;
 	}

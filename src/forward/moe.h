@@ -31,7 +31,7 @@ struct host_experts;
 /*
  * What a step does to the expert cache (moe_step_use).
  *
- * EXPERT_PREFILL evicts nothing:
+ * EXPERT_PREFILL, which evicts only what makes room for the prefill slots:
  * - steps of at least PREFILL_ROWS rows, since they use most experts of a layer once. Exception:
  *   the first item below;
  * - all steps of a prompt of at least LONG_PROMPT tokens, since its last one may be short and would

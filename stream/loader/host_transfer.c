@@ -250,10 +250,14 @@ static bool host_can_demote(struct transfer *t)
 	return true;
 }
 
+static bool tag_names_slot(const void *slot, uint64_t tag)
+{
+	return TAG_PLACE(tag) / EXTENT_PARTS == (uint64_t) * (const int32_t *)slot;
+}
+
 static void host_boost(struct transfer *t, int32_t slot)
 {
-	(void)t;
-	(void)slot; /* not called: without a card the loader queues no boosts */
+	reader_boost(t->config.reader, tag_names_slot, &slot);
 }
 
 static bool host_run(struct transfer *t)

@@ -121,13 +121,16 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
  * ERR_MEMORY, ERR_RUN (the card), or -errno; *out is NULL then. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
-/* On a card the second tier is pinned step by step in a thread of its own: the first step after
- * loader_open, then some ahead of demotions, and one for each layer of a prompt after
- * one whose reads found no free slot. From this call on the rest is pinned too, with pauses: call
- * it when the drive has nothing more urgent to do. The tier is used as far as it is pinned: only
- * the warm-up waits for more, and a demotion that finds no room leaves the cache
- * (cache_limit_tier1). When the system refuses to pin a step, a warning says so, the tier stays as
- * it is, and expert_stats.ram_refused_bytes has the rest. */
+/* On a card the second tier is pinned step by step, in a thread of its own. These steps are pinned:
+ * - the first one, after loader_open;
+ * - some ahead of demotions;
+ * - one more after each layer of a prompt in which a read found no free slot;
+ * - from this call on all others, with pauses. Call it when the drive has nothing more urgent to
+ *   do.
+ * The tier is used as far as it is pinned. Only the warm-up waits for more. An expert whose
+ * demotion finds no room leaves the cache (cache_limit_tier1). When the system refuses to pin a
+ * step, a warning says so, the tier stays as it is, and expert_stats.ram_refused_bytes has the
+ * rest. */
 void loader_pin_in_background(struct expert_source *s);
 
 /* Of a source made by loader_open. */

@@ -110,9 +110,7 @@ void loader_queue_boost(struct loader *l, int32_t slot)
 	x->priority = TRANSFER_DEMAND;
 	*loader_link_bytes(s, x) += x->link_bytes;
 	s->n_demands++;
-	/* Without a card the reads are submitted already, or will be with the new priority; rereads are
-	 * always urgent. */
-	if (!l->card || x->boost_queued)
+	if (x->boost_queued)
 		return;
 	x->boost_queued = true;
 	s->queue.boosted[s->queue.n_boosted++] = slot;

@@ -532,6 +532,20 @@ int reader_submit(struct reader *r, const struct reader_request *q)
 	return 0;
 }
 
+void reader_boost(struct reader *r, bool (*match)(const void *ctx, uint64_t tag), const void *ctx)
+{
+	for (struct queued_request *rq = r->normal.head, *after; rq; rq = after) {
+		after = rq->after;
+		if (!match(ctx, rq->q.tag))
+			continue;
+		queue_remove(&r->normal, rq);
+		*queued_bytes(r, rq) -= rq->q.bytes - rq->next;
+		rq->q.urgent = true;
+		*queued_bytes(r, rq) += rq->q.bytes - rq->next;
+		queue_push(&r->urgent, rq);
+	}
+}
+
 void reader_flush(struct reader *r)
 {
 	reader_dispatch(r);

@@ -529,6 +529,39 @@ static int wait_for_warm_end(struct expert_source *s)
 	return now;
 }
 
+/* The last expert of a warm-up is demanded while the others are still being read: its reads
+ * overtake theirs. */
+static void test_demand_overtakes_warm(void **state)
+{
+	(void)state;
+	struct reader_faults slow = {.latency_min_us = 10000, .latency_max_us = 10000};
+	struct loader_options o = source_options(1, 0);
+	o.reader =
+		(struct reader_options){.custom = &reader_null_engine, .custom_options = &slow, .depth = 1};
+	struct expert_source *s = open_source(&o);
+	size_t n;
+	struct profile_key *keys = all_experts(&n);
+	const int n_keys = 2 * (int)config.n_used; /* that a warm-up has in flight at most */
+	const struct profile_key last = keys[n_keys - 1];
+	uint8_t *map = NEW_ARRAY(uint8_t, (size_t)o.n_layers * config.n_experts);
+	struct expert_ref ref = {.id = last.expert};
+	struct err e = {0};
+	int in[2];
+	loader_warm(s, keys, (size_t)n_keys);
+	do {
+		usleep(1000);
+		loader_residency_map(s, map, NULL);
+	} while (map[(size_t)last.layer * config.n_experts + (size_t)last.expert] != LOADER_LOADING);
+	usleep(5000); /* its reads are submitted */
+	s->ops->step(s, EXPERT_DECODE, 1, 0);
+	assert_int_equal(use_experts(s, last.layer, EXPERT_DECODE, &ref, 1, &e), 0);
+	source_layer_resident(s, last.layer, in);
+	assert_in_range(in[0], 1, n_keys / 2);
+	close_source(s);
+	free(map);
+	free(keys);
+}
+
 /* A warm-up that finds no slot because a prompt has borrowed some goes on when they come back. */
 static void test_warm_in_a_prompt(void **state)
 {
@@ -731,6 +764,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_loader_refusals),
 		cmocka_unit_test(test_drafts_end_a_prompt),
 		cmocka_unit_test(test_warm),
+		cmocka_unit_test(test_demand_overtakes_warm),
 		cmocka_unit_test(test_warm_in_a_prompt),
 		cmocka_unit_test(test_warm_of_two_sizes),
 		cmocka_unit_test(test_warm_evicts_nobody),

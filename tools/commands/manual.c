@@ -487,7 +487,7 @@ static const char topics[] =
 	"(\\fB\\-\\-replicas\\fR) share the reads by the measured speed of their drives; a drive that "
 	"is left out because it was slow is measured again from time to time. Where experts cannot be "
 	"read from the model or a copy, the next copy is read; a warning names the file, which is "
-	"then read only where its copies fail. "
+	"then left out for a minute, unless its copies fail too. "
 	"\\fB\\-v\\fR says what was\n"
 	"found, \\fB\\-\\-json\\fR has it as io_depth and io_slice_bytes. "
 	"\\fB\\-\\-io\\-depth\\fR \\fIN\\fR keeps N reads of\n"
