@@ -200,9 +200,8 @@ int gguf_get_f32_or(
 int gguf_get_bool_or(
 	const struct gguf *g, const char *key, bool fallback, bool *out, struct err *e);
 
-/* Arrays: whole numbers or bools, floats, strings. */
+/* Arrays: whole numbers or bools, strings. */
 int gguf_get_ints(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
-int gguf_get_floats(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
 int gguf_get_strs(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
 
 /* Element i < a->n of an array of numbers or bools. As an integer, floats are truncated, values out

@@ -285,11 +285,6 @@ int gguf_get_ints(const struct gguf *g, const char *key, struct gguf_array *out,
 	return get_key_array(g, key, "an array of whole numbers or bools", is_int_or_bool, out, e);
 }
 
-int gguf_get_floats(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e)
-{
-	return get_key_array(g, key, "an array of floats", is_float, out, e);
-}
-
 int gguf_get_strs(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e)
 {
 	return get_key_array(g, key, "an array of strings", is_string, out, e);

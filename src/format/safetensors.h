@@ -134,8 +134,4 @@ int safetensors_read_f32(const struct safetensors *st, const struct safetensors_
 	const struct safetensors_tensor *scale, uint64_t row0, uint64_t row1, float *out,
 	struct err *e);
 
-/* Tells the kernel that a tensor's pages will not be needed again (page cache only; costs nothing
- * when it is wrong). */
-void safetensors_drop(const struct safetensors *st, const struct safetensors_tensor *t);
-
 #endif

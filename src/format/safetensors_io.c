@@ -82,13 +82,6 @@ int safetensors_read_direct(const struct safetensors *st, const struct safetenso
 	return safetensors_read(st, t, offset, (char *)buffer + (first - begin), bytes, e);
 }
 
-void safetensors_drop(const struct safetensors *st, const struct safetensors_tensor *t)
-{
-	if (st->files[t->file].fd >= 0)
-		(void)posix_fadvise(
-			st->files[t->file].fd, (off_t)t->offset, (off_t)t->bytes, POSIX_FADV_DONTNEED);
-}
-
 static uint64_t scale_blocks(uint64_t n)
 {
 	return n / SAFETENSORS_SCALE_BLOCK + (n % SAFETENSORS_SCALE_BLOCK != 0);

@@ -174,22 +174,6 @@ out:
 	return rc;
 }
 
-int tokenizer_from_ranks(const char *file, size_t len, const struct text_span *added,
-	const uint8_t *added_types, uint32_t n_added, struct tokenizer **out, struct err *e)
-{
-	struct tokenizer *t = NEW(struct tokenizer);
-	int rc = vocab_init_ranks(&t->vocab, file, len, added, added_types, n_added, e);
-	if (rc || (rc = bpe_init_ids(&t->bpe, &t->vocab, true, e)) ||
-		(rc = pretok_new(PRETOK_GLM4, &t->pretok, e))) {
-		tokenizer_free(t);
-		*out = NULL;
-		return rc;
-	}
-	stops_by_text(t);
-	*out = t;
-	return 0;
-}
-
 void tokenizer_free(struct tokenizer *t)
 {
 	if (!t)

@@ -30,10 +30,6 @@ int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err
 /* From a parsed tokenizer.json; the stop set by text as above. `hf` may be freed afterwards. */
 int tokenizer_from_hf(const struct hf_tokenizer *hf, struct tokenizer **out, struct err *e);
 
-/* From a rank file and added tokens (see vocab_init_ranks) with GLM's pattern. */
-int tokenizer_from_ranks(const char *file, size_t len, const struct text_span *added,
-	const uint8_t *added_types, uint32_t n_added, struct tokenizer **out, struct err *e);
-
 void tokenizer_free(struct tokenizer *t); /* NULL is fine */
 
 enum tokenizer_flags {

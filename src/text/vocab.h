@@ -64,11 +64,6 @@ struct vocab {
 int vocab_init(struct vocab *v, const struct text_span *texts, const uint8_t *types, uint32_t n,
 	enum vocab_spelling spelling, struct err *e);
 
-/* Builds from a rank file (lines "base64(bytes) id", ids 0, 1, ... in order) followed by added
- * tokens, whose ids continue after the last line. */
-int vocab_init_ranks(struct vocab *v, const char *file, size_t len, const struct text_span *added,
-	const uint8_t *added_types, uint32_t n_added, struct err *e);
-
 void vocab_fini(struct vocab *v); /* a zeroed struct is fine */
 
 /* Id of the normal token with exactly these bytes, or -1. */

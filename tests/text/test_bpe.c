@@ -320,36 +320,6 @@ static void test_bpe_refusals(void **state)
 	vocab_fini(&v);
 }
 
-static void test_rank_files(void **state)
-{
-	(void)state;
-	static const struct {
-		const char *file, *want;
-	} cases[] = {
-		{"IQ== 0\nIg== 2\n", "line 2: expected base64 bytes and the id 1"},
-		{"IQ==\n", "line 1: "},
-		{"IQ== \n", "line 1: "},
-		{" 0\n", "line 1: "},
-		{"I*== 0\n", "line 1: "},
-		{"I 0\n", "line 1: "},
-		{"IQ== 0x\n", "line 1: "},
-		{"IQ== 99999999999999999999\n", "line 1: "},
-		{"\n", "line 1: "},
-		{"", "0 tokens"},
-		{"IQ== 0\nIQ== 1", "token 1 has the same bytes as token 0"},
-		{"IQ== 0\r\nIg 1\r\n", "no token for byte 0x00"},
-	};
-	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		struct vocab v;
-		struct err e = {0};
-		assert_int_equal(
-			vocab_init_ranks(&v, cases[i].file, strlen(cases[i].file), NULL, NULL, 0, &e),
-			ERR_INPUT);
-		if (!strstr(e.text, cases[i].want))
-			fail_msg("case %zu: %s", i, e.text);
-	}
-}
-
 /* A piece of 300,000 bytes: the heap's path in linear-logarithmic time. */
 static void test_long_piece(void **state)
 {
@@ -398,7 +368,6 @@ int main(void)
 		cmocka_unit_test(test_lookup),
 		cmocka_unit_test(test_longest_added_token_wins),
 		cmocka_unit_test(test_bpe_refusals),
-		cmocka_unit_test(test_rank_files),
 		cmocka_unit_test(test_long_piece),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
 #include "tests/text/text_data.h"
 
 #include "src/base/mem.h"
+#include "src/text/pretok.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,26 +47,70 @@ json_t *text_data_lines(const char *path)
 	return list;
 }
 
+/* Appends the bytes that the first n characters of p stand for. */
+static void base64_decode(const char *p, size_t n, struct buf *out)
+{
+	static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+	uint32_t acc = 0;
+	unsigned bits = 0;
+	for (size_t i = 0; i < n && p[i] != '='; i++) {
+		acc = acc << 6 | (uint32_t)(strchr(digits, p[i]) - digits);
+		if ((bits += 6) >= 8)
+			buf_putc(out, (char)(acc >> (bits -= 8)));
+	}
+}
+
+struct text_span *text_data_ranks(uint32_t *n, char **texts)
+{
+	size_t len;
+	char *file = text_data_read("tests/data/tokenizer/glm-5.2-vocab.bpe", &len), *end;
+	struct text_span *spans =
+		NEW_ARRAY(struct text_span, len); /* far fewer lines, and room for more */
+	struct buf all = {0}, token = {0};
+	*n = 0;
+	for (char *line = file; *line; line = end + 1, ++*n) {
+		end = strchr(line, '\n');
+		size_t from = all.len;
+		buf_clear(&token);
+		base64_decode(line, strcspn(line, " "), &token);
+		vocab_spell(buf_str(&token), token.len, &all);
+		spans[*n].len = all.len - from;
+	}
+	*texts = buf_take(&all);
+	for (size_t i = 0, at = 0; i < *n; at += spans[i++].len)
+		spans[i].data = *texts + at;
+	buf_free(&token);
+	free(file);
+	return spans;
+}
+
 struct tokenizer *text_data_glm(void)
 {
-	size_t ranks_len, csv_len;
-	char *ranks = text_data_read("tests/data/tokenizer/glm-5.2-vocab.bpe", &ranks_len);
-	char *csv = text_data_read("tests/data/tokenizer/special_tokens.csv", &csv_len);
-	struct text_span added[64];
-	uint8_t types[64];
-	uint32_t n = 0;
-	char *save = NULL;
+	size_t csv_len;
+	char *csv = text_data_read("tests/data/tokenizer/special_tokens.csv", &csv_len), *texts,
+		 *save = NULL;
+	uint32_t n;
+	struct text_span *spans = text_data_ranks(&n, &texts);
+	uint8_t *types = NEW_ARRAY(uint8_t, n + 64);
+	memset(types, TOKEN_NORMAL, n);
 	strtok_r(csv, "\n", &save); /* header: id,text,special,end_of_generation */
-	for (char *line; n < 64 && (line = strtok_r(NULL, "\n", &save)); n++) {
+	for (char *line; (line = strtok_r(NULL, "\n", &save)); n++) {
 		char *text = strchr(line, ',') + 1, *end = strchr(text, ',');
-		added[n] = (struct text_span){text, (size_t)(end - text)};
+		spans[n] = (struct text_span){text, (size_t)(end - text)};
 		types[n] = end[1] == '1' ? TOKEN_CONTROL : TOKEN_USER;
 	}
+	struct hf_tokenizer hf = {.n_tokens = n,
+		.tokens = spans,
+		.types = types,
+		.pattern = (char *)PRETOK_GLM4,
+		.ignore_merges = true};
 	struct tokenizer *t;
 	struct err e = {0};
-	if (tokenizer_from_ranks(ranks, ranks_len, added, types, n, &t, &e))
+	if (tokenizer_from_hf(&hf, &t, &e))
 		give_up("glm-5.2-vocab.bpe", e.text);
-	free(ranks);
+	free(spans);
+	free(types);
+	free(texts);
 	free(csv);
 	return t;
 }

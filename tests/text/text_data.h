@@ -15,6 +15,10 @@ char *text_data_read(const char *path, size_t *len);
 /* The objects of a JSON-lines file as one array. */
 json_t *text_data_lines(const char *path);
 
+/* The normal tokens of GLM-5.2 in GPT-2 spelling, from a rank file (lines "base64(bytes) id", in
+ * order of the ids): [*n]. free() the list and *texts, which holds all texts. */
+struct text_span *text_data_ranks(uint32_t *n, char **texts);
+
 /* GLM-5.2's vocabulary with its added tokens and 24 padding rows left out: 154,856 tokens. */
 struct tokenizer *text_data_glm(void);
 
