@@ -166,9 +166,10 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 			gb((double)plan->kv_host));
 	printf("  disk       %.0f GB for the model", gb((double)p->file_bytes));
 	if (!o->model)
-		printf(", and %.0f GB for the FP8 checkpoint while it is converted: about %.1f h on "
-			   "%u cores",
-			gb((double)p->source_bytes), p->convert_hours, m->cores);
+		printf(", and %.0f GB for the FP8 checkpoint while it is converted: about %.1f h with "
+			   "the card, %.1f h on %u core%s alone",
+			gb((double)p->source_bytes), p->convert_hours, p->convert_cpu_hours, m->cores,
+			m->cores == 1 ? "" : "s");
 	printf("\n");
 	printf("  decode     %.2f tok/s when both tiers are full; %.2f over the first %d tokens\n",
 		p->steady.tok_s, p->cold.tok_s, MACHINE_PLAN_COLD);
@@ -224,6 +225,7 @@ static void print_plan_json(const struct plan_options *o, const struct machine *
 	if (!o->model) {
 		json_out_uint(j, "source_bytes", p->source_bytes);
 		json_out_real(j, "convert_hours", p->convert_hours);
+		json_out_real(j, "convert_cpu_hours", p->convert_cpu_hours);
 	}
 	json_out_line(stdout, j);
 }
@@ -418,7 +420,7 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		{"measure", 0, ARG_FLAG, .flag = &o.measure,
 			.help = "measure the drive by reading experts of the model that -m names"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o.jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
-			.given = &o.jobs_given, .help = "cores that convert",
+			.given = &o.jobs_given, .help = "cores that convert without the card",
 			.fallback = "all of this machine"},
 	};
 	const struct arg run[] = {

@@ -7,10 +7,12 @@
 /* zai-org/GLM-5.2-FP8 (tests/e2e/convert/convert.sh reads its headers) */
 #define SOURCE_BYTES 755617140416u
 
-/* Weights a second and core, quantised on a 2-core EPYC virtual machine with other work beside it
- * (`convert ../shared/pocket2 -j 1`): searching IQ2_XXS, and Q2_K. */
-#define IQ2_VALUES_S 3.9e6
-#define Q2_VALUES_S  12.6e6
+/* Weights that a core converts in a second, a Xeon with AVX-512, and the stage of `convert` that
+ * quantises on an H200: to IQ2_XXS, and to Q2_K or Q4_K (tests/bench/results/convert.md). */
+#define IQ2_VALUES_S      7.1e6
+#define Q2_VALUES_S       36e6
+#define CARD_IQ2_VALUES_S 2.0e9
+#define CARD_Q2_VALUES_S  4.5e9
 
 uint64_t machine_host_bytes(double sold_gb)
 {
@@ -76,10 +78,13 @@ void machine_plan_times(const struct model_headers *model, const struct machine 
 		forecast_times(f, &rates, &out->cold);
 	plan_prompt(model, m, out);
 	const struct gguf_tensor *x = model->weights.experts[model->config.n_dense].gate;
-	const double values_s = x->type == DTYPE_IQ2_XXS ? IQ2_VALUES_S : Q2_VALUES_S;
-	const double seconds = (double)model->values / values_s / MAX(m->cores, 1u);
-	out->convert_hours =
-		MAX(seconds, (double)(SOURCE_BYTES + out->file_bytes) / (m->drive_gb_s * 1e9)) / 3600;
+	const bool iq2 = x->type == DTYPE_IQ2_XXS;
+	const double values = (double)model->values,
+				 drive_s = (double)(SOURCE_BYTES + out->file_bytes) / (m->drive_gb_s * 1e9),
+				 card_s = values / (iq2 ? CARD_IQ2_VALUES_S : CARD_Q2_VALUES_S),
+				 cpu_s = values / (iq2 ? IQ2_VALUES_S : Q2_VALUES_S) / MAX(m->cores, 1u);
+	out->convert_hours = MAX(card_s, drive_s) / 3600;
+	out->convert_cpu_hours = MAX(cpu_s, drive_s) / 3600;
 }
 
 int machine_plan_speed(const struct model_headers *model, const struct machine *m,

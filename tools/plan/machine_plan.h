@@ -17,18 +17,18 @@ struct machine {
 	struct plan_machine memory; /* bytes that are free */
 	double drive_gb_s;
 	double cpu_gb_s;        /* weights of experts that the processor computes; 0: it does not */
-	unsigned cores;         /* that convert */
+	unsigned cores;         /* that convert without the card */
 	uint64_t tier_bytes[2]; /* of the expert cache; ENGINE_CACHE_AUTO: what memory leaves */
 	uint32_t sessions;      /* most at a time, as serve --sessions; 0: 1 */
 };
 
 struct machine_plan {
 	struct plan plan;
-	bool everything;                     /* all experts fit the card: nothing is streamed */
-	double compute_ms;                   /* a token, all experts on the card */
-	struct forecast_point steady, cold;  /* cold: the first MACHINE_PLAN_COLD tokens */
-	double prompt_seconds, prompt_tok_s; /* a prompt of one step, cold cache */
-	double convert_hours;
+	bool everything;                         /* all experts fit the card: nothing is streamed */
+	double compute_ms;                       /* a token, all experts on the card */
+	struct forecast_point steady, cold;      /* cold: the first MACHINE_PLAN_COLD tokens */
+	double prompt_seconds, prompt_tok_s;     /* a prompt of one step, cold cache */
+	double convert_hours, convert_cpu_hours; /* with the card; on the cores alone */
 	uint64_t file_bytes, source_bytes; /* the model; the FP8 checkpoint that it is made from */
 };
 

@@ -41,6 +41,18 @@ says 'glmstream convert GLM-5.2-FP8/ -o glm52-iq2-s.gguf --recipe iq2-s'
 says 'glmstream -m glm52-iq2-s.gguf --cache-gb auto --ram-gb auto -c 32768'
 says 'not measured'
 
+# converting: README's core hours, and with the card the time of the drive
+run plan --vram-gb 24 --ram-gb 64 --disk-gb-s 7 -j 1
+exits 0
+says 'while it is converted: about 0\.[0-9] h with the card, [0-9.]+ h on 1 core alone$'
+for recipe in 'iq2 27 31' 'iq2-s 27 31' 'q2 5 6.5'; do
+	read -r name least most <<<"$recipe"
+	run plan --vram-gb 80 --ram-gb 64 --disk-gb-s 2 -j 1 --recipe "$name" --json
+	exits 0
+	check "$name on one core" value convert_cpu_hours "$least" "$most"
+	check "$name with the card" value convert_hours 0.1 0.2
+done
+
 # --sessions and --no-mtp are budgeted as run and serve do
 run plan --vram-gb 24 --ram-gb 64 -c 8192 --json
 exits 0

@@ -72,6 +72,7 @@ check "MODELS explains --exact-prompts" explains MODELS \
 	'--exact-prompts makes .*The default is off.* the same bits .*Use it to'
 check "MODELS explains --fast-prompts" explains MODELS \
 	'--fast-prompts makes .*on the CPU.*AMX.*The default is off'
+check "and how to report a vulnerability" explains 'THREAT MODEL OF THE SERVER' 'How to report a vulnerability .* not in a public issue'
 run help trace show
 exits 0
 check "help knows the parts of a command" grep -q '^Usage: glmstream trace show' "$work/out"
