@@ -13,9 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A prefetch may evict what was not used in this many tokens. */
-#define COLD_TOKENS 2
-
 /* Forecasts have no backend. */
 static bool streams_to_card(const struct loader_options *o)
 {
@@ -80,7 +77,6 @@ static int configure(const struct loader_options *o, const struct extent_table *
 		.n_prefill_slots = CACHE_PREFILL_SLOTS_MIN,
 		.policy = policy_find(o->policy ? o->policy : POLICY_DEFAULT),
 		.token_accesses = (uint64_t)n_moe * (uint64_t)o->n_used,
-		.prefetch_cold = (uint64_t)COLD_TOKENS * (uint64_t)n_moe * (uint64_t)o->n_used,
 	};
 	if (!c->policy || c->policy->needs_future)
 		return err_set(

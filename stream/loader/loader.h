@@ -151,12 +151,14 @@ void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_s
 
 /* Warm-up: loads the given experts, best first, with the lowest priority of all loads: into free
  * slots of the first tier, and when that is full into free slots of the second. With a card the
- * second tier is used as far as it is pinned (loader_pin_in_background). Returns at once. Experts
- * that do not exist are ignored. An acquire of an expert in flight raises its load to demand
- * priority. A prompt that reads one of the experts for the first tier leaves it there, so that it
- * need not be read again. With a card, what a prompt reads for other use also stays in free slots
- * of the second tier as far as that is pinned, experts of the warm-up first (cache_keep_reads);
- * where none is free, the next layer of the prompt requests that one more step is pinned. */
+ * second tier is used as far as it is pinned (loader_pin_in_background). An expert that finds no
+ * slot is left out, except while slots are still to come: in a prompt, which has borrowed some, it
+ * is loaded when they are back. Returns at once. Experts that do not exist are ignored. An acquire
+ * of an expert in flight raises its load to demand priority. A prompt that reads one of the experts
+ * for the first tier leaves it there, so that it need not be read again. With a card, what a prompt
+ * reads for other use also stays in free slots of the second tier as far as that is pinned, experts
+ * of the warm-up first (cache_keep_reads); where none is free, the next layer of the prompt
+ * requests that one more step is pinned. */
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);
 
 #endif
