@@ -62,7 +62,7 @@ static void source_row(const struct gguf_tensor *t, enum dtype type, uint64_t r,
 	const struct safetensors_tensor *scale, float *out)
 {
 	const size_t each = dtype_info(type)->block_bytes;
-	const uint64_t blocks = (cols + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK;
+	const uint64_t blocks = dtype_scales(cols);
 	dequant_row(type, t->runs->data + r * cols * each, out, cols);
 	for (uint64_t k = 0; scale && k < cols; k++) {
 		const uint64_t at = r / DTYPE_SCALE_BLOCK * blocks + k / DTYPE_SCALE_BLOCK;
@@ -122,11 +122,6 @@ static const struct gguf_folder_ops folder_ops = {.make = make_tensor, .close = 
 
 /* ---- places ---- */
 
-static uint64_t scale_blocks(uint64_t n)
-{
-	return (n + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK;
-}
-
 static struct gguf_run run_at(
 	const struct gguf *g, const struct safetensors_tensor *t, uint64_t offset, uint64_t bytes)
 {
@@ -151,9 +146,9 @@ static struct gguf_run slab_run(
 static struct gguf_run slab_scales(
 	const struct gguf *g, const struct convert_tensor *p, const struct convert_slab *s)
 {
-	const uint64_t rows = matrix_rows(s->src), row = scale_blocks(p->src_cols) * sizeof(float);
-	const uint64_t first = s->row0 / rows * scale_blocks(rows) + s->row0 % rows / DTYPE_SCALE_BLOCK;
-	return run_at(g, s->scale, first * row, scale_blocks(p->src_rows) * row);
+	const uint64_t rows = matrix_rows(s->src), row = dtype_scales(p->src_cols) * sizeof(float);
+	const uint64_t first = s->row0 / rows * dtype_scales(rows) + s->row0 % rows / DTYPE_SCALE_BLOCK;
+	return run_at(g, s->scale, first * row, dtype_scales(p->src_rows) * row);
 }
 
 /* Whether the slab's bytes can be used as they are. */

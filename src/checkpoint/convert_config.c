@@ -9,6 +9,7 @@
 #include "src/format/json_parse.h"
 #include "src/format/safetensors.h"
 #include "src/model/config.h"
+#include "src/quant/dtype.h"
 #include "src/text/vocab.h"
 
 #include <inttypes.h>
@@ -450,11 +451,11 @@ static int check_quantization(const struct json_source *s)
 	for (size_t i = 0; i < ARRAY_LEN(quant_words) && !code; i++)
 		code = expect_str(&in, quant_words[i].key, quant_words[i].word, quant_words[i].required);
 	const json_t *block = json_object_get(v, "weight_block_size");
-	json_t *want = json_pack("[i,i]", SAFETENSORS_SCALE_BLOCK, SAFETENSORS_SCALE_BLOCK);
+	json_t *want = json_pack("[i,i]", DTYPE_SCALE_BLOCK, DTYPE_SCALE_BLOCK);
 	if (!code && block && !json_is_null(block) && !json_equal(block, want))
 		code =
 			err_set(s->e, ERR_INPUT, "%s: key weight_block_size is %s, only [%d,%d] is supported",
-				place, value_text(block, text), SAFETENSORS_SCALE_BLOCK, SAFETENSORS_SCALE_BLOCK);
+				place, value_text(block, text), DTYPE_SCALE_BLOCK, DTYPE_SCALE_BLOCK);
 	json_decref(want);
 	free(place);
 	return code;

@@ -44,7 +44,6 @@ uint32_t st_dtype_bytes(enum st_dtype t);
 
 #define SAFETENSORS_MAX_DIMS         8
 #define SAFETENSORS_MAX_HEADER_BYTES 100000000 /* the official library's limit */
-#define SAFETENSORS_SCALE_BLOCK      128       /* FP8 scales: one per 128 x 128 values */
 
 struct safetensors_tensor {
 	const char *name;

@@ -9,6 +9,7 @@
 #include "src/base/half.h"
 #include "src/base/log.h"
 #include "src/base/num.h"
+#include "src/quant/dtype.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -82,11 +83,6 @@ int safetensors_read_direct(const struct safetensors *st, const struct safetenso
 	return safetensors_read(st, t, offset, (char *)buffer + (first - begin), bytes, e);
 }
 
-static uint64_t scale_blocks(uint64_t n)
-{
-	return n / SAFETENSORS_SCALE_BLOCK + (n % SAFETENSORS_SCALE_BLOCK != 0);
-}
-
 int safetensors_check_scale(const struct safetensors *st, const struct safetensors_tensor *t,
 	const struct safetensors_tensor *scale, struct err *e)
 {
@@ -95,8 +91,8 @@ int safetensors_check_scale(const struct safetensors *st, const struct safetenso
 	if (t->n_dims < 2 || t->n_dims > 3)
 		return err_set(e, ERR_INPUT, "%s: %s: a tensor of %u dimensions cannot have block scales",
 			st->files[t->file].path, t->name, t->n_dims);
-	want.shape[t->n_dims - 1] = scale_blocks(want.shape[t->n_dims - 1]);
-	want.shape[t->n_dims - 2] = scale_blocks(want.shape[t->n_dims - 2]);
+	want.shape[t->n_dims - 1] = dtype_scales(want.shape[t->n_dims - 1]);
+	want.shape[t->n_dims - 2] = dtype_scales(want.shape[t->n_dims - 2]);
 	bool same = scale->n_dims == want.n_dims;
 	for (uint32_t d = 0; d < want.n_dims && same; d++)
 		same = scale->shape[d] == want.shape[d];
@@ -159,11 +155,11 @@ static int apply_scale(const struct safetensors *st, const struct safetensors_te
 	enum { HELD = 512 }; /* scales held at once: columns up to 65,536 in one go */
 	float held[HELD];
 	uint64_t cols = safetensors_cols(t), in_matrix = t->shape[t->n_dims - 2];
-	uint64_t scale_cols = scale_blocks(cols), scale_rows = scale_blocks(in_matrix);
+	uint64_t scale_cols = dtype_scales(cols), scale_rows = dtype_scales(in_matrix);
 	for (uint64_t row = row0; row < row1;) {
 		/* rows that share one row of scales */
-		uint64_t matrix = row / in_matrix, r = row % in_matrix, band = r / SAFETENSORS_SCALE_BLOCK;
-		uint64_t band_end = MIN((band + 1) * SAFETENSORS_SCALE_BLOCK, in_matrix);
+		uint64_t matrix = row / in_matrix, r = row % in_matrix, band = r / DTYPE_SCALE_BLOCK;
+		uint64_t band_end = MIN((band + 1) * DTYPE_SCALE_BLOCK, in_matrix);
 		uint64_t end = MIN(row1, row + (band_end - r));
 		for (uint64_t b0 = 0; b0 < scale_cols; b0 += HELD) {
 			uint64_t b1 = MIN(b0 + HELD, scale_cols);
@@ -174,8 +170,8 @@ static int apply_scale(const struct safetensors *st, const struct safetensors_te
 			for (uint64_t i = row; i < end; i++) {
 				float *y = out + (i - row0) * cols;
 				for (uint64_t b = b0; b < b1; b++) {
-					uint64_t stop = MIN((b + 1) * SAFETENSORS_SCALE_BLOCK, cols);
-					for (uint64_t c = b * SAFETENSORS_SCALE_BLOCK; c < stop; c++)
+					uint64_t stop = MIN((b + 1) * DTYPE_SCALE_BLOCK, cols);
+					for (uint64_t c = b * DTYPE_SCALE_BLOCK; c < stop; c++)
 						y[c] *= held[b - b0];
 				}
 			}

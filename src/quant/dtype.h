@@ -50,6 +50,12 @@ enum dtype {
 
 #define DTYPE_SCALE_BLOCK 128 /* values in a row or a column that share a scale of F8_E4M3 */
 
+/* Scales of a row or a column of n values. */
+static inline uint64_t dtype_scales(uint64_t n)
+{
+	return n / DTYPE_SCALE_BLOCK + (n % DTYPE_SCALE_BLOCK != 0);
+}
+
 struct dtype_info {
 	const char *name;      /* "Q4_K"; NULL in a hole of the id range */
 	uint32_t block_values; /* weights per block: 1, 32, 64, 128 or 256 */

@@ -11,7 +11,7 @@ bool raw_matrix_supported(enum dtype type)
 
 static void scale_row(const struct raw_matrix *m, uint64_t row, float *out)
 {
-	const uint64_t n = (m->cols + DTYPE_SCALE_BLOCK - 1) / DTYPE_SCALE_BLOCK;
+	const uint64_t n = dtype_scales(m->cols);
 	const float *scales = m->scales + (m->first_row + row) / DTYPE_SCALE_BLOCK * n;
 	for (uint64_t b = 0; b < n; b++) {
 		const uint64_t end = MIN((b + 1) * DTYPE_SCALE_BLOCK, m->cols);

@@ -264,7 +264,7 @@ static void add_shape(struct export_plan *p, bool tied)
 		s->dtype = ST_F32;
 		s->bytes = sizeof(float);
 		for (uint32_t d = 0; d < s->n_dims; d++) {
-			s->shape[d] = (t->shape[d] + SAFETENSORS_SCALE_BLOCK - 1) / SAFETENSORS_SCALE_BLOCK;
+			s->shape[d] = dtype_scales(t->shape[d]);
 			s->bytes *= s->shape[d];
 		}
 		s->cols = s->shape[s->n_dims - 1];

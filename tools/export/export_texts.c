@@ -5,6 +5,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/quant/dtype.h"
 #include "src/text/pretok.h"
 #include "src/text/tokenizer.h"
 
@@ -232,8 +233,8 @@ int export_texts_make(struct export_texts *t, const struct gguf *file, struct co
 	if (plan->dtype == EXPORT_FP8)
 		json_object_set_new(config, "quantization_config",
 			json_pack("{s:s,s:s,s:s,s:[i,i]}", "quant_method", "fp8", "fmt", "e4m3",
-				"activation_scheme", "dynamic", "weight_block_size", SAFETENSORS_SCALE_BLOCK,
-				SAFETENSORS_SCALE_BLOCK));
+				"activation_scheme", "dynamic", "weight_block_size", DTYPE_SCALE_BLOCK,
+				DTYPE_SCALE_BLOCK));
 	add_json(t, CONFIG_NAME, config);
 	export_plan_index(plan, add_text(t, INDEX_NAME));
 	return 0;
