@@ -27,6 +27,7 @@ while read -r option; do
 	check "the unit uses options that there are: $option" grep -q -- "$option " "$work/serve-help"
 done < <(grep '^ExecStart=' "$root/lib/systemd/system/glmstream.service" | grep -o -- '--[a-z-]*')
 # the program's own names: the profile of a streamed model stands below XDG_CACHE_HOME
+# shellcheck disable=SC2317 # called through check
 unit_says() { grep -qx "$1" "$root/lib/systemd/system/glmstream.service"; }
 check "the unit has a folder for profiles" unit_says 'CacheDirectory=glmstream'
 check "and names the folder that it is in" unit_says 'Environment=XDG_CACHE_HOME=%C'
