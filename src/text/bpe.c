@@ -237,8 +237,13 @@ static int heap_push(struct bpe_work *w, size_t *n, uint64_t key)
 	return 0;
 }
 
+/* Of memory for each byte of a long piece: a node, and the heap, which grows with stale pairs. */
+#define PIECE_FACTOR 32
+
 static int work_reserve(struct bpe_work *w, size_t n)
 {
+	if (w->n_nodes < n && w->hold && !w->hold(w->user, PIECE_FACTOR * n))
+		return ERR_MEMORY;
 	if (w->n_nodes < n) {
 		free(w->nodes);
 		w->nodes = malloc(n * sizeof(struct node));

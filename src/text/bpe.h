@@ -46,6 +46,10 @@ struct bpe_work {
 	void *nodes;
 	uint64_t *heap;
 	size_t n_nodes, heap_cap;
+	/* Asked before a piece takes more memory than those before it; `bytes`: at most, in all. False
+	 * refuses the piece: ERR_MEMORY. NULL: never asked. */
+	bool (*hold)(void *user, size_t bytes);
+	void *user; /* of hold */
 };
 void bpe_work_fini(struct bpe_work *w);
 

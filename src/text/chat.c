@@ -459,7 +459,7 @@ int chat_prompt_ids(
 		const struct chat_segment *s = &p->segments[i];
 		const char *text = p->text.data + s->start;
 		if (!s->control) {
-			int rc = tokenizer_encode(t, text, s->len, 0, out, e);
+			int rc = tokenizer_encode_within(t, text, s->len, 0, p->memory, out, e);
 			if (rc)
 				return rc;
 			continue;

@@ -87,8 +87,9 @@ struct chat_prompt {
 	struct buf text; /* all segments in order */
 	struct chat_segment *segments;
 	size_t n, cap;
-	size_t most_bytes; /* of the text, set by the caller; 0: any number */
-	bool too_long;     /* set by chat_render: it stopped at most_bytes */
+	size_t most_bytes;                     /* of the text, set by the caller; 0: any number */
+	bool too_long;                         /* set by chat_render: it stopped at most_bytes */
+	const struct tokenizer_memory *memory; /* of chat_prompt_ids, set by the caller; NULL: any */
 };
 
 /* Renders a conversation into `out`, whose earlier text and segments are dropped. ERR_INPUT names
@@ -97,7 +98,8 @@ struct chat_prompt {
 int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e);
 void chat_prompt_fini(struct chat_prompt *p);
 
-/* Appends the ids of a prompt. ERR_INPUT when the vocabulary lacks one of the control tokens. */
+/* Appends the ids of a prompt. ERR_INPUT when the vocabulary lacks one of the control tokens;
+ * ERR_MEMORY also when p->memory refuses. */
 int chat_prompt_ids(
 	const struct chat_prompt *p, const struct tokenizer *t, struct token_ids *out, struct err *e);
 

@@ -204,6 +204,12 @@ static int encode_text(const struct tokenizer *t, struct pretok_scan *scan, stru
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags,
 	struct token_ids *out, struct err *e)
 {
+	return tokenizer_encode_within(t, text, len, flags, NULL, out, e);
+}
+
+int tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t len, unsigned flags,
+	const struct tokenizer_memory *memory, struct token_ids *out, struct err *e)
+{
 	if (!len)
 		return 0;
 	size_t valid = utf8_valid_prefix(text, len);
@@ -212,6 +218,10 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, un
 			(unsigned char)text[valid], valid);
 	struct pretok_scan scan;
 	struct bpe_work work = {0};
+	if (memory) {
+		work.hold = memory->hold;
+		work.user = memory->user;
+	}
 	int rc = pretok_scan_init(&scan, t->pretok, text, len, e);
 	if (rc)
 		return rc;

@@ -44,6 +44,16 @@ enum tokenizer_flags {
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags,
 	struct token_ids *out, struct err *e);
 
+/* The memory that a call takes beside `out`: 32 bytes for each byte of the longest piece, such as a
+ * run of letters. hold is asked before it grows to `bytes`, and may refuse. */
+struct tokenizer_memory {
+	bool (*hold)(void *user, size_t bytes);
+	void *user;
+};
+/* tokenizer_encode; ERR_MEMORY also when `memory` refuses. NULL: never asked. */
+int tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t len, unsigned flags,
+	const struct tokenizer_memory *memory, struct token_ids *out, struct err *e);
+
 /* Appends the exact bytes of the tokens; added tokens give their text, padding rows nothing. The
  * bytes need not be valid UTF-8: utf8_repair gives what Hugging Face decodes to, utf8_stream does
  * so piece by piece. ERR_INPUT names an id that is out of range. */

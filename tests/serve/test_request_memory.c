@@ -191,12 +191,45 @@ static void test_text_prompts(void **state)
 	buf_free(&body);
 }
 
+/* A run of letters is one piece: what tokenizing takes for it counts while it lasts. */
+static void test_long_pieces(void **state)
+{
+	(void)state;
+	enum { LETTERS = 1000000, PIECE = 24 * LETTERS };
+	static const struct {
+		const struct api *api;
+		const char *begin, *end;
+	} bodies[] = {{&api_completions, "{\"prompt\":\"", "\"}"},
+		{&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"", "\"}]}"}};
+	for (size_t k = 0; k < ARRAY_LEN(bodies); k++) {
+		struct buf body = {0};
+		struct request r;
+		struct request_error e = {0};
+		buf_puts(&body, bodies[k].begin);
+		for (int i = 0; i < LETTERS; i++)
+			buf_putc(&body, 'q');
+		buf_puts(&body, bodies[k].end);
+		budget_clear(LIMIT);
+		if (api_parse(bodies[k].api, &model, buf_str(&body), body.len, &r, &e))
+			fail_msg("%s", e.message);
+		assert_true(atomic_load(&budget.peak) >= PIECE);
+		assert_true(atomic_load(&budget.held) < PIECE / 2);
+		request_fini(&r);
+		budget_clear(2 * PIECE); /* one request may hold half */
+		assert_int_equal(api_parse(bodies[k].api, &model, buf_str(&body), body.len, &r, &e), -1);
+		assert_int_equal(e.status, 413);
+		request_fini(&r);
+		buf_free(&body);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_previous),
 		cmocka_unit_test(test_tokens),
 		cmocka_unit_test(test_text_prompts),
+		cmocka_unit_test(test_long_pieces),
 	};
 	return cmocka_run_group_tests(tests, memory_setup, memory_teardown);
 }

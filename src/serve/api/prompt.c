@@ -55,7 +55,8 @@ static bool begins_turn(const struct chat_prompt *p, size_t i)
 static int put_segments(const struct chat_prompt *p, size_t from, size_t to,
 	const struct tokenizer *t, struct token_ids *out, struct err *e)
 {
-	struct chat_prompt part = {.text = p->text, .segments = p->segments + from, .n = to - from};
+	struct chat_prompt part = {
+		.text = p->text, .segments = p->segments + from, .n = to - from, .memory = p->memory};
 	return chat_prompt_ids(&part, t, out, e);
 }
 
@@ -87,11 +88,11 @@ static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning
 }
 
 int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
-	struct turn_store *turns, size_t most_bytes, struct token_ids *out, struct prompt_built *built,
-	struct err *e)
+	struct turn_store *turns, size_t most_bytes, const struct tokenizer_memory *memory,
+	struct token_ids *out, struct prompt_built *built, struct err *e)
 {
 	const struct chat *c = &t->chat;
-	struct chat_prompt p = {.most_bytes = most_bytes};
+	struct chat_prompt p = {.most_bytes = most_bytes, .memory = memory};
 	int rc = chat_render(c, &p, e);
 	size_t after_user = 0, m = 0, from = 0;
 	*built = (struct prompt_built){.too_long = p.too_long, .text_len = p.text.len};

@@ -31,9 +31,10 @@ struct prompt_built {
 /* Appends the ids of the prompt to *out.
  * - turns: may be NULL.
  * - most_bytes: of the rendered text; a longer one is an error (request_most_bytes).
+ * - memory: of tokenizing, beside *out; ERR_MEMORY if it refuses.
  * - *built: out, also after an error. */
 int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
-	struct turn_store *turns, size_t most_bytes, struct token_ids *out, struct prompt_built *built,
-	struct err *e);
+	struct turn_store *turns, size_t most_bytes, const struct tokenizer_memory *memory,
+	struct token_ids *out, struct prompt_built *built, struct err *e);
 
 #endif

@@ -551,6 +551,21 @@ int request_refuse_length(const struct request *r, const char *param, struct req
 		"the prompt has more than %zu bytes, more than a request may take", most);
 }
 
+/* What tokenizing takes beside the tokens counts for the budget while it lasts. */
+struct piece_memory {
+	struct request *r;
+	size_t before; /* what the request holds without it */
+	struct request_error *e;
+	bool refused; /* *e says why */
+};
+
+static bool hold_piece(void *user, size_t bytes)
+{
+	struct piece_memory *m = user;
+	m->refused = request_hold(m->r, m->before + bytes, m->e) != 0;
+	return !m->refused;
+}
+
 #define ID_BYTES 8 /* of a token for each byte of text, in a list that doubles */
 
 int request_encode(struct request *r, const char *text, size_t n, bool special,
@@ -558,11 +573,13 @@ int request_encode(struct request *r, const char *text, size_t n, bool special,
 {
 	struct err err = {0};
 	const size_t before = r->part.bytes;
-	if (request_hold(r, before + ID_BYTES * n, e))
+	struct piece_memory piece = {r, before + ID_BYTES * n, e, false};
+	const struct tokenizer_memory memory = {hold_piece, &piece};
+	if (request_hold(r, piece.before, e))
 		return -1;
-	if (tokenizer_encode(
-			r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, out, &err))
-		return request_refuse_err(e, &err);
+	if (tokenizer_encode_within(
+			r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, &memory, out, &err))
+		return piece.refused ? -1 : request_refuse_err(e, &err);
 	return request_hold(r, before + out->cap * sizeof *out->data, e);
 }
 
@@ -573,15 +590,20 @@ static int build_prompt(struct request *r, struct request_error *e)
 	struct err err = {0};
 	size_t before = r->part.bytes, whole = request_most_bytes(r->model),
 		   most = MIN(whole, 2 * r->body_bytes + TEMPLATE_BYTES);
+	struct piece_memory piece = {.r = r, .e = e};
+	const struct tokenizer_memory memory = {hold_piece, &piece};
 	int rc;
 	for (;; most = whole) {
-		if (request_hold(r, before + TEXT_FACTOR * most, e))
+		piece.before = before + TEXT_FACTOR * most;
+		if (request_hold(r, piece.before, e))
 			return -1;
-		rc = prompt_build(
-			&r->talk, r->model->tokenizer, r->model->turns, most, &r->prompts[0], &r->built, &err);
+		rc = prompt_build(&r->talk, r->model->tokenizer, r->model->turns, most, &memory,
+			&r->prompts[0], &r->built, &err);
 		if (!rc || !r->built.too_long || most == whole)
 			break;
 	}
+	if (piece.refused)
+		return -1;
 	request_hold(r, before + r->prompts[0].cap * sizeof *r->prompts[0].data, e);
 	if (!rc)
 		return 0;
