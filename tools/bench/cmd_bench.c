@@ -97,8 +97,9 @@ static int check_ranks(const struct bench_opts *o, struct err *e)
 						  !(o->draft && o->common.cache_bytes));
 	if (ranks_here() && !once)
 		return err_set(e, ERR_USAGE,
-			"of bench only decode (without --routing, --resident, and --draft with --cache-gb) and "
-			"prefill (without --cache-gb) can be started by mpirun");
+			"of bench mpirun can start only prefill without --cache-gb, and decode without "
+			"--routing "
+			"and --resident; with --draft also without --cache-gb");
 	return 0;
 }
 
@@ -387,7 +388,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		{"resident", 0, ARG_UINT, .u32 = &o.confine, .min = 1, .max = CONFIG_MAX_EXPERTS,
 			.value = "N",
 			.help = "decode uses only the first N experts of each layer, loaded before the first "
-					"token: the time of computing alone, without misses"},
+					"token; if the cache holds them all, this is the time of computing alone"},
 		{"draft", 0, ARG_INT, .i32 = &o.draft, .max = DRAFT_MAX, .words = draft_modes,
 			.value = "N|auto|off",
 			.help = "decode: answers to questions with up to N drafts a step, and the same answers "

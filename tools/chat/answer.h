@@ -38,7 +38,8 @@ struct answer {
 	bool autosave;              /* it is written after answers and at the end */
 	bool unsaved;               /* there were turns since it was written */
 	/* The timeline holds more than the conversation: something was taken back since the last
-	 * answer. The next answer drops it; until then it must not get into a file. */
+	 * answer, or a file was read whose chat was then refused. The next answer drops it; until then
+	 * it must not get into a file. */
 	bool timeline_longer;
 	uint64_t save_ns, saved_at_ns; /* how long that took, and total_ns then */
 };

@@ -286,7 +286,7 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	int rc = session_file_load(a->session, path, &note, &info, e);
 	if (!rc && (rc = chat_note_read(
 					a, engine_config(a->engine)->n_vocab, buf_str(&note), note.len, path, e)))
-		a->timeline_longer = true; /* by the tokens of the file, which is no chat */
+		a->timeline_longer = true; /* the session has the tokens of the file, the chat has not */
 	buf_free(&note);
 	if (rc)
 		return rc;

@@ -14,11 +14,12 @@
 
 #include "tools/chat/answer.h"
 
-/* Writes the chat to a file, reads it from one; says on stderr what was done (not with -q). A file
- * that cannot be read leaves the chat as it was (its cache rows may be computed again). path NULL:
- * to the file it came from, unless another program has written there meanwhile (ERR_RUN). What was
- * taken back (/undo, /reset, an old system message) is not in the file. A file that is no session
- * is replaced only with force. */
+/* Writes the chat to a file, reads it from one; says on stderr what was done (not with -q). After
+ * an error of reading the conversation is unchanged. The session may then hold the file's tokens or
+ * none: the next answer computes the chat's rows again, and nothing of the file is saved. path
+ * NULL: to the file it came from, unless another program has written there meanwhile (ERR_RUN).
+ * What was taken back (/undo, /reset, an old system message) is not in the file. A file that is no
+ * session is replaced only with force. */
 int chat_file_save(struct answer *a, const char *path, bool force, struct err *e);
 int chat_file_load(struct answer *a, const char *path, struct err *e);
 

@@ -105,7 +105,7 @@ int text_lines_next(struct text_lines *t, struct buf *line, struct err *e)
 
 uint64_t text_lines_rest(struct text_lines *t, bool *all)
 {
-	enum { MOST = 4 << 20 }; /* bytes read: /dev/urandom has no end */
+	enum { MOST = 4 << 20 }; /* bytes looked at: /dev/urandom has no end */
 	uint64_t n = 0;
 	size_t bytes = 0;
 	bool blank = true;

@@ -26,8 +26,8 @@ struct text_lines {
  * signal ends the reading as an error of errno EINTR. */
 int text_lines_next(struct text_lines *t, struct buf *line, struct err *e);
 
-/* Counts the lines behind the last one that are not blank and have arrived, and discards them. Does
- * not wait, and stops after some MiB. *all: the input has ended, so these are all. */
+/* Counts and discards the lines that have arrived and are not blank. Never waits. Stops after about
+ * 4 MiB: the count is then a lower bound. *all: the input has ended, so these are all. */
 uint64_t text_lines_rest(struct text_lines *t, bool *all);
 void text_lines_fini(struct text_lines *t);
 

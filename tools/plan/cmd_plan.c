@@ -132,6 +132,15 @@ static void print_command(
 		m->cpu_gb_s > 0 ? " --cpu-experts auto" : "");
 }
 
+static const char *hours_text(double hours, char text[32])
+{
+	if (hours < 1)
+		snprintf(text, 32, "%.0f min", ceil(60 * hours));
+	else
+		snprintf(text, 32, "%.1f h", hours);
+	return text;
+}
+
 static void print_plan_text(const struct plan_options *o, const struct machine *m, const char *card,
 	const struct machine_plan *p)
 {
@@ -165,11 +174,14 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 		printf("             %.2f GB for latents of the context (--kv-ram)\n",
 			gb((double)plan->kv_host));
 	printf("  disk       %.0f GB for the model", gb((double)p->file_bytes));
-	if (!o->model)
-		printf(", and %.0f GB for the FP8 checkpoint while it is converted: about %.1f h with "
-			   "the card, %.1f h on %u core%s alone",
-			gb((double)p->source_bytes), p->convert_hours, p->convert_cpu_hours, m->cores,
-			m->cores == 1 ? "" : "s");
+	if (!o->model) {
+		char with[32], alone[32];
+		printf(
+			", and %.0f GB for the FP8 checkpoint while it is converted: about %s with the card, "
+			"%s on %u core%s alone",
+			gb((double)p->source_bytes), hours_text(p->convert_hours, with),
+			hours_text(p->convert_cpu_hours, alone), m->cores, m->cores == 1 ? "" : "s");
+	}
 	printf("\n");
 	printf("  decode     %.2f tok/s when both tiers are full; %.2f over the first %d tokens\n",
 		p->steady.tok_s, p->cold.tok_s, MACHINE_PLAN_COLD);

@@ -7,8 +7,9 @@
 /* zai-org/GLM-5.2-FP8 (tests/e2e/convert/convert.sh reads its headers) */
 #define SOURCE_BYTES 755617140416u
 
-/* Weights that a core converts in a second, a Xeon with AVX-512, and the stage of `convert` that
- * quantises on an H200: to IQ2_XXS, and to Q2_K or Q4_K (tests/bench/results/convert.md). */
+/* Weights converted per second (tests/bench/results/convert.md). Core: a Xeon with AVX-512; 36e6 is
+ * q4, and q2 has 41.6e6. Card: the quantise stage on an H200; 4.5e9 is q2. Other types are not
+ * measured and take these rates. */
 #define IQ2_VALUES_S      7.1e6
 #define Q2_VALUES_S       36e6
 #define CARD_IQ2_VALUES_S 2.0e9

@@ -44,7 +44,7 @@ says 'not measured'
 # converting: README's core hours, and with the card the time of the drive
 run plan --vram-gb 24 --ram-gb 64 --disk-gb-s 7 -j 1
 exits 0
-says 'while it is converted: about 0\.[0-9] h with the card, [0-9.]+ h on 1 core alone$'
+says 'while it is converted: about [1-9][0-9]? min with the card, [0-9.]+ h on 1 core alone$'
 for recipe in 'iq2 27 31' 'iq2-s 27 31' 'q2 5 6.5'; do
 	read -r name least most <<<"$recipe"
 	run plan --vram-gb 80 --ram-gb 64 --disk-gb-s 2 -j 1 --recipe "$name" --json

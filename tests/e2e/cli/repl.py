@@ -545,7 +545,7 @@ def taken_back():
     shown = c.say(b"Define river.")
     check("and goes on", b" new at " in shown, shown)
 
-    # the first part of a prefix store is a session without a chat: its rows are read, its note is refused
+    # the first block of a prefix store is a session without a chat: its rows are read, its note is refused
     store = os.path.join(HOME, "store")
     others = "The cat and the walnut."
     run = [PROGRAM, "-t", "1", "-n", "1", "--think", "off", "-q", "--session-dir", store, "-p", (others + " ") * 120]

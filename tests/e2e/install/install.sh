@@ -31,7 +31,7 @@ done < <(grep '^ExecStart=' "$root/lib/systemd/system/glmstream.service" | grep 
 unit_says() { grep -qx "$1" "$root/lib/systemd/system/glmstream.service"; }
 check "the unit has a folder for profiles" unit_says 'CacheDirectory=glmstream'
 check "and names the folder that it is in" unit_says 'Environment=XDG_CACHE_HOME=%C'
-check "bad usage is not tried again" unit_says 'RestartPreventExitStatus=2'
+check "bad usage is not tried for ever" unit_says 'StartLimitBurst=20'
 check "no placeholder is left" [ "$(grep -c @PREFIX@ "$root/lib/systemd/system/glmstream.service")" = 0 ]
 
 # the installed program, alone, with its own model

@@ -283,7 +283,7 @@ def has_libraries(browser):
     return found
 
 
-faulthandler.dump_traceback_later(990)  # page.sh ends it at 1000: where it waits
+faulthandler.dump_traceback_later(570)  # page.sh ends it at 580: where it waits
 
 with sync_playwright() as playwright:
     chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])

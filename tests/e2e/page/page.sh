@@ -29,7 +29,7 @@ if [ -z "$url" ]; then
 	exit 1
 fi
 # alone it takes a minute, beside eight busy programs on two cores five
-timeout -k 5 1000 "$python" tests/e2e/page/page.py "$url/" "$chromium" "${SHOTS:-}"
+timeout -k 5 580 "$python" tests/e2e/page/page.py "$url/" "$chromium" "${SHOTS:-}"
 rc=$?
 check "the browser has no complaint" [ $rc = 0 ]
 kill -TERM $server

@@ -54,7 +54,7 @@ class Page:
         self.page.wait_for_selector("#send:not([data-stops])")
         return self.page.locator("article.assistant .text").last.inner_text()
 
-    def until(self, condition, limit=10):
+    def until(self, condition, limit=60):
         """wait_for_function would need eval, which the policy forbids."""
         end = time.time() + limit
         while not (yes := self.page.evaluate(condition)) and time.time() < end:

@@ -128,7 +128,13 @@ exits 0
 check "the sandbox is on" grep -q 'files of the model and the options (landlock\|any file (landlock' "$work/err"
 check "the folder gives the name" grep -q '^model: 4 layers' "$work/err"
 if has_command serve; then
-	RUN_LIMIT=3 run serve -m "$work/links/model//" --port 0 --sessions 1
+	"$GLMSTREAM" serve -m "$work/links/model//" --port 0 --sessions 1 >"$work/out" 2>"$work/err" &
+	for _ in $(seq 600); do
+		grep -q '^model "' "$work/err" && break
+		sleep 0.1
+	done
+	kill $!
+	wait $!
 	check "and the name in the API" grep -q '^model "model", 1 sessions' "$work/err"
 fi
 printf 'A river is a large natural stream of water.\n' >"$work/text"

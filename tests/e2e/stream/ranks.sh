@@ -175,10 +175,10 @@ check "inspect takes one process" grep -q '^glmstream: inspect works in one proc
 ranks 2 bench ops
 refused=$((rc == 2 || rc == 1)) # mpirun answers 1 if it ends a rank before that reports its status
 check "bench ops is refused" [ "$refused" = 1 ]
-check "bench ops too" grep -q '^glmstream: of bench only decode' "$work/err"
+check "bench ops too" grep -q '^glmstream: of bench mpirun can start only' "$work/err"
 RUN_LIMIT=20 ranks 2 bench decode --backend cpu -m "$POCKET" -t 1 --draft 2 --cache-gb 0.01 -n 4 --repeats 1
 check "bench decode with drafts and a cache opens two engines" \
-	grep -q '^glmstream: of bench only decode' "$work/err"
+	grep -q '^glmstream: of bench mpirun can start only' "$work/err"
 ranks 2 dump-logits -m "$POCKET" --ids "$work/ids" -o "$work/x" --trace "$work/y"
 exits 2
 check "a trace takes one rank" grep -q -- '^glmstream: .*--trace .* takes one rank' "$work/err"

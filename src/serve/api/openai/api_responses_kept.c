@@ -22,7 +22,7 @@ static int not_found(struct request_error *e, const char *id)
 		return request_refuse_memory(e);
 	return request_refuse(e, 404, "response_not_found", NULL,
 		"there is no response \"%.60s\": it was not stored, was deleted, or has been forgotten "
-		"(the newest %d are kept)",
+		"(the %d used last are kept)",
 		id, RESPONSE_STORE_MAX);
 }
 
@@ -32,7 +32,7 @@ static int previous_not_found(struct request_error *e, const char *id)
 		return request_refuse_memory(e);
 	return request_refuse(e, 400, "previous_response_not_found", "previous_response_id",
 		"previous_response_id: there is no response \"%.60s\": it was not stored, was deleted, or "
-		"has been forgotten (the newest %d are kept)",
+		"has been forgotten (the %d used last are kept)",
 		id, RESPONSE_STORE_MAX);
 }
 
@@ -158,7 +158,7 @@ int api_responses_resolve(struct request *r, size_t from, struct request_error *
 		if (!rc && !item)
 			rc = request_refuse(e, 400, "item_not_found", "input",
 				"input[%zu]: item_reference: there is no item \"%.60s\": its response was not "
-				"stored, was deleted, or has been forgotten (the newest %d are kept)",
+				"stored, was deleted, or has been forgotten (the %d used last are kept)",
 				i - from, id ? id : "", RESPONSE_STORE_MAX);
 		if (!rc)
 			rc = hold_copy(r, item, e);
