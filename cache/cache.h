@@ -286,9 +286,10 @@ int cache_choose_prefill_slots(const struct cache_config *config, int top_k);
 /* A forward pass begins. Drops all pins of cache_read_ahead.
  * - CACHE_PREFILL: borrows all n_prefill_slots, free slots first, then those of victims. Slots that
  *   cannot be borrowed now are borrowed when they are needed.
- * - CACHE_DECODE: returns the prefill slots that are FREE, the others when they are released. The
- *   first cache_acquire with CACHE_DECODE does so too: of a round of drafts, for example, which
- *   follows a prompt without a step of its own.
+ * - CACHE_DECODE: returns the prefill slots that are FREE, the others when they are released. So
+ *   does the first cache_acquire with CACHE_DECODE after a prefill step, such as that of a round of
+ *   drafts behind a prompt, which begins no step. Pins of cache_read_ahead stay until the next
+ *   cache_begin_step.
  * Without this call each prefill slot is borrowed when needed and returned when released. */
 void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan);
 
@@ -354,8 +355,8 @@ enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct 
 enum cache_result cache_warm(
 	struct cache *c, int tier, int layer, int expert, struct cache_plan *plan);
 
-/* Whether cache_warm could have a slot in any tier for an expert of some size. It may be wrong, in
- * saying so, about a tier 1 with a limit (cache_limit_tier1). */
+/* False: cache_warm would find no slot in either tier, whatever the expert's size. True: it may
+ * find one; slots of tier 1 beyond cache_limit_tier1 are counted too. */
 bool cache_can_warm(const struct cache *c);
 
 /* Marks an expert that the warm-up will bring to tier 0 as hot, for the life of the cache. If it is

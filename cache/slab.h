@@ -26,8 +26,8 @@
 #include <stdint.h>
 
 #define SLAB_MAX_CLASSES 16
-/* A slab has at most so many slots; the rest of it is lost. Only sizes that are further apart, as a
- * damaged trace may name them, reach it. */
+/* Most slots of a slab; bytes behind the last one are lost. Reached only when a slab is more than
+ * 2^20 times the smallest size, as with the sizes of a damaged trace. */
 #define SLAB_MOST_SLOTS (1 << 20)
 
 struct slab_classes {

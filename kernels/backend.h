@@ -35,8 +35,10 @@
  * - Threads: one thread at a time makes calls of the table. It may be another one from call to
  *   call, with a lock between them: a backend sets what it keeps in thread-local variables in each
  *   call.
- * - Several backends of a process on one card: the caller waits for the ops of one before it calls
- *   ops of another. Kernels whose blocks wait for each other need the card for themselves.
+ * - Several backends of a process on one card: two ops whose blocks wait for each other (mla, ffn,
+ *   latents with q, the expert ops) must not run at the same time, since each could hold what the
+ *   other waits for. Between such ops of two backends the caller waits, or orders them with
+ *   backend_hand_over. Other ops, as those of mtp_append, may overlap.
  */
 #ifndef GLM_KERNELS_BACKEND_H
 #define GLM_KERNELS_BACKEND_H
@@ -434,8 +436,8 @@ struct backend_ops {
 	 * pointer is NULL if ops always run to their end. */
 	void (*set_cancel)(struct backend *b, const atomic_bool *cancel);
 
-	/* Takes back a kept failure ERR_MEMORY; any other one stays. Waits for all ops. What the ops
-	 * since the failure should have written is undefined. */
+	/* If ERR_MEMORY is kept: waits for all ops and takes it back; what the ops since then should
+	 * have written is undefined. Else does nothing: another failure stays. */
 	void (*recover)(struct backend *b);
 
 	/* out [rows][n_in] = rows ids[r] of table, as float. ids: [rows]. */

@@ -119,8 +119,9 @@ struct expert_stats {
 	uint64_t prefetch_useful;   /* experts prefetched and then used */
 	uint64_t prefetch_wasted;   /* ... and never used */
 	uint64_t bytes_read_wasted; /* of bytes_read: of the latter */
-	uint64_t wait_ns;           /* time spent waiting: for a slot in acquire, and in wait_ready */
-	uint64_t wait_draft_ns;     /* of the latter: when every ref without draft_rows was ready */
+	uint64_t wait_ns;           /* spent waiting: in acquire (for a slot) and in wait_ready */
+	/* The part of wait_ready in which every ref without draft_rows was ready. */
+	uint64_t wait_draft_ns;
 	/* As of the last load or demotion that completed. Busy: time with at least one in flight. */
 	uint64_t disk_busy_ns;
 	uint64_t bytes_in, in_busy_ns; /* to the card */

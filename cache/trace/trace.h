@@ -24,7 +24,8 @@
  *   PREDICTION  u8 3, u8 distance, u16 layer, u32 n, u16 ids[n]
  *               the predicted experts of a later layer, best first
  *   WAIT        u8 4, u8 0, u16 layer, u32 0, u64 ns
- *               how long the layer's last ACCESS waited for bytes
+ *               how long the layer waited: for a slot, behind its ACCESS (without one
+ *               if that was interrupted), or for bytes. An ACCESS may have several
  *   END         u8 5, u8 0, u16 0, u32 0, u64 records before it
  *
  * in the order in which the decisions fell: a PREDICTION for layer 5 made while layer 4 ran stands

@@ -353,6 +353,7 @@ static struct plan plan_begin(const struct plan_inputs *in, const struct plan_ma
 		.host_available = on_card ? machine->host_bytes : 0,
 		.host_reserve =
 			machine->host_reserve ? machine->host_reserve : plan_host_reserve(machine->host_bytes),
+		.host_margin = machine->host_margin ? machine->host_margin : HOST_RESERVE,
 		.on_card = on_card,
 		.part = machine->part,
 		.scratch = on_card ? b->scratch_bytes : 0,

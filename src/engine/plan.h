@@ -25,6 +25,7 @@ struct plan {
 	size_t available;      /* to the backend; 0: unknown */
 	size_t host_available; /* on a card: to be pinned; 0: unknown */
 	size_t host_reserve;   /* of which --ram-gb auto leaves so much free */
+	size_t host_margin;    /* ... and a number of --ram-gb */
 	size_t resident, kv, workspace;
 	size_t kv_host;               /* on a card: latents in host memory, else 0 */
 	size_t embed_row;             /* on a card: of the embedding, uploaded for a token; else 0 */
@@ -68,6 +69,7 @@ int plan_make(const struct plan_inputs *in, struct plan *p, struct err *e);
 struct plan_machine {
 	size_t card_bytes, host_bytes;
 	size_t host_reserve; /* of host_bytes, left free by --ram-gb auto; 0: plan_host_reserve of it */
+	size_t host_margin;  /* ... by a number of --ram-gb; 0: HOST_RESERVE */
 	bool part;           /* of a card, or for some of the layers: a refusal names no size of card */
 };
 

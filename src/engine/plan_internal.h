@@ -10,7 +10,7 @@
 #define CONTEXT_STEP 1024
 /* Left free on a card, for captured graphs, the driver and other programs. */
 #define CARD_RESERVE ((size_t)1400000000)
-/* Left free on the host by a number of --ram-gb; of several stages by all together. */
+/* Left free on the host by a number of --ram-gb, by all stages together. */
 #define HOST_RESERVE ((size_t)1000000000)
 
 static inline double gigabytes(size_t bytes)

@@ -129,8 +129,7 @@ static int plan_check_host(const struct plan *p, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
 	size_t pinned = t->tier_bytes[1] + t->host_staging_bytes + p->kv_host;
-	const size_t reserve = MIN(HOST_RESERVE, p->host_reserve);
-	size_t need = pinned + (t->tier_bytes[1] || p->kv_host ? reserve : 0);
+	size_t need = pinned + (t->tier_bytes[1] || p->kv_host ? p->host_margin : 0);
 	char latents[64] = "";
 	if ((!t->on_card && !p->kv_host) || !p->host_available || need <= p->host_available)
 		return 0;
@@ -139,11 +138,14 @@ static int plan_check_host(const struct plan *p, struct err *e)
 			gigabytes(p->kv_host), p->context * p->sessions);
 	err_set(e, ERR_MEMORY,
 		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb%s) beside %.3g GB for "
-		"everything else, and %.2f GB are available",
-		gigabytes(pinned), gigabytes(t->tier_bytes[1]), latents, gigabytes(reserve),
-		gigabytes(p->host_available));
-	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + p->kv_host + reserve);
-	if (t->tier_bytes[1] && fits)
+		"everything else, and %.2f GB are available%s",
+		gigabytes(pinned), gigabytes(t->tier_bytes[1]), latents, gigabytes(p->host_margin),
+		gigabytes(p->host_available), p->part ? " to this stage" : "");
+	size_t fits =
+		bytes_left(p->host_available, t->host_staging_bytes + p->kv_host + p->host_margin);
+	if (t->tier_bytes[1] && p->part)
+		err_hint(e, "a smaller --ram-gb, which all stages share, would fit");
+	else if (t->tier_bytes[1] && fits)
 		err_hint(e, "--ram-gb %.2f would fit", (double)(fits / 10000000) / 100);
 	else if (p->kv_host)
 		err_hint(e, "a smaller -c needs less");

@@ -117,6 +117,7 @@ struct block_entry {
 	char name[NAME_BYTES + 1];
 	uint64_t bytes;
 	struct timespec used;
+	uid_t owner;
 };
 
 struct block_listing {
@@ -176,6 +177,7 @@ static int list_folder(const struct prefix_store *p, struct block_listing *l, st
 		memcpy(n->name, x->d_name, sizeof n->name);
 		n->bytes = (uint64_t)st.st_size;
 		n->used = st.st_mtim;
+		n->owner = st.st_uid;
 		l->bytes += n->bytes;
 	}
 	closedir(d);
@@ -193,14 +195,38 @@ static int compare_last_use(const void *a, const void *b)
 	return strcmp(y->name + 17, x->name + 17);
 }
 
+/* Bytes of the blocks that this user may not remove: in a sticky folder, those of others. */
+static uint64_t foreign_bytes(const struct prefix_store *p, const struct block_listing *l)
+{
+	const uid_t me = geteuid();
+	struct stat folder;
+	uint64_t bytes = 0;
+	if (!me || fstat(p->fd, &folder) || !(folder.st_mode & S_ISVTX) || folder.st_uid == me)
+		return 0;
+	for (size_t i = 0; i < l->n; i++)
+		bytes += l->entries[i].owner != me ? l->entries[i].bytes : 0;
+	return bytes;
+}
+
+static int refuse_full(const struct prefix_store *p, uint64_t bytes, struct err *e)
+{
+	return err_set(e, -ENOSPC, "%.400s: blocks that this user may not remove take %.3f of %.3f GB",
+		p->folder, (double)bytes / 1e9, (double)p->max_bytes / 1e9);
+}
+
 /* Removes blocks until `extra` bytes more fit; 0: until the limit is met, as far as this user may.
- */
+ * If they cannot fit, nothing is removed for them. */
 static int evict_blocks(struct prefix_store *p, uint64_t extra, struct err *e)
 {
 	struct block_listing l;
 	int rc = list_folder(p, &l, e);
 	if (rc)
 		return rc;
+	const uint64_t foreign = foreign_bytes(p, &l);
+	if (extra && foreign + extra > p->max_bytes) {
+		free(l.entries);
+		return refuse_full(p, foreign, e);
+	}
 	if (l.bytes + extra > p->max_bytes)
 		qsort(l.entries, l.n, sizeof *l.entries, compare_last_use);
 	size_t gone = 0;
@@ -215,11 +241,7 @@ static int evict_blocks(struct prefix_store *p, uint64_t extra, struct err *e)
 	p->stats.bytes = l.bytes;
 	p->stats.files = l.n - gone;
 	free(l.entries);
-	if (extra && l.bytes + extra > p->max_bytes)
-		return err_set(e, -ENOSPC,
-			"%.400s: blocks that this user may not remove take %.3f of %.3f GB", p->folder,
-			(double)l.bytes / 1e9, (double)p->max_bytes / 1e9);
-	return 0;
+	return extra && l.bytes + extra > p->max_bytes ? refuse_full(p, l.bytes, e) : 0;
 }
 
 /* ---- public ---- */

@@ -17,10 +17,11 @@
  *   than in one step with the prefix.
  * - Size. After prefix_store_keep all files of the folder, those of other models included, stay
  *   within the limit. The least recently used go first; of a chain, its end before its beginning.
- *   Where other users' files, which this one may not remove, leave no room, nothing is stored.
+ *   Where other users' files, which this one may not remove, leave no room, nothing is stored or
+ *   removed.
  * - Sharing. Files appear whole (out_file.h), so processes may share a folder. A damaged file is
- *   removed with a warning, and its rows are computed. A file that this user may not read counts as
- *   missing.
+ *   removed with a warning, if this user may; its rows are computed. A file that this user may not
+ *   read or replace ends the restored prefix before it, and is not stored again.
  * - Cost. A block is one write of PREFIX_BLOCK rows (49 MB for GLM-5.2 with 16-bit caches); to
  *   compute its tokens takes longer by orders of magnitude. A block that exists costs one lookup.
  *

@@ -39,7 +39,9 @@
  * - states [n]: for row r of the step, the row of ws.hidden with the hidden state of position
  *   rows->pos[r] - 1, where the pair stands. That is r - 1 inside a sequence; a kept state
  *   (workspace_state_row) for the first row of a sequence; MTP_NO_PAIR: no row is written.
- * - Precondition: model_forward was called with a first_hidden of at most the least r - 1 named. */
+ * - Precondition: model_forward was called with a first_hidden of at most the least r - 1 named.
+ * - No op whose blocks wait for each other is enqueued (backend.h: Threads): the first stage may
+ *   begin the next step meanwhile, on the same card. */
 void mtp_append(
 	struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const int32_t *states);
 

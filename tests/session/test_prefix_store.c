@@ -443,6 +443,18 @@ static void test_other_user(void **state)
 		assert_int_equal(prefix_store_stats(p).files, 1);
 		assert_int_equal(prefix_store_stats(p).bytes, block);
 		prefix_store_close(p);
+		/* room for one block of its own; two would not fit without it either */
+		p = open_store("common", block * 5 / 2, g);
+		keep(p, s, 512, 1);
+		prefix_store_close(p);
+		p = open_store("common", block * 9 / 4, g);
+		sync_to(s, text + N_PIECE, 1024, 0);
+		assert_int_not_equal(prefix_store_keep(p, s, 1024, &e), 0);
+		assert_int_equal(prefix_store_stats(p).blocks_evicted, 0);
+		n = list("common", &l);
+		free_list(l, n);
+		assert_int_equal(n, 4); /* "." and ".." too */
+		prefix_store_close(p);
 		assert_int_equal(seteuid(0), 0);
 	}
 	free(path);

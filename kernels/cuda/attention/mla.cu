@@ -41,8 +41,8 @@
  * output projection needs values), so it suffices that every block becomes resident. One
  * SM holds one block, and the driver was asked whether all pairs can be resident. A kernel before
  * this one never waits for this launch; the kernel after it starts when all blocks of this one are
- * near their end. A backend has one stream, and backends on the same card do not compute at the
- * same time (pipeline_depth), so no kernel of this kind runs beside it.
+ * near their end. A backend has one stream, and callers keep such kernels of two backends on one
+ * card apart (backend.h: Threads).
  *
  * Bytes moved: 15.6 MB of weights; for each row of the step every chosen cache row once for each of
  * 4 groups (after the first from the L2 cache), and 4 MB of values out and in. With the output

@@ -11,8 +11,8 @@
  * - No deadlock between host and kernel: before the host waits for the device it drains the mailbox
  *   (cuda_deferred_drain). Otherwise it waits only for copies while the kernel runs. Copies inside
  *   the card may be kernels of the driver: the deferred kernel, whose blocks take a whole SM each,
- *   leaves some SMs free for them, and no other kernel of the stream starts there. Backends on the
- *   same card do not compute at the same time (pipeline_depth).
+ *   leaves some SMs free for them, and no other kernel of the stream starts there. Callers keep
+ *   kernels that wait of other backends on the same card apart (backend.h: Threads).
  */
 #include "kernels/cuda/experts/experts.cuh"
 #include "kernels/cuda/experts/mailbox.cuh"

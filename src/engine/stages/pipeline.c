@@ -256,11 +256,11 @@ uint32_t pipeline_depth(const struct engine *g)
 {
 	if (g->trace) /* steps and accesses stand in it one after the other */
 		return 1;
+	if (g->ranks) /* the stages of a rank compute one after the other */
+		return ranks_count(g->ranks->ranks);
 	/* Blocks of a kernel may wait for each other (mla.cu). Two such kernels at the same time could
 	 * each hold the multiprocessors that the other one waits for. */
-	if (stages_share_card(g))
-		return 1;
-	return g->ranks ? ranks_count(g->ranks->ranks) : g->n_stages;
+	return stages_share_card(g) ? 1 : g->n_stages;
 }
 
 bool pipeline_in_flight(const struct stage_pipeline *p)

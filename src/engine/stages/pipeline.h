@@ -38,8 +38,9 @@ struct micro_batch;
 struct stage_pipeline *pipeline_new(struct engine *g);
 void pipeline_free(struct stage_pipeline *p); /* nothing may be in flight; NULL is fine */
 
-/* Stages that compute at the same time; 1: a step is computed as a whole, by one stage after the
- * other. 1 with a trace, and with several stages on one card (not on the CPU). */
+/* Stages that compute at the same time, with ranks the number of ranks; 1: a step is computed as a
+ * whole, by one stage after the other. 1 with a trace and, in one process, if two stages share a
+ * graphics card. */
 uint32_t pipeline_depth(const struct engine *g);
 
 /* Bytes of host memory that a row takes between two stages. */

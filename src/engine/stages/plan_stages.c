@@ -10,6 +10,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/plan_internal.h"
 #include "src/engine/stages/pipeline.h"
 #include "src/ranks/ranks.h"
 #include "stream/loader/loader.h"
@@ -41,6 +42,7 @@ void plan_share_host(size_t host, uint64_t experts, uint64_t all, struct plan_ma
 {
 	m->host_bytes = share_of(host, experts, all);
 	m->host_reserve = share_of(plan_host_reserve(host), experts, all);
+	m->host_margin = share_of(HOST_RESERVE, experts, all);
 }
 
 /* What one stage plans with. */

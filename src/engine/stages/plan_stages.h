@@ -30,7 +30,7 @@ struct plan_stage {
 size_t plan_stage_room(const struct plan_stage *stages, uint32_t n, uint32_t i, uint32_t processes);
 
 /* Gives a stage with `experts` of `all` bytes of experts its share of the host's memory, and of the
- * reserve that --ram-gb auto leaves free: the shares of all stages leave one reserve. */
+ * reserves that --ram-gb leaves free: the shares of all stages leave one reserve. */
 void plan_share_host(size_t host, uint64_t experts, uint64_t all, struct plan_machine *m);
 
 /* Decides and prints the plans [n]. Of one stage: as plan_make. Errors as there; of several stages

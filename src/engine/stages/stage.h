@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A stage: consecutive layers of the model with everything that computes them. An engine has one
- * stage, or several, on one card or on several. They compute one after the other or, on different
- * cards and with different micro-batches, at the same time (pipeline.h).
+ * stage, or several, on one card or on several. They compute one after the other or, with different
+ * micro-batches, at the same time; on graphics cards only if no two share a card (pipeline.h).
  *
  * Order of use (engine.c): stages_new, stages_bind, stages_plan, stage_open for each in order,
  * stage_start for each. stages_free releases everything, at any point.
