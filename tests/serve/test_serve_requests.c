@@ -315,6 +315,9 @@ static void test_members(void **state)
 	assert_true(r.output.choice == TOOL_CHOICE_REQUIRED && r.output.one_call && r.max_new == 7);
 	assert_string_equal(r.output.choice_name, "f");
 	request_fini(&r);
+	serve_requests_parse(&api_llamacpp, "{\"prompt\":\"a\",\"seed\":4294967295}", &r);
+	assert_true(r.sampling.seed != UINT32_MAX); /* drawn */
+	request_fini(&r);
 }
 
 static void test_serve_requests_refused(void **state)
