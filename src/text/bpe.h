@@ -36,7 +36,8 @@ struct bpe {
 int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span *merges,
 	uint32_t n_merges, bool whole_pieces, struct err *e);
 
-/* From the vocabulary: rank = id. ERR_INPUT: tokens so long that it would take minutes. */
+/* From the vocabulary: rank = id. ERR_INPUT: the tokens are so long that looking up all their
+ * splits would hash more than 1 GiB. */
 int bpe_init_ids(struct bpe *b, const struct vocab *v, bool whole_pieces, struct err *e);
 
 void bpe_fini(struct bpe *b);
