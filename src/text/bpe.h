@@ -44,9 +44,9 @@ void bpe_fini(struct bpe *b);
 
 /* Memory of one caller, reused between pieces. Zero-initialise. */
 struct bpe_work {
-	void *nodes;
-	uint64_t *heap;
-	size_t n_nodes, heap_cap;
+	void *nodes;    /* [n_nodes] */
+	uint64_t *heap; /* [2 * n_nodes] */
+	size_t n_nodes;
 	/* Asked before a piece takes more memory than those before it; `bytes`: at most, in all. False
 	 * refuses the piece: ERR_MEMORY. NULL: never asked. */
 	bool (*hold)(void *user, size_t bytes);
