@@ -125,8 +125,8 @@ int json_parse(const char *text, size_t len, size_t flags, json_t **value, struc
 			e, ERR_MEMORY, "there is no memory for the values of %zu bytes of JSON", len);
 	if (!v && json_error_code(&je) == json_error_numeric_overflow)
 		return err_set(e, ERR_INPUT,
-			"line %d, column %d: a number is out of range: integers have 64 bits, others are "
-			"doubles",
+			"line %d, column %d: a number is out of range: integers are from -2^63 to 2^63 - 1, "
+			"others are doubles",
 			je.line, je.column);
 	if (!v)
 		return err_set(e, ERR_INPUT, "line %d, column %d: %s", je.line, je.column, je.text);

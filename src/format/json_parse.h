@@ -25,8 +25,8 @@ void json_parse_setup(void);
 
 /* Parses one value: text[len]. flags: jansson's JSON_REJECT_DUPLICATES, JSON_ALLOW_NUL,
  * JSON_DECODE_ANY, JSON_DISABLE_EOF_CHECK. *value: the caller's reference, NULL on error.
- *   ERR_INPUT   "line 3, column 7: ...": not JSON, or a number beyond 64 bits or a double's range;
- *               or nested deeper than JSON_PARSE_DEPTH_MAX
+ *   ERR_INPUT   "line 3, column 7: ...": not JSON, or an integer outside -2^63 to 2^63 - 1, or a
+ *               number beyond a double's range; or nested deeper than JSON_PARSE_DEPTH_MAX
  *   ERR_MEMORY  an allocation failed */
 int json_parse(const char *text, size_t len, size_t flags, json_t **value, struct err *e);
 

@@ -57,9 +57,9 @@ size_t client_held(struct client *c, enum client_holding what);
 
 /* The order in which clients get sessions: the lowest rank is next.
  * - Fewer running answers rank lower; among equals the client whose latest answer began earlier.
- * - A new client ranks as if its latest answer had begun just before the latest one of all: it
- *   comes before the client of that one, and not before clients that have waited longer. A client
- *   that leaves and comes back is new: those that stayed are not kept out.
+ * - A new client ranks as if its latest answer had begun just before the latest one of all. So it
+ *   comes before the client of that one, but passes no client whose latest answer began earlier. A
+ *   client that leaves and comes back is new as well; so it can pass a waiting client only once.
  * - serial: grows with each answer of any client, below 2^CLIENT_SERIAL_BITS; the rank's bits
  *   above it are the running answers. */
 #define CLIENT_SERIAL_BITS 48

@@ -326,7 +326,7 @@ void response_store_put(
 	pthread_mutex_unlock(&s->lock);
 }
 
-size_t response_store_bytes(struct response_store *s, const char *id)
+size_t response_store_bytes(struct response_store *s, const char *id, bool response, bool items)
 {
 	char name[NAME_LEN + 1];
 	struct stat st;
@@ -337,7 +337,7 @@ size_t response_store_bytes(struct response_store *s, const char *id)
 	pthread_mutex_lock(&s->lock);
 	const struct kept_response *k = kept_find(s, id);
 	if (k)
-		bytes = k->n_response + k->n_items;
+		bytes = (response ? k->n_response : 0) + (items ? k->n_items : 0);
 	else if (s->folder && !fstatat(s->fd, name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode))
 		bytes = (size_t)st.st_size;
 	pthread_mutex_unlock(&s->lock);

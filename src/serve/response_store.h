@@ -38,8 +38,9 @@ void response_store_close(struct response_store *s); /* NULL is fine; files stay
  * written is a warning. */
 void response_store_put(
 	struct response_store *s, const char *id, const struct buf *response, const struct buf *items);
-/* What response_store_get would append at most, both together; 0: it is not there. */
-size_t response_store_bytes(struct response_store *s, const char *id);
+/* What response_store_get would append at most, of the response, the items or both. 0: it is not
+ * there. */
+size_t response_store_bytes(struct response_store *s, const char *id, bool response, bool items);
 /* Appends both (each may be NULL). False: not there; or memory is exhausted, and the scope is
  * marked (mem.h). Any text may be given as an id. */
 bool response_store_get(

@@ -6,8 +6,9 @@
  * Long pieces: nodes form a linked list over the piece; rank[i] is the rank of the pair that starts
  * at node i. The heap holds keys rank << 32 | i, so equal ranks come out leftmost first. A merge
  * changes the pairs around it; their old keys stay in the heap and are recognised when they come
- * out, because rank[i] no longer agrees. Every merge pushes at most two keys, so the heap never
- * holds more than twice the piece.
+ * out, because rank[i] no longer agrees. A piece of n bytes has at most n - 1 pairs at first and
+ * n - 1 merges. A merge takes one key and pushes at most two, so the heap never holds more than
+ * 2 n keys.
  */
 #include "src/text/bpe.h"
 
@@ -21,7 +22,7 @@
 
 #define NO_RANK     UINT32_MAX
 #define SHORT_PIECE 48 /* below this scanning beats the heap */
-/* bytes that looking up all splits of all tokens may hash: real vocabularies need about 1e7 */
+/* limit of the bytes hashed for the left halves of all splits, in one pass */
 #define SPLITS_WORK (1ull << 30)
 
 /* ---- the pair table ---- */
@@ -215,46 +216,34 @@ static void sift_down(uint64_t *heap, size_t n, size_t i)
 	heap[i] = key;
 }
 
-static int heap_push(struct bpe_work *w, size_t *n, uint64_t key)
+static void heap_push(uint64_t *heap, size_t *n, uint64_t key)
 {
-	if (*n == w->heap_cap) {
-		size_t cap = w->heap_cap + w->heap_cap / 2 + 64;
-		uint64_t *heap = realloc(w->heap, cap * sizeof *heap);
-		if (!heap)
-			return ERR_MEMORY;
-		w->heap = heap;
-		w->heap_cap = cap;
-	}
 	size_t i = (*n)++;
 	while (i) {
 		size_t parent = (i - 1) / 4;
-		if (w->heap[parent] <= key)
+		if (heap[parent] <= key)
 			break;
-		w->heap[i] = w->heap[parent];
+		heap[i] = heap[parent];
 		i = parent;
 	}
-	w->heap[i] = key;
-	return 0;
+	heap[i] = key;
 }
 
-/* Of memory for each byte of a long piece: a node, and the heap, which grows with stale pairs. */
-#define PIECE_FACTOR 32
+/* Of memory for each byte of a long piece: a node, and two keys of the heap. */
+#define PIECE_FACTOR (sizeof(struct node) + 2 * sizeof(uint64_t))
 
 static int work_reserve(struct bpe_work *w, size_t n)
 {
-	if (w->n_nodes < n && w->hold && !w->hold(w->user, PIECE_FACTOR * n))
+	if (w->n_nodes >= n)
+		return 0;
+	if (w->hold && !w->hold(w->user, PIECE_FACTOR * n))
 		return ERR_MEMORY;
-	if (w->n_nodes < n) {
-		free(w->nodes);
-		w->nodes = malloc(n * sizeof(struct node));
-		w->n_nodes = w->nodes ? n : 0;
-	}
-	if (w->heap_cap < n) {
-		free(w->heap);
-		w->heap = malloc(n * sizeof *w->heap);
-		w->heap_cap = w->heap ? n : 0;
-	}
-	return w->nodes && w->heap ? 0 : ERR_MEMORY;
+	free(w->nodes);
+	free(w->heap);
+	w->nodes = malloc(n * sizeof(struct node));
+	w->heap = malloc(2 * n * sizeof *w->heap);
+	w->n_nodes = w->nodes && w->heap ? n : 0;
+	return w->n_nodes ? 0 : ERR_MEMORY;
 }
 
 static int encode_long(
@@ -299,8 +288,8 @@ static int encode_long(
 				continue;
 			const struct bpe_pair *p = pair_slot(b, nodes[a].id, nodes[nodes[a].next].id);
 			nodes[a].rank = p->left < 0 ? NO_RANK : p->rank;
-			if (p->left >= 0 && heap_push(w, &n_heap, (uint64_t)p->rank << 32 | a))
-				return ERR_MEMORY;
+			if (p->left >= 0)
+				heap_push(w->heap, &n_heap, (uint64_t)p->rank << 32 | a);
 		}
 	}
 	for (uint32_t i = 0; i < n; i = nodes[i].next)

@@ -36,16 +36,17 @@ struct bpe {
 int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span *merges,
 	uint32_t n_merges, bool whole_pieces, struct err *e);
 
-/* From the vocabulary: rank = id. ERR_INPUT: tokens so long that it would take minutes. */
+/* From the vocabulary: rank = id. ERR_INPUT: the tokens are so long that looking up all their
+ * splits would hash more than 1 GiB. */
 int bpe_init_ids(struct bpe *b, const struct vocab *v, bool whole_pieces, struct err *e);
 
 void bpe_fini(struct bpe *b);
 
 /* Memory of one caller, reused between pieces. Zero-initialise. */
 struct bpe_work {
-	void *nodes;
-	uint64_t *heap;
-	size_t n_nodes, heap_cap;
+	void *nodes;    /* [n_nodes] */
+	uint64_t *heap; /* [2 * n_nodes] */
+	size_t n_nodes;
 	/* Asked before a piece takes more memory than those before it; `bytes`: at most, in all. False
 	 * refuses the piece: ERR_MEMORY. NULL: never asked. */
 	bool (*hold)(void *user, size_t bytes);

@@ -89,7 +89,7 @@ static bool typed_value(struct chat_text text, unsigned mask, struct buf *out)
 		return false;
 	json_t *v = NULL; /* of repeated keys the last counts */
 	json_parse(t.data, t.len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &v, NULL);
-	if (v && number) /* digit for digit; inside arrays and objects it becomes a double */
+	if (v && number) /* digit for digit; inside arrays and objects a fraction becomes a double */
 		buf_append(out, t.data, t.len);
 	else if (v)
 		json_text_dump(v, out);

@@ -63,9 +63,10 @@ struct chat_parsed_call {
 	 * - What may be a string by the tool's schema stays one.
 	 * - Other JSON text of an allowed type becomes that value, 3.5 also where only integers are.
 	 * - Without a schema JSON text other than a quoted string becomes the value it denotes.
-	 * - What does not fit stays a string, and so does a number out of range: integers have 64 bits,
-	 *   others are doubles.
-	 * A number keeps its digits; inside arrays and objects it is rounded to a double. */
+	 * - What does not fit stays a string, and so does a number out of range. The range of integers
+	 *   is -2^63 to 2^63 - 1; others are doubles.
+	 * A number keeps its digits. Inside arrays and objects integers keep their value, and others
+	 * are rounded to doubles. */
 	struct chat_text arguments;
 	struct chat_text raw; /* the call as the model wrote it, tags included */
 };

@@ -113,6 +113,40 @@ static void test_previous(void **state)
 	buf_free(&out);
 }
 
+/* A reference to an item holds what its response takes; the conversation is not read. */
+static void test_references(void **state)
+{
+	(void)state;
+	enum { LETTERS = 1 << 20 };
+	static const char body[] = "{\"input\":[{\"type\":\"item_reference\",\"id\":\""
+							   "msg_000000000000000000000000_1\"}]}";
+	struct buf large = {0}, small = {0};
+	struct request_error e = {0};
+	buf_puts(&large, "[{\"role\":\"user\",\"content\":\"");
+	for (size_t i = 0; i < LETTERS; i++)
+		buf_putc(&large, 'a');
+	buf_puts(&large, "\"}");
+	buf_puts(&small, ",{\"type\":\"message\",\"id\":\"msg_000000000000000000000000_1\","
+					 "\"role\":\"assistant\",\"content\":\"b\"}]");
+	for (int k = 0; k < 2; k++) { /* the large text: in the conversation, or in the response */
+		struct buf response = {0}, items = {0};
+		struct request r;
+		buf_printf(&response, "{\"output\":%s%s}", k ? buf_str(&large) : "[{}", buf_str(&small));
+		buf_printf(&items, "%s]", k ? "[" : buf_str(&large));
+		response_store_put(model.responses, ID, &response, &items);
+		budget_clear(LIMIT);
+		if (api_parse(&api_responses, &model, body, strlen(body), &r, &e))
+			fail_msg("%s", e.message);
+		assert_true(k || atomic_load(&budget.peak) < LETTERS);
+		assert_true(atomic_load(&budget.held) < 3 * LETTERS); /* its tree */
+		request_fini(&r);
+		buf_free(&response);
+		buf_free(&items);
+	}
+	buf_free(&large);
+	buf_free(&small);
+}
+
 typedef int token_fn(const struct request_model *model, const char *body, size_t len,
 	struct buf *out, struct request_error *e);
 
@@ -227,6 +261,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_previous),
+		cmocka_unit_test(test_references),
 		cmocka_unit_test(test_tokens),
 		cmocka_unit_test(test_text_prompts),
 		cmocka_unit_test(test_long_pieces),

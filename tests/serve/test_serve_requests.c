@@ -315,6 +315,9 @@ static void test_members(void **state)
 	assert_true(r.output.choice == TOOL_CHOICE_REQUIRED && r.output.one_call && r.max_new == 7);
 	assert_string_equal(r.output.choice_name, "f");
 	request_fini(&r);
+	serve_requests_parse(&api_llamacpp, "{\"prompt\":\"a\",\"seed\":4294967295}", &r);
+	assert_true(r.sampling.seed != UINT32_MAX); /* drawn */
+	request_fini(&r);
 }
 
 static void test_serve_requests_refused(void **state)
@@ -463,6 +466,30 @@ static void test_serve_requests_refused(void **state)
 	buf_puts(&deep, "]}");
 	refuse(&api_chat, buf_str(&deep), 400, "values");
 	buf_free(&deep);
+}
+
+/* llama.cpp's range of the penalties matters only where one is on. */
+static void test_penalty_ranges(void **state)
+{
+	(void)state;
+	static const char *const good[] = {"\"repeat_last_n\":64", "\"repeat_last_n\":0",
+		"\"repeat_last_n\":-1,\"presence_penalty\":1.5", "\"penalize_newline\":false",
+		"\"penalize_newline\":false,\"frequency_penalty\":1"};
+	static const char *const bad[] = {"\"repeat_last_n\":64,\"repeat_penalty\":1.1",
+		"\"repeat_last_n\":64,\"frequency_penalty\":1",
+		"\"repeat_last_n\":0,\"presence_penalty\":1.5"};
+	for (size_t i = 0; i < ARRAY_LEN(good); i++) {
+		struct request r;
+		char *body = mem_printf("{\"prompt\":\"a\",%s}", good[i]);
+		serve_requests_parse(&api_llamacpp, body, &r);
+		request_fini(&r);
+		free(body);
+	}
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		char *body = mem_printf("{\"prompt\":\"a\",%s}", bad[i]);
+		refuse(&api_llamacpp, body, 400, "repeat_last_n is not supported");
+		free(body);
+	}
 }
 
 /* Parameters of strict tools that calls cannot be held to, and some that look like it. */
@@ -757,6 +784,7 @@ int main(void)
 		cmocka_unit_test(test_thinking),
 		cmocka_unit_test(test_members),
 		cmocka_unit_test(test_serve_requests_refused),
+		cmocka_unit_test(test_penalty_ranges),
 		cmocka_unit_test(test_strict_parameters),
 		cmocka_unit_test(test_shapes_refused),
 		cmocka_unit_test(test_known_turns),

@@ -250,8 +250,8 @@ static void test_chat_refusals(void **state)
 		 "\"}]}]}",
 			"messages[0].tool_calls[0].arguments: the string cannot be read as JSON: line 1"},
 		{"{\"messages\":[],\"n\":9223372036854775808}",
-			"line 1, column 38: a number is out of range: integers have 64 bits, others are "
-			"doubles"},
+			"line 1, column 38: a number is out of range: integers are from -2^63 to 2^63 - 1, "
+			"others are doubles"},
 		{"{\"messages\":[],\"n\":1e400}", "line 1, column 24: a number is out of range"},
 		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"["
 		 "1]\"}]}]}",

@@ -41,8 +41,9 @@ struct reply_answer {
 	int open;         /* kind of the item that is open, in the writer's numbers; 0: none */
 	uint32_t n_items; /* closed so far: the index of the one that is open */
 	size_t segment;   /* of the text that is open (reply_segment) */
-	size_t text_sent, rows_sent;  /* bytes of text, number of rows */
-	size_t n_counted, characters; /* bytes of text whose characters are counted (completions) */
+	size_t text_sent, rows_sent; /* bytes of text, number of rows */
+	/* characters: in the first n_counted bytes of text (completions) */
+	size_t n_counted, characters;
 };
 
 struct reply {

@@ -54,22 +54,31 @@ static bool is_off(const char *key, const json_t *v)
 	return is_listed(key, idle_parameters);
 }
 
-/* What the repetition penalty looks at in llama.cpp and ollama. */
+/* Which tokens the penalties count in llama.cpp and ollama: repeat_last_n bounds repetition,
+ * presence and frequency alike; penalize_newline concerns repetition only. */
 static const char *const penalty_ranges[] = {"repeat_last_n", "penalize_newline", NULL};
 
-/* Here it looks at the whole text, newlines too. Another range has no effect without a penalty. */
+/* Here penalties have no range, and newlines count. Another range has no effect without a penalty.
+ */
 static int check_penalty_range(
 	const struct request *r, const char *key, const json_t *v, struct request_error *e)
 {
-	double penalty = (double)r->model->sampling.repetition;
-	if (request_number(r->body, "repeat_penalty", -INFINITY, INFINITY, &penalty, NULL, e) ||
-		request_number(r->body, "repetition_penalty", -INFINITY, INFINITY, &penalty, NULL, e))
+	const struct sampler_options *o = &r->model->sampling;
+	double repetition = (double)o->repetition, presence = (double)o->presence,
+		   frequency = (double)o->frequency;
+	if (request_number(r->body, "repeat_penalty", -INFINITY, INFINITY, &repetition, NULL, e) ||
+		request_number(r->body, "repetition_penalty", -INFINITY, INFINITY, &repetition, NULL, e) ||
+		request_number(r->body, "presence_penalty", -INFINITY, INFINITY, &presence, NULL, e) ||
+		request_number(r->body, "frequency_penalty", -INFINITY, INFINITY, &frequency, NULL, e))
 		return -1;
-	if (penalty == 0 || penalty == 1 || json_is_null(v) || json_is_true(v) ||
+	bool penalizes = repetition != 0 && repetition != 1;
+	if (!strcmp(key, "repeat_last_n"))
+		penalizes = penalizes || presence != 0 || frequency != 0;
+	if (!penalizes || json_is_null(v) || json_is_true(v) ||
 		(json_is_number(v) && json_number_value(v) == -1)) /* -1: the whole context */
 		return 0;
 	return request_refuse(e, 400, "unsupported_parameter", key,
-		"%s is not supported by this server: the repetition penalty looks at the whole text", key);
+		"%s is not supported by this server: penalties have no range, and newlines count", key);
 }
 
 int request_known(const struct request *r, const char *const *members, struct request_error *e)

@@ -139,8 +139,8 @@ void slot_resume_job(struct scheduler *s, struct slot *slot, struct job *j);
 /* One step of the sessions that read or of those that write; nothing when there are none. If the
  * model has several stages, steps may be in flight afterwards (batch.h). */
 void scheduler_step(struct scheduler *s);
-/* Before the first step. Allocates as many steps as may be in flight: later none can fail for want
- * of memory. */
+/* Before the first step. Allocates the structs of all steps that may be in flight, since a failed
+ * allocation in the compute thread would end the server. */
 void scheduler_reserve_steps(struct scheduler *s);
 void scheduler_free_steps(struct scheduler *s);
 

@@ -142,9 +142,10 @@ static void ranges_invert(struct pattern_parser *p, size_t first, uint32_t most)
 }
 
 /* Adds the class \d \w \s \D \W \S of letter c to a set that is inverted afterwards or not; false:
- * c is none of these. Engines disagree on the blanks, and on all classes beyond ASCII. So \s has
- * few of the blanks where it adds texts, and all where it takes some away. *ascii becomes true: a
- * set that is inverted stays within ASCII. */
+ * c is none of these. Engines disagree on the blanks, and on all classes beyond ASCII. So a set
+ * that includes \s includes only the blanks that all engines agree on, and one that excludes \s
+ * excludes every blank that any engine knows. *ascii becomes true: a set that is inverted stays
+ * within ASCII. */
 static bool class_add(struct pattern_parser *p, char c, bool inverted, bool *ascii)
 {
 	static const struct char_range blanks[] = {{9, 13}, {32, 32}, {0x1c, 0x1f}, {0x85, 0x85},

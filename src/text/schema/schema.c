@@ -677,7 +677,7 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 		.e = e ? e : &own,
 		.left = {SCHEMA_MERGES_MAX, clock_thread_ns() + SCHEMA_COMPILE_NS}};
 	struct schema_part top = {.path = (char *)""};
-	c.string = form == SCHEMA_ARGUMENT && (schema_possible_types(root, part) & SCHEMA_STRING);
+	c.string = form == SCHEMA_ARGUMENT && schema_may_be_string(root, part);
 	c.made = json_array();
 	uint32_t rule = grammar_rule(c.g), start = c.g->rules[rule].start, end = c.g->rules[rule].final;
 	uint32_t value = part ? schema_rule(&c, &top, "", part, form == SCHEMA_ARGUMENT)

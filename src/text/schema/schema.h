@@ -8,8 +8,8 @@
  * that it does not name; keys and the strings of enum and const have one spelling; numbers have at
  * most 18 digits before the point and 16 behind it; white space is at most one blank, or one line
  * feed and 40 blanks or tabs, where JSON writers put it. A key comes once in an object.
- * Exception (grammar_run.h): where patternProperties or propertyNames let no longer key follow, a
- * key may repeat, since otherwise the text could not go on. A schema without "type", enum and const
+ * Exception (grammar_run.h): a key may repeat if patternProperties or propertyNames allow no key
+ * that continues it; otherwise the text could not go on. A schema without "type", enum and const
  * that has keywords of one type means that type.
  *
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one

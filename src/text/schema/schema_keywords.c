@@ -255,7 +255,16 @@ struct type_search {
 	const json_t *root;
 	int work;   /* schemas and values that it may still look at: alternatives refer to others */
 	bool typed; /* a schema that accepted_types met has type, enum or const */
+	bool cut;   /* it ended early: the result is an upper bound */
 };
+
+/* Counts one more schema. False: the search goes no further, which any type answers. */
+static bool search_goes_on(struct type_search *t, int depth)
+{
+	bool ends = depth > FOLLOW_MAX || --t->work < 0;
+	t->cut = t->cut || ends;
+	return !ends;
+}
 
 static const char *const unions[] = {"anyOf", "oneOf"};
 
@@ -273,8 +282,7 @@ static unsigned accepted_types(struct type_search *t, const json_t *s, int depth
 	struct err e;
 	size_t i;
 	json_t *v;
-	if (depth > FOLLOW_MAX || --t->work < 0 || !(s = schema_resolve(t->root, s, &e)) ||
-		!json_is_object(s))
+	if (!search_goes_on(t, depth) || !(s = schema_resolve(t->root, s, &e)) || !json_is_object(s))
 		return json_is_false(s) ? 0 : SCHEMA_ANY;
 	const json_t *ref = json_object_get(s, "$ref"), *constant = json_object_get(s, "const"),
 				 *values = json_object_get(s, "enum"), *type = json_object_get(s, "type");
@@ -324,8 +332,7 @@ static unsigned implied_types(struct type_search *t, const json_t *s, int depth)
 	struct err e;
 	size_t i;
 	json_t *v;
-	if (depth > FOLLOW_MAX || --t->work < 0 || !(s = schema_resolve(t->root, s, &e)) ||
-		!json_is_object(s))
+	if (!search_goes_on(t, depth) || !(s = schema_resolve(t->root, s, &e)) || !json_is_object(s))
 		return SCHEMA_ANY;
 	unsigned mask = schema_types(s);
 	const json_t *ref = json_object_get(s, "$ref"), *all = json_object_get(s, "allOf");
@@ -355,8 +362,7 @@ static unsigned compiled_types(struct type_search *t, const json_t *s, int depth
 	struct err e;
 	size_t i;
 	json_t *v;
-	if (depth > FOLLOW_MAX || --t->work < 0 || !(s = schema_resolve(t->root, s, &e)) ||
-		!json_is_object(s))
+	if (!search_goes_on(t, depth) || !(s = schema_resolve(t->root, s, &e)) || !json_is_object(s))
 		return json_is_false(s) ? 0 : SCHEMA_ANY;
 	for (size_t k = 0; k < ARRAY_LEN(unions) && !is_combined(s); k++) {
 		const json_t *list = json_object_get(s, unions[k]);
@@ -379,7 +385,14 @@ static unsigned compiled_types(struct type_search *t, const json_t *s, int depth
 
 unsigned schema_possible_types(const json_t *root, const json_t *s)
 {
-	return compiled_types(&(struct type_search){root, TYPES_WORK, false}, s, 0);
+	return compiled_types(&(struct type_search){.root = root, .work = TYPES_WORK}, s, 0);
+}
+
+bool schema_may_be_string(const json_t *root, const json_t *s)
+{
+	struct type_search search = {.root = root, .work = TYPES_WORK};
+	unsigned mask = compiled_types(&search, s, 0);
+	return (mask & SCHEMA_STRING) && (mask != SCHEMA_ANY || !search.cut);
 }
 
 static unsigned property_types(struct type_search *t, const json_t *s, const char *key, int depth)
@@ -388,7 +401,7 @@ static unsigned property_types(struct type_search *t, const json_t *s, const cha
 	size_t i;
 	json_t *v;
 	const char *pattern;
-	if (depth > FOLLOW_MAX || --t->work < 0 || !(s = schema_resolve(t->root, s, &e)))
+	if (!search_goes_on(t, depth) || !(s = schema_resolve(t->root, s, &e)))
 		return SCHEMA_ANY;
 	const json_t *own = json_object_get(json_object_get(s, "properties"), key),
 				 *more = json_object_get(s, "additionalProperties"),
@@ -421,7 +434,7 @@ static unsigned property_types(struct type_search *t, const json_t *s, const cha
 
 unsigned schema_property_types(const json_t *root, const json_t *s, const char *key)
 {
-	return property_types(&(struct type_search){root, TYPES_WORK, false}, s, key, 0);
+	return property_types(&(struct type_search){.root = root, .work = TYPES_WORK}, s, key, 0);
 }
 
 /* The types of values that the grammar of one of both has and the other accepts. What is merged has
@@ -429,7 +442,7 @@ unsigned schema_property_types(const json_t *root, const json_t *s, const char *
 static unsigned types_common_to(
 	const json_t *root, const struct schema_alternative *a, const struct schema_alternative *b)
 {
-	struct type_search search = {root, TYPES_WORK, false};
+	struct type_search search = {.root = root, .work = TYPES_WORK};
 	unsigned of_a = accepted_types(&search, a->schema, 0),
 			 of_b = accepted_types(&search, b->schema, 0);
 	return (schema_possible_types(root, a->compiled) & of_b) |

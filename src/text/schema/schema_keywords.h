@@ -72,6 +72,8 @@ const json_t *schema_resolve(const json_t *root, const json_t *s, struct err *e)
 
 /* The types that values of s may have, seen through references and alternatives; an upper bound. */
 unsigned schema_possible_types(const json_t *root, const json_t *s);
+/* Whether the bound has strings; false where the search ends early and finds no bound. */
+bool schema_may_be_string(const json_t *root, const json_t *s);
 /* The types that the value of a key may have in objects that satisfy s; an upper bound. SCHEMA_ANY:
  * s does not say. A key that "properties" does not name counts as one that any of
  * patternProperties may match. */

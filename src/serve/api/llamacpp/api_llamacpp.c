@@ -9,6 +9,9 @@
 #include "src/base/num.h"
 #include "src/serve/api/json_write.h"
 
+/* LLAMA_DEFAULT_SEED, which /props of llama.cpp shows: a random seed, as -1 is. */
+#define DEFAULT_SEED UINT32_MAX
+
 static int llamacpp_parse(struct request *r, struct request_error *e)
 {
 	/* these change how llama.cpp computes, not what */
@@ -28,7 +31,8 @@ static int llamacpp_parse(struct request *r, struct request_error *e)
 	json_object_del(r->body, "return_tokens");
 	for (size_t i = 0; i < ARRAY_LEN(internal); i++)
 		json_object_del(r->body, internal[i]);
-	if (request_is_random_seed(json_object_get(r->body, "seed")))
+	const json_t *seed = json_object_get(r->body, "seed");
+	if (request_is_random_seed(seed) || json_integer_value(seed) == DEFAULT_SEED)
 		json_object_del(r->body, "seed");
 	if (!json_object_get(r->body, "max_tokens") || n_predict >= 0)
 		json_object_set_new(

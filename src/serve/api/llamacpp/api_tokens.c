@@ -9,7 +9,8 @@
 #define JSON_FACTOR 12   /* a byte as \u0000, in a buffer that doubles */
 #define TOKENS_HELD 1024 /* tokens that are written before memory is counted again */
 
-/* Reads no members: the functions below do, and refuse the others. */
+/* Reads no members. The functions below read theirs, ignore those that all APIs share (model,
+ * temperature, ...), and refuse others. */
 static int take_body(struct request *r, struct request_error *e)
 {
 	(void)r, (void)e;

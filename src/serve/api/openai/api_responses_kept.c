@@ -42,8 +42,9 @@ static int read_kept(
 	struct request *r, const char *id, json_t **response, json_t **context, struct request_error *e)
 {
 	struct buf object = {0}, items = {0};
-	size_t before = r->part.bytes,
-		   bytes = r->model->responses ? response_store_bytes(r->model->responses, id) : 0;
+	size_t before = r->part.bytes, bytes = 0;
+	if (r->model->responses)
+		bytes = response_store_bytes(r->model->responses, id, true, context);
 	if (!bytes)
 		return 0;
 	if (request_hold(r, before + TEXT_COPIES * bytes, e))
@@ -52,7 +53,7 @@ static int read_kept(
 		return 0;
 	size_t trees =
 		api_json_bytes(buf_str(&object), object.len) + api_json_bytes(buf_str(&items), items.len);
-	if (r->store) /* the list that is kept with the answer repeats them */
+	if (r->store && context) /* the list that is kept with the answer repeats them */
 		before += TEXT_COPIES * (object.len + items.len);
 	int rc = request_hold(r, before + trees + object.cap + items.cap, e);
 	if (!rc) {
@@ -220,7 +221,8 @@ int api_responses_get(
 	const struct request_model *m, const char *id, struct buf *out, struct request_error *e)
 {
 	struct budget_part part = {.budget = m->budget, .client = client_hold(m->client)};
-	int rc = request_hold_part(&part, TEXT_COPIES * response_store_bytes(m->responses, id), e);
+	int rc = request_hold_part(
+		&part, TEXT_COPIES * response_store_bytes(m->responses, id, true, false), e);
 	if (!rc && !response_store_get(m->responses, id, out, NULL))
 		rc = not_found(e, id);
 	budget_release(&part);
@@ -281,7 +283,8 @@ int api_responses_items(const struct request_model *m, const char *id, const cha
 		rc = request_refuse(
 			e, 400, NULL, "order", "order: expected asc or desc, found \"%.20s\"", order);
 	if (!rc)
-		rc = request_hold_part(&part, TEXT_COPIES * response_store_bytes(m->responses, id), e);
+		rc = request_hold_part(
+			&part, TEXT_COPIES * response_store_bytes(m->responses, id, false, true), e);
 	if (!rc && !response_store_get(m->responses, id, NULL, &text))
 		rc = not_found(e, id);
 	if (!rc) /* the text, its tree, and the list, which repeats the text at most */
