@@ -448,7 +448,10 @@ static void test_other_user(void **state)
 		keep(p, s, 512, 1);
 		prefix_store_close(p);
 		p = open_store("common", block * 9 / 4, g);
-		sync_to(s, text + N_PIECE, 1024, 0);
+		int32_t two_blocks[1024];
+		for (int i = 0; i < 1024; i++)
+			two_blocks[i] = text[1023 - i];
+		sync_to(s, two_blocks, 1024, 0);
 		assert_int_not_equal(prefix_store_keep(p, s, 1024, &e), 0);
 		assert_int_equal(prefix_store_stats(p).blocks_evicted, 0);
 		n = list("common", &l);
