@@ -97,7 +97,7 @@ static void test_waits(void **state)
 	assert_int_equal(s->ops->wait_ready(s, 2, &ref, 1, &e), 0);
 	s->ops->close(s);
 	assert_int_equal(trace_writer_close(w, &e), 0);
-	struct trace t;
+	struct trace t = {0};
 	uint64_t waited[2] = {0};
 	int n = 0;
 	assert_int_equal(trace_open(path, &t, &e), 0);
