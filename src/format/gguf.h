@@ -13,8 +13,8 @@
  * parts form one table. Keys are those of the first part.
  *
  * A folder with safetensors is presented in the same terms (src/checkpoint/checkpoint.h), so nobody
- * above needs to know the container. Its tensors may be in several runs, have scales, or
- * have no bytes in any file: gguf_make computes those when they are loaded.
+ * above needs to know the container. Its tensors may be in several runs, have scales, or have no
+ * bytes in any file: gguf_make computes those when they are loaded.
  */
 #ifndef GLM_FORMAT_GGUF_H
 #define GLM_FORMAT_GGUF_H

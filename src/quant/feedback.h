@@ -11,8 +11,8 @@
  * so column i is rounded towards x[i] + sum U[j][i] e[j] in place of x[i].
  *
  * The blocks of H are those of the packed types. The cost is then the same for rows of any length:
- * about 128 multiply-adds a weight and pass. All
- * of H would cost half the row's length, and 151 MB to hold for 6,144 columns.
+ * about 128 multiply-adds a weight and pass. All of H would cost half the row's length, and 151 MB
+ * to hold for 6,144 columns.
  *
  * Use: quant_feedback_make for each block of columns of a matrix, then quantize_row_feedback for
  * each of its rows, in any order and by any number of threads.

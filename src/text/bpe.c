@@ -22,7 +22,7 @@
 
 #define NO_RANK     UINT32_MAX
 #define SHORT_PIECE 48 /* below this scanning beats the heap */
-/* limit of the bytes hashed for the left halves of all splits, in one pass */
+/* Limit of the bytes hashed for the left halves of all splits, in one pass. */
 #define SPLITS_WORK (1ull << 30)
 
 /* ---- the pair table ---- */

@@ -162,8 +162,8 @@ int reader_register(struct reader *r, void *base, size_t bytes);
 #define READER_BUSY 1
 int reader_submit(struct reader *r, const struct reader_request *q);
 
-/* Makes the requests urgent for whose tag match(ctx, tag) is true: what has not been started of
- * them starts before other requests that are not urgent. */
+/* Makes the requests urgent whose tag fulfils match(ctx, tag). Their parts that have not started
+ * then start before requests that are not urgent. */
 void reader_boost(struct reader *r, bool (*match)(const void *ctx, uint64_t tag), const void *ctx);
 
 /* Starts what is queued as far as the depth allows, and returns without waiting. */

@@ -187,7 +187,8 @@ static void test_copy_gone(void **state)
 	reader_close(r);
 	/* when it has rested it is tried once more */
 	const uint64_t slices = FILE_A / (64 * KIB) + (FILE_A % (64 * KIB) != 0);
-	r = open_copies_rest((struct reader_faults){.gone = 1}, 1, 1000); /* longer than any stall */
+	r = open_copies_rest(
+		(struct reader_faults){.gone = 1}, 1, 1000); /* a stall of the test must not outlast it */
 	for (int i = 0; i < 3; i++) {
 		if (i)
 			usleep(1050000);

@@ -98,8 +98,7 @@ static int check_ranks(const struct bench_opts *o, struct err *e)
 	if (ranks_here() && !once)
 		return err_set(e, ERR_USAGE,
 			"of bench mpirun can start only prefill without --cache-gb, and decode without "
-			"--routing "
-			"and --resident; with --draft also without --cache-gb");
+			"--routing and --resident; with --draft also without --cache-gb");
 	return 0;
 }
 

@@ -156,8 +156,8 @@ static const struct {
 		"connect to a port without a key. What the model says, or does through tools that a "
 		"client runs."},
 	{"How to report a vulnerability",
-		"To the maintainers of the repository that you have the program from, by its private way "
-		"(on GitHub: Security, Report a vulnerability), not in a public issue. Say what glmstream "
+		"Report it privately to the maintainers of the repository that the program comes from (on "
+		"GitHub: Security, Report a vulnerability), not in a public issue. Say what glmstream "
 		"--version prints, the command, and the request or file that shows it. Corrections go into "
 		"the newest version only."},
 };

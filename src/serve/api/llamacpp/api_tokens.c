@@ -60,7 +60,7 @@ int api_tokenize(const struct request_model *model, const char *body, size_t len
 {
 	/* add_special has no effect: GLM's tokenizer adds no BOS token */
 	static const char *const members[] = {
-		"content", "parse_special", "with_pieces", /* */ "add_special", NULL};
+		"content", "parse_special", "with_pieces", "add_special", NULL};
 	struct request r;
 	struct token_ids ids = {0};
 	struct json_write w = {.out = out};
