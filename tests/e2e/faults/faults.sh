@@ -130,21 +130,25 @@ session_is_whole() {
 }
 every_failure session old_session session_is_whole "${short[@]}" -p 'Define dog.' --session "$work/s"
 
-# ---- a stored prompt ----
+# ---- a stored prompt: a model that computes its 512 rows at once ----
+small_shape num_hidden_layers=2 first_k_dense_replace=1
+run synth -o "$work/small.gguf" --shape "$work/shape.json" -q
+exits 0
+stored=("${short[@]}" -m "$work/small.gguf" -f "$work/long")
 for i in $(seq 60); do echo "The river number $i runs to the sea."; done >"$work/long"
-run "${short[@]}" -f "$work/long"
+run "${stored[@]}"
 exits 0
 cp "$work/out" "$work/long.answer"
 no_store() { rm -rf "$work/store"; }
 store_is_right() {
 	local said_was=$said
-	run "${short[@]}" -f "$work/long" --session-dir "$work/store"
+	run "${stored[@]}" --session-dir "$work/store"
 	said="$said_was, and the run behind it"
 	exits 0
 	check "the answer is the same" cmp -s "$work/out" "$work/long.answer"
 }
 points=$(((points + 1) / 2)) # longer runs
-every_failure store no_store store_is_right "${short[@]}" -f "$work/long" --session-dir "$work/store"
+every_failure store no_store store_is_right "${stored[@]}" --session-dir "$work/store"
 points=${FAULT_POINTS:-12}
 
 # ---- the profile that a run keeps ----
