@@ -474,6 +474,15 @@ static void request_start_slices(struct reader *r, struct queued_request *rq)
 	}
 }
 
+/* Whether some drive may take a read: if none may, no request is looked at. */
+static bool drives_have_room(const struct reader *r)
+{
+	for (unsigned i = 0; i < r->files.n_drives; i++)
+		if (!r->drives[i].in_flight || r->drives[i].in_flight < drive_depth(&r->drives[i]))
+			return true;
+	return false;
+}
+
 /* Starts ops whose pause has ended, then slices of urgent, then of normal requests. Returns the ns
  * until the next pause ends; -1: no op pauses. */
 static int64_t reader_dispatch(struct reader *r)
@@ -498,7 +507,8 @@ static int64_t reader_dispatch(struct reader *r)
 	}
 	struct request_queue *order[] = {&r->urgent, &r->normal};
 	for (unsigned i = 0; i < 2; i++) {
-		for (struct queued_request *rq = order[i]->head, *after; rq && r->free_ops; rq = after) {
+		for (struct queued_request *rq = order[i]->head, *after;
+			 rq && r->free_ops && drives_have_room(r); rq = after) {
 			after = rq->after;
 			request_start_slices(r, rq);
 		}

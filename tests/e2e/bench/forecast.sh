@@ -8,7 +8,7 @@
 need_pocket
 export RUN_LIMIT=600
 
-head -n 16 tests/data/pocket_ids.txt >"$work/ids" # 384 tokens, each a decode step
+head -n 6 tests/data/pocket_ids.txt >"$work/ids" # 144 tokens, each a decode step
 run dump-logits -m "$POCKET" --ids "$work/ids" --chunk 1 --lookahead 2 --trace "$work/all" -o "$work/x.f32" --force
 exits 0
 run inspect "$POCKET" --trace "$work/all" --cache-gb 0.004,0.008,1 --json
