@@ -25,8 +25,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-enum { N_SEEDS = IF_SANITIZER(80, IF_SLOW_BUILD(200, 1000)) };
-enum { N_CARD_SEEDS = IF_SANITIZER(30, IF_SLOW_BUILD(60, 200)) };
+enum { N_SEEDS = IF_SANITIZER(80, IF_SLOW_BUILD(200, 300)) };
+enum { N_CARD_SEEDS = IF_SANITIZER(30, IF_SLOW_BUILD(60, 80)) };
 
 /* Runs with this engine under every budget, through the page cache and past it. */
 static void check_engine(const struct reader_options *engine)
@@ -312,7 +312,7 @@ static void test_slow_disk_and_cancel(void **state)
 static void test_close_in_flight(void **state)
 {
 	(void)state;
-	for (int i = 0; i < IF_SANITIZER(60, 200); i++) {
+	for (int i = 0; i < IF_SANITIZER(60, 100); i++) {
 		struct rng r = {(uint64_t)i + 1000};
 		struct loader_options o = source_options(0.3, i % 2 ? full.floor_bytes : 0);
 		card_faults =

@@ -21,6 +21,15 @@ ranks() {
 	said="mpirun -np $n glmstream $*"
 }
 
+# on N ARGS...: as `ranks`; one process alone is started without mpirun.
+on() {
+	if [ "$1" = 1 ]; then
+		run "${@:2}"
+	else
+		ranks "$@"
+	fi
+}
+
 ranks 2 --version
 ! grep -q 'built without MPI' "$work/err" || skip 'built without MPI'
 exits 0
@@ -45,7 +54,7 @@ exits 0
 check "and the MTP layer where it is wanted" grep -q '^rank 0 (.*): layers [1-6] to 6 and MTP' "$work/err"
 # a prompt of several chunks: they follow each other through the ranks
 last() { # number of ranks, file: of the last position
-	ranks "$1" dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/$2" --force --chunk 40
+	on "$1" dump-logits --backend cpu -m "$POCKET" --ids "$work/ids" -o "$work/$2" --force --chunk 40
 	exits 0
 }
 last 1 last.1
@@ -66,7 +75,7 @@ check "logits of 2 ranks with 2 stages each" cmp -s "$work/one.f32" "$work/four.
 answer() { # number of ranks, file, options
 	local n=$1 out=$2
 	shift 2
-	ranks "$n" --backend cpu -m "$POCKET" --temp 0 --think off -n 24 -p 'Define river.' -q "$@"
+	on "$n" --backend cpu -m "$POCKET" --temp 0 --think off -n 24 -p 'Define river.' -q "$@"
 	exits 0
 	check "an answer came" [ -s "$work/out" ]
 	cp "$work/out" "$work/$out"
@@ -151,7 +160,7 @@ serve() { # number of ranks, file
 print(urllib.request.urlopen(sys.argv[1] + "/metrics").read().decode())' "$url" >"$work/metrics"
 	if [ "$1" -gt 1 ]; then # rank 0 ends in order, however long that takes: it needs the others
 		kill "${pids[1]}"
-		sleep 6
+		[ "$1" != 2 ] || sleep 6
 		check "SIGTERM does not end a rank that rank 0 needs" answers_health "$url"
 	fi
 	kill "${pids[0]}"
