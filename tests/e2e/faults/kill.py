@@ -37,7 +37,7 @@ class Killer:
         self.kills = {"KILL": 0, "torn": 0, "time": 0, "over": 0}
 
     def learn(self, args=None, fresh=lambda: None):
-        """How many writing calls and how much time a whole run has; fresh is called behind each."""
+        """How many writing calls and how much time a whole run has; fresh is called behind it."""
         began = time.monotonic()
         r = run(args or self.args, self.text, [*TRACED, "0", "EIO"])
         m = re.search(rb"^calls (\d+)", r.stderr, re.M)
