@@ -8,6 +8,7 @@
 #include "src/base/rng.h"
 #include "src/serve/compute/scheduler.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/mutate_model.h"
 #include "tests/support/slow_build.h"
 #include "tests/support/temp_dir.h"
 
@@ -30,7 +31,9 @@ static uint32_t n_stages; /* of the engine */
 static int serve_prompts_setup(void **state)
 {
 	static const uint32_t cards[3];
-	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+	int failed = temp_dir_make(state);
+	struct engine_options o = {
+		.model_path = n_stages > 1 ? "tools/pocket/pocket.gguf" : small_model(),
 		.backend = "cpu",
 		.cards = cards,
 		.n_cards = n_stages,
@@ -41,7 +44,7 @@ static int serve_prompts_setup(void **state)
 		.no_mtp = true};
 	g = engine_of(&o);
 	metrics = metrics_new();
-	return temp_dir_make(state);
+	return failed;
 }
 
 static int serve_prompts_teardown(void **state)
