@@ -34,6 +34,7 @@ static void open_engine(bool streamed)
 {
 	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
 		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
+		.threads = 1, /* others would spin between the layers */
 		.context = CONTEXT,
 		.chunk = 64,
 		.sessions = N_SESSIONS,
@@ -225,8 +226,7 @@ static void test_drafts_change_nothing(void **state)
 		uint32_t sessions;
 		bool streamed;
 	} cases[] = {{DRAFT_AUTO, N_SESSIONS, false}, {1, N_SESSIONS, false}, {7, N_SESSIONS, false},
-		{3, N_SESSIONS, false}, {5, 1, false}, {DRAFT_AUTO, 1, false}, {3, N_SESSIONS, true},
-		{2, 3, true}};
+		{5, 1, false}, {DRAFT_AUTO, 1, false}, {3, N_SESSIONS, true}, {2, 3, true}};
 	struct draft_seen plain[N_KINDS], got[N_KINDS];
 	uint32_t plain_lengths[N_SESSIONS], lengths[N_SESSIONS];
 	uint64_t counts[2];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The scheduler on the pocket model: an answer is the same whoever else is served and however it
+ * The scheduler on a small model: an answer is the same whoever else is served and however it
  * was cancelled before; the queue is bounded; conversations find their beginning; whoever submitted
  * gets exactly one last event.
  */
@@ -11,7 +11,9 @@
 #include "src/engine/generate.h"
 #include "src/serve/compute/scheduler.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/mutate_model.h"
 #include "tests/support/slow_build.h"
+#include "tests/support/temp_dir.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -42,8 +44,8 @@ static struct metrics *metrics;
 
 static int serve_scheduler_setup(void **state)
 {
-	(void)state;
-	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+	assert_int_equal(temp_dir_make(state), 0);
+	struct engine_options o = {.model_path = small_model(),
 		.backend = "cpu",
 		.context = 320,
 		.chunk = CHUNK,
@@ -56,9 +58,8 @@ static int serve_scheduler_setup(void **state)
 
 static int serve_scheduler_teardown(void **state)
 {
-	(void)state;
 	metrics_free(metrics);
-	return engine_close(g, NULL);
+	return engine_close(g, NULL) || temp_dir_drop(state);
 }
 
 static struct scheduler *open_scheduler(uint32_t sessions, uint32_t queue)
@@ -427,7 +428,8 @@ static void test_sessions_are_found(void **state)
 static void test_prompts_in_slices(void **state)
 {
 	(void)state;
-	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+	struct engine_options o = {
+		.model_path = "tools/pocket/pocket.gguf", /* rows that take their time */
 		.backend = "cpu",
 		.context = 1600,
 		.chunk = 512,

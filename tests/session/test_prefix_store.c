@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The prefix store on the pocket model: what comes from it is what would have been computed, bit
+/* The prefix store on a small model: what comes from it is what would have been computed, bit
  * for bit; it stays within its size, forgets what is unused for longest, and a damaged file costs
  * time only. GLM_BACKEND: where (cpu). */
 #include "src/base/mem.h"
@@ -8,6 +8,7 @@
 #include "src/engine/engine_internal.h"
 #include "src/engine/prefix_store.h"
 #include "tests/support/engine_help.h"
+#include "tests/support/mutate_model.h"
 #include "tests/support/slow_build.h"
 #include "tests/support/temp_dir.h"
 
@@ -24,7 +25,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define MODEL "tools/pocket/pocket.gguf"
 /* Pieces have more rows than a card computes as a decode step (backend.h: Numbers). */
 #define N_TEXT   1104 /* two blocks and a piece */
 #define N_PIECE  592  /* a block and a piece */
@@ -35,7 +35,7 @@ static int32_t text[N_TEXT], other[N_TEXT];
 
 static struct engine *prefix_store_open_engine(uint32_t sessions, bool kv_f32)
 {
-	struct engine_options o = {.model_path = MODEL,
+	struct engine_options o = {.model_path = small_model(),
 		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
 		.context = CONTEXT,
 		.sessions = sessions,

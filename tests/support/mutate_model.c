@@ -6,6 +6,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/format/gguf_write.h"
+#include "tests/support/temp_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static bool is(const char *a, const char *b)
@@ -67,7 +69,7 @@ static void put_keys(struct gguf_writer *w, const struct gguf *from, const struc
 		const char *key = from->kvs[i].key;
 		if (is(m->drop_key, key) || is(m->u32_key, key) || is(m->u32_key_2, key) ||
 			is(m->f32_key, key) || is(m->str_key, key) || is(m->bools_key, key) ||
-			is("general.alignment", key))
+			is("general.alignment", key) || is("glmstream.version", key)) /* the writer's */
 			continue;
 		copy_key(w, &from->kvs[i]);
 	}
@@ -118,19 +120,38 @@ static void put_garbage(
 	}
 }
 
+/* The name of a tensor in the copy: with the layer's new number. NULL: it is left out. */
+static const char *new_name(const struct mutation *m, const char *name, char renamed[96])
+{
+	unsigned layer;
+	int n = 0;
+	if (is(m->drop_tensor, name))
+		return NULL;
+	if (!m->layers || sscanf(name, "blk.%u%n", &layer, &n) != 1)
+		return name;
+	for (uint32_t i = 0; i < m->n_layers; i++)
+		if (m->layers[i] == layer) {
+			snprintf(renamed, 96, "blk.%u%.80s", i, name + n);
+			return renamed;
+		}
+	return NULL;
+}
+
 void mutate_model(const struct gguf *from, const struct mutation *m, const char *path)
 {
 	struct err e = {0};
 	struct gguf_writer *w =
 		gguf_writer_new(&(struct gguf_write_options){.alignment = m->alignment});
 	size_t id = 0;
+	char renamed[96];
 	put_keys(w, from, m);
 	for (size_t i = 0; i < from->n_tensors; i++) {
 		const struct gguf_tensor *t = &from->tensors[i];
-		if (is(m->drop_tensor, t->name))
+		const char *name = new_name(m, t->name, renamed);
+		if (!name)
 			continue;
 		uint32_t n_dims = t->n_dims - is(m->flat_tensor, t->name);
-		assert_int_equal(gguf_writer_add_tensor(w, t->name, t->type, n_dims, t->ne, NULL, &e), 0);
+		assert_int_equal(gguf_writer_add_tensor(w, name, t->type, n_dims, t->ne, NULL, &e), 0);
 	}
 	if (m->garbage_indexers)
 		put_garbage(w, from, true, NULL, &e);
@@ -138,7 +159,7 @@ void mutate_model(const struct gguf *from, const struct mutation *m, const char 
 		fail_msg("%s", e.text);
 	for (size_t i = 0; i < from->n_tensors; i++) {
 		const struct gguf_tensor *t = &from->tensors[i];
-		if (is(m->drop_tensor, t->name))
+		if (!new_name(m, t->name, renamed))
 			continue;
 		uint64_t bytes = is(m->flat_tensor, t->name) ? t->bytes / t->ne[t->n_dims - 1] : t->bytes;
 		assert_int_equal(gguf_writer_write(w, id++, 0, t->data, bytes, &e), 0);
@@ -148,4 +169,29 @@ void mutate_model(const struct gguf *from, const struct mutation *m, const char 
 	if (gguf_writer_commit(w, &e))
 		fail_msg("%s", e.text);
 	gguf_writer_free(w);
+}
+
+const char *small_model(void)
+{
+	static const uint32_t layers[] = {0, 2, 3, 7};
+	static const bool full[] = {true, true, false};
+	static char path[256];
+	struct err e = {0};
+	struct gguf *file;
+	snprintf(path, sizeof path, "%s/small.gguf", temp_dir());
+	if (!access(path, F_OK))
+		return path;
+	if (gguf_open("tools/pocket/pocket.gguf", &file, &e))
+		fail_msg("%s", e.text);
+	mutate_model(file,
+		&(struct mutation){.layers = layers,
+			.n_layers = ARRAY_LEN(layers),
+			.u32_key = "glm-dsa.block_count",
+			.u32 = ARRAY_LEN(layers),
+			.bools_key = "glm-dsa.attention.indexer.types",
+			.bools = full,
+			.n_bools = ARRAY_LEN(full)},
+		path);
+	gguf_close(file);
+	return path;
 }

@@ -24,10 +24,18 @@ struct mutation {
 	const char *drop_tensor; /* NULL: none */
 	const char *flat_tensor; /* loses its last dimension (all but the first slice); NULL: none */
 	uint32_t alignment;      /* of the tensors; 0: the writer's */
-	bool garbage_indexers;   /* every layer that lacks indexer tensors gets some, full of noise */
+	const uint32_t *layers;  /* of the file that are kept, in this order; NULL: all. With MTP its
+								layer  is the last one */
+	uint32_t n_layers;
+	bool garbage_indexers; /* every layer that lacks indexer tensors gets some, full of noise */
 };
 
 /* Returns 0, or fails the running test. */
 void mutate_model(const struct gguf *from, const struct mutation *m, const char *path);
+
+/* The pocket model with a layer of each kind (dense; experts; experts with the selection of the
+ * layer before; MTP): computes a row in less than half the time, and means nothing. Written below
+ * temp_dir() at the first call. */
+const char *small_model(void);
 
 #endif

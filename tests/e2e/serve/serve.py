@@ -642,7 +642,7 @@ def test_load(s):
 
     def client(k):
         c = s.connect()
-        for i in range(k, k + (2 if SAN else 6)):
+        for i in range(k, k + (2 if SAN else 3)):
             ask, want = asks[i % len(asks)], alone[i % len(asks)]
             try:
                 got = text_of(s.request("POST", CHAT, ask, connection=c)[2])

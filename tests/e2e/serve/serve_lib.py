@@ -68,7 +68,9 @@ class Server:
         if not os.path.exists(model):
             cannot_test("no pocket model in tools/pocket (make pocket)")
         backend = () if "--backend" in options else ("--backend", "cpu")
-        command = [*under, PROGRAM, "serve", "-m", model, "--port", "0", *backend, *options]
+        # one thread: others would spin between the layers of a small model
+        threads = () if model != POCKET or {"-t", "--backend"} & set(options) else ("-t", "1")
+        command = [*under, PROGRAM, "serve", "-m", model, "--port", "0", *backend, *threads, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})},
                                         preexec_fn=address_bytes and (lambda: resource.setrlimit(

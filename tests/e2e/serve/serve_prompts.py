@@ -21,9 +21,9 @@ def text(name, words=WORDS):
 
 def progress_events(server):
     """return_progress: events of llama.cpp's form on its own API and the two of OpenAI's that take it; none unasked."""
-    for i, (path, body) in enumerate((("/v1/chat/completions", {"messages": user(text("apples"))}),
-                                      ("/v1/completions", {"prompt": text("pears")}),
-                                      ("/completion", {"prompt": text("plums")}))):
+    for i, (path, body) in enumerate((("/v1/chat/completions", {"messages": user(text("apples", WORDS // 2))}),
+                                      ("/v1/completions", {"prompt": text("pears", WORDS // 2)}),
+                                      ("/completion", {"prompt": text("plums", WORDS // 2)}))):
         body = {**body, "max_tokens": 2, "temperature": 0}
         if path == "/v1/chat/completions":
             body["reasoning_effort"] = "none"
@@ -65,13 +65,14 @@ def leaving(server):
             if path == "/api/chat":
                 body = {key: user(long), "model": "default", "options": {"num_predict": 2}}
             took, n = leave(server, path, body, stream, 1)
-            usage = server.post("/v1/messages", {"messages": user(long), "max_tokens": 1})[1]["usage"]
-            total = usage["input_tokens"] + usage["cache_read_input_tokens"]
+            total = server.post("/v1/messages/count_tokens", {"messages": user(long)})[1]["input_tokens"]
             print(f"{path}, {'stream' if stream else 'whole'}: stopped after {1000 * took:.0f} ms, {n} of {total} tokens computed")
             check(0 < n < total, path, stream, "the prompt was stopped in its middle", n, total)
             check(took < 2, path, stream, "at once", took)
             # the APIs put different tokens before the text: what they share is the conversation's opening
             if path == "/v1/messages":
+                usage = server.post(path, {"messages": user(long), "max_tokens": 1})[1]["usage"]
+                check(usage["input_tokens"] + usage["cache_read_input_tokens"] == total, path, "counted", usage, total)
                 check(usage["cache_read_input_tokens"] >= n, path, stream, "and goes on where it was", usage, n)
 
 
