@@ -56,7 +56,7 @@ def twice(one, two):
     assert not any(k.startswith("glmstream.imatrix.") for k in k2), "a merged file has no position"
     assert t1.keys() == t2.keys()
     for name, (shape, values) in t1.items():
-        assert t2[name] == (shape, tuple(2 * v for v in values)), name
+        assert t2[name] == (shape, tuple(map((2.0).__mul__, values))), name
 
 
 def dat(gguf, path):

@@ -8,7 +8,7 @@
 . "$(dirname "$0")/../lib/lib.sh"
 
 RUN_LIMIT=170
-python3 tests/e2e/convert/gen_checkpoint.py "$work/good" --shards 4 >"$work/gen" || wrong "the generator failed"
+python3 tests/e2e/convert/gen_checkpoint.py "$work/good" --shards 4 --vocab 256 >"$work/gen" || wrong "the generator failed"
 src=$work/src
 last=model-00004-of-00004.safetensors
 second=model-00002-of-00004.safetensors
@@ -159,14 +159,14 @@ is_undisturbed version whole
 
 # ---- several workers, several files --------------------------------------------------------------
 damage
-run convert "$src" -o "$work/parts.gguf" --recipe q8 -j 3 --split-gb 0.004
+run convert "$src" -o "$work/parts.gguf" --recipe q8 -j 3 --split-gb 0.002
 error_is_a_sentence 'model.norm.weight: .* is not a number'
 check "the parts are kept" [ "$(find "$work" -name 'parts-*.gguf.partial' | wc -l)" -gt 2 ]
 cp "$work/good/$last" "$src/$last"
-run convert "$src" -o "$work/parts.gguf" --recipe q8 -j 3 --split-gb 0.004
+run convert "$src" -o "$work/parts.gguf" --recipe q8 -j 3 --split-gb 0.002
 exits 0
 check "it goes on" grep -qE '^going on with an earlier run: [1-9][0-9]* of ' "$work/err"
-run convert "$work/good" -o "$work/good.gguf" --recipe q8 --split-gb 0.004 -q
+run convert "$work/good" -o "$work/good.gguf" --recipe q8 --split-gb 0.002 -q
 exits 0
 for part in "$work"/good-*.gguf; do
 	check "${part##*/}: the same bytes" cmp -s "$part" "${part/good-/parts-}"

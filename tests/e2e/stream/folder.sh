@@ -142,7 +142,7 @@ run perplexity -m "$work/tiny-fp8" -f "$work/text"
 exits 0
 run tokenize -m "$work/tiny-fp8" <"$work/text"
 exits 0
-run bench decode -m "$work/tiny-fp8" -p 8 -n 4
+run bench decode -m "$work/tiny-fp8" -p 8 -n 4 --mb 8 --repeats 2 --seconds 0.02
 exits 0
 run export -m "$work/tiny-fp8" -o "$work/new"
 error_is_one_sentence 3 'tiny-fp8: is a checkpoint already'

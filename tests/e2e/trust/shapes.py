@@ -152,7 +152,7 @@ def watch(s, prompt, done):
                 t = state["totals"]
                 last = [x["new"], t["step_rows"], t["step_cpu_ms"], t["host_cpu_ms"]]
                 first = first or last
-        done.wait(0.01)
+        done.wait(0.025)
     tokens, rows, step, host = (b - a for a, b in zip(first or [0] * 4, last or [0] * 4))
     return (rows * (step + host) / step / tokens, (step + host) / tokens) if tokens >= VICTIM["max_tokens"] / 3 and step else None
 
