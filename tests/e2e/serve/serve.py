@@ -777,7 +777,7 @@ def main():
             test(s)
             print(f"{test.__name__}: {time.monotonic() - start:.1f} s", flush=True)
     if not chosen or "load" in chosen:
-        with Server("--sessions", "8", "-c", "512", "-q") as s:
+        with Server("--sessions", "8", "-c", "512", "-q", "-t", "2") as s:
             test_load(s)
     for test in (test_strict, test_key_and_queue, test_start, test_cache_sizes, test_folder, test_responses_folder):
         if not chosen or test.__name__[5:] in chosen:
