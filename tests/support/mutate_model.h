@@ -24,8 +24,8 @@ struct mutation {
 	const char *drop_tensor; /* NULL: none */
 	const char *flat_tensor; /* loses its last dimension (all but the first slice); NULL: none */
 	uint32_t alignment;      /* of the tensors; 0: the writer's */
-	const uint32_t *layers;  /* of the file that are kept, in this order; NULL: all. With MTP its
-								layer  is the last one */
+	const uint32_t *layers; /* [n_layers] of the file, which become 0, 1, ...; an MTP layer is last;
+							 * NULL: all */
 	uint32_t n_layers;
 	bool garbage_indexers; /* every layer that lacks indexer tensors gets some, full of noise */
 };
