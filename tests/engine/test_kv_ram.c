@@ -22,7 +22,7 @@
 #include <cmocka.h>
 
 #define POCKET   "tools/pocket/pocket.gguf"
-#define N_TOKENS 300 /* more than index_topk 128: attention reads a selection */
+#define N_TOKENS 210 /* more than index_topk 128: attention reads a selection */
 #define N_FILL   400
 #define N_AFTER  24
 
@@ -94,14 +94,16 @@ static struct timeline_hashes hashes_of(enum engine_kv_ram kv_ram, uint32_t chun
 	return p;
 }
 
-static void test_bits(void **state)
+/* Those of latents in the memory of the device, which those in host memory equal. */
+static struct timeline_hashes check_bits(void)
 {
-	(void)state;
+	/* the last one not of 8 bits: all of them go through single rows as well */
 	static const uint32_t chunks[] = {0, 40, 1};
-	for (size_t i = IF_SLOW_BUILD(kv_f8, 0); i < IF_SLOW_BUILD(kv_f8 + 1u, ARRAY_LEN(chunks));
-		 i++) {
-		const struct timeline_hashes want = hashes_of(ENGINE_KV_RAM_OFF, chunks[i]),
-									 got = hashes_of(ENGINE_KV_RAM_ON, chunks[i]);
+	struct timeline_hashes want = {0};
+	for (size_t i = IF_SLOW_BUILD(kv_f8, 0);
+		 i < IF_SLOW_BUILD(kv_f8 + 1u, ARRAY_LEN(chunks) - kv_f8); i++) {
+		const struct timeline_hashes got = hashes_of(ENGINE_KV_RAM_ON, chunks[i]);
+		want = hashes_of(ENGINE_KV_RAM_OFF, chunks[i]);
 		assert_true(want.prompt == got.prompt);
 		assert_true(want.drafts == got.drafts);
 		assert_true(want.beside == got.beside);
@@ -110,15 +112,22 @@ static void test_bits(void **state)
 		assert_true(want.filled == got.filled);
 		assert_true(want.filled != want.restored);
 	}
+	return want;
+}
+
+static void test_bits(void **state)
+{
+	(void)state;
+	check_bits();
 }
 
 /* Latents of 8 bits: other numbers, and the same ones wherever they lie. */
 static void test_8_bits(void **state)
 {
-	const struct timeline_hashes wide = hashes_of(ENGINE_KV_RAM_OFF, 0);
+	(void)state;
+	const struct timeline_hashes wide = hashes_of(ENGINE_KV_RAM_OFF, 40);
 	kv_f8 = true;
-	test_bits(state);
-	const struct timeline_hashes narrow = hashes_of(ENGINE_KV_RAM_OFF, 0);
+	const struct timeline_hashes narrow = check_bits(); /* the last of them in chunks of 40 */
 	assert_true(wide.prompt != narrow.prompt && wide.filled != narrow.filled);
 	kv_f8 = false;
 	struct err e = {0};

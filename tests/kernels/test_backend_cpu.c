@@ -26,6 +26,8 @@
  * walk. */
 #define TOLERANCE 16.0
 
+#define LEVELS_MAX 8 /* of instruction sets */
+
 static struct backend *open_backend(int level, int threads)
 {
 	struct backend *b;
@@ -120,7 +122,7 @@ static void test_rows_are_independent(void **state)
 		const struct op_case *c = &op_cases[i];
 		size_t width = (size_t)op_case_width(c);
 		float *whole = op_case_run(b, c, 0, c->rows);
-		for (int r = 0; r < c->rows && r < IF_SLOW_BUILD(2, 5); r++) {
+		for (int r = 0; r < c->rows && r < IF_SLOW_BUILD(2, 3); r++) {
 			float *one = op_case_run(b, c, r, 1);
 			op_case_same_bits(c, "alone", whole + (size_t)r * width, one, width);
 			free(one);
@@ -138,39 +140,46 @@ static void test_rows_are_independent(void **state)
 static void test_threads_do_not_matter(void **state)
 {
 	(void)state;
-	struct backend *one = open_backend(0, 1);
-	for (int threads = IF_SLOW_BUILD(5, 2); threads <= 5; threads += 3) {
-		struct backend *many = open_backend(0, threads);
-		for (int i = 0; i < op_cases_n; i++) {
-			const struct op_case *c = &op_cases[i];
-			float *a = op_case_run(one, c, 0, c->rows), *b = op_case_run(many, c, 0, c->rows);
+	struct backend *one = open_backend(0, 1), *two = open_backend(0, 2), *five = open_backend(0, 5);
+	struct backend *const more[] = {five, two};
+	for (int i = 0; i < op_cases_n; i++) {
+		const struct op_case *c = &op_cases[i];
+		float *a = op_case_run(one, c, 0, c->rows);
+		for (size_t k = 0; k < IF_SLOW_BUILD(1, ARRAY_LEN(more)); k++) {
+			float *b = op_case_run(more[k], c, 0, c->rows);
 			op_case_same_bits(
 				c, "with more threads", a, b, (size_t)c->rows * (size_t)op_case_width(c));
-			free(a);
 			free(b);
 		}
-		many->ops->close(many);
+		free(a);
 	}
 	one->ops->close(one);
+	two->ops->close(two);
+	five->ops->close(five);
 }
 
 static void test_instruction_sets_agree(void **state)
 {
 	(void)state;
-	struct backend *best = open_backend(0, 1);
-	for (int level = 1; cpu_isa_available(level); level++) {
-		struct backend *other = open_backend(level, 1);
-		for (int i = 0; i < op_cases_n; i++) {
-			const struct op_case *c = &op_cases[i];
-			float *a = op_case_run(best, c, 0, c->rows), *b = op_case_run(other, c, 0, c->rows);
-			op_case_same_bits(
-				c, backend_describe(other), a, b, (size_t)c->rows * (size_t)op_case_width(c));
-			free(a);
+	struct backend *levels[LEVELS_MAX] = {open_backend(0, 1)};
+	int n = 1;
+	for (; cpu_isa_available(n); n++) {
+		assert_in_range(n, 0, LEVELS_MAX - 1);
+		levels[n] = open_backend(n, 1);
+	}
+	for (int i = 0; i < op_cases_n; i++) {
+		const struct op_case *c = &op_cases[i];
+		float *a = op_case_run(levels[0], c, 0, c->rows);
+		for (int level = 1; level < n; level++) {
+			float *b = op_case_run(levels[level], c, 0, c->rows);
+			op_case_same_bits(c, backend_describe(levels[level]), a, b,
+				(size_t)c->rows * (size_t)op_case_width(c));
 			free(b);
 		}
-		other->ops->close(other);
+		free(a);
 	}
-	best->ops->close(best);
+	for (int level = 0; level < n; level++)
+		levels[level]->ops->close(levels[level]);
 }
 
 /* dot of cpu_dot.h, written down once more */
@@ -200,49 +209,55 @@ static void test_packed_rows_are_exact(void **state)
 {
 	(void)state;
 	enum { ROWS = 7, BLOCKS = 9 };
-	for (int level = 0; cpu_isa_available(level); level++)
-		for (int wild = 0; wild < 2; wild++)
-			for (int type = 0; type < DTYPE_LIMIT; type++) {
-				const struct cpu_isa *isa = cpu_isa_available(level);
-				const struct dtype_info *info = dtype_info((uint32_t)type);
-				if (!info)
-					continue;
-				size_t blocks = info->block_values == 1 ? 16 * BLOCKS + 5 : BLOCKS;
-				size_t n = blocks * info->block_values, row = blocks * info->block_bytes;
-				uint8_t *packed = NEW_ARRAY(uint8_t, ROWS * row + 1);
-				float *want = NEW_ARRAY(float, ROWS *n), *got = NEW_ARRAY(float, ROWS *n);
-				float *x = NEW_ARRAY(float, GEMV_ROWS_MAX *n), y[GEMV_ROWS_MAX][ROWS],
-					  y_want[GEMV_ROWS_MAX][ROWS];
-				const float *in[GEMV_ROWS_MAX];
-				float *out[GEMV_ROWS_MAX];
-				for (size_t j = 0; j < GEMV_ROWS_MAX; j++) {
-					in[j] = x + j * n;
-					out[j] = y[j];
-				}
-				struct rng r = {(uint64_t)type + 5};
-				op_random(3, type, x, GEMV_ROWS_MAX * n);
-				op_random_blocks(77, type, (enum dtype)type, packed + 1, ROWS * row);
-				for (size_t i = 0; wild && i < ROWS * row; i++)
-					packed[i + 1] = (uint8_t)(rng_u64(&r) >> 56);
-				dequant_row((enum dtype)type, packed + 1, want, ROWS * n);
+	for (int wild = 0; wild < 2; wild++)
+		for (int type = 0; type < DTYPE_LIMIT; type++) {
+			const struct dtype_info *info = dtype_info((uint32_t)type);
+			if (!info)
+				continue;
+			size_t blocks = info->block_values == 1 ? 16 * BLOCKS + 5 : BLOCKS;
+			size_t n = blocks * info->block_values, row = blocks * info->block_bytes;
+			uint8_t *packed = NEW_ARRAY(uint8_t, ROWS * row + 1);
+			float *want = NEW_ARRAY(float, ROWS *n), *got = NEW_ARRAY(float, ROWS *n);
+			float *x = NEW_ARRAY(float, GEMV_ROWS_MAX *n), y[GEMV_ROWS_MAX][ROWS],
+				  y_want[GEMV_ROWS_MAX][ROWS], dots[GEMV_ROWS_MAX][ROWS];
+			const struct cpu_isa *isa;
+			const float *in[GEMV_ROWS_MAX];
+			float *out[GEMV_ROWS_MAX];
+			for (size_t j = 0; j < GEMV_ROWS_MAX; j++) {
+				in[j] = x + j * n;
+				out[j] = y[j];
+			}
+			struct rng r = {(uint64_t)type + 5};
+			op_random(3, type, x, GEMV_ROWS_MAX * n);
+			op_random_blocks(77, type, (enum dtype)type, packed + 1, ROWS * row);
+			for (size_t i = 0; wild && i < ROWS * row; i++)
+				packed[i + 1] = (uint8_t)(rng_u64(&r) >> 56);
+			dequant_row((enum dtype)type, packed + 1, want, ROWS * n);
+			for (int level = 0; (isa = cpu_isa_available(level)); level++) {
 				isa->decode((enum dtype)type, packed + 1, got, ROWS * n);
 				check_equal(isa, info->name, "weight", got, want, ROWS * n);
-				for (int n_x = 1; n_x <= GEMV_ROWS_MAX; n_x++)
-					for (int add = IF_SLOW_BUILD(n_x % 2, 0); add < 2; add += IF_SLOW_BUILD(2, 1)) {
-						for (int i = 0; i < n_x * ROWS; i++) {
-							int j = i / ROWS, row_w = i % ROWS;
-							y[j][row_w] = 0.25f * (float)i;
-							y_want[j][row_w] = plain_dot(want + (size_t)row_w * n, in[j], n) +
-											   (add ? y[j][row_w] : 0);
-						}
+			}
+			for (int i = 0; i < GEMV_ROWS_MAX * ROWS; i++)
+				dots[i / ROWS][i % ROWS] =
+					plain_dot(want + (size_t)(i % ROWS) * n, in[i / ROWS], n);
+			for (int n_x = 1; n_x <= GEMV_ROWS_MAX; n_x++)
+				for (int add = IF_SLOW_BUILD(n_x % 2, 0); add < 2; add += IF_SLOW_BUILD(2, 1)) {
+					for (int i = 0; i < n_x * ROWS; i++) {
+						const int j = i / ROWS, row_w = i % ROWS;
+						y_want[j][row_w] = dots[j][row_w] + (add ? 0.25f * (float)i : 0);
+					}
+					for (int level = 0; (isa = cpu_isa_available(level)); level++) {
+						for (int i = 0; i < n_x * ROWS; i++)
+							y[i / ROWS][i % ROWS] = 0.25f * (float)i;
 						isa->matvec((enum dtype)type, packed + 1, row, n, in, n_x, ROWS, out, add);
 						check_equal(isa, info->name, "dot", y[0], y_want[0], (size_t)n_x * ROWS);
 					}
-				free(packed);
-				free(want);
-				free(got);
-				free(x);
-			}
+				}
+			free(packed);
+			free(want);
+			free(got);
+			free(x);
+		}
 }
 
 /* Products of weights with block scales: every weight is value times scale, rounded once, whatever
@@ -252,48 +267,48 @@ static void test_scaled_products_are_exact(void **state)
 	(void)state;
 	enum { N_OUT = 300, ROWS = 9 };
 	static const int64_t widths[] = {1, 127, 128, 417, 1600};
-	for (int level = 0; cpu_isa_available(level); level++)
-		for (size_t k = 0; k < ARRAY_LEN(widths); k++) {
+	for (size_t k = 0; k < ARRAY_LEN(widths); k++) {
+		const size_t n = (size_t)widths[k], blocks = (n + 127) / 128;
+		const size_t n_scales = (N_OUT + 127) / 128 * blocks;
+		uint8_t *values = NEW_ARRAY(uint8_t, N_OUT * n + 1);
+		uint8_t *scales = NEW_ARRAY(uint8_t, n_scales * sizeof(float) + 1);
+		float *f = NEW_ARRAY(float, n_scales), *w = NEW_ARRAY(float, N_OUT *n);
+		float *x = NEW_ARRAY(float, ROWS *n), y[ROWS * N_OUT], want[ROWS * N_OUT];
+		struct rng r = {(uint64_t)k + 3};
+		op_random(3, 1, x, ROWS * n);
+		op_random(5, 2, f, n_scales);
+		memcpy(scales + 1, f, n_scales * sizeof *f);
+		for (size_t i = 0; i < N_OUT * n; i++) {
+			uint8_t v = (uint8_t)(rng_u64(&r) >> 56);
+			values[i + 1] = (v & 0x7f) == 0x7f ? 0 : v;
+			w[i] = f8_e4m3_to_f32(values[i + 1]) * f[i / n / 128 * blocks + i % n / 128];
+		}
+		struct matmul part = {.w = {.data = values + 1,
+								  .type = DTYPE_F8_E4M3,
+								  .n_in = widths[k],
+								  .n_out = N_OUT,
+								  .n_stack = 1,
+								  .row_bytes = n,
+								  .stack_bytes = N_OUT * n,
+								  .scales = scales + 1},
+			.y = y};
+		for (int i = 0; i < ROWS * N_OUT; i++)
+			want[i] = plain_dot(w + (size_t)(i % N_OUT) * n, x + (size_t)(i / N_OUT) * n, n);
+		for (int level = 0; cpu_isa_available(level); level++) {
 			struct backend *b = open_backend(level, 2);
-			const size_t n = (size_t)widths[k], blocks = (n + 127) / 128;
-			const size_t n_scales = (N_OUT + 127) / 128 * blocks;
-			uint8_t *values = NEW_ARRAY(uint8_t, N_OUT * n + 1);
-			uint8_t *scales = NEW_ARRAY(uint8_t, n_scales * sizeof(float) + 1);
-			float *f = NEW_ARRAY(float, n_scales), *w = NEW_ARRAY(float, N_OUT *n);
-			float *x = NEW_ARRAY(float, ROWS *n), y[ROWS * N_OUT], want[ROWS * N_OUT];
-			struct rng r = {(uint64_t)k + 3};
-			op_random(3, 1, x, ROWS * n);
-			op_random(5, 2, f, n_scales);
-			memcpy(scales + 1, f, n_scales * sizeof *f);
-			for (size_t i = 0; i < N_OUT * n; i++) {
-				uint8_t v = (uint8_t)(rng_u64(&r) >> 56);
-				values[i + 1] = (v & 0x7f) == 0x7f ? 0 : v;
-				w[i] = f8_e4m3_to_f32(values[i + 1]) * f[i / n / 128 * blocks + i % n / 128];
-			}
-			struct matmul part = {.w = {.data = values + 1,
-									  .type = DTYPE_F8_E4M3,
-									  .n_in = widths[k],
-									  .n_out = N_OUT,
-									  .n_stack = 1,
-									  .row_bytes = n,
-									  .stack_bytes = N_OUT * n,
-									  .scales = scales + 1},
-				.y = y};
 			for (int rows = 1; rows <= ROWS; rows += 4) {
-				for (int i = 0; i < rows * N_OUT; i++)
-					want[i] =
-						plain_dot(w + (size_t)(i % N_OUT) * n, x + (size_t)(i / N_OUT) * n, n);
 				b->ops->matmul(b, &part, 1, x, rows);
 				check_equal(cpu_isa_available(level), "F8_E4M3", "scaled dot", y, want,
 					(size_t)rows * N_OUT);
 			}
 			b->ops->close(b);
-			free(values);
-			free(scales);
-			free(f);
-			free(w);
-			free(x);
 		}
+		free(values);
+		free(scales);
+		free(f);
+		free(w);
+		free(x);
+	}
 }
 
 /* The sigmoid (its exponential, a sum, a quotient) over the whole range, and the same in every

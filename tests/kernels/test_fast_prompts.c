@@ -48,11 +48,11 @@
 		{.name = "experts " #t,                                                                    \
 			.op = OP_EXPERT_FFN,                                                                   \
 			.type = DTYPE_##t,                                                                     \
-			.rows = 90,                                                                            \
+			.rows = 67,                                                                            \
 			.n_in = 512,                                                                           \
 			.n_out = 256,                                                                          \
-			.heads = 5,                                                                            \
-			.n_used = 3},                                                                          \
+			.heads = 3,                                                                            \
+			.n_used = 2},                                                                          \
 		{.name = "stack " #t,                                                                      \
 			.op = OP_STACKED_MATMUL,                                                               \
 			.type = DTYPE_##t,                                                                     \
@@ -220,7 +220,8 @@ static void test_planned_scratch(void **state)
 	(void)state;
 	struct backend *b;
 	for (int level = 0; limb_isa_available(level); level++)
-		for (size_t i = 0; i < ARRAY_LEN(cases); i += IF_SLOW_BUILD(5, 1)) {
+		/* every fifth case, others of each level: all six kinds of a type are among them */
+		for (size_t i = (size_t)level % 5; i < ARRAY_LEN(cases); i += 5) {
 			const struct op_case *c = &cases[i];
 			struct weight w = {.type = c->type,
 				.n_in = c->n_in,

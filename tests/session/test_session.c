@@ -70,7 +70,8 @@ static void test_chunks(void **state)
 	static const uint32_t chunks[] = {512, 1, 2, 3, 7, 31, 32, 33, 64, 150};
 	for (int f32 = 0; f32 < 2; f32++) {
 		uint64_t want = 0;
-		for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i += IF_SLOW_BUILD(f32 ? 5 : 3, 1)) {
+		for (size_t i = 0; i < sizeof chunks / sizeof *chunks;
+			 i += IF_SLOW_BUILD(f32 ? 5 : 3, f32 ? 3 : 1)) {
 			struct engine *g = session_open_engine(chunks[i], 1, f32);
 			uint64_t h = fresh_hash(g, N_TOKENS);
 			if (!i)
@@ -235,7 +236,7 @@ static void test_cancel(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (uint32_t at = 20; at < N_TOKENS; at += IF_SLOW_BUILD(240, 40)) {
+	for (uint32_t at = 20; at < N_TOKENS; at += IF_SLOW_BUILD(240, 120)) {
 		struct canceller c = {.at = at};
 		struct session_watch watch = {.progress = cancel_at, .user = &c, .cancel = &c.flag};
 		session_rewind(s, 0);
@@ -286,7 +287,7 @@ static void test_cancel_inside_chunk(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (uint32_t at = 1; at < N_TOKENS; at += IF_SLOW_BUILD(205, 41)) {
+	for (uint32_t at = 1; at < N_TOKENS; at += IF_SLOW_BUILD(205, 82)) {
 		struct observer o = {.stop_at = at};
 		struct session_watch watch = {
 			.progress = observe_chunk, .partial = observe_partial, .user = &o, .cancel = &o.flag};
@@ -330,7 +331,7 @@ static void test_cancel_any_time(void **state)
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
-	for (int i = 0; i < IF_SLOW_BUILD(2, 12); i++) {
+	for (int i = 0; i < IF_SLOW_BUILD(2, 6); i++) {
 		atomic_bool flag = false;
 		struct session_watch watch = {.cancel = &flag};
 		pthread_t thread;
