@@ -23,7 +23,6 @@
 
 #include "src/base/err.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -70,7 +69,6 @@ struct copier_ops {
 /* Implementations put this first in their own struct. */
 struct copier {
 	const struct copier_ops *ops;
-	bool emulated; /* by a thread of the host: who polls for its copies takes processors from it */
 };
 
 #endif

@@ -198,7 +198,6 @@ static int take_card_memory(struct loader *l, const struct loader_options *o, st
 	int rc = card_memory_open(&l->card, &m, &plan, e);
 	if (rc)
 		return rc;
-	l->polls = !l->card->copier->emulated;
 	l->tier_memory[0] = l->card->tier0;
 	l->tier_memory[1] = l->card->tier1.base;
 	return 0;

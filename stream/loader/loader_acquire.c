@@ -417,7 +417,7 @@ static int loader_wait_ready(
 	struct wait w;
 	int before = 0, missing;
 	/* The call returns as soon as one ref becomes ready, so this holds for all of its time. */
-	bool only_drafts = true, poll = l->polls;
+	bool only_drafts = true, poll = l->card;
 	wait_begin(&w);
 	for (int i = 0; i < n; i++) {
 		before += !refs[i].ready;
@@ -437,7 +437,7 @@ static int loader_wait_ready(
 			poll = poll_completed(l);
 		} else {
 			sleep_until_completed(l);
-			poll = l->polls;
+			poll = l->card;
 		}
 		warn_silence(&w, layer, first_missing(refs));
 	}

@@ -157,7 +157,6 @@ struct loader {
 	struct expert_check check;     /* owned by the transfer once it is open */
 	struct check_pool *check_pool; /* as `check` */
 	struct card_memory *card;      /* NULL: the host reaches the first tier */
-	bool polls;                    /* threads poll for copies of the card before they sleep */
 	struct transfer *transfer;     /* owned by the I/O thread once it runs; under_pressure: any */
 	int n_layers, n_experts, n_slots;
 	int first_layer, end_layer; /* that are streamed, those without experts included */

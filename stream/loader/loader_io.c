@@ -83,7 +83,7 @@ static void wait_for_work(struct loader *l, uint64_t *idle_since_ns)
 	uint64_t now = clock_ns();
 	if (!*idle_since_ns)
 		*idle_since_ns = now;
-	if (l->polls && now - *idle_since_ns < (reader_pending(l->reader) ? READER_POLL_NS : POLL_NS)) {
+	if (l->card && now - *idle_since_ns < (reader_pending(l->reader) ? READER_POLL_NS : POLL_NS)) {
 		sched_yield();
 	} else if (l->transfer->ops->copying(l->transfer)) {
 		nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);

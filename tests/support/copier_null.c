@@ -26,8 +26,6 @@
 #define RANGES   64
 #define FAILURES 64
 
-#define POLLED_SEED 1 /* seed % 4: threads poll for its copies, as for those of a card */
-
 struct null_job {
 	enum { JOB_COPY, JOB_FENCE, JOB_WAIT } kind;
 	uint8_t *dst;
@@ -428,7 +426,6 @@ int copier_null_open(const struct copier_faults *f, struct copier **out, struct 
 	c->base.ops = &null_ops;
 	if (f)
 		c->faults = *f;
-	c->base.emulated = c->faults.seed % 4 != POLLED_SEED;
 	c->rng = (struct rng){c->faults.seed};
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_cond_init(&c->given, NULL);

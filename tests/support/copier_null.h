@@ -12,8 +12,8 @@
 
 #include <stdbool.h>
 
-struct copier_faults {       /* all zero: copies run as fast as the thread can */
-	uint64_t seed;           /* of each four, threads poll for copies of one, as for a card's */
+struct copier_faults { /* all zero: copies run as fast as the thread can */
+	uint64_t seed;
 	unsigned latency_max_us; /* before each piece of a copy, uniform from 0; one in 64 takes eight
 								times that */
 	uint64_t fail_copy;  /* the n-th copy fails, counted from 1 (its bytes stay what they were); 0:
