@@ -178,7 +178,7 @@ static struct engine *open_run(
 	struct engine_options o = {.model_path = r->model ? r->model : MODEL,
 		.backend = on_cuda ? "cuda" : "cpu",
 		.context = 256,
-		.threads = r->how == EMULATED ? 2 : 1,
+		.threads = r->how == EMULATED && !r->model ? 2 : 1,
 		.cache_bytes = r->model ? (uint64_t)(r->share * (double)r->everything) : budget(r->share),
 		.ram_bytes = r->model ? r->everything : full.everything_bytes,
 		.cpu_experts = r->host,
@@ -322,26 +322,27 @@ static void test_two_nodes(void **state)
 	uint8_t *page = mem_try_map(4096);
 	const bool allowed = !numa_prefer(page, 4096, 0); /* a container may forbid it */
 	mem_unmap(page, 4096);
+	uint64_t without[DEFERRED + 1], hash[2][2]; /* by how; by whether mapped and divided */
 	for (int second = 0; second <= NO_SUCH_NODE; second += NO_SUCH_NODE) {
 		for (enum how how = EMULATED; how <= DEFERRED; how += DEFERRED) {
 			if (IF_SLOW_BUILD(second && how == DEFERRED, false))
 				continue;
 			struct split_run r = {.how = how, .share = 0.2, .chunk = 6};
-			const struct split_outcome want = run_of(&r);
+			if (!second)
+				without[how] = run_of(&r).hash;
 			numa_pair_of(&nodes, second);
 			r.nodes = &nodes;
 			r.host = true;
 			for (r.seed = 1; r.seed <= IF_SLOW_BUILD(1, N_SEEDS); r.seed++) {
 				const struct split_outcome got = run_of(&r);
-				assert_true(got.hash == want.hash);
+				assert_true(got.hash == without[how]);
 				assert_true(got.stats.on_host > 0 && got.stats.on_host < got.stats.hit_ram);
 				assert_int_equal(got.on_node[0], second || !allowed ? got.stats.on_host : 0);
 				assert_true(second || !allowed || (got.on_node[1] && got.on_node[2]));
 			}
 		}
 		for (int mapped = 0; mapped < 2; mapped++) {
-			uint64_t hash[2];
-			for (int divided = 0; divided < 2; divided++) {
+			for (int divided = second > 0; divided < 2; divided++) {
 				struct engine *g = engine_of(&(struct engine_options){.model_path = MODEL,
 					.backend = "cpu",
 					.context = 256,
@@ -349,20 +350,20 @@ static void test_two_nodes(void **state)
 					.cache_bytes = mapped ? 0 : budget(0.3),
 					.ram_bytes = mapped ? 0 : full.everything_bytes / 2,
 					.nodes = divided ? &nodes : &(struct numa_nodes){0}});
-				hash[divided] = answer_hash(g);
+				hash[mapped][divided] = answer_hash(g);
 				close_run(g, NULL);
 			}
-			assert_true(hash[0] == hash[1]);
+			assert_true(hash[mapped][0] == hash[mapped][1]);
 		}
 	}
 }
 
 /* ---- every type ---- */
 
-#define TYPE_LAYERS 21 /* of a model, one of them dense */
+#define TYPE_LAYERS 7 /* of a model, one of them dense */
 
 static const char type_shape[] =
-	"{\"model_type\": \"glm_moe_dsa\", \"hidden_act\": \"silu\", \"num_hidden_layers\": 21,"
+	"{\"model_type\": \"glm_moe_dsa\", \"hidden_act\": \"silu\", \"num_hidden_layers\": 7,"
 	"\"num_nextn_predict_layers\": 0, \"hidden_size\": 256, \"vocab_size\": 8192,"
 	"\"max_position_embeddings\": 1024, \"num_attention_heads\": 4, \"q_lora_rank\": 256,"
 	"\"kv_lora_rank\": 256, \"qk_nope_head_dim\": 96, \"qk_rope_head_dim\": 32, \"v_head_dim\": 64,"
@@ -432,7 +433,7 @@ static void test_limb_types(void **state)
 				(unsigned long long)on_host, (unsigned long long)hit_ram);
 	}
 	print_message("%llu layers with random splits\n", (unsigned long long)layers);
-	assert_true(layers >= IF_SLOW_BUILD(1000, 2000));
+	assert_true(layers >= IF_SLOW_BUILD(500, 2000));
 }
 
 /* All cards (ENGINE_CARDS_AUTO) that are a single one: one stage, so the processor may compute. */
