@@ -4,6 +4,7 @@
  * in a pool, copies, images, timelines that nothing computed. On the CPU, and on a card when one
  * answers. test_stream_logits has it beside the tiers, test_session_file has files.
  */
+#include "src/base/half.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -15,6 +16,7 @@
 #include "tests/stream/loader_help.h"
 #include "tests/support/slow_build.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -121,6 +123,52 @@ static void test_bits(void **state)
 	check_bits();
 }
 
+/* The first layer's latents of all of the text's positions, [N_TOKENS][*row_bytes]. The caller
+ * frees them. */
+static uint8_t *first_latents(bool f8, size_t *row_bytes, uint32_t *kv_rank)
+{
+	struct err e = {0};
+	kv_f8 = f8;
+	struct engine *g = open_with(ENGINE_KV_RAM_OFF, 40);
+	struct session *s = session_of(g, false);
+	kv_f8 = false;
+	succeeds(session_sync(s, text, N_TOKENS, NULL, NULL, &e), &e);
+	*row_bytes = engine_row_bytes(g, 0, false);
+	*kv_rank = engine_config(g)->kv_rank;
+	uint8_t *rows = mem_new(N_TOKENS, *row_bytes);
+	succeeds(engine_read_rows(g, 0, false, (uint32_t)s->base, N_TOKENS, rows, &e), &e);
+	session_free(s);
+	engine_close(g, NULL);
+	return rows;
+}
+
+/* Of the first layer, whose input is the same, each latent of 8 bits is that of 16 bits within a
+ * step of E4M3 (3 bits behind the point; below 2^-6 of the scale steps of 2^-9), and what stays in
+ * 16 bits is equal. */
+static void test_8_bits_are_rounded(void **state)
+{
+	(void)state;
+	uint32_t n_value;
+	size_t wide_bytes, narrow_bytes;
+	uint8_t *wide = first_latents(false, &wide_bytes, &n_value),
+			*narrow = first_latents(true, &narrow_bytes, &n_value);
+	assert_int_equal(narrow_bytes, cache_f8_row_bytes((int)(wide_bytes / 2), (int)n_value));
+	for (size_t i = 0; i < N_TOKENS; i++) {
+		const uint8_t *w = wide + i * wide_bytes, *q = narrow + i * narrow_bytes;
+		for (uint32_t k = 0; k < n_value; k++) {
+			const float v = f16_to_f32(load_u16(w + 2 * k)),
+						scale = f32_from_bits(load_u32(q + n_value + k / CACHE_F8_BLOCK * 4)),
+						got = f8_e4m3_to_f32(q[k]) * scale;
+			if (!(fabsf(got - v) <= fabsf(v) / 16 + scale / 512) || !(scale > 0))
+				fail_msg("position %zu, value %u: %g in place of %g", i, k, (double)got, (double)v);
+		}
+		const size_t rest = wide_bytes - 2 * (size_t)n_value;
+		assert_memory_equal(w + 2 * n_value, q + narrow_bytes - rest, rest);
+	}
+	free(wide);
+	free(narrow);
+}
+
 /* Latents of 8 bits: other numbers, and the same ones wherever they lie. */
 static void test_8_bits(void **state)
 {
@@ -178,8 +226,8 @@ static void test_fill(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bits), cmocka_unit_test(test_8_bits), cmocka_unit_test(test_fill)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_8_bits),
+		cmocka_unit_test(test_8_bits_are_rounded), cmocka_unit_test(test_fill)};
 	struct rng r = {19};
 	for (size_t i = 0; i < ARRAY_LEN(text); i++)
 		text[i] = (int32_t)rng_below(&r, 8000);
