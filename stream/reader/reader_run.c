@@ -474,11 +474,12 @@ static void request_start_slices(struct reader *r, struct queued_request *rq)
 	}
 }
 
-/* Whether some drive may take a read: if none may, no request is looked at. */
+/* False: every drive has as many reads in flight as its depth allows, so no request can start one
+ * and the queues, hundreds of requests, need not be walked. */
 static bool drives_have_room(const struct reader *r)
 {
 	for (unsigned i = 0; i < r->files.n_drives; i++)
-		if (!r->drives[i].in_flight || r->drives[i].in_flight < drive_depth(&r->drives[i]))
+		if (r->drives[i].in_flight < drive_depth(&r->drives[i]))
 			return true;
 	return false;
 }

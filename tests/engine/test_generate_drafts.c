@@ -197,7 +197,7 @@ static void test_no_mtp_layer(void **state)
 static void test_text_is_the_same(void **state)
 {
 	(void)state;
-	static const float temperatures[] = {0, 1, 1.5f};
+	static const float temperatures[] = {0, 1, 0.7f, 1.5f};
 	static const struct draft_case cases[] = {{.mode = DRAFT_AUTO}, {.mode = 1}, {.mode = 3},
 		{.mode = 7}, {.mode = 5, .no_mtp = true}, {.mode = 4, .no_lookup = true}};
 	struct engine *g = open_pocket(512, mapped, false);
@@ -220,9 +220,8 @@ static void test_text_is_the_same(void **state)
 						o.filter = &(struct sampler_filter){0};
 					}
 					struct generated plain = answer(g, &prompt, &off, o, (struct generated){0});
-					/* every second case: each comes with half of the samplers */
-					for (uint32_t k = (i + kind + (uint32_t)seed + 1) % 2; k < ARRAY_LEN(cases);
-						 k += 2) {
+					for (uint32_t k = IF_SLOW_BUILD((i + kind) % 2, 0); k < ARRAY_LEN(cases);
+						 k += IF_SLOW_BUILD(2, 1)) {
 						char what[100];
 						struct generated l =
 							answer(g, &prompt, &cases[k], o, (struct generated){0});
@@ -235,7 +234,7 @@ static void test_text_is_the_same(void **state)
 	}
 	/* this was no comparison of nothing */
 	for (uint32_t i = 0; i < DRAFT_SOURCES; i++) {
-		assert_true(all_drafts.accepted_by[i] > IF_SLOW_BUILD(5, 20));
+		assert_true(all_drafts.accepted_by[i] > IF_SLOW_BUILD(5, 50));
 		assert_true(all_drafts.accepted_by[i] < all_drafts.tried_by[i]);
 	}
 	engine_close(g, NULL);
@@ -492,8 +491,7 @@ static void test_drafts_without_a_sampler(void **state)
 	engine_close(g, NULL);
 }
 
-/* The answer ends at every token in two of the ways, in each way at every second token, also behind
- * drafts that were right. */
+/* The answer ends at every token in every way, also behind drafts that were right. */
 static void test_every_end(void **state)
 {
 	(void)state;
@@ -505,7 +503,7 @@ static void test_every_end(void **state)
 	struct generated known = whole;
 	known.ids[known.n++] = whole.result.stop_token;
 	for (uint32_t n = 1; n <= whole.n + 1; n += IF_SLOW_BUILD(11, 1))
-		for (uint32_t kind = n % 2; kind < (n % 4 ? 4 : 5); kind += 2) {
+		for (uint32_t kind = 0; kind < (n % 4 ? 4 : 5); kind++) {
 			struct oracle x = {.knows = &known, .prompt = (uint32_t)prompt.n, .wrong = n % 3 * 5};
 			const struct draft_source source = {.name = "oracle",
 				.user = &x,

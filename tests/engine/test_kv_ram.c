@@ -96,10 +96,11 @@ static struct timeline_hashes hashes_of(enum engine_kv_ram kv_ram, uint32_t chun
 	return p;
 }
 
-/* Those of latents in the memory of the device, which those in host memory equal. */
+/* Fails unless latents in host memory and on the device lead to the same bits, for each chunk size.
+ * Returns the hashes of the last chunk size. */
 static struct timeline_hashes check_bits(void)
 {
-	/* the last one not of 8 bits: all of them go through single rows as well */
+	/* latents of 8 bits leave out chunks of one row: drafts and answers compute single rows too */
 	static const uint32_t chunks[] = {0, 40, 1};
 	struct timeline_hashes want = {0};
 	for (size_t i = IF_SLOW_BUILD(kv_f8, 0);
@@ -142,9 +143,9 @@ static uint8_t *first_latents(bool f8, size_t *row_bytes, uint32_t *kv_rank)
 	return rows;
 }
 
-/* Of the first layer, whose input is the same, each latent of 8 bits is that of 16 bits within a
- * step of E4M3 (3 bits behind the point; below 2^-6 of the scale steps of 2^-9), and what stays in
- * 16 bits is equal. */
+/* The first layer has the same input whatever the type of the latents. Its latents of 8 bits equal
+ * those of 16 bits within the rounding of E4M3: half a step is at most 1/16 of a value, and steps
+ * are at least 2^-9 of the scale. The part of a row that stays in 16 bits is equal. */
 static void test_8_bits_are_rounded(void **state)
 {
 	(void)state;
@@ -175,7 +176,7 @@ static void test_8_bits(void **state)
 	(void)state;
 	const struct timeline_hashes wide = hashes_of(ENGINE_KV_RAM_OFF, 40);
 	kv_f8 = true;
-	const struct timeline_hashes narrow = check_bits(); /* the last of them in chunks of 40 */
+	const struct timeline_hashes narrow = check_bits(); /* of chunks of 40 rows */
 	assert_true(wide.prompt != narrow.prompt && wide.filled != narrow.filled);
 	kv_f8 = false;
 	struct err e = {0};

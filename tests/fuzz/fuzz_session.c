@@ -6,7 +6,7 @@
  * - It is taken, and a token more is computed.
  * - It is taken, and rows of its caches lead to logits that are not finite: ERR_RUN, the session is
  *   empty. No writer makes such a file, and no check value tells it from one that a writer made.
- * After each the session computes from its beginning.
+ * A session that was extended then computes from its beginning.
  */
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -59,6 +59,7 @@ static void seal(uint8_t *d, size_t n)
 	}
 }
 
+/* Computes a token behind the rows of an accepted file. */
 static void extend_loaded(struct session *session, bool sealed)
 {
 	struct err e = {0};

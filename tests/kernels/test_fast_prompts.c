@@ -220,7 +220,7 @@ static void test_planned_scratch(void **state)
 	(void)state;
 	struct backend *b;
 	for (int level = 0; limb_isa_available(level); level++)
-		/* every fifth case, others of each level: all six kinds of a type are among them */
+		/* every fifth case, from another one on for each instruction set */
 		for (size_t i = (size_t)level % 5; i < ARRAY_LEN(cases); i += 5) {
 			const struct op_case *c = &cases[i];
 			struct weight w = {.type = c->type,

@@ -133,7 +133,7 @@ static void test_left_prompt_goes_on(void **state)
 	(void)state;
 	uint32_t inside = 0;
 	struct scheduler *s = open_scheduler(NULL);
-	/* in the first step or in the second; with stages in the second */
+	/* left in step 1 or 2 of the prompt; several stages try step 2 only */
 	for (uint64_t seed = n_stages > 1 || IF_SLOW_BUILD(1, 0); seed < 2; seed++) {
 		struct request left = submit(s, seed);
 		assert_int_equal(
@@ -205,7 +205,7 @@ static void test_step_without_clients(void **state)
 	scheduler_close(s);
 }
 
-/* Steps of two prompts follow each other through the stages; on one none has done so. */
+/* Several stages compute steps of two prompts at once. A single stage has no such steps. */
 static void test_prompts_overlap(void **state)
 {
 	(void)state;

@@ -145,7 +145,7 @@ static void test_every_cut(void **state)
 	struct engine_options o = cut_options(1, NULL);
 	one_stage = run_hash(&o);
 	for (uint32_t cut = 1; cut < N_LAYERS; cut += CUT_STEP) {
-		/* slow builds stream the others: together they have every cut both ways */
+		/* this build maps what slow builds stream: the two have every cut both ways */
 		const bool stream = cut % 2 == IF_SLOW_BUILD(1, 0);
 		o = cut_options(2, &cut);
 		o = stream ? streamed(o, 0.6, (int)(cut % 3)) : o;

@@ -24,8 +24,8 @@ struct mutation {
 	const char *drop_tensor; /* NULL: none */
 	const char *flat_tensor; /* loses its last dimension (all but the first slice); NULL: none */
 	uint32_t alignment;      /* of the tensors; 0: the writer's */
-	const uint32_t *layers; /* [n_layers] of the file, which become 0, 1, ...; an MTP layer is last;
-							 * NULL: all */
+	const uint32_t *layers;  /* [n_layers] layers to keep, renumbered from 0; an MTP layer is the
+							  * last of them; NULL: all */
 	uint32_t n_layers;
 	bool garbage_indexers; /* every layer that lacks indexer tensors gets some, full of noise */
 };
@@ -33,9 +33,9 @@ struct mutation {
 /* Returns 0, or fails the running test. */
 void mutate_model(const struct gguf *from, const struct mutation *m, const char *path);
 
-/* The pocket model with a layer of each kind (dense; experts; experts with the selection of the
- * layer before; MTP): computes a row in less than half the time, and means nothing. Written below
- * temp_dir() at the first call. */
+/* The path of a copy of the pocket model with one layer of each kind: dense, experts, experts that
+ * reuse the selection of the layer before, MTP. It computes a row in about half the time; its text
+ * has no meaning. The first call writes it below temp_dir(). The path stays valid. */
 const char *small_model(void);
 
 #endif

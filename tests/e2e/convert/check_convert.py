@@ -214,7 +214,7 @@ def f32(x):
 
 
 def sample(n_blocks, step):
-    """Of many blocks every step-th and the last. No row has a multiple of step blocks, so that each place in a row is met."""
+    """All blocks of a small tensor, else every step-th and the last. No row has a multiple of step blocks: every column is sampled."""
     return range(n_blocks) if n_blocks < 256 else sorted({*range(0, n_blocks, step), n_blocks - 1})
 
 

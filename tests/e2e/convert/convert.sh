@@ -132,7 +132,7 @@ rm -r "$work/real"
 
 # ---- the same bytes whatever happens -------------------------------------------------------------
 
-# which takes no model of many tensors
+# A small model: each conversion is repeated or interrupted often.
 gen "$work/small" --layers 2 --vocab 256
 for recipe in $(printf '%s\n' "$again" q2 iq2 | sort -u); do
 	run convert "$work/small" -o "$work/small-$recipe.gguf" --recipe "$recipe" -q
@@ -151,12 +151,12 @@ run verify "$first" -q
 exits 0
 check "a split output has several parts" [ "$(find "$work" -name 'parts-*.gguf' | wc -l)" -gt 3 ]
 
-# Starts a conversion, as $pid, and waits until its journal vouches for something. A card might be done by then.
+# Starts a conversion as $pid and waits until its journal lists a tensor. On the CPU: a card could have finished by then.
 start() { # output, options...
 	"$GLMSTREAM" convert "$work/small" -o "$1" --recipe "$again" --backend cpu --jobs 1 "${@:2}" >"$work/out" 2>"$work/err" &
 	pid=$!
 	local lines=()
-	while [ ${#lines[@]} -le 2 ] && kill -0 $pid 2>/dev/null; do # no end without a line: of the unit's time
+	while [ ${#lines[@]} -le 2 ] && kill -0 $pid 2>/dev/null; do # the time limit of the unit ends it if no line comes
 		sleep 0.01
 		[ ! -e "$1.journal" ] || mapfile -t lines <"$1.journal"
 	done
@@ -205,6 +205,7 @@ check "parts stand where the link leads" [ -e "$(echo "$work"/disk/named-00001-o
 # ---- a run that ends among the matrices of an expert tensor ---------------------------------------
 c_tool fail_write
 begun=0
+# the writing calls before number 86 are of other tensors
 for ((n = 86; n < 180 && !begun; n += 5)); do
 	rm -f "$work"/begun-experts.gguf* "$work"/begun-copy.gguf*
 	timeout 60 "$work/fail_write" $n EIO "$GLMSTREAM" convert "$work/small" -o "$work/begun-experts.gguf" \

@@ -130,10 +130,8 @@ session_is_whole() {
 }
 every_failure session old_session session_is_whole "${short[@]}" -p 'Define dog.' --session "$work/s"
 
-# ---- a stored prompt: a model that computes its 512 rows at once ----
-small_shape num_hidden_layers=2 first_k_dense_replace=1
-run synth -o "$work/small.gguf" --shape "$work/shape.json" -q
-exits 0
+# ---- a stored prompt, of 512 rows or more ----
+small_model
 stored=("${short[@]}" -m "$work/small.gguf" -f "$work/long")
 for i in $(seq 60); do echo "The river number $i runs to the sea."; done >"$work/long"
 run "${stored[@]}"

@@ -37,19 +37,19 @@ class Killer:
         self.kills = {"KILL": 0, "torn": 0, "time": 0, "over": 0}
 
     def learn(self, args=None, fresh=lambda: None):
-        """How many writing calls and how much time a whole run has; fresh is called behind it."""
+        """How many writing calls and how much time a whole run has; fresh is called behind each."""
         began = time.monotonic()
+        r = run(args or self.args, self.text)
+        self.seconds = time.monotonic() - began
+        check(f"a whole run of {self.args}", r.returncode == 0, r.stderr)
+        fresh()
         r = run(args or self.args, self.text, [*TRACED, "0", "EIO"])
+        fresh()
         m = re.search(rb"^calls (\d+)", r.stderr, re.M)
         if m:
             self.calls = int(m[1])
         else:
             print("[  SKIPPED ] kills at writing calls: system calls cannot be traced here")
-            began = time.monotonic()
-            r = run(args or self.args, self.text)
-        self.seconds = time.monotonic() - began
-        check(f"a whole run of {self.args}", r.returncode == 0, r.stderr)
-        fresh()
         return self
 
     def kill(self, i, args=None):

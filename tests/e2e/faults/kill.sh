@@ -11,8 +11,6 @@ need_pocket
 c_tool fail_write
 python3 tests/e2e/convert/gen_checkpoint.py "$work/tiny" \
 	--tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" || cannot_test "no checkpoint"
-small_shape num_hidden_layers=2 first_k_dense_replace=1 # for prompts that are stored
-run synth -o "$work/small.gguf" --shape "$work/shape.json" -q
-[ "$rc" = 0 ] || cannot_test "no small model"
+small_model # for prompts that are stored
 export GLMSTREAM_POCKET=$POCKET
 python3 tests/e2e/faults/kill.py "$GLMSTREAM" "$work" "${1:-4}" "${@:2}"

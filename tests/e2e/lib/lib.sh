@@ -53,6 +53,13 @@ print(json.dumps(shape))
 END
 }
 
+# small_model: $work/small.gguf with random weights, for tests in which prompts must cost little.
+small_model() {
+	small_shape num_hidden_layers=2 first_k_dense_replace=1
+	run synth -o "$work/small.gguf" --shape "$work/shape.json" -q
+	[ "$rc" = 0 ] || cannot_test "no small model"
+}
+
 # The pocket model of the tree.
 need_pocket() {
 	POCKET=$PWD/tools/pocket/pocket.gguf
@@ -113,7 +120,8 @@ error_is_one_sentence() { # exit status, pattern that stderr must match (optiona
 	[ $# -lt 2 ] || check "the message should match: $2" grep -qE -- "$2" "$work/err"
 }
 
-error_lines() { # no program is started: thousands of checks come by here
+# One error, at most one hint, no report of a sanitizer. In the shell alone: thousands of checks call it.
+error_lines() {
 	local line errors=0 hints=0
 	while IFS= read -r line || [ "$line" ]; do
 		case $line in

@@ -40,7 +40,7 @@ class Other:
             self.slowest = max(self.slowest, time.monotonic() - start)
             self.count += 1
             check(answer == self.expected, "another client's answer", answer, self.expected)
-            time.sleep(0.05)
+            time.sleep(0.05)  # one answer after the other would take most of the processor
 
     def __enter__(self):
         self.thread.start()
@@ -121,7 +121,7 @@ def schema(value):
 
 def schemas():
     """Schemas whose masks or whose compilation would take long without a limit."""
-    yield "many places", {**schema({"type": "string", "pattern": "^.*[a-m].{900}$"}), "max_tokens": 200}  # ever more
+    yield "many places", {**schema({"type": "string", "pattern": "^.*[a-m].{900}$"}), "max_tokens": 200}  # each token adds states
     yield "many sets", schema({"type": "string", "pattern": "^[a-z ]*[aeiou ][a-z ]{400}$"})
     yield "many alternatives", schema({"anyOf": [{"type": "string", "pattern": f"^[a-z]*{c}[a-z ]{{30,300}}$"}
                                                  for c in "abcdefghijklmnopqrstuvwxyz"]})

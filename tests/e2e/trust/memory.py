@@ -89,7 +89,8 @@ def main():
         f.write(bytes(CONTROL_BYTES))
     with open(CONTROL, "r+b") as f:
         control = mmap.mmap(f.fileno(), CONTROL_BYTES)
-    with Server("--sessions", "2", "-c", "512", "-q", "--queue", "100", "--remember-gb", str(LIMIT_GB), model=os.path.join(WORK, "small.gguf"),
+    with Server("--sessions", "2", "-c", "512", "-q", "--queue", "100", "--remember-gb", str(LIMIT_GB),
+                model=os.path.join(WORK, "small.gguf"),
                 env={"LD_PRELOAD": os.path.join(WORK, "fail_alloc.so"), "FAIL_CONTROL": CONTROL}) as s:
         memory = s.get("/v1/glmstream/state?map=0")[1]["memory"]
         with open(f"/proc/{s.process.pid}/status", encoding="ascii") as f:
