@@ -185,6 +185,7 @@ const struct op_case op_cases[] = {
 	{.name = "groups", .op = OP_ROUTE, .rows = 20, .heads = 64, .n_used = 6, .n_group = 8,
 		.n_group_used = 3, .plain = true},
 	{.name = "full", .op = OP_ROUTERS, .rows = 3, .n_in = 6144, .heads = 256, .n_used = 8},
+	{.name = "many", .op = OP_ROUTERS, .rows = 29, .n_in = 6144, .heads = 256, .n_used = 8},
 	{.name = "narrow", .op = OP_ROUTERS, .rows = 5, .n_in = 4608, .heads = 36, .n_used = 9,
 		.plain = true},
 	{.name = "pocket", .op = OP_ROUTERS, .rows = 18, .n_in = 256, .heads = 32, .n_used = 4},

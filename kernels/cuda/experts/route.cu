@@ -34,10 +34,10 @@
 
 #define GATE_ROUTERS      2
 #define GATE_EXPERTS      (32 * LANE_EXPERTS)
-#define GATE_ROWS         4 /* weight rows of a block */
-#define GATE_WARPS        8 /* share a weight row, as in gemv_kernel */
-#define GATE_SUPER_BLOCKS 3 /* of a warp, at most */
-#define GATE_X            8 /* rows of x, at most */
+#define GATE_ROWS         4  /* weight rows of a block */
+#define GATE_WARPS        8  /* share a weight row, as in gemv_kernel */
+#define GATE_SUPER_BLOCKS 3  /* of a warp, at most */
+#define GATE_X            32 /* rows of x, at most */
 
 struct routes {
 	struct route of[ROUTES_MAX];
@@ -323,11 +323,14 @@ static __device__ __forceinline__ void select_from_flags(const struct route &a, 
 }
 #endif
 
+static_assert(GATE_ROWS * GATE_X <= 32 * GATE_WARPS, "a thread for each score of a block");
+
 static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	gate_kernel(const __grid_constant__ struct gate_args a)
 {
 #if __CUDA_ARCH__ >= 900
 	__shared__ double squares[GATE_X][32];
+	__shared__ float scales[GATE_X]; /* of several rows: of their norms */
 	__shared__ float parts[GATE_X][GATE_ROWS][GATE_WARPS];
 	__shared__ struct row_scores scores[GATE_WARPS];
 	launch_dependents();
@@ -365,8 +368,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	}
 	grid_dependency_wait();
 	unsigned long long number = fence_next_value(a.fence);
-	/* This lane's values of row r for the products. Those of row r + 1 are loaded before row r is
-	 * multiplied. */
+	/* This lane's values of row r: for the products, and for the sums of squares. Those of row r +
+	 * 1 are loaded before row r is computed. */
 	auto load_x = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
 		const float *from = own.x + (int64_t)r * n_in;
 #pragma unroll
@@ -375,29 +378,50 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 			for (int g = 0; g < 2; g++)
 				v[i][g] = *(const float4 *)(from + at[i] + 128 * g);
 	};
-	float4 next[GATE_SUPER_BLOCKS][2];
-	load_x(0, next);
-	/* Sums of squares in norm_row's order: a thread does what threads tid, tid + 256 and tid + 512
-	 * of norm_row do. Sums past the row's n_in / 256 are not used. */
-#pragma unroll 1
-	for (int r = 0; r < a.rows; r++) {
+	/* in norm_row's order: a thread does what threads tid, tid + 256 and tid + 512 of it do */
+	auto load_norm_x = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
 		const float *from = own.x + (int64_t)r * n_in;
-		float4 q[GATE_SUPER_BLOCKS][2];
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
 			int k = min(4 * (tid + i * 32 * GATE_WARPS), n_in / 2 - 4);
 #pragma unroll
 			for (int g = 0; g < 2; g++)
-				q[i][g] = *(const float4 *)(from + k + g * (n_in / 2));
+				v[i][g] = *(const float4 *)(from + k + g * (n_in / 2));
 		}
+	};
+	float4 next[GATE_SUPER_BLOCKS][2], next_norm[GATE_SUPER_BLOCKS][2];
+	load_norm_x(0, next_norm);
+	load_x(0, next);
+	/* Sums past the row's n_in / 256 are not used. */
+#pragma unroll 1
+	for (int r = 0; r < a.rows; r++) {
+		double sum[GATE_SUPER_BLOCKS];
+#pragma unroll
+		for (int i = 0; i < GATE_SUPER_BLOCKS; i++)
+			sum[i] = add_squares(add_squares(0, next_norm[i][0]), next_norm[i][1]);
+		if (r + 1 < a.rows)
+			load_norm_x(r + 1, next_norm);
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
-			double sum = warp_sum(add_squares(add_squares(0, q[i][0]), q[i][1]));
+			sum[i] = warp_sum(sum[i]);
 			if (!lane)
-				squares[r][warp + i * GATE_WARPS] = sum;
+				squares[r][warp + i * GATE_WARPS] = sum[i];
 		}
 	}
 	__syncthreads();
+	auto scale_of = [&](int r) {
+		double sum = warp_sum(lane < super_blocks ? squares[r][lane] : 0);
+		return (float)rsqrt(sum / n_in + (double)own.eps);
+	};
+	if (a.rows > 1) { /* a warp for each row, because the root takes long */
+#pragma unroll 1
+		for (int r = warp; r < a.rows; r += GATE_WARPS) {
+			float scale = scale_of(r);
+			if (!lane)
+				scales[r] = scale;
+		}
+		__syncthreads();
+	}
 #pragma unroll 1
 	for (int r = 0; r < a.rows; r++) {
 		float4 v[GATE_SUPER_BLOCKS][2];
@@ -406,8 +430,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 			v[i][0] = next[i][0], v[i][1] = next[i][1];
 		if (r + 1 < a.rows)
 			load_x(r + 1, next);
-		float scale = (float)rsqrt(
-			warp_sum(lane < super_blocks ? squares[r][lane] : 0) / n_in + (double)own.eps);
+		float scale = a.rows > 1 ? scales[r] : scale_of(r);
 		float acc[GATE_ROWS] = {0, 0, 0, 0};
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
