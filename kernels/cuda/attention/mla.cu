@@ -6,7 +6,8 @@
  * sums and their order are those of the separate launches. All rows share the reads of the weights:
  * on an H200, with the output projection, two rows with 500 positions each take 45 us in place of
  * 64, with 2048 53 in place of 70; four 59 in place of 81, and 78 in place of 89. One row takes 39
- * and 41.
+ * and 41. A block computes the positions of one row after the other: eight rows took 77 us in place
+ * of 102 with 500 positions, but 116 in place of 107 with 2048. Hence MLA_ROWS is 6.
  *
  * mla_kernel, mla_product_kernel: grid 128 blocks of 544 in clusters of two, one per SM. A group is
  * 32 blocks and 16 heads. Block i of group g: rows of half i % 2 of head 16 g + i / 2 in both
@@ -558,7 +559,8 @@ struct mla_kernel_form {
 /* [with the output projection][rows - 1] */
 static const struct mla_kernel_form mla_kernels[2][MLA_ROWS] = {
 	{{mla_kernel<1>, mla_form<1>::END}, {mla_kernel<2>, mla_form<2>::END},
-		{mla_kernel<3>, mla_form<3>::END}, {mla_kernel<4>, mla_form<4>::END}},
+		{mla_kernel<3>, mla_form<3>::END}, {mla_kernel<4>, mla_form<4>::END},
+		{mla_kernel<5>, mla_form<5>::END}, {mla_kernel<6>, mla_form<6>::END}},
 	{{mla_product_kernel<1>, mla_product_form<1>::END},
 		{mla_product_kernel<2>, mla_product_form<2>::END}}};
 

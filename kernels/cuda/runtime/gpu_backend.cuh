@@ -104,7 +104,7 @@ struct cuda_backend {
 	bool merge_carveout_set;                          /* attend_mma.cu */
 	/* Whether a kernel fits the device: 0 not known yet, 1 yes, 2 no. mla: [with the output
 	 * projection][rows - 1]; chain: all forms */
-	int mla_supported[2][4], ffn_supported, chain_supported;
+	int mla_supported[2][6], ffn_supported, chain_supported;
 
 	/* The stream */
 	cudaStream_t stream;
