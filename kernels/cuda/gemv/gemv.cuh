@@ -13,7 +13,8 @@
  *      other packed types                      gemv_mma_kernel, except
  *        Q8_0, Q4_K: plain rows of x, no stack, at most ITEM_PARTS matrices, weight rows at
  *        multiples of 16 bytes
- *          4 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory
+ *          4 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory;
+ *                                              up to 16 rows it splits x itself
  *          3 to 16 rows of x                   gemv_rows_kernel
  *          1, 2 rows of x                      gemv_aligned_kernel, if the block splits x itself
  *                                              (gemv_makes_limbs) and enough SMs have work
@@ -82,7 +83,7 @@ struct gemv_args {
 	const struct gemv_block_scales *block_scales;
 	const struct cuda_tables *tables;
 	const float *x;
-	/* gemv_mma_kernel: x as limbs (gemv_split_limbs) and their scales; NULL: the kernel splits x */
+	/* packed types: x as limbs (gemv_split_limbs) and their scales; NULL: the kernel splits x */
 	const uint2 *limbs;
 	const float *scales;
 	int own_rows; /* x rows (of all matrices of a stack) whose limbs fit in shared memory */
@@ -90,7 +91,8 @@ struct gemv_args {
 	/* gemv_mma_kernel: bytes of a copy, 16, 4 or 2; gemv_kernel: whether four weights are aligned
 	 */
 	int unit;
-	int64_t x_row, y_row;     /* floats between rows */
+	int64_t x_row;            /* floats between rows of x */
+	int64_t y_row;            /* and of y; 0: n_out of the task */
 	int64_t x_stack, y_stack; /* floats between matrices of a stack */
 	int64_t row_bytes, stack_bytes;
 	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
@@ -123,6 +125,9 @@ static inline bool gemv_makes_limbs(
  * and shape alone. rows: weight rows of all matrices of this shape that decode multiplies together.
  */
 int gemv_k_split(enum dtype type, int64_t n_in, int64_t rows);
+
+/* Whether gemv_many_kernel takes these tasks and splits x into limbs itself. */
+bool gemv_many_splits(struct cuda_backend *b, enum dtype type, const struct gemv_args *a);
 
 /* Splits all x rows, n_x per matrix of a stack, into limbs in scratch memory; sets a->limbs and
  * a->scales. They are valid until the next call. */
@@ -249,7 +254,7 @@ static __device__ __forceinline__ void gemv_store(const struct gemv_args &a,
 	int64_t to = a.rows == ROWS_PLAIN       ? row_group * NX + r
 				 : a.rows == ROWS_TO_HIDDEN ? t.first + r
 											: t.slot[r];
-	float *y = t.y + stack * a.y_stack + to * a.y_row + o;
+	float *y = t.y + stack * a.y_stack + to * (a.y_row ? a.y_row : t.n_out) + o;
 	*y = GLU ? swiglu_one(v, up) : t.add ? __fadd_rn(*y, v) : v;
 }
 

@@ -33,7 +33,7 @@
 
 struct gemv_aligned_args {
 	const float *x;
-	int64_t x_row, y_row;
+	int64_t x_row;
 	const struct cuda_tables *tables;
 	int row_bytes, n_in, n_rows, n_parts, log_split;
 	uint32_t add; /* a bit for each part */
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 		int out_rows = a.glu ? 8 : 16, x_row = lane / out_rows, j = lane % out_rows;
 		bool add = a.add >> p.part & 1,
 			 stores = adds && x_row < a.n_rows && p.row + j < a.part[p.part].n_out;
-		float *y = a.part[p.part].y + x_row * a.y_row + p.row + j, old = 0;
+		float *y = a.part[p.part].y + (int64_t)x_row * a.part[p.part].n_out + p.row + j, old = 0;
 		if (stores && add)
 			old = *y;
 
@@ -231,7 +231,7 @@ template <int T>
 static void gemv_packed_launch(struct cuda_backend *b, const struct gemv_args *a, int n_x)
 {
 	if constexpr (T == DTYPE_Q8_0 || T == DTYPE_Q4_K) {
-		if (a->limbs && gemv_many_launch<T>(b, a))
+		if (gemv_many_launch<T>(b, a))
 			return;
 		if (a->limbs ? gemv_rows_launch<T>(b, a) : gemv_aligned_launch<T>(b, a))
 			return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* limbs_kernel, which splits x into limbs for gemv_mma_kernel (gemv_mma.cuh: grid, block, bytes
  * moved), and what depends on the type: limb layout and split-k factor. */
-#include "kernels/cuda/gemv/gemv_mma.cuh"
+#include "kernels/cuda/gemv/gemv_many.cuh"
 
 template <bool QUADS>
 static __global__ void __launch_bounds__(32) limbs_kernel(const float *x, int64_t x_row,
@@ -45,6 +45,12 @@ int gemv_k_split(enum dtype type, int64_t n_in, int64_t rows)
 	default: /* floats: all warps of a block, if each has two super-blocks */
 		return n_sb >= 16 ? 8 : n_sb >= 8 ? 4 : n_sb >= 4 ? 2 : 1;
 	}
+}
+
+bool gemv_many_splits(struct cuda_backend *b, enum dtype type, const struct gemv_args *a)
+{
+	return (type == DTYPE_Q8_0 && gemv_many_makes_limbs<DTYPE_Q8_0>(b, a)) ||
+		   (type == DTYPE_Q4_K && gemv_many_makes_limbs<DTYPE_Q4_K>(b, a));
 }
 
 bool gemv_split_limbs(

@@ -157,7 +157,9 @@ static __device__ __forceinline__ void load_super_block(
 }
 
 /* Splits 256 values, eight per lane, into limbs and a scale; by one warp. Lane 4 s + c has the
- * values of step s that lane c multiplies (fragment order). */
+ * values of step s that lane c multiplies (fragment order). LIMB, STEP: uint2 from a limb, from a
+ * step to the next. */
+template <int LIMB = 4, int STEP = 12>
 static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limbs, float *scale_to)
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
@@ -192,7 +194,7 @@ static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limb
 	}
 #pragma unroll
 	for (int d = 0; d < 3; d++)
-		limbs[s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
+		limbs[s * STEP + LIMB * d + c] = make_uint2(word[d][0], word[d][1]);
 	if (!lane)
 		*scale_to = scale;
 }
@@ -540,15 +542,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		}
 
 		/* Where output i of the block's item goes: x row r, weight row j of the item. With one tile
-		 * a thread has at most one output; what its sum is added to is loaded before the products.
-		 */
+		 * a thread has at most one output; what that is added to is loaded before the products. */
+		int64_t y_row = a.y_row ? a.y_row : n_out;
 		auto output_of = [&](int i, int &r, int &j) {
 			r = TILES == 1 ? i >= block_rows : i / block_rows;
 			j = i - r * block_rows;
 			int64_t at = a.rows == ROWS_PLAIN       ? now.row_group * NX + r
 						 : a.rows == ROWS_TO_HIDDEN ? t.first + r
 													: t.slot[r];
-			return t.y + now.stack * a.y_stack + at * a.y_row + now.out_first + j;
+			return t.y + now.stack * a.y_stack + at * y_row + now.out_first + j;
 		};
 		float old = 0;
 		if (TILES == 1 && t.add && threadIdx.x < block_rows * n_x) {

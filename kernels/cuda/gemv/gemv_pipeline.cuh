@@ -33,7 +33,7 @@ static __device__ __forceinline__ void sync_group(int group, int warps)
 /* One of the matrices that a launch multiplies by the same x. */
 struct item_part {
 	const uint8_t *w, *up; /* up: glu only; else w again */
-	float *y;              /* [rows of x][y_row] */
+	float *y;              /* [rows of x][n_out] */
 	int n_out, item_end;   /* item_end: items of the parts up to and with this one */
 };
 
@@ -60,13 +60,13 @@ static __device__ __forceinline__ struct item_position item_position_of(
 }
 
 /* Sets the fields that struct gemv_aligned_args and struct gemv_rows_args share; *a is zeros.
- * False: kernels that copy by item_stage do not apply, because of stacks, rows by slots, too many
- * matrices, rows that are not 16-byte aligned, or so long that offsets within a tile do not fit in
- * an int. */
+ * False: kernels that copy by item_stage do not apply, because of stacks, rows by slots, another
+ * stride of y than n_out, too many matrices, rows that are not 16-byte aligned, or so long that
+ * offsets within a tile do not fit in an int. */
 template <typename A> static bool item_args_set(A *a, const struct gemv_args *p)
 {
 	int rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
-	if (p->rows != ROWS_PLAIN || p->n_stack > 1 || p->n_tasks > ITEM_PARTS ||
+	if (p->rows != ROWS_PLAIN || p->n_stack > 1 || p->y_row || p->n_tasks > ITEM_PARTS ||
 		p->row_bytes > INT_MAX / 16 || p->split > GEMV_WARPS)
 		return false;
 	uintptr_t all = (uintptr_t)p->row_bytes;
@@ -80,7 +80,6 @@ template <typename A> static bool item_args_set(A *a, const struct gemv_args *p)
 	while (1 << a->log_split < p->split)
 		a->log_split++;
 	a->tables = p->tables;
-	a->y_row = p->y_row;
 	a->row_bytes = (int)p->row_bytes;
 	a->n_in = p->n_in, a->n_rows = p->n_rows, a->n_parts = p->n_tasks;
 	a->glu = p->glu;

@@ -46,7 +46,6 @@ struct gemv_rows_args {
 	const uint2 *limbs;  /* [n_rows][super-blocks][SUPER_BLOCK_LIMBS] of x, by limbs_kernel */
 	const float *scales; /* [n_rows][super-blocks] of x */
 	const struct cuda_tables *tables;
-	int64_t y_row; /* values from a row of y to the next */
 	int row_bytes, n_in, n_rows, n_parts, log_split;
 	uint32_t add; /* bit i: part i is added to y */
 	bool glu;     /* y = silu(w x) * (up x) */
@@ -183,7 +182,7 @@ __global__ void __launch_bounds__(rows_warps(TILES) * 32, 1)
 			if (out >= t.n_out)
 				continue;
 			add_warp_partials<TILES>(of_group, j, r, 4, MMA_ROWS, split, a.glu, v);
-			float *to = t.y + r * a.y_row + out;
+			float *to = t.y + (int64_t)r * t.n_out + out;
 			*to = a.glu                 ? swiglu_one(v[0], v[1])
 				  : a.add >> p.part & 1 ? __fadd_rn(*to, v[0])
 										: v[0];

@@ -66,7 +66,8 @@ bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype 
 	enum limb_layout layout = gemv_limb_layout(type);
 	a->limbs = NULL; /* tasks of another type, launched before, may have left theirs */
 	a->scales = NULL;
-	if (layout == LAYOUT_FLOATS || gemv_makes_limbs(b, type, most, a->n_in))
+	if (layout == LAYOUT_FLOATS || gemv_makes_limbs(b, type, most, a->n_in) ||
+		gemv_many_splits(b, type, a))
 		return true;
 	if (layout != *last_layout) {
 		*last = *a;
@@ -85,7 +86,6 @@ static struct gemv_args plain_args(const struct weight *w, const float *x, int r
 	struct gemv_args a = {};
 	a.x = x;
 	a.x_row = w->n_in;
-	a.y_row = w->n_out;
 	a.row_bytes = (int64_t)w->row_bytes;
 	a.n_in = (int)w->n_in;
 	a.n_stack = 1;
@@ -110,8 +110,7 @@ void cuda_matmul(
 		}
 		return;
 	}
-	/* parts of one type go together, if several rows do not make their strides of y differ; packed
-	 * ones if their x is the same */
+	/* parts of one type go together; packed ones if their x is the same */
 	bool done[64] = {false};
 	struct gemv_args last = {};
 	struct gemv_block_scales scales;
@@ -126,7 +125,6 @@ void cuda_matmul(
 			layout = LAYOUT_FLOATS; /* the limbs are of another x */
 		for (int j = i; j < n_parts && a.n_tasks < GEMV_TASKS; j++) {
 			if (done[j] || parts[j].w.type != w->type || (!own && parts[j].x != parts[i].x) ||
-				(rows > 1 && parts[j].w.n_out != w->n_out) ||
 				gemv_k_split(w->type, w->n_in, parts[j].w.n_out) != a.split)
 				continue;
 			struct gemv_task *t = gemv_task_add(&a, &scales, &parts[j].w, NULL);
