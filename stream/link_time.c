@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "stream/link_time.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 

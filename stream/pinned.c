@@ -3,9 +3,9 @@
  * memory meanwhile, and this changes no byte. */
 #include "stream/pinned.h"
 
-#include "src/base/clock.h"
-#include "src/base/cond.h"
-#include "src/base/cores.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cond.h"
+#include "src/base/host/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 

@@ -18,7 +18,7 @@
 #define GLM_STREAM_PINNED_H
 
 #include "kernels/copier.h"
-#include "src/base/numa.h"
+#include "src/base/host/numa.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -4,7 +4,7 @@
  * views of them differ from the file's in nothing but the addresses. */
 #include "stream/source_mmap.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

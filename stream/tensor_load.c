@@ -17,7 +17,7 @@
 #include "stream/tensor_load.h"
 
 #include "kernels/copier.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cache/trace/profile_store.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 

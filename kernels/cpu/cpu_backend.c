@@ -5,7 +5,7 @@
 
 #include "kernels/backend_kinds.h"
 #include "kernels/cpu/limbs/limb_experts.h"
-#include "src/base/cores.h"
+#include "src/base/host/cores.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

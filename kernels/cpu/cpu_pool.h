@@ -12,7 +12,7 @@
 #ifndef GLM_KERNELS_CPU_POOL_H
 #define GLM_KERNELS_CPU_POOL_H
 
-#include "src/base/numa.h"
+#include "src/base/host/numa.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -2,7 +2,7 @@
 /* Allocation; the one place that ends the program on exhaustion. */
 #include "src/base/mem.h"
 
-#include "src/base/cores.h"
+#include "src/base/host/cores.h"
 #include "src/base/err.h"
 #include "src/base/num.h"
 

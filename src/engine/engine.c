@@ -11,7 +11,7 @@
 #include "src/engine/plan.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/stages/pipeline.h"
-#include "src/forward/host_experts.h"
+#include "src/forward/moe/host_experts.h"
 #include "stream/loader/loader.h"
 #include "stream/access_recorder.h"
 #include "stream/source_mmap.h"

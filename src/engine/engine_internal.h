@@ -4,7 +4,7 @@
 #define GLM_ENGINE_ENGINE_INTERNAL_H
 
 #include "cache/trace/expert_profile.h"
-#include "src/base/numa.h"
+#include "src/base/host/numa.h"
 #include "src/engine/engine.h"
 #include "src/engine/stages/stage.h"
 

@@ -2,7 +2,7 @@
 /* Prompt in, tokens out. */
 #include "src/engine/generate.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/num.h"
 #include "src/engine/batch.h"
 

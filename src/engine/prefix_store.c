@@ -10,7 +10,7 @@
  */
 #include "src/engine/prefix_store.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"

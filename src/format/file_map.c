@@ -3,7 +3,7 @@
  * want O_DIRECT open the file by themselves. */
 #include "src/format/file_map.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 

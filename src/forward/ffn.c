@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/forward/ffn.h"
 
-#include "src/forward/lookahead.h"
+#include "src/forward/moe/lookahead.h"
 #include "src/forward/model.h"
 
 /* down(silu(gate h) * up h): the dense network, and the shared expert. */

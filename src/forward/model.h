@@ -11,9 +11,9 @@
 #define GLM_FORWARD_MODEL_H
 
 #include "kernels/backend.h"
-#include "src/forward/host_experts.h"
-#include "src/forward/lookahead.h"
-#include "src/forward/moe.h"
+#include "src/forward/moe/host_experts.h"
+#include "src/forward/moe/lookahead.h"
+#include "src/forward/moe/moe.h"
 #include "src/forward/step_counts.h"
 #include "src/forward/workspace.h"
 #include "src/model/config.h"

@@ -8,7 +8,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/draw/draw.h"
-#include "src/forward/lookahead.h"
+#include "src/forward/moe/lookahead.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,12 +3,12 @@
  * The thread that sends heartbeats and counts how long each other rank has been silent. Silence is
  * counted in this process's own running: one that was stopped itself, and goes on, blames nobody.
  */
-#include "src/base/clock.h"
-#include "src/base/cond.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/signals.h"
+#include "src/base/host/signals.h"
 #include "src/ranks/ranks_internal.h"
 
 #include <stdio.h>

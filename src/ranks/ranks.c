@@ -2,12 +2,12 @@
 /* Start, messages, and the end of a process that is one of several. */
 #include "src/ranks/ranks.h"
 
-#include "src/base/clock.h"
-#include "src/base/cond.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/signals.h"
+#include "src/base/host/signals.h"
 #include "src/ranks/ranks_internal.h"
 
 #include <errno.h>

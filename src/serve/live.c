@@ -3,7 +3,7 @@
  * the object as a whole is not. */
 #include "src/serve/live.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/serve/api/json_write.h"
 

@@ -5,11 +5,11 @@
  */
 #include "stream/check/check_pool.h"
 
-#include "src/base/clock.h"
-#include "src/base/cores.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cores.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/signals.h"
+#include "src/base/host/signals.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -26,8 +26,8 @@
  *
  * One expert from router to slot and back, streamed to a card:
  *    1  the router gives the top-k expert ids       ffn_forward (src/forward/ffn.c)
- *    2  the host polls for the ids                  moe_experts_request (src/forward/moe.c)
- *    3  the model asks its source                   group_request (src/forward/moe.c)
+ *    2  the host polls for the ids                  moe_experts_request (src/forward/moe/moe.c)
+ *    3  the model asks its source                   group_request (src/forward/moe/moe.c)
  *    4  the source asks the cache                   loader_acquire (loader_acquire.c)
  *    5  slot and plan are decided; READY: go to 14  cache_acquire (cache/cache_acquire.c)
  *    6  the plan is queued                          loader_queue_plan (loader_queue.c)
@@ -41,8 +41,8 @@
  *   12  the slot is published                       loader_transfer_done (loader_io.c)
  *   13  the waiting model finds it ready            loader_wait_ready (loader_acquire.c)
  *   14  the views of the ref point into the slot    set_views (loader_acquire.c)
- *   15  the kernel is given the views               group_enqueue_ready (src/forward/moe.c)
- *   16  the next layer's ids are there: released    unpin_all (src/forward/moe.c)
+ *   15  the kernel is given the views               group_enqueue_ready (src/forward/moe/moe.c)
+ *   16  the next layer's ids are there: released    unpin_all (src/forward/moe/moe.c)
  *   17  the slot loses its pin                      loader_release (loader_acquire.c)
  *   18  later the expert becomes a victim           cache_slot_alloc (cache/cache_evict.c)
  *   19  its bytes are copied to device staging      card_demote (card_transfer.c)
@@ -54,7 +54,7 @@
 #include "cache/trace/expert_profile.h"
 #include "kernels/backend.h"
 #include "kernels/copier.h"
-#include "src/base/numa.h"
+#include "src/base/host/numa.h"
 #include "src/format/gguf.h"
 #include "stream/check/expert_check.h"
 #include "stream/expert_source.h"

@@ -5,7 +5,7 @@
  */
 #include "stream/loader/loader_internal.h"
 
-#include "src/base/cond.h"
+#include "src/base/host/cond.h"
 #include "src/base/log.h"
 #include "src/base/num.h"
 

@@ -41,7 +41,7 @@
 #include "stream/loader/load_check.h"
 #include "stream/reader/reader.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 
 #include <stdatomic.h>
 

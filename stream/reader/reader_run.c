@@ -14,7 +14,7 @@
  */
 #include "stream/reader/reader_core.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/num.h"
 

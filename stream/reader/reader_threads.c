@@ -9,8 +9,8 @@
  */
 #include "stream/reader/reader_engine.h"
 
-#include "src/base/clock.h"
-#include "src/base/cond.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The order in which threads are pinned, read from folders like the kernel's. */
-#include "src/base/cores.h"
+#include "src/base/host/cores.h"
 
 #include "tests/support/temp_dir.h"
 

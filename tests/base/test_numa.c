@@ -2,9 +2,9 @@
 /* NUMA nodes as read from folders like the kernel's, and memory divided among them. Placement on
  * two nodes needs a host that has them: here the kernel is given its one node twice, or a node that
  * it must refuse. */
-#include "src/base/numa.h"
+#include "src/base/host/numa.h"
 
-#include "src/base/cores.h"
+#include "src/base/host/cores.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

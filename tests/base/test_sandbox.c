@@ -2,8 +2,8 @@
 /* What a confined process can still do. Each case confines a child of its own. */
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/numa.h"
-#include "src/base/sandbox.h"
+#include "src/base/host/numa.h"
+#include "src/base/host/sandbox.h"
 #include "tests/support/temp_dir.h"
 
 #include <errno.h>

@@ -7,7 +7,7 @@
  */
 #include "cache/cache.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

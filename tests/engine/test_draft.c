@@ -3,7 +3,7 @@
  * Drafts without a model: the index of prompt lookup against a search, and the drafter against
  * machines with known costs and texts with known acceptance. Time is simulated.
  */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

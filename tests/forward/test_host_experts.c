@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Experts that the processor computes in place of the card (src/forward/host_experts.h): the logits
- * are the same whoever computes what. A source around the engine's own one draws by lot which
- * experts the processor is offered, and for what time, so that every split occurs. The module
+ * Experts that the processor computes in place of the card (src/forward/moe/host_experts.h): the
+ * logits are the same whoever computes what. A source around the engine's own one draws by lot
+ * which experts the processor is offered, and for what time, so that every split occurs. The module
  * alone: test_host_times.c.
  *
  * Without a card: the CPU with an emulated one between disk and memory
@@ -14,7 +14,7 @@
 #include "kernels/expert_arithmetic.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/numa.h"
+#include "src/base/host/numa.h"
 #include "src/base/rng.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"

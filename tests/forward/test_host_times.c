@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* src/forward/host_experts.h without a model: kinds, times and errors. */
+/* src/forward/moe/host_experts.h without a model: kinds, times and errors. */
 #include "src/base/mem.h"
-#include "src/forward/host_experts.h"
+#include "src/forward/moe/host_experts.h"
 #include "tests/support/numa_pair.h"
 
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Who is cut while a response is sent: clients of a TCP connection on this machine that read
  * steadily, stop, or read a byte now and then. */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/num.h"
 #include "src/serve/http/connections.h"
 

@@ -3,7 +3,7 @@
  * has, and is finished when the call returns. Run under the thread sanitizer too. */
 #include "kernels/cpu/cpu_pool.h"
 
-#include "src/base/cores.h"
+#include "src/base/host/cores.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -8,7 +8,7 @@
  *   test_quantize_cuda BLOCKS     so many, of blocks of 256
  */
 #include "kernels/quantizer.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/feedback.h"

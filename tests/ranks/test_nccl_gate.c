@@ -2,7 +2,7 @@
 /* A communicator that is used and aborted by two threads: it is never used after it was freed, and
  * an abort waits for a call that is in progress, but not for one that does not return. */
 #include "kernels/nccl_gate.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "tests/support/slow_build.h"
 
 #include <pthread.h>

@@ -5,7 +5,7 @@
  */
 #include "stream/reader/reader.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

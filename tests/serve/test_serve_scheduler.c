@@ -4,7 +4,7 @@
  * was cancelled before; the queue is bounded; conversations find their beginning; whoever submitted
  * gets exactly one last event.
  */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The card's own troubles, on an emulated one: copies that fail, hang or are slow, memory that is
  * refused. */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/num.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/reader_null.h"

@@ -2,8 +2,8 @@
 #ifndef GLM_TESTS_NUMA_PAIR_H
 #define GLM_TESTS_NUMA_PAIR_H
 
-#include "src/base/cores.h"
-#include "src/base/numa.h"
+#include "src/base/host/cores.h"
+#include "src/base/host/numa.h"
 
 /* Two nodes with a processor each, if there are so many. The kernel knows both by the number of its
  * first one, the second by `second`. */

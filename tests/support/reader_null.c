@@ -9,7 +9,7 @@
  */
 #include "tests/support/reader_null.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -3,7 +3,7 @@
  * users type stays text; one sentence for each kind of bad input. */
 #include "src/text/chat.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/text/chat_json.h"
 #include "src/text/json_text.h"
 #include "tests/text/text_data.h"

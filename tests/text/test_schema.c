@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Schemas as grammars: texts that must pass and texts that must not, refusals by name, masks
  * against single tokens, and walks at random, which must always come to an end. */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

@@ -3,7 +3,7 @@
 #include "tools/bench/bench.h"
 
 #include "kernels/usage.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

@@ -9,7 +9,7 @@
  */
 #include "tools/bench/bench.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/draft/draft_mtp.h"

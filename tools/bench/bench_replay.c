@@ -28,7 +28,7 @@
 
 #include "cache/trace/expert_profile.h"
 #include "kernels/backend.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -3,7 +3,7 @@
  * stands beside the limit that binds it, measured in the same run. */
 #include "src/ranks/ranks.h"
 #include "src/base/args.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/num.h"
 #include "kernels/backend.h"
 #include "src/engine/draft/draft_mtp.h"

@@ -3,7 +3,7 @@
  * the engine itself. */
 #include "tools/bench/measure.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

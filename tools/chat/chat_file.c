@@ -3,7 +3,7 @@
  * in the vocabulary. */
 #include "tools/chat/chat_file.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -20,7 +20,7 @@
  */
 #include "tools/convert/convert_pipeline.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

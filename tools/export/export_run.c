@@ -6,7 +6,7 @@
  */
 #include "tools/export/export_run.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/half.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"

@@ -7,7 +7,7 @@
  */
 #include "src/ranks/ranks.h"
 #include "src/base/args.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/sampler.h"

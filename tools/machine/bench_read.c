@@ -7,7 +7,7 @@
 #include "tools/machine/bench_read.h"
 
 #include "src/base/buf.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

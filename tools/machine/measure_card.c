@@ -4,7 +4,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/copier.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 
 #include <stdint.h>

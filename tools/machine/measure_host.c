@@ -2,10 +2,10 @@
 /* Two threads: this one computes on the processor's pool, the other copies to the card. */
 #include "tools/machine/measure_host.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/forward/host_experts.h"
+#include "src/forward/moe/host_experts.h"
 #include "src/model/weights.h"
 #include "tools/machine/bench_ops.h"
 #include "tools/machine/bench_pool.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How fast the processor computes experts that lie in host memory (src/forward/host_experts.h)
+ * How fast the processor computes experts that lie in host memory (src/forward/moe/host_experts.h)
  * while the link is busy: what a second tier gives when both work on it.
  */
 #ifndef GLM_TOOLS_MEASURE_HOST_H

@@ -2,7 +2,7 @@
 /* One table serves the command line and /set. */
 #include "tools/options/run_opts.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/num.h"
 #include "tools/options/habits.h"
 #include "tools/output/report.h"

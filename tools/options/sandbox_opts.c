@@ -6,7 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
-#include "src/base/sandbox.h"
+#include "src/base/host/sandbox.h"
 #include "src/format/check_values.h"
 #include "src/format/gguf.h"
 #include "src/ranks/ranks.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* --no-sandbox, and which files a command still needs when it is confined (src/base/sandbox.h). */
+/* --no-sandbox, and which files a command still needs when it is confined
+ * (src/base/host/sandbox.h). */
 #ifndef GLM_TOOLS_SANDBOX_OPTS_H
 #define GLM_TOOLS_SANDBOX_OPTS_H
 

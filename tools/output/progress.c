@@ -4,7 +4,7 @@
 #include "tools/output/progress.h"
 
 #include "src/base/buf.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/num.h"
 #include "tools/output/terminal.h"
 

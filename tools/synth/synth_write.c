@@ -9,7 +9,7 @@
  */
 #include "tools/synth/synth_write.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/output/workers.h"

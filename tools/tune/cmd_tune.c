@@ -6,7 +6,7 @@
  * recommended: less lookahead first, then the default policy, lru, sieve.
  */
 #include "src/base/args.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

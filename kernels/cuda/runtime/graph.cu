@@ -11,7 +11,7 @@
 #include "kernels/cuda/runtime/timeline.cuh"
 
 extern "C" {
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 }
 

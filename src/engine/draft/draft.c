@@ -2,7 +2,7 @@
 /* The drafter: asks the sources for drafts, lets the gate choose, reports acceptance to it. */
 #include "src/engine/draft/draft.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/draft/draft_lookup.h"

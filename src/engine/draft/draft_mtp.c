@@ -8,7 +8,7 @@
  */
 #include "src/engine/draft/draft_mtp.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/draw/draw.h"
 #include "src/engine/batch.h"

@@ -6,7 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/ranks/rank_protocol.h"
-#include "src/forward/moe.h"
+#include "src/forward/moe/moe.h"
 
 #include <limits.h>
 #include <stdio.h>

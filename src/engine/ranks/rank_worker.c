@@ -6,7 +6,7 @@
 #include "src/base/num.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"
-#include "src/forward/moe.h"
+#include "src/forward/moe/moe.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -13,7 +13,7 @@
 #include "src/engine/batch.h"
 #include "src/engine/session/session_internal.h"
 #include "src/engine/stages/pipeline.h"
-#include "src/forward/moe.h"
+#include "src/forward/moe/moe.h"
 
 /* A device may compute steps of at most `few` rows (batch_decode_rows) in another way than larger
  * ones, with other bits. So the last chunk of a longer prompt must not be that small: the chunk

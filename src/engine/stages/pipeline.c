@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/engine/stages/pipeline.h"
 
-#include "src/base/clock.h"
-#include "src/base/cond.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/signals.h"
+#include "src/base/host/signals.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"
-#include "src/forward/moe.h"
+#include "src/forward/moe/moe.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 /* Stages of an engine: which there are, how each opens, and a step through all of them. */
 #include "src/engine/stages/stage.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -11,7 +11,7 @@
 #include "src/engine/stages/pipeline.h"
 #include "src/engine/stages/plan_stages.h"
 #include "src/engine/stages/stage_cuts.h"
-#include "src/forward/moe.h"
+#include "src/forward/moe/moe.h"
 #include "src/forward/observe.h"
 #include "stream/link_time.h"
 #include "stream/loader/loader.h"

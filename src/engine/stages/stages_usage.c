@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Lists the stages of an engine, of this process and of other ranks, and what each has done. */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/ranks/engine_ranks.h"

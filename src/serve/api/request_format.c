@@ -2,7 +2,7 @@
 /* Answers and arguments that follow a JSON schema. */
 #include "src/serve/api/request.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"

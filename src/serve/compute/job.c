@@ -2,8 +2,8 @@
 /* Jobs, events, and the mailbox between the two threads. */
 #include "src/serve/compute/job.h"
 
-#include "src/base/clock.h"
-#include "src/base/cond.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cond.h"
 #include "src/base/mem.h"
 
 #include <errno.h>

@@ -3,8 +3,8 @@
  * snapshot. */
 #include "src/serve/compute/scheduler.h"
 
-#include "src/base/clock.h"
-#include "src/base/cond.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cond.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/compute/scheduler_internal.h"

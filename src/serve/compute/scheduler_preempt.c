@@ -24,7 +24,7 @@
  *
  * An image lives from slots_preempt until its job leaves the queue; the compute thread frees it.
  */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

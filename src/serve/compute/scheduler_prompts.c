@@ -9,7 +9,7 @@
  * because a slot in flight must keep its job. Rows that those have not computed are computed by
  * later steps.
  */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Which session a job gets, how many tokens of its prompt are computed there already, and how jobs
  * end. */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -18,7 +18,7 @@
  * answers in equal parts, drafts included, since these are the scheduler's choice; a step that
  * reads by rows; a draw to its answer.
  */
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -3,8 +3,8 @@
  * descriptor is closed: the watchdog never touches a descriptor that was reused. */
 #include "src/serve/http/connections.h"
 
-#include "src/base/clock.h"
-#include "src/base/cond.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cond.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/http/identity.h"

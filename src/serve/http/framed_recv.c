@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/serve/http/framed_recv.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/num.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
 #if HAVE_HTTP
 #include "src/serve/http/respond.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #if HAVE_HTTP
 #include "src/serve/server_internal.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/api/json_write.h"

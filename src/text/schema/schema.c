@@ -9,7 +9,7 @@
  */
 #include "src/text/schema/schema.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"

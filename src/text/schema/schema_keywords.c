@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/text/schema/schema_keywords.h"
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 

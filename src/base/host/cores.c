@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "src/base/cores.h"
+#include "src/base/host/cores.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* System calls without wrappers, and a filter of few instructions: no library is needed. The list
  * denies rather than allows: a graphics driver calls what it likes, and says nowhere what. */
-#include "src/base/sandbox.h"
+#include "src/base/host/sandbox.h"
 
 #include "src/base/num.h"
 

@@ -3,7 +3,7 @@
 #ifndef GLM_BASE_COND_H
 #define GLM_BASE_COND_H
 
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 
 #include <pthread.h>
 

@@ -3,8 +3,8 @@
 #ifndef GLM_FORWARD_HOST_EXPERTS_INTERNAL_H
 #define GLM_FORWARD_HOST_EXPERTS_INTERNAL_H
 
-#include "src/base/numa.h"
-#include "src/forward/host_experts.h"
+#include "src/base/host/numa.h"
+#include "src/forward/moe/host_experts.h"
 
 #include <stdatomic.h>
 

@@ -8,7 +8,7 @@
  * expert's output adds about 1 % to the hits (tests/golden/lookahead_ref.py). The output of all
  * experts added 7 % on an earlier one, but it comes an expert phase too late.
  */
-#include "src/forward/lookahead.h"
+#include "src/forward/moe/lookahead.h"
 
 #include "src/base/num.h"
 #include "src/forward/ffn.h"

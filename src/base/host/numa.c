@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* mbind is called without libnuma, which would be one more library for one call. */
-#include "src/base/numa.h"
+#include "src/base/host/numa.h"
 
-#include "src/base/cores.h"
+#include "src/base/host/cores.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

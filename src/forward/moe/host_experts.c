@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-#include "src/forward/host_experts_internal.h"
+#include "src/forward/moe/host_experts_internal.h"
 
-#include "src/base/clock.h"
-#include "src/base/cores.h"
+#include "src/base/host/clock.h"
+#include "src/base/host/cores.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -3,10 +3,10 @@
  * How long the processor takes for an expert. Each kind is timed before the first step; from then
  * on every call of host_experts_compute is a measurement.
  */
-#include "src/forward/host_experts_internal.h"
+#include "src/forward/moe/host_experts_internal.h"
 
 #include "kernels/expert_arithmetic.h"
-#include "src/base/clock.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

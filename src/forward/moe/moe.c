@@ -8,7 +8,7 @@
  * - for the fences of groups, when their pins are needed;
  * - for the input of experts that the processor computes, which comes with the ids.
  */
-#include "src/forward/moe.h"
+#include "src/forward/moe/moe.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
