@@ -6,8 +6,10 @@
  * sums and their order are those of the separate launches. All rows share the reads of the weights:
  * on an H200, with the output projection, two rows with 500 positions each take 45 us in place of
  * 64, with 2048 53 in place of 70; four 59 in place of 81, and 78 in place of 89. One row takes 39
- * and 41. A block computes the positions of one row after the other: eight rows took 77 us in place
- * of 102 with 500 positions, but 116 in place of 107 with 2048. Hence MLA_ROWS is 6.
+ * and 41. A block takes the rows one after the other, which pays less the more positions they have:
+ * eight rows (with q's limbs in the place of z's; else they do not fit in shared memory) took 77 us
+ * in place of 102 with 500 positions, 116 in place of 107 with 2048. MLA_ROWS lies between four and
+ * eight, and each row takes 4 MB of flag words (CUDA_SCRATCH_MOST).
  *
  * mla_kernel, mla_product_kernel: grid 128 blocks of 544 in clusters of two, one per SM. A group is
  * 32 blocks and 16 heads. Block i of group g: rows of half i % 2 of head 16 g + i / 2 in both
@@ -550,6 +552,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
+static_assert(sizeof(((struct cuda_backend *)0)->mla_supported[0]) == MLA_ROWS * sizeof(int),
+	"mla_supported has an entry for each number of rows");
+
 /* A form of the kernel */
 struct mla_kernel_form {
 	void (*kernel)(struct mla_args);
@@ -560,7 +565,7 @@ struct mla_kernel_form {
 static const struct mla_kernel_form mla_kernels[2][MLA_ROWS] = {
 	{{mla_kernel<1>, mla_form<1>::END}, {mla_kernel<2>, mla_form<2>::END},
 		{mla_kernel<3>, mla_form<3>::END}, {mla_kernel<4>, mla_form<4>::END},
-		{mla_kernel<5>, mla_form<5>::END}, {mla_kernel<6>, mla_form<6>::END}},
+		{mla_kernel<5>, mla_form<5>::END}},
 	{{mla_product_kernel<1>, mla_product_form<1>::END},
 		{mla_product_kernel<2>, mla_product_form<2>::END}}};
 

@@ -42,7 +42,7 @@
 #define P_STRIDE 40               /* halves of a row of 32 attention weights */
 #define P_SCALE  16384.0f         /* of attention weights as halves */
 
-#define MLA_ROWS 6 /* rows of a step, at most */
+#define MLA_ROWS 5 /* rows of a step, at most */
 
 #define ROW_NAMES 12 /* named barriers: of 256 threads that have a row */
 

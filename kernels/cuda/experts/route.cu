@@ -6,8 +6,9 @@
  * gate_applies); the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: a block
  * of 8 warps for each GATE_ROWS weight rows, and one more.
  *   - A block loads its weights to registers before it waits for the kernels before it, so that
- *     only x remains to be loaded. It computes the norm itself; a warp takes some super-blocks
- *     of 256 values of each of the rows, as in gemv_kernel.
+ *     only x remains to be loaded. Then it computes, each for all rows and with a barrier behind
+ *     it: sums of squares, roots (of several rows a warp for each), and the products, for which a
+ *     warp takes some super-blocks of 256 values of each weight row, as in gemv_kernel.
  *   - It stores its scores as flag-in-data words of 64 bits: key and score. They are 0 between
  *     launches.
  *   - The last block has no weights. It writes the normed x of the first router. When the words are
@@ -22,9 +23,9 @@
  * route_kernel: the other cases. Grid (rows, routers), block 32. Scores, choices and order keys of
  * all experts lie in shared memory. The fence is a kernel of its own.
  *
- * Bytes moved: the weights once, x once per block from the L2 cache; without products
- * n_experts floats in. n_used pairs out. Ids go straight to pinned host memory, each with the fence
- * value as its flag, so that no memory fence is needed (wait_expert_ids).
+ * Bytes moved: the weights once, x once per block (gate_kernel: twice) from the L2 cache; without
+ * products n_experts floats in. n_used pairs out. Ids go straight to pinned host memory, each with
+ * the fence value as its flag, so that no memory fence is needed (wait_expert_ids).
  */
 #include "kernels/cuda/common/norm.cuh"
 #include "kernels/cuda/common/poll.cuh"
@@ -330,7 +331,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 {
 #if __CUDA_ARCH__ >= 900
 	__shared__ double squares[GATE_X][32];
-	__shared__ float scales[GATE_X]; /* of several rows: of their norms */
+	__shared__ float scales[GATE_X]; /* factors of the norms; with one row not used */
 	__shared__ float parts[GATE_X][GATE_ROWS][GATE_WARPS];
 	__shared__ struct row_scores scores[GATE_WARPS];
 	launch_dependents();
@@ -368,8 +369,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	}
 	grid_dependency_wait();
 	unsigned long long number = fence_next_value(a.fence);
-	/* This lane's values of row r: for the products, and for the sums of squares. Those of row r +
-	 * 1 are loaded before row r is computed. */
+	/* This lane's values of row r for the products. Here and for the squares, row r + 1 is loaded
+	 * before row r is computed. */
 	auto load_x = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
 		const float *from = own.x + (int64_t)r * n_in;
 #pragma unroll
@@ -378,8 +379,9 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 			for (int g = 0; g < 2; g++)
 				v[i][g] = *(const float4 *)(from + at[i] + 128 * g);
 	};
-	/* in norm_row's order: a thread does what threads tid, tid + 256 and tid + 512 of it do */
-	auto load_norm_x = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
+	/* For the sums of squares, in norm_row's order: a thread does what threads tid, tid + 256 and
+	 * tid + 512 of it do. */
+	auto load_for_squares = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
 		const float *from = own.x + (int64_t)r * n_in;
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
@@ -389,18 +391,18 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 				v[i][g] = *(const float4 *)(from + k + g * (n_in / 2));
 		}
 	};
-	float4 next[GATE_SUPER_BLOCKS][2], next_norm[GATE_SUPER_BLOCKS][2];
-	load_norm_x(0, next_norm);
+	float4 next[GATE_SUPER_BLOCKS][2], next_squares[GATE_SUPER_BLOCKS][2];
+	load_for_squares(0, next_squares);
 	load_x(0, next);
-	/* Sums past the row's n_in / 256 are not used. */
+	/* squares[r][n_in / 256] and on, of values that were loaded again, are not used. */
 #pragma unroll 1
 	for (int r = 0; r < a.rows; r++) {
 		double sum[GATE_SUPER_BLOCKS];
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++)
-			sum[i] = add_squares(add_squares(0, next_norm[i][0]), next_norm[i][1]);
+			sum[i] = add_squares(add_squares(0, next_squares[i][0]), next_squares[i][1]);
 		if (r + 1 < a.rows)
-			load_norm_x(r + 1, next_norm);
+			load_for_squares(r + 1, next_squares);
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
 			sum[i] = warp_sum(sum[i]);
@@ -413,7 +415,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		double sum = warp_sum(lane < super_blocks ? squares[r][lane] : 0);
 		return (float)rsqrt(sum / n_in + (double)own.eps);
 	};
-	if (a.rows > 1) { /* a warp for each row, because the root takes long */
+	if (a.rows > 1) { /* each root once; of a single row every warp takes it, without a barrier */
 #pragma unroll 1
 		for (int r = warp; r < a.rows; r += GATE_WARPS) {
 			float scale = scale_of(r);

@@ -11,11 +11,10 @@
  *      F32, F16, BF16                          gemv_kernel
  *      types of block_decode.cuh               gemv_decoded_kernel
  *      other packed types                      gemv_mma_kernel, except
- *        Q8_0, Q4_K: plain rows of x, no stack, at most ITEM_PARTS matrices, weight rows at
- *        multiples of 16 bytes
- *          4 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory;
- *                                              up to 16 rows it splits x itself
- *          3 to 16 rows of x                   gemv_rows_kernel
+ *        Q8_0, Q4_K: plain rows of x, rows of y n_out apart, no stack, at most ITEM_PARTS
+ *        matrices, weight rows at multiples of 16 bytes
+ *          4 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory
+ *          3 rows, and 4 to 16 else            gemv_rows_kernel
  *          1, 2 rows of x                      gemv_aligned_kernel, if the block splits x itself
  *                                              (gemv_makes_limbs) and enough SMs have work
  *
@@ -83,7 +82,9 @@ struct gemv_args {
 	const struct gemv_block_scales *block_scales;
 	const struct cuda_tables *tables;
 	const float *x;
-	/* packed types: x as limbs (gemv_split_limbs) and their scales; NULL: the kernel splits x */
+	/* packed types: x as limbs (gemv_split_limbs) and their scales; NULL: the kernel splits x
+	 * (gemv_aligned_kernel, gemv_mma_kernel: gemv_makes_limbs; gemv_many_kernel: gemv_many_splits)
+	 */
 	const uint2 *limbs;
 	const float *scales;
 	int own_rows; /* x rows (of all matrices of a stack) whose limbs fit in shared memory */
@@ -109,8 +110,8 @@ enum limb_layout { LAYOUT_FLOATS, LAYOUT_EIGHTS, LAYOUT_QUADS };
 
 enum limb_layout gemv_limb_layout(enum dtype type);
 
-/* Whether gemv_mma_kernel splits x into limbs itself, in shared memory. n_x: most rows of x of a
- * task. The limits are the shared-memory budget that codebooks leave. */
+/* Whether gemv_mma_kernel and gemv_aligned_kernel split x into limbs themselves, in shared memory.
+ * n_x: most rows of x of a task. The limits are the shared-memory budget that codebooks leave. */
 static inline bool gemv_makes_limbs(
 	const struct cuda_backend *b, enum dtype type, int n_x, int64_t n_in)
 {
@@ -135,7 +136,8 @@ bool gemv_split_limbs(
 	struct cuda_backend *b, struct gemv_args *a, int64_t n_x, enum limb_layout layout);
 
 /* Sets a->limbs and a->scales to what this type needs: those of *last if they have the same layout;
- * NULL for floats, and if the kernel splits x itself. n_x: rows of x; most: of a task.
+ * NULL for floats, and if the kernel splits x itself. Preconditions: with ROWS_PLAIN all tasks are
+ * in *a. n_x: rows of x; most: of a task.
  * *last_layout: LAYOUT_FLOATS before the first call for an x. False: the failure is kept. */
 bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype type, int64_t n_x,
 	int most, struct gemv_args *last, enum limb_layout *last_layout);
@@ -147,7 +149,7 @@ struct gemv_task *gemv_task_add(struct gemv_args *a, struct gemv_block_scales *s
 
 /* Enqueues a->task[0 .. n_tasks), all of the given type; sets the fields that follow from the
  * others (groups, alignment). Preconditions: a->split is gemv_k_split's; gemv_prepare_limbs has
- * been called. False: the failure is kept. */
+ * been called for these tasks. False: the failure is kept. */
 bool gemv_enqueue(struct cuda_backend *b, enum dtype type, struct gemv_args *a);
 
 typedef void gemv_launcher(struct cuda_backend *b, const struct gemv_args *a, int n_x);

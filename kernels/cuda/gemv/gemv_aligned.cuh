@@ -236,6 +236,10 @@ static void gemv_packed_launch(struct cuda_backend *b, const struct gemv_args *a
 		if (a->limbs ? gemv_rows_launch<T>(b, a) : gemv_aligned_launch<T>(b, a))
 			return;
 	}
+	if (!a->limbs && n_x > 2) {
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %d rows of x without limbs", b->op, n_x);
+		return;
+	}
 	gemv_mma_launch<T>(b, a, n_x);
 }
 

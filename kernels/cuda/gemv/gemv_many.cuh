@@ -3,10 +3,13 @@
  * gemv for MANY_ROWS to DECODE_MAX_ROWS rows of x: what gemv_rows_kernel (gemv_rows.cuh) computes,
  * for the same matrices, with the same sums in the same order. That kernel reads the limbs of all
  * of x, 3 bytes a value, for each item: with 16 rows three times the bytes of the weights. Here a
- * block has one share of k and one group of rows of x, whose limbs fit in shared memory and are
- * made once, by the block itself for up to MANY_OWN_ROWS rows, by limbs_kernel for more (a launch
- * more, but each row is split once). The partial sums of the shares go through global memory:
- * gemv_many_sum_kernel adds them up in the order of the shares.
+ * block has one share of k and one group of rows of x, whose limbs stay in shared memory.
+ *   - Up to MANY_OWN_ROWS rows each block splits its part of x itself (OWN), which the other blocks
+ *     of its kind repeat.
+ *   - Of more rows, or where that does not fit, limbs_kernel splits x once, a launch more, and the
+ *     blocks load what they need.
+ * The partial sums of the shares go through global memory: gemv_many_sum_kernel adds them up in the
+ * order of the shares.
  *
  *      kind     a share of k (gemv_k_split) with a group of up to 8 * ROW_TILES rows of x. Block i
  *               has kind i % kinds; the blocks of a kind divide the items
@@ -17,13 +20,14 @@
  * Grid: about one block per SM. Block: as many warps as shared memory has stages for, at most
  * many_warps. A warp copies MANY_STAGES chunks ahead (cp.async), across items, to stages of its
  * own. The first copies start before the wait for the previous kernel. The only block barrier is
- * behind the loads of the limbs.
+ * behind the limbs, made or loaded.
  *
- * Shared memory: limbs of the share [super-block][step][limb][row][c] of 8 bytes (many_step),
- * scales [super-block][row], stages of the warps.
+ * Shared memory: limbs of the share [super-block][step][limb][row][c] of 8 bytes, with OWN 32 bytes
+ * of padding behind each step (many_step); scales [super-block][row]; stages of the warps.
  *
- * Bytes moved: every packed row once per group of rows (after the first from the L2 cache); partial
- * sums, 4 * split bytes per output, out and in: MANY_PARTIALS bytes at a time stay in the L2 cache.
+ * Bytes moved: every packed row once per group of rows (after the first from the L2 cache); of x 4
+ * (OWN) or 3 bytes a value, a share of k per block; partial sums, 4 * split bytes per output, out
+ * and in: MANY_PARTIALS bytes at a time stay in the L2 cache.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_MANY_CUH
 #define GLM_KERNELS_CUDA_GEMV_MANY_CUH
@@ -37,15 +41,16 @@
 #define MANY_OWN_ROWS 16  /* up to so many rows the blocks make the limbs themselves */
 #define MANY_SUM      256 /* threads of a block of gemv_many_sum_kernel */
 
+static_assert(MANY_OWN_ROWS <= 2 * 8, "with OWN there is one group of at most two tiles");
+
 /* Warps of a block, at most: as many as registers allow. */
 static constexpr __host__ __device__ int many_warps(int row_tiles)
 {
 	return row_tiles > 2 ? 8 : 16;
 }
 
-/* From the limbs of a step to those of the next, in units of uint2. Where the block makes them
- * itself (own), four more than they are: a warp stores all steps of a row at once, which would have
- * the same banks. */
+/* uint2 from the limbs of a step to those of the next. OWN: 4 of them are padding, or the eight
+ * steps that a warp stores at once would share banks. */
 static constexpr __host__ __device__ int many_step(int row_tiles, bool own)
 {
 	return 3 * 8 * row_tiles * 4 + (own ? 4 : 0);
@@ -53,7 +58,7 @@ static constexpr __host__ __device__ int many_step(int row_tiles, bool own)
 
 struct gemv_many_args {
 	struct gemv_rows_args of;
-	const float *x; /* if the blocks make the limbs themselves; else of.limbs, of.scales */
+	const float *x; /* OWN; else of.limbs, of.scales */
 	int64_t x_row;
 	bool x_aligned;
 	float *partials; /* [split][n_items][groups * 8 * ROW_TILES rows of x][16 weight rows] */
@@ -62,15 +67,16 @@ struct gemv_many_args {
 	int share_blocks;        /* super-blocks of a share, at most; a multiple of a chunk's */
 };
 
-/* Super-block number `local` of a share */
+/* The number in the row of super-block `local` of a share; n_sb or more: there is none */
 template <int CHUNK>
 static __device__ __forceinline__ int many_super_block(int share, int split, int local)
 {
 	return (share + local / CHUNK * split) * CHUNK + local % CHUNK;
 }
 
-/* Splits the share's part of x into limbs; zeros for rows past the last. By all warps, each four
- * super-blocks at a time, so that their loads overlap. */
+/* Splits the share's part of x into limbs; zeros for rows past the last of the step, of which there
+ * is one group, and for super-blocks past the last. By all warps, each four super-blocks at a time,
+ * so that their loads overlap. */
 template <int T, int ROW_TILES>
 static __device__ __forceinline__ void many_make_limbs(
 	const struct gemv_many_args &m, int share, int split, int n_sb, uint2 *limbs, float *scales)
@@ -299,11 +305,12 @@ static struct many_layout many_layout_of(const struct cuda_backend *b, int n_in,
 {
 	constexpr int X = 8 * ROW_TILES, CHUNK = item_stage<T>::CHUNK;
 	constexpr size_t stages = MANY_STAGES * item_stage<T>::STAGE,
-					 of_block = 8 * many_step(ROW_TILES, OWN) * sizeof(uint2) + X * sizeof(float);
+					 of_super_block =
+						 8 * many_step(ROW_TILES, OWN) * sizeof(uint2) + X * sizeof(float);
 	int n_sb = (n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
 	struct many_layout l = {};
 	l.share_blocks = (chunks + split - 1) / split * CHUNK;
-	l.bytes = (size_t)l.share_blocks * of_block;
+	l.bytes = (size_t)l.share_blocks * of_super_block;
 	if (l.bytes + MANY_LEAST * stages > b->max_shared)
 		return l;
 	size_t warps = (b->max_shared - l.bytes) / stages;

@@ -66,12 +66,14 @@ static __device__ __forceinline__ struct item_position item_position_of(
 template <typename A> static bool item_args_set(A *a, const struct gemv_args *p)
 {
 	int rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
-	if (p->rows != ROWS_PLAIN || p->n_stack > 1 || p->y_row || p->n_tasks > ITEM_PARTS ||
+	if (p->rows != ROWS_PLAIN || p->n_stack > 1 || p->n_tasks > ITEM_PARTS ||
 		p->row_bytes > INT_MAX / 16 || p->split > GEMV_WARPS)
 		return false;
 	uintptr_t all = (uintptr_t)p->row_bytes;
 	for (int i = 0; i < p->n_tasks; i++) {
 		const struct gemv_task *t = &p->task[i];
+		if (p->y_row && p->y_row != t->n_out)
+			return false;
 		items += (t->n_out + rows - 1) / rows;
 		a->part[i] = {t->w, p->glu ? t->up : t->w, t->y, t->n_out, items};
 		a->add |= (uint32_t)t->add << i;

@@ -43,7 +43,9 @@ static constexpr __host__ __device__ int rows_warps(int tiles)
 }
 
 struct gemv_rows_args {
-	const uint2 *limbs;  /* [n_rows][super-blocks][SUPER_BLOCK_LIMBS] of x, by limbs_kernel */
+	/* [n_rows][super-blocks][SUPER_BLOCK_LIMBS] of x, by limbs_kernel; NULL: gemv_many_kernel makes
+	 * them */
+	const uint2 *limbs;
 	const float *scales; /* [n_rows][super-blocks] of x */
 	const struct cuda_tables *tables;
 	int row_bytes, n_in, n_rows, n_parts, log_split;

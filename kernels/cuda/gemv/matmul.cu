@@ -110,7 +110,7 @@ void cuda_matmul(
 		}
 		return;
 	}
-	/* parts of one type go together; packed ones if their x is the same */
+	/* parts of one type and split-k factor go together; packed ones if their x is the same */
 	bool done[64] = {false};
 	struct gemv_args last = {};
 	struct gemv_block_scales scales;

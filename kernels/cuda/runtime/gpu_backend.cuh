@@ -48,7 +48,9 @@ struct cuda_tables {
  *                  weights 403 (252 of them weights; in two passes 374)
  *   scratch        134 (attend.cu)
  *   gemv_partials  17
- * These are 563; limbs, flags and hidden rows take the rest. */
+ *   mla_flags      23
+ *   limbs          7 (64 rows of 64 heads of 512)
+ * These are 593; flags, hidden rows and other buffers of 1 MiB take the rest. */
 #define CUDA_SCRATCH_MOST ((size_t)600000000)
 
 /* A captured graph takes memory of the card. After a failure for want of memory so many segments
@@ -104,7 +106,7 @@ struct cuda_backend {
 	bool merge_carveout_set;                          /* attend_mma.cu */
 	/* Whether a kernel fits the device: 0 not known yet, 1 yes, 2 no. mla: [with the output
 	 * projection][rows - 1]; chain: all forms */
-	int mla_supported[2][6], ffn_supported, chain_supported;
+	int mla_supported[2][5], ffn_supported, chain_supported;
 
 	/* The stream */
 	cudaStream_t stream;
