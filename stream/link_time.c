@@ -2,7 +2,7 @@
 #include "stream/link_time.h"
 
 #include "src/base/host/clock.h"
-#include "src/base/mem.h"
+#include "src/base/host/pages.h"
 #include "src/base/num.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ static int time_one(struct copier *c, void *card, const void *host, uint64_t *ns
 
 int link_time(struct copier *c, double *bytes_s, struct err *e)
 {
-	void *card = NULL, *host = mem_try_map(LINK_TIME_BYTES);
+	void *card = NULL, *host = pages_try_map(LINK_TIME_BYTES);
 	uint64_t best = UINT64_MAX, ns;
 	if (!host)
 		return err_set(e, ERR_MEMORY, "no memory for an array of %zu bytes", LINK_TIME_BYTES);
@@ -40,7 +40,7 @@ int link_time(struct copier *c, double *bytes_s, struct err *e)
 		c->ops->unpin(c, host, LINK_TIME_BYTES);
 	}
 	c->ops->free(c, card, LINK_TIME_BYTES);
-	mem_unmap(host, LINK_TIME_BYTES);
+	pages_unmap(host, LINK_TIME_BYTES);
 	*bytes_s = rc ? 0 : (double)LINK_TIME_BYTES * 1e9 / (double)best;
 	return rc;
 }

@@ -6,7 +6,7 @@
 #include "src/base/host/clock.h"
 #include "src/base/host/cond.h"
 #include "src/base/host/cores.h"
-#include "src/base/mem.h"
+#include "src/base/host/pages.h"
 #include "src/base/num.h"
 
 #define TOUCHERS_MAX 4                  /* more are no faster */
@@ -106,7 +106,7 @@ int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
 	*p = (struct pinned){
 		.copier = c, .bytes = bytes, .step = step ? step : bytes, .notify = notify, .arg = arg};
 	p->requested = 1;
-	if (!(p->base = mem_try_map(bytes)))
+	if (!(p->base = pages_try_map(bytes)))
 		return err_set(e, ERR_MEMORY, "no memory for %.3f GB to be pinned", (double)bytes / 1e9);
 	if (division) {
 		numa_place(division, p->base, bytes);
@@ -192,7 +192,7 @@ void pinned_free(struct pinned *p)
 	size_t ready = atomic_load(&p->ready);
 	for (size_t at = 0; at < ready; at += p->step)
 		p->copier->ops->unpin(p->copier, p->base + at, MIN(p->step, p->bytes - at));
-	mem_unmap(p->base, p->bytes);
+	pages_unmap(p->base, p->bytes);
 	pthread_cond_destroy(&p->changed);
 	pthread_mutex_destroy(&p->lock);
 	*p = (struct pinned){0};

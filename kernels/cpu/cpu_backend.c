@@ -7,6 +7,8 @@
 #include "kernels/cpu/limbs/limb_experts.h"
 #include "src/base/host/cores.h"
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -25,14 +27,14 @@
 static size_t cpu_free_bytes(struct backend *b)
 {
 	(void)b;
-	return mem_available_bytes();
+	return memory_left();
 }
 
 static int cpu_alloc(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
 {
 	(void)kind;
 	size_t left = cpu_free_bytes(b);
-	*out = left && bytes > left ? NULL : mem_try_map(bytes);
+	*out = left && bytes > left ? NULL : pages_try_map(bytes);
 	if (*out)
 		return 0;
 	return err_set(e, ERR_MEMORY, "%.1f MiB of memory requested, %.1f MiB free",
@@ -43,13 +45,13 @@ static void cpu_free(struct backend *b, enum mem_kind kind, void *p, size_t byte
 {
 	(void)b;
 	(void)kind;
-	mem_unmap(p, bytes);
+	pages_unmap(p, bytes);
 }
 
 static void cpu_populate(struct backend *b, void *p, size_t bytes)
 {
 	(void)b;
-	mem_populate(p, bytes);
+	pages_populate(p, bytes);
 }
 
 static void cpu_upload(struct backend *b, void *dst, const void *src, size_t bytes)
@@ -127,7 +129,7 @@ static void cpu_close(struct backend *b)
 	if (!b)
 		return;
 	cpu_pool_free(cpu_of(b)->pool);
-	mem_unmap(cpu_of(b)->scratch, cpu_of(b)->scratch_bytes);
+	pages_unmap(cpu_of(b)->scratch, cpu_of(b)->scratch_bytes);
 	free(b);
 }
 
@@ -275,10 +277,10 @@ void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op)
 {
 	if (bytes <= b->scratch_bytes)
 		return b->scratch;
-	mem_unmap(b->scratch, b->scratch_bytes);
+	pages_unmap(b->scratch, b->scratch_bytes);
 	b->scratch_bytes = 0;
 	uint64_t rounded = bytes <= (uint64_t)1 << 60 ? num_align_up(bytes, (uint64_t)1 << 20) : 0;
-	b->scratch = rounded ? mem_try_map(rounded) : NULL;
+	b->scratch = rounded ? pages_try_map(rounded) : NULL;
 	if (b->scratch)
 		b->scratch_bytes = rounded;
 	else

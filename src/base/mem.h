@@ -59,16 +59,6 @@ void mem_scope_clear(void); /* removes the mark, once the incomplete result was 
  * returns NULL and never ends the program. */
 void *mem_alloc(size_t bytes);
 
-/* Zeroed, anonymous mapping with huge pages advised; NULL on failure. Page-aligned; from 2 MiB on
- * it consists of whole huge pages: a read into small pages is split into many more drive commands.
- * Memory that is never written costs nothing. Release with mem_unmap and the same size. */
-void *mem_try_map(size_t bytes);
-void mem_unmap(void *p, size_t bytes);
-/* Populates the pages of such a mapping now instead of at the first write to each; contents stay.
- * A large mapping is populated by several threads, which have ended when the call returns. Nobody
- * else writes to the mapping meanwhile. */
-void mem_populate(void *p, size_t bytes);
-
 /* What a block of so many bytes takes of the allocator, its header and alignment included; at least
  * as much as glibc takes. For counting what lives long. */
 static inline size_t mem_block_bytes(size_t bytes)
@@ -78,21 +68,5 @@ static inline size_t mem_block_bytes(size_t bytes)
 
 #define NEW(type)          ((type *)mem_new(1, sizeof(type)))
 #define NEW_ARRAY(type, n) ((type *)mem_new((n), sizeof(type)))
-
-/* Asks the kernel to read mapped pages of a file soon; returns at once, refusal changes nothing. */
-void mem_read_ahead(const void *p, size_t bytes);
-
-/* Asks the kernel to drop bytes of a file from the page cache, so that they are read from the drive
- * next time; what lies around them within 2 MiB goes too. Mapped pages stay; refusal changes
- * nothing. */
-void mem_drop_cached(int fd, uint64_t offset, uint64_t bytes);
-
-/* Bytes this process may still use: the least of MemAvailable and what its cgroup limits leave
- * (cgroup v1 and v2); 0 when unknown. */
-size_t mem_available_bytes(void);
-
-/* The least that limits of control groups leave. list: /proc/self/cgroup, or a file of the same
- * layout; mount: /sys/fs/cgroup, or a folder of the same layout. SIZE_MAX: nothing is limited. */
-size_t mem_cgroup_left(const char *list, const char *mount);
 
 #endif

@@ -9,7 +9,7 @@
 #include "src/engine/plan_internal.h"
 
 #include "src/base/log.h"
-#include "src/base/mem.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/num.h"
 #include "src/forward/workspace.h"
 #include "src/model/kv_cache.h"
@@ -466,8 +466,8 @@ int plan_quietly(
 
 int plan_make(const struct plan_inputs *in, struct plan *p, struct err *e)
 {
-	const struct plan_machine here = {.card_bytes = in->backend->ops->free_bytes(in->backend),
-		.host_bytes = mem_available_bytes()};
+	const struct plan_machine here = {
+		.card_bytes = in->backend->ops->free_bytes(in->backend), .host_bytes = memory_left()};
 	return plan_on_machine(in, &here, p, e);
 }
 

@@ -4,6 +4,7 @@
 #include "src/format/file_map.h"
 
 #include "src/base/host/clock.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -19,7 +20,7 @@
 /* ---- lost bytes ---- */
 
 #define NOTHING_LOST UINT64_MAX
-#define DROP_ALIGN   ((uint64_t)2 << 20) /* as mem_drop_cached */
+#define DROP_ALIGN   ((uint64_t)2 << 20) /* as pages_drop_cached */
 
 /* The next fstat of a file comes this many times the duration of the last one later, at the
  * earliest: callers spend at most 1 / LOOK_SHARE of their time in it. But no later than
@@ -242,5 +243,5 @@ void file_map_drop_cached(const struct file_map *m, uint64_t offset, uint64_t by
 	const uint64_t from = num_align_down(offset, DROP_ALIGN),
 				   to = MIN(num_align_up(offset + bytes, DROP_ALIGN), m->size);
 	madvise((void *)(uintptr_t)(m->data + from), (size_t)(to - from), MADV_DONTNEED);
-	mem_drop_cached(m->watch->fd, offset, bytes);
+	pages_drop_cached(m->watch->fd, offset, bytes);
 }

@@ -7,6 +7,7 @@
 #include "src/model/weights.h"
 
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/dequant.h"
@@ -371,7 +372,7 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 	}
 	w->arena_bytes = count.used;
 	if (!c->first_layer)
-		mem_read_ahead(w->embed.data, w->embed.stack_bytes);
+		pages_read_ahead(w->embed.data, w->embed.stack_bytes);
 	struct tensor_walk k = {.file = file,
 		.c = c,
 		.backend = b,

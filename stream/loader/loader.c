@@ -6,6 +6,7 @@
 
 #include "src/base/host/cond.h"
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -173,7 +174,7 @@ static int take_host_memory(struct loader *l, struct err *e)
 				err_prefix(e, "expert cache");
 				return rc;
 			}
-		} else if (!(l->tier_memory[1] = mem_try_map(bytes))) {
+		} else if (!(l->tier_memory[1] = pages_try_map(bytes))) {
 			return err_set(
 				e, ERR_MEMORY, "no memory for a second tier of %.3f GB", (double)bytes / 1e9);
 		}
@@ -366,7 +367,7 @@ static void free_host_memory(struct loader *l)
 	if (l->tier_memory[0])
 		l->backend->ops->free(l->backend, MEM_DEVICE, l->tier_memory[0], l->tier_memory_bytes[0]);
 	if (l->tier_memory[1])
-		mem_unmap(l->tier_memory[1], l->tier_memory_bytes[1]);
+		pages_unmap(l->tier_memory[1], l->tier_memory_bytes[1]);
 }
 
 void loader_close(struct expert_source *source)

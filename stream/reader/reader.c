@@ -7,6 +7,7 @@
 #include "stream/reader/reader.h"
 
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "stream/reader/reader_core.h"
@@ -369,7 +370,7 @@ void reader_drop_cached(const struct reader *r, uint32_t file, uint64_t offset, 
 {
 	uint32_t i = file;
 	do {
-		mem_drop_cached(handle_of(r, i)->fd, offset, bytes);
+		pages_drop_cached(handle_of(r, i)->fd, offset, bytes);
 		i = r->files.h[i].next_replica;
 	} while (i != file);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* mem_try_map: where mappings begin and end, that they are zero and can be written to, and that
+/* pages_try_map: where mappings begin and end, that they are zero and can be written to, and that
  * nothing of them stays. Scopes: what fails in them is remembered, and nothing ends. */
 #include "src/base/buf.h"
+#include "src/base/host/pages.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/mem.h"
 #include "tests/support/temp_dir.h"
 
@@ -47,7 +49,7 @@ static void test_map(void **state)
 		4 * MIB, 24 * (1540 * KIB), 64 * MIB, 64 * MIB + 4 * KIB};
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		size_t n = sizes[i], last = n ? n - 1 : 0;
-		unsigned char *p = mem_try_map(n);
+		unsigned char *p = pages_try_map(n);
 		assert_non_null(p);
 		assert_int_equal((uintptr_t)p % (n >= HUGE ? HUGE : 4 * KIB), 0);
 		uintptr_t end = (uintptr_t)p + (n >= HUGE ? (n + HUGE - 1) / HUGE * HUGE : last + 1);
@@ -55,12 +57,12 @@ static void test_map(void **state)
 		assert_int_equal(p[0] | p[n / 2] | p[last], 0);
 		p[0] = p[n / 2] = p[last] = 0xa5;
 		assert_int_equal(p[0] & p[n / 2] & p[last], 0xa5);
-		mem_unmap(p, n);
+		pages_unmap(p, n);
 	}
-	assert_null(mem_try_map(SIZE_MAX));
-	assert_null(mem_try_map(SIZE_MAX - 3 * MIB));
-	assert_null(mem_try_map((size_t)1 << 62));
-	mem_unmap(NULL, 5);
+	assert_null(pages_try_map(SIZE_MAX));
+	assert_null(pages_try_map(SIZE_MAX - 3 * MIB));
+	assert_null(pages_try_map((size_t)1 << 62));
+	pages_unmap(NULL, 5);
 }
 
 /* Mapping, leaving some and giving them back in another order leaves the process as large as it
@@ -73,9 +75,9 @@ static void test_nothing_stays(void **state)
 	size_t before = 0;
 	for (unsigned round = 0; round < 4; round++) {
 		for (unsigned i = 0; i < N; i++)
-			assert_non_null(p[i] = mem_try_map(HUGE + i * 500 * KIB));
+			assert_non_null(p[i] = pages_try_map(HUGE + i * 500 * KIB));
 		for (unsigned i = 0; i < N; i++)
-			mem_unmap(p[i * 7 % N], HUGE + (i * 7 % N) * 500 * KIB);
+			pages_unmap(p[i * 7 % N], HUGE + (i * 7 % N) * 500 * KIB);
 		size_t now = mapped_within(0, UINTPTR_MAX);
 		if (round)
 			assert_true(now <= before + 256 * KIB); /* the list's own reading may take a little */
@@ -91,18 +93,18 @@ static void test_populate(void **state)
 	static const size_t sizes[] = {0, 1, 5 * KIB, 4 * MIB + 4 * KIB, 200 * MIB + 4 * KIB};
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		size_t n = sizes[i], pages = (n + 4 * KIB - 1) / (4 * KIB), resident = 0;
-		unsigned char *p = mem_try_map(n), there[65536];
+		unsigned char *p = pages_try_map(n), there[65536];
 		assert_non_null(p);
 		assert_true(pages <= sizeof there);
 		if (n)
 			p[n / 2] = 0xa5;
-		mem_populate(p, n);
+		pages_populate(p, n);
 		assert_true(!n || p[n / 2] == 0xa5);
 		assert_int_equal(mincore(p, n, there), 0);
 		for (size_t k = 0; k < pages; k++)
 			resident += there[k] & 1;
 		assert_int_equal(resident, pages);
-		mem_unmap(p, n);
+		pages_unmap(p, n);
 	}
 }
 
@@ -165,7 +167,7 @@ static void put(const char *name, const char *text)
 
 static size_t left_of(const char *list)
 {
-	return mem_cgroup_left(temp_dir_path(list), temp_dir());
+	return memory_left_by_groups(temp_dir_path(list), temp_dir());
 }
 
 /* The files of a group; version 1 keeps them below "memory". */

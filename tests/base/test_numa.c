@@ -6,7 +6,7 @@
 
 #include "src/base/host/cores.h"
 #include "src/base/log.h"
-#include "src/base/mem.h"
+#include "src/base/host/pages.h"
 #include "src/base/num.h"
 #include "tests/support/temp_dir.h"
 
@@ -230,10 +230,10 @@ static void test_placed(void **state)
 {
 	(void)state;
 	const uint64_t free_bytes[2] = {2 * MIB, MIB}, bytes = 9 * MIB + 100, unit = 300 * 1000;
-	uint8_t *p = mem_try_map(bytes);
+	uint8_t *p = pages_try_map(bytes);
 	assert_non_null(p);
 	if (numa_prefer(p, bytes, 0)) { /* not allowed here */
-		mem_unmap(p, bytes);
+		pages_unmap(p, bytes);
 		skip();
 	}
 	const struct numa_nodes nodes = nodes_of(2, free_bytes, 0);
@@ -244,7 +244,7 @@ static void test_placed(void **state)
 	numa_settle(p, bytes);
 	check_writable(p, bytes);
 	numa_division_free(&d);
-	mem_unmap(p, bytes);
+	pages_unmap(p, bytes);
 }
 
 /* A node that the kernel does not have: nothing has a node, and the memory is there all the same.
@@ -255,7 +255,7 @@ static void test_refused(void **state)
 	const uint64_t free_bytes[2] = {MIB, MIB}, bytes = 3 * MIB;
 	struct numa_nodes nodes = nodes_of(2, free_bytes, 0);
 	nodes.node[1].id = NO_SUCH_NODE;
-	uint8_t *p = mem_try_map(bytes);
+	uint8_t *p = pages_try_map(bytes);
 	assert_non_null(p);
 	assert_true(numa_prefer(p, bytes, NO_SUCH_NODE) > 0);
 	struct numa_division d = numa_divide(&nodes, bytes, 4096);
@@ -266,7 +266,7 @@ static void test_refused(void **state)
 	assert_int_equal(d.n, 0);
 	assert_int_equal(numa_node_at(&d, 5 * 4096), 0);
 	check_writable(p, bytes);
-	mem_unmap(p, bytes);
+	pages_unmap(p, bytes);
 }
 
 int main(void)

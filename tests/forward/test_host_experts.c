@@ -12,6 +12,7 @@
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 #include "kernels/expert_arithmetic.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/host/numa.h"
@@ -319,9 +320,9 @@ static void test_two_nodes(void **state)
 	struct numa_nodes nodes;
 	if (!numa_pair_of(&nodes, 0))
 		skip();
-	uint8_t *page = mem_try_map(4096);
+	uint8_t *page = pages_try_map(4096);
 	const bool allowed = !numa_prefer(page, 4096, 0); /* a container may forbid it */
-	mem_unmap(page, 4096);
+	pages_unmap(page, 4096);
 	uint64_t without[DEFERRED + 1], hash[2][2]; /* by how; by whether mapped and divided */
 	for (int second = 0; second <= NO_SUCH_NODE; second += NO_SUCH_NODE) {
 		for (enum how how = EMULATED; how <= DEFERRED; how += DEFERRED) {

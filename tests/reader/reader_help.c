@@ -14,7 +14,7 @@
 
 #include "tests/reader/reader_help.h"
 
-#include "src/base/mem.h"
+#include "src/base/host/pages.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
 
@@ -146,7 +146,7 @@ void check_random_reads(struct reader *r, uint64_t seed, unsigned total)
 
 void help_setup(void)
 {
-	arena = mem_try_map(ARENA_BYTES);
+	arena = pages_try_map(ARENA_BYTES);
 	if (!arena) {
 		perror("arena");
 		exit(1);
@@ -178,5 +178,5 @@ void help_remove(void)
 	for (unsigned i = 0; i < N_SMALL; i++)
 		unlink(help_small[i]);
 	rmdir(help_dir);
-	mem_unmap(arena, ARENA_BYTES);
+	pages_unmap(arena, ARENA_BYTES);
 }

@@ -5,6 +5,7 @@
 
 #include "src/base/host/clock.h"
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -84,7 +85,7 @@ static int list_experts(struct measure_drive *j, struct measure_disk *out, struc
 static int map_slots(struct measure_drive *j, const char *what, struct err *e)
 {
 	j->memory_bytes = j->n_slots * j->slot;
-	j->memory = mem_try_map(j->memory_bytes);
+	j->memory = pages_try_map(j->memory_bytes);
 	if (!j->memory)
 		return err_set(
 			e, ERR_MEMORY, "no memory for %u %s of %zu bytes", j->n_slots, what, j->slot);
@@ -206,7 +207,7 @@ static void drive_fini(struct measure_drive *j)
 {
 	reader_close(j->reader); /* waits for what is under way, so the memory goes after it */
 	if (j->memory)
-		mem_unmap(j->memory, j->memory_bytes);
+		pages_unmap(j->memory, j->memory_bytes);
 	extent_table_free(j->table);
 	free(j->order);
 	free(j->left);
@@ -309,7 +310,7 @@ void measure_drive_close(struct measure_drive *d)
 int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e)
 {
 	double samples[BENCH_MAX_REPEATS];
-	uint8_t *from = mem_try_map(COPY_BYTES), *to = mem_try_map(COPY_BYTES);
+	uint8_t *from = pages_try_map(COPY_BYTES), *to = pages_try_map(COPY_BYTES);
 	int rc =
 		from && to ? 0 : err_set(e, ERR_MEMORY, "no memory for two arrays of %u bytes", COPY_BYTES);
 	if (!rc)
@@ -325,9 +326,9 @@ int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e)
 	if (!rc)
 		*bytes_s = bench_spread_of(samples, repeats);
 	if (from)
-		mem_unmap(from, COPY_BYTES);
+		pages_unmap(from, COPY_BYTES);
 	if (to)
-		mem_unmap(to, COPY_BYTES);
+		pages_unmap(to, COPY_BYTES);
 	return rc;
 }
 

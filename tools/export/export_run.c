@@ -9,6 +9,7 @@
 #include "src/base/host/clock.h"
 #include "src/base/half.h"
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
@@ -178,7 +179,7 @@ static int write_plain(struct shard_writer *w, const struct export_piece *piece,
 		const uint8_t *src = piece->data + row * row_bytes;
 		n = MIN(piece->rows - row, block_rows(cols));
 		if (row + n < piece->rows)
-			mem_read_ahead(
+			pages_read_ahead(
 				src + n * row_bytes, MIN(piece->rows - row - n, block_rows(cols)) * row_bytes);
 		if (same) {
 			memcpy(w->b->stored, src, n * row_bytes);
@@ -204,7 +205,7 @@ static int check_piece(
 	bool reread = false;
 	if (!job->values || (i && !experts))
 		return 0;
-	mem_read_ahead(piece->data, experts ? slab : from->bytes);
+	pages_read_ahead(piece->data, experts ? slab : from->bytes);
 	if (mapped_check_range(job->values, from, i, &reread, e)) {
 		e->code = ERR_INPUT; /* of the file, and for good */
 		return ERR_INPUT;

@@ -8,7 +8,8 @@
  */
 #include "tools/bench/bench.h"
 
-#include "src/base/mem.h"
+#include "src/base/host/pages.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/num.h"
 
 #include <stdlib.h>
@@ -196,7 +197,7 @@ static size_t array_bytes(void)
 {
 	long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 	size_t want = cache > 0 ? MAX((size_t)cache * 4, MIN_ARRAY_BYTES) : MIN_ARRAY_BYTES;
-	size_t have = mem_available_bytes();
+	size_t have = memory_left();
 	want = MIN(want, MAX_ARRAY_BYTES);
 	while (have && want > (size_t)16 << 20 && want * 3 > have / 2)
 		want /= 2;
@@ -208,9 +209,9 @@ int bench_copy(struct bench *b, bool quiet, struct err *e)
 	size_t bytes = num_align_up(b->array_bytes ? b->array_bytes : array_bytes(), 4096);
 	struct arrays x = {.n = bytes / sizeof(uint32_t)};
 	int rc = 0;
-	x.a = mem_try_map(bytes);
-	x.b = quiet ? x.a : mem_try_map(bytes); /* the limits need reading only */
-	x.c = quiet ? x.a : mem_try_map(bytes);
+	x.a = pages_try_map(bytes);
+	x.b = quiet ? x.a : pages_try_map(bytes); /* the limits need reading only */
+	x.c = quiet ? x.a : pages_try_map(bytes);
 	if (!x.a || !x.b || !x.c) {
 		rc = err_set(e, ERR_MEMORY, "no memory for three arrays of %zu bytes", bytes);
 		goto out;
@@ -250,10 +251,10 @@ int bench_copy(struct bench *b, bool quiet, struct err *e)
 		bench_add(b, "copy", "GMAC/s", bench_rate(s, x.macs * 1e-9), 0, NULL,
 			"FMA, float32 on registers");
 out:
-	mem_unmap(x.a, bytes);
+	pages_unmap(x.a, bytes);
 	if (!quiet) {
-		mem_unmap(x.b, bytes);
-		mem_unmap(x.c, bytes);
+		pages_unmap(x.b, bytes);
+		pages_unmap(x.c, bytes);
 	}
 	return rc;
 }

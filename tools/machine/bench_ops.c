@@ -10,7 +10,7 @@
 
 #include "kernels/library.h"
 #include "src/base/log.h"
-#include "src/base/mem.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/num.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ int bench_op_copies(double bytes)
 int bench_op_copies_in_memory(double bytes)
 {
 	const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-	const double most = (double)mem_available_bytes() / 4;
+	const double most = (double)memory_left() / 4;
 	const double want = MIN(2.0 * (double)MAX(cache, 0L), most);
 	return MAX(bench_op_copies(bytes), (int)(want / bytes) + 1);
 }

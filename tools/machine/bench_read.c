@@ -9,6 +9,7 @@
 #include "src/base/buf.h"
 #include "src/base/host/clock.h"
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -413,7 +414,7 @@ int bench_read(struct bench *b, const struct bench_read_options *o, struct err *
 	uint64_t n_blocks = j.file_bytes / slice;
 	j.bytes = MIN(bytes, n_blocks * slice);
 	j.memory_bytes = (size_t)(o->depth ? o->depth : FOUND_REQUESTS) * slice;
-	j.memory = mem_try_map(j.memory_bytes);
+	j.memory = pages_try_map(j.memory_bytes);
 	j.blocks = n_blocks <= UINT32_MAX ? mem_try_new(n_blocks, sizeof *j.blocks) : NULL;
 	if (!j.memory || !j.blocks) {
 		code = err_set(e, ERR_MEMORY, "bench read: no memory for reads of %zu bytes", slice);
@@ -447,7 +448,7 @@ int bench_read(struct bench *b, const struct bench_read_options *o, struct err *
 out:
 	free(j.blocks);
 	if (j.memory)
-		mem_unmap(j.memory, j.memory_bytes);
+		pages_unmap(j.memory, j.memory_bytes);
 	if (j.fd >= 0)
 		close(j.fd);
 	return code;

@@ -5,7 +5,7 @@
 #include "kernels/backend.h"
 #include "kernels/copier.h"
 #include "src/base/host/clock.h"
-#include "src/base/mem.h"
+#include "src/base/host/pages.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -58,7 +58,7 @@ static int measure_streams(struct card_job *j, int repeats, struct measure_card 
 	for (int i = 0; i < 2; i++)
 		if ((rc = ops->alloc(j->copier, CARD_BYTES, (void **)&j->card[i], e)))
 			return rc;
-	j->host = mem_try_map(HOST_BYTES);
+	j->host = pages_try_map(HOST_BYTES);
 	if (!j->host)
 		return err_set(e, ERR_MEMORY, "no memory for an array of %zu bytes", HOST_BYTES);
 	memset(j->host, 1, HOST_BYTES);
@@ -99,7 +99,7 @@ int measure_card(
 		for (int i = 0; i < 2; i++)
 			j.copier->ops->free(j.copier, j.card[i], CARD_BYTES);
 		if (j.host)
-			mem_unmap(j.host, HOST_BYTES);
+			pages_unmap(j.host, HOST_BYTES);
 		j.copier->ops->close(j.copier);
 	}
 	if (b)

@@ -3,6 +3,7 @@
 #include "tools/machine/measure_host.h"
 
 #include "src/base/host/clock.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/forward/moe/host_experts.h"
@@ -85,7 +86,7 @@ static int link_start(struct busy_link *l, struct err *e)
 	int rc = ops->alloc(l->copier, LINK_BYTES, (void **)&l->card, e);
 	if (rc)
 		return rc;
-	l->host = mem_try_map(LINK_BYTES);
+	l->host = pages_try_map(LINK_BYTES);
 	if (!l->host)
 		return err_set(e, ERR_MEMORY, "no memory for an array of %zu bytes", LINK_BYTES);
 	memset(l->host, 1, LINK_BYTES);
@@ -109,7 +110,7 @@ static int link_stop(struct busy_link *l, int rc, struct err *e)
 	if (l->pinned)
 		l->copier->ops->unpin(l->copier, l->host, LINK_BYTES);
 	if (l->host)
-		mem_unmap(l->host, LINK_BYTES);
+		pages_unmap(l->host, LINK_BYTES);
 	l->copier->ops->free(l->copier, l->card, LINK_BYTES);
 	if (!rc && l->failure.code) {
 		*e = l->failure;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* `glmstream plan`: what a machine would make of GLM-5.2, before anything is downloaded. */
 #include "src/base/args.h"
-#include "src/base/mem.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/num.h"
 #include "tools/commands/commands.h"
 #include "src/checkpoint/convert_map.h"
@@ -369,8 +369,7 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 		.cpu_gb_s = (double)o->cpu_gb_s,
 		.sessions = o->sessions,
 		.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO},
-		.memory = {
-			0, o->ram_given ? machine_host_bytes((double)o->ram_gb) : mem_available_bytes()}};
+		.memory = {0, o->ram_given ? machine_host_bytes((double)o->ram_gb) : memory_left()}};
 	char card[128] = "";
 	int rc = resolve_card(o, &m, card, sizeof card, e);
 	if (rc || (o->tiers && (rc = parse_tiers(o->tiers, m.tier_bytes, e))))

@@ -10,6 +10,7 @@
 #include "tools/synth/synth_write.h"
 
 #include "src/base/host/clock.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/output/workers.h"
@@ -70,7 +71,7 @@ static int write_worker(void *user, struct err *e)
 	struct write_state *s = user;
 	const struct synth_job *job = s->job;
 	const size_t room = CHUNK_BYTES + 2 * PAGE; /* the end of a tensor is rounded up */
-	uint8_t *buffer = mem_try_map(room);
+	uint8_t *buffer = pages_try_map(room);
 	uint64_t c;
 	int code = buffer ? 0 : err_set(e, ERR_MEMORY, "no memory for a buffer of %zu bytes", room);
 	while (!code && !atomic_load(&s->bytes.stop) &&
@@ -88,7 +89,7 @@ static int write_worker(void *user, struct err *e)
 		atomic_fetch_add(&s->bytes.done, n);
 	}
 	if (buffer)
-		mem_unmap(buffer, room);
+		pages_unmap(buffer, room);
 	return code;
 }
 

@@ -8,6 +8,7 @@
 #include "src/base/args.h"
 #include "src/base/host/clock.h"
 #include "src/base/log.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
@@ -484,7 +485,7 @@ static void resolve_ram(struct tune *t, const struct loader_plan *plan)
 {
 	if (t->common.ram_bytes != ENGINE_CACHE_AUTO)
 		return;
-	const uint64_t left = mem_available_bytes(), reserve = plan_host_reserve(left),
+	const uint64_t left = memory_left(), reserve = plan_host_reserve(left),
 				   beside = plan->everything_bytes - MIN(t->most, plan->everything_bytes);
 	t->common.ram_bytes = t->facts.cpu ? 0 : MIN(left - MIN(left, reserve), beside);
 }

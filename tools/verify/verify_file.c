@@ -3,6 +3,7 @@
 
 #include "src/base/host/clock.h"
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/xxh3/xxh3.h"
@@ -140,7 +141,7 @@ static int thread_open(struct verify_thread *t, struct err *e)
 			rc = err_set(e, ERR_INPUT, "%s: its size has changed", g->files[i].path);
 	if (rc)
 		return rc;
-	t->buffers = mem_try_map(2 * PART_BYTES);
+	t->buffers = pages_try_map(2 * PART_BYTES);
 	t->hash = xxh3_new();
 	return t->buffers && t->hash ? 0 : err_set(e, ERR_MEMORY, "no memory for buffers");
 }
@@ -155,7 +156,7 @@ static void thread_close(struct verify_thread *t)
 	}
 	reader_close(t->reader); /* its reads first */
 	if (t->buffers)
-		mem_unmap(t->buffers, 2 * PART_BYTES);
+		pages_unmap(t->buffers, 2 * PART_BYTES);
 	xxh3_free(t->hash);
 }
 

@@ -16,7 +16,7 @@
 #include "kernels/cuda/runtime/timeline.cuh"
 extern "C" {
 #include "src/base/log.h"
-#include "src/base/mem.h"
+#include "src/base/host/pages.h"
 }
 
 #include <pthread.h>
@@ -226,10 +226,10 @@ static size_t cuda_free_bytes(struct backend *b)
  * one. */
 static cudaError_t alloc_host(size_t bytes, void **out)
 {
-	void *p = mem_try_map(bytes), *device = NULL;
+	void *p = pages_try_map(bytes), *device = NULL;
 	if (!p)
 		return cudaErrorMemoryAllocation;
-	mem_populate(p, bytes);
+	pages_populate(p, bytes);
 	cudaError_t rc = cudaHostRegister(p, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
 	if (rc == cudaSuccess) {
 		rc = cudaHostGetDevicePointer(&device, p, 0);
@@ -239,7 +239,7 @@ static cudaError_t alloc_host(size_t bytes, void **out)
 			cudaHostUnregister(p);
 	}
 	if (rc != cudaSuccess)
-		mem_unmap(p, bytes);
+		pages_unmap(p, bytes);
 	else
 		*out = p;
 	return rc;
@@ -277,7 +277,7 @@ static void cuda_free(struct backend *b, enum mem_kind kind, void *p, size_t byt
 	cuda_check(cuda_of(b), cudaStreamSynchronize(cuda_of(b)->stream));
 	if (kind == MEM_HOST) {
 		cudaHostUnregister(p);
-		mem_unmap(p, bytes);
+		pages_unmap(p, bytes);
 	} else if (kind == MEM_SHARED) {
 		cudaFreeHost(p);
 	} else {

@@ -8,6 +8,7 @@
 #include "src/engine/stages/plan_stages.h"
 
 #include "src/base/log.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/plan_internal.h"
@@ -104,7 +105,7 @@ static int share_budgets(const struct plan_stage *stages, uint32_t n,
 {
 	int rc = measure_experts(stages, n, o, file, shares, e);
 	const uint32_t processes = o->ranks ? ranks_on_host(o->ranks) : 1;
-	size_t host = mem_available_bytes() / processes;
+	size_t host = memory_left() / processes;
 	uint64_t all = 0;
 	for (uint32_t i = 0; i < n; i++)
 		all += shares[i].everything_bytes;
@@ -220,7 +221,7 @@ static int plan_alone(const struct plan_stage *s, const struct engine_options *o
 {
 	const uint32_t processes = ranks_on_host(o->ranks);
 	struct plan_machine machine = {.card_bytes = plan_stage_room(s, 1, 0, processes),
-		.host_bytes = mem_available_bytes() / processes,
+		.host_bytes = memory_left() / processes,
 		.part = true};
 	const struct plan_inputs in = stage_inputs(s, o, file);
 	int rc = plan_quietly(&in, &machine, p, e);

@@ -8,6 +8,7 @@
 #include "kernels/expert_arithmetic.h"
 #include "src/base/host/clock.h"
 #include "src/base/log.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -98,7 +99,7 @@ static int time_kind(struct host_experts *h, const struct expert_job *shape, int
 	const size_t bytes = (size_t)host_experts_bytes(shape);
 	const int most = (int)MIN(h->max_rows, (uint32_t)SLOTS_TIMED),
 			  n_jobs = (int)MIN(MAX(TIMING_BYTES / bytes, 1), h->n_used);
-	uint8_t *weights = mem_try_map(bytes * (size_t)n_jobs);
+	uint8_t *weights = pages_try_map(bytes * (size_t)n_jobs);
 	struct expert_job *jobs = NEW_ARRAY(struct expert_job, n_jobs);
 	int32_t *slots = NEW_ARRAY(int32_t, (size_t)most * h->n_used);
 	double one = 0, all = 0;
@@ -121,7 +122,7 @@ static int time_kind(struct host_experts *h, const struct expert_job *shape, int
 		rc = time_slots(h, jobs, n_jobs, most, &all, e);
 	for (int i = 0; i < SLOTS_TIMED; i++)
 		k->ns_per_byte[node][i] = one + MAX(all - one, 0) * i / MAX(most - 1, 1);
-	mem_unmap(weights, bytes * (size_t)n_jobs);
+	pages_unmap(weights, bytes * (size_t)n_jobs);
 	free(jobs);
 	free(slots);
 	return rc;

@@ -26,6 +26,7 @@
  */
 #include "src/base/host/clock.h"
 #include "src/base/log.h"
+#include "src/base/host/memory_left.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/session/session_image.h"
@@ -127,7 +128,7 @@ bool slots_preempt(struct scheduler *s)
 	if (bytes > s->image_limit || s->images_bytes + bytes > s->images_limit)
 		return false;
 	const uint64_t start = s->clock();
-	int rc = bytes > mem_available_bytes() / MEMORY_PART
+	int rc = bytes > memory_left() / MEMORY_PART
 				 ? ERR_MEMORY
 				 : session_image_take(slot->session, &j->swapped, &e);
 	if (rc) {
