@@ -133,6 +133,16 @@ double source_prefetch_share(struct expert_source *s)
 	return share;
 }
 
+bool source_warm_ended(struct expert_source *s)
+{
+	const struct loader *l = loader_of(s);
+	source_lock(s);
+	const bool ended =
+		l->shared.queue.next_warm == l->shared.queue.n_warm && !l->shared.n_in_flight;
+	source_unlock(s);
+	return ended;
+}
+
 int source_prefill_slots(struct expert_source *s)
 {
 	const struct loader *l = loader_of(s);

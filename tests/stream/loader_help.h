@@ -49,6 +49,8 @@ void close_source(struct expert_source *s);
 struct cache_stats source_cache_stats(struct expert_source *s);
 double source_prefetch_share(struct expert_source *s);
 void source_layer_resident(struct expert_source *s, int layer, int n[2]);
+/* Whether the warm-up has nothing left to load. */
+bool source_warm_ended(struct expert_source *s);
 /* How many prefill slots are borrowed. */
 int source_prefill_slots(struct expert_source *s);
 /* Whether demotions leave a card without waiting for a gap. */

@@ -281,7 +281,7 @@ static void test_second_tier(void **state)
 			loader_pin_in_background(s);
 			loader_warm(s, keys, n);
 			const int want = n_experts - !times;
-			for (int tries = 0; tries < 500 && in[0] + in[1] < want; tries++) {
+			for (int tries = 0; tries < 6000 && in[0] + in[1] < want; tries++) {
 				usleep(10000);
 				source_layer_resident(s, layer + 1, in);
 			}

@@ -89,7 +89,7 @@ static void test_no_card(void **state)
 static void test_copy_fails(void **state)
 {
 	(void)state;
-	const struct copier_faults faults = {.fail_copy = 2, .fail_all = true};
+	const struct copier_faults faults = {.fail_copy = 1, .fail_all = true};
 	struct err e = {0};
 	struct copier *copier;
 	struct measure_host m;

@@ -293,7 +293,9 @@ class Usage:
         return self.seen[-1]
 
     def median(self, what, begin, end):
-        return statistics.median([x[what] for x in self.seen if begin <= x[0] <= end])
+        """Of what was seen then; if nobody looked, of what was seen nearest to it."""
+        nearest = min(self.seen, key=lambda x: abs(x[0] - (begin + end) / 2))
+        return statistics.median([x[what] for x in self.seen if begin <= x[0] <= end] or [nearest[what]])
 
     def check_flat(self, seconds):
         """The fifth of the run after minute 5 (or after half of the run), and the last."""
