@@ -18,6 +18,7 @@
 #   stop        78 layers: how soon a prompt of 18,000 tokens ends when its client leaves
 #   kv_ram      prompts, 78 layers, with the latents in host memory
 #   rows        several rows in a step, and drafts, 11 layers
+#   profile     where a step of 4, 8 and 32 rows spends its time, kernel by kernel (ncu), 11 layers
 #   start       78 layers: the first, 64th and 512th token of a fresh start, without and with the
 #               profile of an earlier run; needs 23 GB of disk
 #   decode      78 layers, with and without drafts and the processor; needs 23 GB of disk
@@ -166,6 +167,18 @@ step_rows() {
 	bench rows_temp decode -m "$file" --rows 1,8,32 --temp 1 -p 64 -n 60 --repeats 1 --verify off
 	bench rows_drafts decode -m "$file" -p 1 -n 600 --resident 256 --repeats 1 --verify off \
 		--accept 0.72,0.60,0.50
+}
+
+step_profile() {
+	model 11 || return
+	for rows in 4 8 32; do
+		# shellcheck disable=SC2016 # the inner shell expands it
+		unit "profile_$rows" always bash -c 'ncu --csv --print-units base --clock-control none \
+			--graph-profiling node --metrics gpu__time_duration.sum,dram__bytes_read.sum \
+			--launch-skip 8000 --launch-count 1000 "$GLMSTREAM" bench decode -m "$1" --backend cuda \
+			--rows "$2" -p 16 -n 100 --repeats 1 --verify off >"$3" 2>&1
+			tests/card/kernels.py "$3"' profile "$file" "$rows" "$logs/profile_$rows.csv"
+	done
 }
 
 step_start() {
