@@ -199,9 +199,9 @@ def test_leaving():
                     time.sleep(0.2)
                     start = time.monotonic()
                     c.shutdown(socket.SHUT_WR) if half else c.close()
-                    s.wait_idle(3)
+                    s.wait_idle(10)
                     took = time.monotonic() - start
-                    check(took < (10 if SAN else 0.5), *what, "is noticed after", took)
+                    check(took < (10 if SAN else 2), *what, "is noticed after", took)
                     got = b""
                     while half and (piece := c.recv(65536)):
                         got += piece
