@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "stream/miss_split.h"
 
-#include "src/base/num.h"
 #include "src/base/host/numa.h"
+#include "src/base/num.h"
 
 /* Time of a copy without the transfer of its bytes, about: the I/O thread starts it and notices its
  * end, and the card computes the expert. */

@@ -6,9 +6,9 @@
 #include "kernels/backend_kinds.h"
 #include "kernels/cpu/limbs/limb_experts.h"
 #include "src/base/host/cores.h"
-#include "src/base/log.h"
-#include "src/base/host/pages.h"
 #include "src/base/host/memory_left.h"
+#include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 

@@ -18,9 +18,9 @@
 #include "kernels/cpu/cpu_pool.h"
 
 #include "src/base/host/cores.h"
+#include "src/base/host/signals.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/host/signals.h"
 
 #include <limits.h>
 #include <linux/futex.h>

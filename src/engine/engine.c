@@ -12,8 +12,8 @@
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/stages/pipeline.h"
 #include "src/forward/moe/host_experts.h"
-#include "stream/loader/loader.h"
 #include "stream/access_recorder.h"
+#include "stream/loader/loader.h"
 #include "stream/source_mmap.h"
 
 #include <limits.h>

@@ -8,8 +8,8 @@
  */
 #include "src/engine/plan_internal.h"
 
-#include "src/base/log.h"
 #include "src/base/host/memory_left.h"
+#include "src/base/log.h"
 #include "src/base/num.h"
 #include "src/forward/workspace.h"
 #include "src/model/kv_cache.h"

@@ -10,8 +10,8 @@
  */
 #include "src/engine/prefix_store.h"
 
-#include "src/base/host/clock.h"
 #include "src/base/hash.h"
+#include "src/base/host/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

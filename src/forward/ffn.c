@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "src/forward/ffn.h"
 
-#include "src/forward/moe/lookahead.h"
 #include "src/forward/model.h"
+#include "src/forward/moe/lookahead.h"
 
 /* down(silu(gate h) * up h): the dense network, and the shared expert. */
 static void gated_network(

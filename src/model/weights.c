@@ -6,8 +6,8 @@
  */
 #include "src/model/weights.h"
 
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/dequant.h"

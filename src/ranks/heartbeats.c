@@ -5,10 +5,10 @@
  */
 #include "src/base/host/clock.h"
 #include "src/base/host/cond.h"
+#include "src/base/host/signals.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/host/signals.h"
 #include "src/ranks/ranks_internal.h"
 
 #include <stdio.h>

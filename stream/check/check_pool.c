@@ -7,9 +7,9 @@
 
 #include "src/base/host/clock.h"
 #include "src/base/host/cores.h"
+#include "src/base/host/signals.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/host/signals.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -5,8 +5,8 @@
 #include "stream/loader/loader_internal.h"
 
 #include "src/base/host/cond.h"
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 

@@ -6,8 +6,8 @@
  */
 #include "stream/reader/reader.h"
 
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "stream/reader/reader_core.h"

@@ -2,8 +2,8 @@
 /* pages_try_map: where mappings begin and end, that they are zero and can be written to, and that
  * nothing of them stays. Scopes: what fails in them is remembered, and nothing ends. */
 #include "src/base/buf.h"
-#include "src/base/host/pages.h"
 #include "src/base/host/memory_left.h"
+#include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "tests/support/temp_dir.h"
 

@@ -5,8 +5,8 @@
 #include "src/base/host/numa.h"
 
 #include "src/base/host/cores.h"
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/num.h"
 #include "tests/support/temp_dir.h"
 

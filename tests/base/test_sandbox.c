@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* What a confined process can still do. Each case confines a child of its own. */
-#include "src/base/mem.h"
-#include "src/base/num.h"
 #include "src/base/host/numa.h"
 #include "src/base/host/sandbox.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
 #include "tests/support/temp_dir.h"
 
 #include <errno.h>

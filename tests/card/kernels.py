@@ -3,8 +3,9 @@
 """Where the time of a decode step goes, kernel by kernel: kernels.py FILE
 
 FILE is what `ncu --csv --print-units base --metrics gpu__time_duration.sum,dram__bytes_read.sum` printed of two
-steps or more (check.sh, step profile). One line for each kernel and grid of the first whole step: how often it
-runs, its time and the bytes it reads from memory. Kernels run alone there, so their sum is more than a step takes.
+steps or more (check.sh, step profile). One line for each kernel, grid and first digit of the MB read, of the first
+whole step: how often it runs, its time and the bytes it reads from memory. Kernels run one by one there, so their
+sum is more than a step takes.
 Exit status 1: there is no whole step.
 """
 import csv

@@ -12,10 +12,10 @@
  */
 #include "kernels/cpu/limbs/limb_experts.h"
 #include "kernels/expert_arithmetic.h"
+#include "src/base/host/numa.h"
 #include "src/base/host/pages.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/host/numa.h"
 #include "src/base/rng.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"

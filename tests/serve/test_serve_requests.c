@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Request bodies of the four APIs against the pocket's tokenizer: what they come down to, and what
  * is refused. */
-#include "src/base/host/clock.h"
 #include "src/base/hash.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/format/gguf.h"

@@ -5,8 +5,8 @@
  * killed leaves the file of before. GLM_KILLS sets how many saves are killed (20), GLM_BACKEND
  * where it all happens (cpu); elsewhere none is killed, for a card does not survive a fork.
  */
-#include "src/base/host/clock.h"
 #include "src/base/hash.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

@@ -8,8 +8,8 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/engine/generate.h"
-#include "tools/output/interrupt.h"
 #include "src/ranks/ranks.h"
+#include "tools/output/interrupt.h"
 #include "tools/output/json_out.h"
 
 #include <stdarg.h>

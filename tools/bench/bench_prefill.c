@@ -11,9 +11,9 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/generate.h"
+#include "tools/bench/limits.h"
 #include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
-#include "tools/bench/limits.h"
 #include "tools/output/stats.h"
 
 #include <stdlib.h>

@@ -35,10 +35,10 @@
 #include "src/base/rng.h"
 #include "src/engine/generate.h"
 #include "src/engine/session/session_fill.h"
-#include "tools/options/common_opts.h"
-#include "tools/output/interrupt.h"
 #include "tools/bench/limits.h"
 #include "tools/bench/replayed_routing.h"
+#include "tools/options/common_opts.h"
+#include "tools/output/interrupt.h"
 #include "tools/output/stats.h"
 
 #include <stdio.h>

@@ -13,10 +13,10 @@
  */
 #include "tools/bench/bench.h"
 
+#include "kernels/backend.h"
 #include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "kernels/backend.h"
 #include "src/engine/batch.h"
 #include "src/engine/sampler.h"
 #include "tools/machine/measure_card.h"

@@ -13,8 +13,8 @@
 #include "src/engine/session/session_blocks.h"
 #include "src/engine/session/session_file.h"
 #include "tools/options/common_opts.h"
-#include "tools/output/interrupt.h"
 #include "tools/options/text_input.h"
+#include "tools/output/interrupt.h"
 
 #include <errno.h>
 #include <fcntl.h>

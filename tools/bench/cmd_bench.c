@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /* Measures this machine and this program on it. Every figure is the median of several samples and
  * stands beside the limit that binds it, measured in the same run. */
-#include "src/ranks/ranks.h"
+#include "kernels/backend.h"
 #include "src/base/args.h"
 #include "src/base/host/clock.h"
 #include "src/base/num.h"
-#include "kernels/backend.h"
 #include "src/engine/draft/draft_mtp.h"
+#include "src/ranks/ranks.h"
 #include "tools/bench/bench.h"
+#include "tools/commands/commands.h"
 #include "tools/machine/bench_read.h"
 #include "tools/machine/measure_peers.h"
-#include "tools/commands/commands.h"
 #include "tools/options/common_opts.h"
-#include "tools/output/interrupt.h"
 #include "tools/options/pocket.h"
+#include "tools/output/interrupt.h"
 #include "tools/output/report.h"
 #include "tools/trace/trace_simulate.h"
 

@@ -4,8 +4,8 @@
 #include "tools/bench/measure.h"
 
 #include "src/base/host/clock.h"
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

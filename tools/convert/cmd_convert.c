@@ -6,8 +6,8 @@
  * that --target-gb takes, is refused before the first byte of output.
  */
 #include "src/base/args.h"
-#include "src/base/host/clock.h"
 #include "src/base/hash.h"
+#include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"

@@ -6,10 +6,10 @@
  */
 #include "tools/export/export_run.h"
 
-#include "src/base/host/clock.h"
 #include "src/base/half.h"
-#include "src/base/log.h"
+#include "src/base/host/clock.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"

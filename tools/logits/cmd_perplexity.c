@@ -5,19 +5,19 @@
  * is not scored. The standard error is that of a mean of independent values, which tokens are not
  * quite: it says how many digits to believe, no more.
  */
-#include "src/ranks/ranks.h"
 #include "src/base/args.h"
 #include "src/base/host/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/sampler.h"
+#include "src/ranks/ranks.h"
 #include "tools/commands/commands.h"
+#include "tools/logits/token_rows.h"
 #include "tools/options/common_opts.h"
+#include "tools/options/text_input.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/json_out.h"
 #include "tools/output/report.h"
-#include "tools/options/text_input.h"
-#include "tools/logits/token_rows.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,8 +8,8 @@
  */
 #include "tools/bench/bench.h"
 
-#include "src/base/host/pages.h"
 #include "src/base/host/memory_left.h"
+#include "src/base/host/pages.h"
 #include "src/base/num.h"
 
 #include <stdlib.h>

@@ -9,8 +9,8 @@
 #include "tools/machine/bench_ops.h"
 
 #include "kernels/library.h"
-#include "src/base/log.h"
 #include "src/base/host/memory_left.h"
+#include "src/base/log.h"
 #include "src/base/num.h"
 
 #include <stdio.h>

@@ -8,8 +8,8 @@
 
 #include "src/base/buf.h"
 #include "src/base/host/clock.h"
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

@@ -2,11 +2,11 @@
 /* The list of places: what the options name, and what libraries and a card's driver read. */
 #include "tools/options/sandbox_opts.h"
 
+#include "src/base/host/sandbox.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
-#include "src/base/host/sandbox.h"
 #include "src/format/check_values.h"
 #include "src/format/gguf.h"
 #include "src/ranks/ranks.h"

@@ -2,8 +2,8 @@
 #include "tools/verify/verify_file.h"
 
 #include "src/base/host/clock.h"
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/xxh3/xxh3.h"

@@ -157,8 +157,8 @@ static __device__ __forceinline__ void load_super_block(
 }
 
 /* Splits 256 values, eight per lane, into limbs and a scale; by one warp. Lane 4 s + c has the
- * values of step s that lane c multiplies (fragment order). LIMB: uint2 from
- * a limb to the next; STEP: from a step to the next. */
+ * values of step s that lane c multiplies (fragment order). LIMB: uint2 from a limb to the next;
+ * STEP: from a step to the next. */
 template <int LIMB = 4, int STEP = 12>
 static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limbs, float *scale_to)
 {

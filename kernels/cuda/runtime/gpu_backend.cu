@@ -15,8 +15,8 @@
 #include "kernels/cuda/library/cublas.cuh"
 #include "kernels/cuda/runtime/timeline.cuh"
 extern "C" {
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 }
 
 #include <pthread.h>

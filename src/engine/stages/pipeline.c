@@ -3,10 +3,10 @@
 
 #include "src/base/host/clock.h"
 #include "src/base/host/cond.h"
+#include "src/base/host/signals.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/host/signals.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/ranks/engine_ranks.h"
 #include "src/engine/ranks/rank_link.h"

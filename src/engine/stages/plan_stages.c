@@ -7,8 +7,8 @@
  */
 #include "src/engine/stages/plan_stages.h"
 
-#include "src/base/log.h"
 #include "src/base/host/memory_left.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/plan_internal.h"

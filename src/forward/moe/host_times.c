@@ -7,8 +7,8 @@
 
 #include "kernels/expert_arithmetic.h"
 #include "src/base/host/clock.h"
-#include "src/base/log.h"
 #include "src/base/host/pages.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"

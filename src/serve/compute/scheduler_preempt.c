@@ -25,8 +25,8 @@
  * An image lives from slots_preempt until its job leaves the queue; the compute thread frees it.
  */
 #include "src/base/host/clock.h"
-#include "src/base/log.h"
 #include "src/base/host/memory_left.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/session/session_image.h"
