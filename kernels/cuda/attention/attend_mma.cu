@@ -444,10 +444,11 @@ static bool attend_mma_launch(
 static bool attend_segments(struct cuda_backend *b, struct mma_attend_args *g, int n)
 {
 	const struct attend *a = &g->a;
-	/* one row: small blocks, so that every multiprocessor has one; more rows: large ones, about as
-	 * many as are resident at a time */
-	bool narrow = n == 1 || a->n_heads <= 16;
-	g->n_groups = narrow ? (a->n_heads + 15) / 16 : (a->n_heads + 31) / 32;
+	/* small blocks of 16 heads for one row, and as long as every multiprocessor has at most one of
+	 * them; else large ones, about as many as are resident at a time */
+	int small = (a->n_heads + 15) / 16;
+	bool narrow = n == 1 || a->n_heads <= 16 || g->n_segments * small * n <= b->n_sm;
+	g->n_groups = narrow ? small : (a->n_heads + 31) / 32;
 	g->per_block = (g->n_segments * g->n_groups * n + b->n_sm - 1) / b->n_sm;
 	int blocks = (g->n_segments + g->per_block - 1) / g->per_block * g->n_groups;
 	if (!(narrow ? attend_mma_launch<1, false>(b, g, blocks, n)

@@ -11,11 +11,10 @@
  *      F32, F16, BF16                          gemv_kernel
  *      types of block_decode.cuh               gemv_decoded_kernel
  *      other packed types                      gemv_mma_kernel, except
- *        Q8_0, Q4_K: plain rows of x, rows of y n_out apart, no stack, at most ITEM_PARTS
- *        matrices, weight rows at multiples of 16 bytes
- *          4 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory
- *          3 rows, and 4 to 16 else            gemv_rows_kernel
- *          1, 2 rows of x                      gemv_aligned_kernel, if the block splits x itself
+ *        Q8_0, Q4_K: plain rows of x, rows of y n_out apart, at most ITEM_PARTS matrices and no
+ *        stack, weight rows at multiples of 16 bytes; or a stack with a split of 1
+ *          3 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory
+ *          1, 2 rows of x, no stack            gemv_aligned_kernel, if the block splits x itself
  *                                              (gemv_makes_limbs) and enough SMs have work
  *
  * Ops of several products have kernels of their own for the common shapes, with the same sums:

@@ -233,7 +233,7 @@ static void gemv_packed_launch(struct cuda_backend *b, const struct gemv_args *a
 	if constexpr (T == DTYPE_Q8_0 || T == DTYPE_Q4_K) {
 		if (gemv_many_launch<T>(b, a))
 			return;
-		if (a->limbs ? gemv_rows_launch<T>(b, a) : gemv_aligned_launch<T>(b, a))
+		if (!a->limbs && gemv_aligned_launch<T>(b, a))
 			return;
 	}
 	if (!a->limbs && n_x > 2) {

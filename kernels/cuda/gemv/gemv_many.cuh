@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv for MANY_ROWS to DECODE_MAX_ROWS rows of x: what gemv_rows_kernel (gemv_rows.cuh) computes,
- * for the same matrices, with the same sums in the same order. That kernel reads the limbs of all
- * of x, 3 bytes a value, for each item: with 16 rows three times the bytes of the weights. Here a
- * block has one share of k and one group of rows of x, whose limbs stay in shared memory.
+ * gemv for MANY_ROWS to DECODE_MAX_ROWS rows of x: what gemv_mma_kernel (gemv_mma.cuh) computes,
+ * for matrices whose rows are 16-byte aligned, with the same sums in the same order. A block has
+ * one share of k and one group of rows of x, whose limbs stay in shared memory.
  *   - Up to MANY_OWN_ROWS rows each block splits its part of x itself (OWN), which the other blocks
  *     of its kind repeat.
  *   - Of more rows, or where that does not fit, limbs_kernel splits x once, a launch more, and the
  *     blocks load what they need.
+ *   - Matrices of a stack (STACK) have short rows: a block has one matrix, one group of up to 16
+ *     rows of x, and all of k.
  * The partial sums of the shares go through global memory: gemv_many_sum_kernel adds them up in the
- * order of the shares.
+ * order of the shares. Tried: the warp that stores the last share of an item, as a counter tells,
+ * adds them up. Its fences wait for all copies in flight: o of 8 rows 2,500 GB/s against 2,743
+ * (`bench ops`).
  *
- *      kind     a share of k (gemv_k_split) with a group of up to 8 * ROW_TILES rows of x. Block i
- *               has kind i % kinds; the blocks of a kind divide the items
+ *      kind     a share of k (gemv_k_split) with a group of up to 8 * ROW_TILES rows of x; STACK:
+ *               a matrix with such a group. Block i has kind i % kinds; the blocks of a kind divide
+ *               the items
  *      item     16 weight rows (glu: 8 of gate and 8 of up) by the rows of the group; by one warp
  *      column   of a tile of 8: a row of x; a tile has one limb of 8 rows, so that a lane has all
  *               three limbs of its results
@@ -27,21 +31,26 @@
  *
  * Bytes moved: every packed row once per group of rows (after the first from the L2 cache); of x 4
  * (OWN) or 3 bytes a value, a share of k per block; partial sums, 4 * split bytes per output, out
- * and in: MANY_PARTIALS bytes at a time stay in the L2 cache.
+ * and in: the MANY_PARTIALS bytes of a launch stay in the L2 cache.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_MANY_CUH
 #define GLM_KERNELS_CUDA_GEMV_MANY_CUH
 
-#include "kernels/cuda/gemv/gemv_rows.cuh"
+#include "kernels/cuda/gemv/gemv_pipeline.cuh"
 
 #define MANY_STAGES   2
 #define MANY_LEAST    4                  /* warps of a block, at least */
 #define MANY_PARTIALS ((size_t)16 << 20) /* bytes of partial sums of a launch, at most */
-#define MANY_ROWS     4   /* the fewest rows for which it is faster than gemv_rows_kernel */
-#define MANY_OWN_ROWS 16  /* up to so many rows the blocks make the limbs themselves */
-#define MANY_SUM      256 /* threads of a block of gemv_many_sum_kernel */
+#define MANY_ROWS     3                  /* fewer: gemv_aligned_kernel */
+#define MANY_OWN_ROWS                                                                              \
+	16 /* up to so many rows the blocks make the limbs themselves; of a stack: any */
+/* gemv_many_sum_kernel: threads of a block, which fits beside a block of one row tile (at most 64
+ * registers a thread); rows of x of a thread, few enough that the blocks leave most SMs to the next
+ * kernel */
+#define MANY_SUM      128
+#define MANY_SUM_ROWS 4
 
-static_assert(MANY_OWN_ROWS <= 2 * 8, "with OWN there is one group of at most two tiles");
+static_assert(MANY_OWN_ROWS <= 2 * 8, "with OWN a group has at most two tiles");
 
 /* Warps of a block, at most: as many as registers allow. */
 static constexpr __host__ __device__ int many_warps(int row_tiles)
@@ -57,10 +66,21 @@ static constexpr __host__ __device__ int many_step(int row_tiles, bool own)
 }
 
 struct gemv_many_args {
-	struct gemv_rows_args of;
-	const float *x; /* OWN; else of.limbs, of.scales */
+	const float *x; /* OWN; else limbs and scales. STACK: of the first matrix */
+	/* [n_rows][super-blocks][SUPER_BLOCK_LIMBS] of x, by limbs_kernel */
+	const uint2 *limbs;
+	const float *scales; /* [n_rows][super-blocks] of x */
+	const struct cuda_tables *tables;
 	int64_t x_row;
+	/* STACK: floats between rows of y; from a matrix to the next */
+	int64_t y_row, x_stack, y_stack, stack_bytes;
+	int n_stack; /* 1: none */
+	bool flat;   /* STACK: 16 rows are copied as one extent; a row is one chunk */
+	int row_bytes, n_in, n_rows, n_parts, log_split;
+	uint32_t add; /* bit i: part i is added to y */
+	bool glu;     /* y = silu(w x) * (up x) */
 	bool x_aligned;
+	struct item_part part[ITEM_PARTS];
 	float *partials; /* [split][n_items][groups * 8 * ROW_TILES rows of x][16 weight rows] */
 	int first_item, n_items; /* of this launch */
 	int groups, group_rows;  /* of rows of x */
@@ -74,24 +94,23 @@ static __device__ __forceinline__ int many_super_block(int share, int split, int
 	return (share + local / CHUNK * split) * CHUNK + local % CHUNK;
 }
 
-/* Splits the share's part of x into limbs; zeros for rows past the last of the step, of which there
- * is one group, and for super-blocks past the last. By all warps, each four super-blocks at a time,
- * so that their loads overlap. */
+/* Splits the share's part of n_x rows from x on into limbs; zeros for rows and super-blocks past
+ * the last. By all warps, each four super-blocks at a time, so that their loads overlap. */
 template <int T, int ROW_TILES>
-static __device__ __forceinline__ void many_make_limbs(
-	const struct gemv_many_args &m, int share, int split, int n_sb, uint2 *limbs, float *scales)
+static __device__ __forceinline__ void many_make_limbs(const struct gemv_many_args &a,
+	const float *x, int n_x, int share, int split, int n_sb, uint2 *limbs, float *scales)
 {
 	constexpr int X = 8 * ROW_TILES, STEP = many_step(ROW_TILES, true);
-	int warp = threadIdx.x / 32, warps = blockDim.x / 32, n = X * m.share_blocks;
+	int warp = threadIdx.x / 32, warps = blockDim.x / 32, n = X * a.share_blocks;
 	for (int first = warp; first < n; first += 4 * warps) {
 		float v[4][8];
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			int at = first + i * warps, r = at % X,
 				sb = many_super_block<item_stage<T>::CHUNK>(share, split, at / X);
-			if (at < n && sb < n_sb && r < m.of.n_rows)
+			if (at < n && sb < n_sb && r < n_x)
 				load_super_block<bytes_type<T>::QUADS>(
-					m.x + r * m.x_row, sb, m.of.n_in, m.x_aligned, v[i]);
+					x + r * a.x_row, sb, a.n_in, a.x_aligned, v[i]);
 			else
 #pragma unroll
 				for (int k = 0; k < 8; k++)
@@ -111,31 +130,53 @@ static __device__ __forceinline__ void many_make_limbs(
  * sums are not stored. A super-block's limbs of a row are 48 lines of 16 bytes:
  * [step][limb][half]. */
 template <int T, int ROW_TILES>
-static __device__ __forceinline__ void many_load_limbs(const struct gemv_many_args &m, int share,
+static __device__ __forceinline__ void many_load_limbs(const struct gemv_many_args &a, int share,
 	int split, int n_sb, int x_first, int n_x, uint2 *limbs, float *scales)
 {
 	constexpr int X = 8 * ROW_TILES, CHUNK = item_stage<T>::CHUNK;
-	for (int i = threadIdx.x; i < X * m.share_blocks * 48; i += blockDim.x) {
-		int line = i % 48, local = i / 48 % m.share_blocks, r = i / 48 / m.share_blocks,
+	for (int i = threadIdx.x; i < X * a.share_blocks * 48; i += blockDim.x) {
+		int line = i % 48, local = i / 48 % a.share_blocks, r = i / 48 / a.share_blocks,
 			sb = many_super_block<CHUNK>(share, split, local);
 		int64_t row = x_first + min(r, n_x - 1);
 		int at = ((local * 8 + line / 6) * 3 + line % 6 / 2) * X + r;
 		if (sb < n_sb)
 			async_copy(shared_address(limbs + 4 * at + line % 2 * 2),
-				m.of.limbs + (row * n_sb + sb) * SUPER_BLOCK_LIMBS + 2 * line);
+				a.limbs + (row * n_sb + sb) * SUPER_BLOCK_LIMBS + 2 * line);
 	}
 	async_commit();
-	for (int i = threadIdx.x; i < X * m.share_blocks; i += blockDim.x) {
+	for (int i = threadIdx.x; i < X * a.share_blocks; i += blockDim.x) {
 		int sb = many_super_block<CHUNK>(share, split, i / X);
 		int64_t row = x_first + min(i % X, n_x - 1);
-		scales[i] = sb < n_sb ? m.of.scales[row * n_sb + sb] : 0;
+		scales[i] = sb < n_sb ? a.scales[row * n_sb + sb] : 0;
 	}
 	async_wait<0>();
 }
 
-template <int T, int ROW_TILES, bool OWN>
+/* The sum of a column's three limbs */
+static __device__ __forceinline__ float many_value(const float of_limb[3][4], int i)
+{
+	return __fmaf_rn(65536.0f, of_limb[0][i], __fmaf_rn(256.0f, of_limb[1][i], of_limb[2][i]));
+}
+
+/* STACK: stores the products of weight rows from `row` on and n_x rows of x. y: of the matrix and
+ * the first of these rows of x. By a warp. */
+template <int ROW_TILES>
+static __device__ __forceinline__ void many_store(const struct gemv_many_args &a, float *y, int row,
+	int n_x, const float acc[3 * ROW_TILES][4], int lane)
+{
+#pragma unroll
+	for (int h = 0; h < ROW_TILES; h++)
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			int x = 8 * h + 2 * (lane % 4) + i % 2, o = row + lane / 4 + i / 2 * 8;
+			if (x < n_x && o < a.part[0].n_out)
+				y[x * a.y_row + o] = __fadd_rn(0, many_value(acc + 3 * h, i)); /* -0 becomes 0 */
+		}
+}
+
+template <int T, int ROW_TILES, bool OWN, bool STACK>
 __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
-	gemv_many_kernel(const __grid_constant__ struct gemv_many_args m)
+	gemv_many_kernel(const __grid_constant__ struct gemv_many_args a)
 {
 	typedef struct bytes_type<T> type;
 	typedef struct item_stage<T> stage_shape;
@@ -144,20 +185,21 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 				  STEP = many_step(ROW_TILES, OWN);
 	static_assert(!type::TABLES, "types with codebooks need their tables in shared memory");
 	extern __shared__ __align__(16) uint8_t shared[];
-	const struct gemv_rows_args &a = m.of;
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-	int split = 1 << a.log_split, kinds = split * m.groups, kind = blockIdx.x % kinds,
-		share = kind & (split - 1), group = kind >> a.log_split;
+	static_assert(OWN || !STACK, "blocks of stacks make the limbs");
+	int split = STACK ? 1 : 1 << a.log_split, kinds = split * a.groups * (STACK ? a.n_stack : 1),
+		kind = blockIdx.x % kinds, share = kind & (split - 1),
+		group = STACK ? kind % a.groups : kind >> a.log_split, stack = STACK ? kind / a.groups : 0;
 	/* this block among those of its kind */
 	int nth = blockIdx.x / kinds, of_kind = ((int)gridDim.x - kind + kinds - 1) / kinds;
-	int first = (int)((int64_t)m.n_items * nth / of_kind),
-		end = (int)((int64_t)m.n_items * (nth + 1) / of_kind);
+	int first = (int)((int64_t)a.n_items * nth / of_kind),
+		end = (int)((int64_t)a.n_items * (nth + 1) / of_kind);
 	int n_sb = (a.n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
 	int tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS;
-	int x_first = group * m.group_rows, n_x = min(m.group_rows, a.n_rows - x_first);
+	int x_first = group * a.group_rows, n_x = min(a.group_rows, a.n_rows - x_first);
 	uint2 *limbs = (uint2 *)shared;
-	float *scales = (float *)(limbs + m.share_blocks * 8 * STEP);
-	uint8_t *stages = (uint8_t *)(scales + m.share_blocks * X) + warp * (MANY_STAGES * STAGE);
+	float *scales = (float *)(limbs + a.share_blocks * 8 * STEP);
+	uint8_t *stages = (uint8_t *)(scales + a.share_blocks * X) + warp * (MANY_STAGES * STAGE);
 
 	launch_dependents();
 
@@ -170,17 +212,21 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 	auto set_rows = [&]() {
 		if (ahead >= end)
 			return;
-		struct item_position p = item_position_of(a, m.first_item + ahead, tile_rows);
+		struct item_position p = item_position_of(a, a.first_item + ahead, tile_rows);
 		const struct item_part &t = a.part[p.part];
-		int64_t at = (int64_t)p.row * a.row_bytes;
+		int64_t at = (int64_t)p.row * a.row_bytes + (STACK ? stack * a.stack_bytes : 0);
 		ahead_rows = t.n_out - p.row;
 		from0 = t.w + at;
 		from8 = a.glu ? t.up + at : from0 + 8 * a.row_bytes;
 	};
 	auto fetch = [&]() {
 		if (ahead < end && ahead_chunk < chunks) {
-			copies.copy(ahead_stage, from0, from8, a.row_bytes, ahead_chunk * copies.BYTES,
-				ahead_rows, a.glu, lane);
+			if (STACK && a.flat)
+				for (int i = lane; i < a.row_bytes; i += 32) /* as many lines as a row has bytes */
+					async_copy(copies.to + ahead_stage * STAGE + 16 * (i - lane), from0 + 16 * i);
+			else
+				copies.copy(ahead_stage, from0, from8, a.row_bytes, ahead_chunk * copies.BYTES,
+					ahead_rows, a.glu, lane);
 			ahead_stage = ahead_stage + 1 == MANY_STAGES ? 0 : ahead_stage + 1;
 			ahead_chunk += split;
 			if (ahead_chunk >= chunks) {
@@ -198,12 +244,13 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 	grid_dependency_wait();
 
 	if constexpr (OWN)
-		many_make_limbs<T, ROW_TILES>(m, share, split, n_sb, limbs, scales);
+		many_make_limbs<T, ROW_TILES>(
+			a, a.x + stack * a.x_stack + x_first * a.x_row, n_x, share, split, n_sb, limbs, scales);
 	else
-		many_load_limbs<T, ROW_TILES>(m, share, split, n_sb, x_first, n_x, limbs, scales);
+		many_load_limbs<T, ROW_TILES>(a, share, split, n_sb, x_first, n_x, limbs, scales);
 	__syncthreads();
 
-	int stage = 0, r0 = lane / 4, c = lane % 4;
+	int stage = 0, r0 = lane / 4, c = lane % 4, stride = STACK && a.flat ? a.row_bytes : STRIDE;
 	for (int item = first + warp; item < end; item += warps) {
 		float acc[TILES][4];
 #pragma unroll
@@ -216,7 +263,7 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 		for (int chunk = share; chunk < chunks; chunk += split, local += CHUNK) {
 			async_wait<MANY_STAGES - 1>();
 			__syncwarp();
-			const uint8_t *row = stages + stage * STAGE + r0 * STRIDE;
+			const uint8_t *row = stages + stage * STAGE + r0 * stride;
 #pragma unroll
 			for (int u = 0; u < CHUNK; u++) {
 				int sb = chunk * CHUNK + u;
@@ -233,64 +280,71 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 					x_scale[n][0] = two.x, x_scale[n][1] = two.y;
 				}
 				const uint8_t *p0 = row + u * stage_shape::SB_BYTES;
-				super_block_mma<T, TILES, 8, 1, STEP>(p0, p0 + 8 * STRIDE, u, a.n_in - sb * 256, c,
+				super_block_mma<T, TILES, 8, 1, STEP>(p0, p0 + 8 * stride, u, a.n_in - sb * 256, c,
 					a.tables, lane_tables{shared, 0}, at, x_scale, acc);
 			}
 			__syncwarp(); /* the stage may be overwritten */
 			fetch();
 			stage = stage + 1 == MANY_STAGES ? 0 : stage + 1;
 		}
-		float *to = m.partials +
-					(((int64_t)share * m.n_items + item) * m.groups + group) * (X * MMA_ROWS) + r0;
+		if constexpr (STACK) {
+			many_store<ROW_TILES>(a, a.part[0].y + stack * a.y_stack + x_first * a.y_row,
+				item * MMA_ROWS, n_x, acc, lane);
+			continue;
+		}
+		float *to = a.partials +
+					(((int64_t)share * a.n_items + item) * a.groups + group) * (X * MMA_ROWS) + r0;
 #pragma unroll
 		for (int h = 0; h < ROW_TILES; h++)
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				int x = 8 * h + 2 * c + i % 2;
-				const float(*v)[4] = acc + 3 * h;
 				if (x < n_x)
-					to[x * MMA_ROWS + i / 2 * 8] =
-						__fmaf_rn(65536.0f, v[0][i], __fmaf_rn(256.0f, v[1][i], v[2][i]));
+					to[x * MMA_ROWS + i / 2 * 8] = many_value(acc + 3 * h, i);
 			}
 	}
 	async_wait<0>();
 }
 
 /* y from the partial sums. Grid: (items times 16 weight rows in blocks of MANY_SUM threads, rows of
- * x); a thread for each output. x_rows: rows of x of a group in partials, 8 * ROW_TILES; group_rows
- * of them are used. */
-static __global__ void __launch_bounds__(MANY_SUM)
-	gemv_many_sum_kernel(const __grid_constant__ struct gemv_many_args m, int x_rows)
+ * x in groups of MANY_SUM_ROWS); a thread for each weight row and group. x_rows: rows of x of a
+ * group of gemv_many_kernel in partials, 8 * ROW_TILES; group_rows of them are used. */
+static __global__ void __launch_bounds__(MANY_SUM, 8)
+	gemv_many_sum_kernel(const __grid_constant__ struct gemv_many_args a, int x_rows)
 {
-	const struct gemv_rows_args &a = m.of;
 	launch_dependents();
-	int i = blockIdx.x * MANY_SUM + threadIdx.x, item = i / MMA_ROWS, j = i % MMA_ROWS,
-		x = blockIdx.y, tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, split = 1 << a.log_split;
-	if (item >= m.n_items || j >= tile_rows)
-		return;
-	struct item_position p = item_position_of(a, m.first_item + item, tile_rows);
+	int i = blockIdx.x * MANY_SUM + threadIdx.x, item = min(i / MMA_ROWS, a.n_items - 1),
+		j = i % MMA_ROWS, tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, split = 1 << a.log_split;
+	struct item_position p = item_position_of(a, a.first_item + item, tile_rows);
 	const struct item_part &t = a.part[p.part];
-	int64_t stride = (int64_t)m.n_items * m.groups * x_rows * MMA_ROWS;
-	const float *from =
-		m.partials +
-		(((int64_t)item * m.groups + x / m.group_rows) * x_rows + x % m.group_rows) * MMA_ROWS + j;
-	if (p.row + j >= t.n_out)
-		return;
+	bool stores = i / MMA_ROWS < a.n_items && j < tile_rows && p.row + j < t.n_out,
+		 add = stores && a.add >> p.part & 1;
+	int x_first = blockIdx.y * MANY_SUM_ROWS, n = min(MANY_SUM_ROWS, a.n_rows - x_first),
+		stride = a.n_items * a.groups * x_rows * MMA_ROWS; /* MANY_PARTIALS fits in an int */
+	float *to = t.y + (int64_t)x_first * t.n_out + p.row + j;
 	grid_dependency_wait();
-	float part[GEMV_WARPS], part_up[GEMV_WARPS], v = 0, up = 0;
+	/* all loads before the first use; rows past the last repeat it */
+	float part[MANY_SUM_ROWS][GEMV_WARPS], old[MANY_SUM_ROWS];
 #pragma unroll
-	for (int s = 0; s < GEMV_WARPS; s++) {
-		part[s] = s < split ? __ldcg(from + s * stride) : 0;
-		part_up[s] = a.glu && s < split ? __ldcg(from + s * stride + 8) : 0;
+	for (int r = 0; r < MANY_SUM_ROWS; r++) {
+		int x = x_first + min(r, n - 1),
+			from =
+				((item * a.groups + x / a.group_rows) * x_rows + x % a.group_rows) * MMA_ROWS + j;
+#pragma unroll
+		for (int s = 0; s < GEMV_WARPS; s++)
+			part[r][s] = s < split ? __ldcg(a.partials + from + s * stride) : 0;
+		old[r] = add && r < n ? to[(int64_t)r * t.n_out] : 0;
 	}
 #pragma unroll
-	for (int s = 0; s < GEMV_WARPS; s++)
-		if (s < split) {
-			v = __fadd_rn(v, part[s]);
-			up = __fadd_rn(up, part_up[s]);
-		}
-	float *to = t.y + (int64_t)x * t.n_out + p.row + j;
-	*to = a.glu ? swiglu_one(v, up) : a.add >> p.part & 1 ? __fadd_rn(*to, v) : v;
+	for (int r = 0; r < MANY_SUM_ROWS; r++) {
+		float v = 0;
+#pragma unroll
+		for (int s = 0; s < GEMV_WARPS; s++)
+			v = s < split ? __fadd_rn(v, part[r][s]) : v;
+		float up = __shfl_xor_sync(0xffffffffu, v, MMA_ROWS / 2); /* glu: of gate's eight lanes */
+		if (stores && r < n)
+			to[(int64_t)r * t.n_out] = a.glu ? swiglu_one(v, up) : add ? __fadd_rn(old[r], v) : v;
+	}
 }
 
 /* How a launch uses shared memory */
@@ -319,46 +373,85 @@ static struct many_layout many_layout_of(const struct cuda_backend *b, int n_in,
 	return l;
 }
 
+/* The blocks of a launch of n_items by `kinds` kinds: about one per SM, at least one of each kind.
+ * SMs that are too few for one more block of each kind have blocks of the first kinds. */
+static inline unsigned many_blocks(const struct cuda_backend *b, int kinds, int n_items)
+{
+	int blocks = kinds * min(n_items, max(b->n_sm / kinds, 1));
+	return (unsigned)(blocks + kinds > b->n_sm ? max(b->n_sm, kinds) : blocks);
+}
+
 /* False: not enough shared memory; nothing was enqueued. True: enqueued, or the failure is kept. */
-template <int T, int ROW_TILES, bool OWN>
-static bool gemv_many_launch_as(
-	struct cuda_backend *b, const struct gemv_rows_args *a, const struct gemv_args *p)
+template <int T, int ROW_TILES, bool OWN, bool STACK>
+static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_many_args *given)
 {
 	constexpr int X = 8 * ROW_TILES;
-	struct gemv_many_args m = {};
-	int split = 1 << a->log_split, items = a->part[a->n_parts - 1].item_end;
-	struct many_layout l = many_layout_of<T, ROW_TILES, OWN>(b, a->n_in, split);
+	struct gemv_many_args a = *given;
+	int split = 1 << a.log_split, items = a.part[a.n_parts - 1].item_end;
+	struct many_layout l = many_layout_of<T, ROW_TILES, OWN>(b, a.n_in, split);
 	if (!l.warps)
 		return false;
-	m.of = *a;
-	m.x = p->x, m.x_row = p->x_row, m.x_aligned = p->x_aligned;
-	m.share_blocks = l.share_blocks;
-	m.groups = (a->n_rows + X - 1) / X;
-	m.group_rows = (a->n_rows + m.groups - 1) / m.groups;
-	size_t item_bytes = (size_t)split * (size_t)m.groups * X * MMA_ROWS * sizeof(float);
-	int most = (int)(MANY_PARTIALS / item_bytes), kinds = split * m.groups;
-	auto kernel = gemv_many_kernel<T, ROW_TILES, OWN>;
-	m.partials = (float *)cuda_scratch_reserve(b, &b->gemv_partials, MANY_PARTIALS);
-	if (!m.partials || !cuda_allow_shared(b, (const void *)kernel, l.bytes))
+	a.share_blocks = l.share_blocks;
+	a.groups = (a.n_rows + X - 1) / X;
+	a.group_rows = (a.n_rows + a.groups - 1) / a.groups;
+	auto kernel = gemv_many_kernel<T, ROW_TILES, OWN, STACK>;
+	if (!cuda_allow_shared(b, (const void *)kernel, l.bytes))
 		return true;
-	for (; m.first_item < items && !b->base.failure.code; m.first_item += m.n_items) {
-		m.n_items = min(items - m.first_item, most);
-		int blocks = kinds * min(m.n_items, max(b->n_sm / kinds, 1));
-		/* SMs that are too few for one more block of each kind: blocks of the first kinds */
-		blocks = blocks + kinds > b->n_sm ? max(b->n_sm, kinds) : blocks;
-		cuda_launch(b, kernel, dim3((unsigned)blocks), (unsigned)l.warps * 32, l.bytes, m);
-		unsigned sums = (unsigned)(m.n_items * MMA_ROWS + MANY_SUM - 1) / MANY_SUM;
-		cuda_launch(b, gemv_many_sum_kernel, dim3(sums, (unsigned)a->n_rows), MANY_SUM, 0, m, X);
+	if (STACK) {
+		a.n_items = items;
+		cuda_launch(b, kernel, dim3(many_blocks(b, a.n_stack * a.groups, items)),
+			(unsigned)l.warps * 32, l.bytes, a);
+		return true;
+	}
+	size_t item_bytes = (size_t)split * (size_t)a.groups * X * MMA_ROWS * sizeof(float);
+	int most = (int)(MANY_PARTIALS / item_bytes);
+	a.partials = (float *)cuda_scratch_reserve(b, &b->gemv_partials, MANY_PARTIALS);
+	if (!a.partials)
+		return true;
+	for (; a.first_item < items && !b->base.failure.code; a.first_item += a.n_items) {
+		a.n_items = min(items - a.first_item, most);
+		cuda_launch(b, kernel, dim3(many_blocks(b, split * a.groups, a.n_items)),
+			(unsigned)l.warps * 32, l.bytes, a);
+		dim3 sums((unsigned)(a.n_items * MMA_ROWS + MANY_SUM - 1) / MANY_SUM,
+			(unsigned)(a.n_rows + MANY_SUM_ROWS - 1) / MANY_SUM_ROWS);
+		cuda_launch(b, gemv_many_sum_kernel, sums, MANY_SUM, 0, a, X);
 	}
 	return true;
+}
+
+/* Whether the matrices of p, which are a stack, can be copied row by row (flat: as extents of 16
+ * rows) and the products stored as they are; sets the fields of a stack. */
+template <int T> static bool many_stack_args_of(const struct gemv_args *p, struct gemv_many_args *a)
+{
+	const struct gemv_task *t = &p->task[0];
+	a->n_stack = p->n_stack;
+	a->x_stack = p->x_stack, a->y_stack = p->y_stack, a->y_row = p->y_row;
+	a->stack_bytes = p->stack_bytes;
+	a->flat = p->row_bytes % 16 != 0;
+	return p->split == 1 && p->n_tasks == 1 && !t->add && !p->glu && p->stack_bytes % 16 == 0 &&
+		   (!a->flat || (p->row_bytes <= item_stage<T>::BYTES && p->row_bytes % 4 == 0 &&
+							t->n_out % MMA_ROWS == 0));
+}
+
+/* The arguments that do not depend on the launch's tiling. False: the kernel does not apply. */
+template <int T> static bool gemv_many_args_of(const struct gemv_args *p, struct gemv_many_args *a)
+{
+	*a = {};
+	a->x = p->x, a->x_row = p->x_row, a->x_aligned = p->x_aligned;
+	a->limbs = p->limbs, a->scales = p->scales;
+	a->n_stack = 1;
+	if (p->n_rows < MANY_ROWS)
+		return false;
+	bool stack = p->n_stack > 1;
+	return (!stack || many_stack_args_of<T>(p, a)) && item_args_set(a, p, stack);
 }
 
 /* Whether gemv_many_launch takes this product without limbs. */
 template <int T>
 static bool gemv_many_makes_limbs(struct cuda_backend *b, const struct gemv_args *p)
 {
-	struct gemv_rows_args a;
-	if (p->n_rows < MANY_ROWS || p->n_rows > MANY_OWN_ROWS || !gemv_rows_args_of(p, &a))
+	struct gemv_many_args a;
+	if (!gemv_many_args_of<T>(p, &a) || (a.n_stack == 1 && p->n_rows > MANY_OWN_ROWS))
 		return false;
 	int split = 1 << a.log_split;
 	return (p->n_rows > 8 ? many_layout_of<T, 2, true>(b, p->n_in, split)
@@ -369,18 +462,21 @@ static bool gemv_many_makes_limbs(struct cuda_backend *b, const struct gemv_args
 /* False: the kernel does not apply; nothing was enqueued. */
 template <int T> static bool gemv_many_launch(struct cuda_backend *b, const struct gemv_args *p)
 {
-	struct gemv_rows_args a;
-	if (p->n_rows < MANY_ROWS || !gemv_rows_args_of(p, &a))
+	struct gemv_many_args a;
+	if (!gemv_many_args_of<T>(p, &a) || (p->limbs && a.n_stack > 1))
 		return false;
+	if (a.n_stack > 1)
+		return p->n_rows > 8 ? gemv_many_launch_as<T, 2, true, true>(b, &a)
+							 : gemv_many_launch_as<T, 1, true, true>(b, &a);
 	if (!p->limbs)
-		return p->n_rows > 8 ? gemv_many_launch_as<T, 2, true>(b, &a, p)
-							 : gemv_many_launch_as<T, 1, true>(b, &a, p);
-	/* groups of 32 rows where they leave no more columns unused than groups of 16 do */
+		return p->n_rows > 8 ? gemv_many_launch_as<T, 2, true, false>(b, &a)
+							 : gemv_many_launch_as<T, 1, true, false>(b, &a);
+	/* groups of 32 rows where they leave no more columns unused than groups of 16 do; smaller ones
+	 * on cards with less shared memory */
 	bool large = p->n_rows > 16 && (p->n_rows + 15) / 16 % 2 == 0;
-	if (large && gemv_many_launch_as<T, 4, false>(b, &a, p))
-		return true;
-	return p->n_rows > 8 ? gemv_many_launch_as<T, 2, false>(b, &a, p)
-						 : gemv_many_launch_as<T, 1, false>(b, &a, p);
+	return (large && gemv_many_launch_as<T, 4, false, false>(b, &a)) ||
+		   (p->n_rows > 8 && gemv_many_launch_as<T, 2, false, false>(b, &a)) ||
+		   gemv_many_launch_as<T, 1, false, false>(b, &a);
 }
 
 #endif

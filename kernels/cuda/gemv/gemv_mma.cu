@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* limbs_kernel, which splits x into limbs for gemv_mma_kernel (gemv_mma.cuh: grid, block, bytes
- * moved), gemv_rows_kernel and gemv_many_kernel, and what depends on the type: limb layout, split-k
- * factor, and whether gemv_many_kernel splits x itself. */
+ * moved) and gemv_many_kernel, and what depends on the type: limb layout, split-k factor, and
+ * whether gemv_many_kernel splits x itself. */
 #include "kernels/cuda/gemv/gemv_many.cuh"
 
 template <bool QUADS>

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Parts of the kernels that compute items of 16 weight rows: gemv_aligned_kernel, gemv_rows_kernel,
+ * Parts of the kernels that compute items of 16 weight rows: gemv_aligned_kernel,
  * gemv_many_kernel, gemv_chain_kernel, mla_output.cuh. In brackets: which of them.
  *
- *   item_part                  the matrices of a launch [aligned, rows, many]
- *   item_position_of           where an item lies [aligned, rows, many, chain]
- *   item_args_set              their arguments from gemv_args [aligned, rows, many]
+ *   item_part                  the matrices of a launch [aligned, many]
+ *   item_position_of           where an item lies [aligned, many, chain]
+ *   item_args_set              their arguments from gemv_args [aligned, many]
  *   item_stage                 copies of one stage by a warp: CHUNK super-blocks of 16 rows
- *                              (cp.async) [aligned, rows, many]
+ *                              (cp.async) [aligned, many]
  *   stage_multiply             the stage times the limbs of x, added to the warp's accumulators
  *                              [aligned]
  *   store_partials             a warp's partial sums to shared memory [aligned, chain, mla]
  *   add_partials               their sum in the order of the warps [chain]
  *
- * Tried: one struct for set_rows and fetch of [aligned, rows, many], which differ in names only:
- * other machine code (CUDA 13.0, sm_90a), and gemv_many_kernel of Q4_K with four row tiles spills
- * 160 bytes a thread in place of 120. Its speed was not measured.
+ * Tried: one struct for set_rows and fetch of [aligned, many], which differ in names only: other
+ * machine code (CUDA 13.0, sm_90a), and gemv_many_kernel of Q4_K with four row tiles spills 160
+ * bytes a thread in place of 120. Its speed was not measured.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_PIPELINE_CUH
 #define GLM_KERNELS_CUDA_GEMV_PIPELINE_CUH
@@ -59,20 +59,21 @@ static __device__ __forceinline__ struct item_position item_position_of(
 	return p;
 }
 
-/* Sets the fields that struct gemv_aligned_args and struct gemv_rows_args share; *a is zeros.
- * False: kernels that copy by item_stage do not apply, because of stacks, rows by slots, another
- * stride of y than n_out, too many matrices, rows that are not 16-byte aligned, or so long that
- * offsets within a tile do not fit in an int. */
-template <typename A> static bool item_args_set(A *a, const struct gemv_args *p)
+/* Sets the fields that struct gemv_aligned_args and struct gemv_many_args share; *a is zeros but
+ * for what the caller has set. False: kernels that copy by item_stage do not apply, because of rows
+ * by slots, too many matrices, matrices or rows that are not 16-byte aligned, rows so long that
+ * offsets within a tile do not fit in an int, stacks, or another stride of y than n_out. `stack`:
+ * the caller takes care of stacks, of the stride of y, and of rows that are not aligned. */
+template <typename A> static bool item_args_set(A *a, const struct gemv_args *p, bool stack = false)
 {
 	int rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
-	if (p->rows != ROWS_PLAIN || p->n_stack > 1 || p->n_tasks > ITEM_PARTS ||
+	if (p->rows != ROWS_PLAIN || (p->n_stack > 1 && !stack) || p->n_tasks > ITEM_PARTS ||
 		p->row_bytes > INT_MAX / 16 || p->split > GEMV_WARPS)
 		return false;
-	uintptr_t all = (uintptr_t)p->row_bytes;
+	uintptr_t all = stack ? 0 : (uintptr_t)p->row_bytes;
 	for (int i = 0; i < p->n_tasks; i++) {
 		const struct gemv_task *t = &p->task[i];
-		if (p->y_row && p->y_row != t->n_out)
+		if (p->y_row && p->y_row != t->n_out && !stack)
 			return false;
 		items += (t->n_out + rows - 1) / rows;
 		a->part[i] = {t->w, p->glu ? t->up : t->w, t->y, t->n_out, items};
