@@ -10,9 +10,7 @@
  *   - Matrices of a stack (STACK) have short rows: a block has one matrix, one group of up to 16
  *     rows of x, and all of k.
  * The partial sums of the shares go through global memory: gemv_many_sum_kernel adds them up in the
- * order of the shares. Tried: the warp that stores the last share of an item, as a counter tells,
- * adds them up. Its fences wait for all copies in flight: o of 8 rows 2,500 GB/s against 2,743
- * (`bench ops`).
+ * order of the shares.
  *
  *      kind     a share of k (gemv_k_split) with a group of up to 8 * ROW_TILES rows of x; STACK:
  *               a matrix with such a group. Block i has kind i % kinds; the blocks of a kind divide
@@ -31,7 +29,7 @@
  *
  * Bytes moved: every packed row once per group of rows (after the first from the L2 cache); of x 4
  * (OWN) or 3 bytes a value, a share of k per block; partial sums, 4 * split bytes per output, out
- * and in: the MANY_PARTIALS bytes of a launch stay in the L2 cache.
+ * and in: MANY_PARTIALS bytes at a time stay in the L2 cache.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_MANY_CUH
 #define GLM_KERNELS_CUDA_GEMV_MANY_CUH
@@ -42,13 +40,8 @@
 #define MANY_LEAST    4                  /* warps of a block, at least */
 #define MANY_PARTIALS ((size_t)16 << 20) /* bytes of partial sums of a launch, at most */
 #define MANY_ROWS     3                  /* fewer: gemv_aligned_kernel */
-#define MANY_OWN_ROWS                                                                              \
-	16 /* up to so many rows the blocks make the limbs themselves; of a stack: any */
-/* gemv_many_sum_kernel: threads of a block, which fits beside a block of one row tile (at most 64
- * registers a thread); rows of x of a thread, few enough that the blocks leave most SMs to the next
- * kernel */
-#define MANY_SUM      128
-#define MANY_SUM_ROWS 4
+#define MANY_OWN_ROWS 16  /* up to so many rows, and of stacks, the blocks make the limbs */
+#define MANY_SUM      256 /* threads of a block of gemv_many_sum_kernel */
 
 static_assert(MANY_OWN_ROWS <= 2 * 8, "with OWN a group has at most two tiles");
 
@@ -307,44 +300,39 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 }
 
 /* y from the partial sums. Grid: (items times 16 weight rows in blocks of MANY_SUM threads, rows of
- * x in groups of MANY_SUM_ROWS); a thread for each weight row and group. x_rows: rows of x of a
- * group of gemv_many_kernel in partials, 8 * ROW_TILES; group_rows of them are used. */
-static __global__ void __launch_bounds__(MANY_SUM, 8)
+ * x); a thread for each output. x_rows: rows of x of a group in partials, 8 * ROW_TILES; group_rows
+ * of them are used. */
+static __global__ void __launch_bounds__(MANY_SUM)
 	gemv_many_sum_kernel(const __grid_constant__ struct gemv_many_args a, int x_rows)
 {
 	launch_dependents();
-	int i = blockIdx.x * MANY_SUM + threadIdx.x, item = min(i / MMA_ROWS, a.n_items - 1),
-		j = i % MMA_ROWS, tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, split = 1 << a.log_split;
+	int i = blockIdx.x * MANY_SUM + threadIdx.x, item = i / MMA_ROWS, j = i % MMA_ROWS,
+		x = blockIdx.y, tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, split = 1 << a.log_split;
+	if (item >= a.n_items || j >= tile_rows)
+		return;
 	struct item_position p = item_position_of(a, a.first_item + item, tile_rows);
 	const struct item_part &t = a.part[p.part];
-	bool stores = i / MMA_ROWS < a.n_items && j < tile_rows && p.row + j < t.n_out,
-		 add = stores && a.add >> p.part & 1;
-	int x_first = blockIdx.y * MANY_SUM_ROWS, n = min(MANY_SUM_ROWS, a.n_rows - x_first),
-		stride = a.n_items * a.groups * x_rows * MMA_ROWS; /* MANY_PARTIALS fits in an int */
-	float *to = t.y + (int64_t)x_first * t.n_out + p.row + j;
+	int64_t stride = (int64_t)a.n_items * a.groups * x_rows * MMA_ROWS;
+	const float *from =
+		a.partials +
+		(((int64_t)item * a.groups + x / a.group_rows) * x_rows + x % a.group_rows) * MMA_ROWS + j;
+	if (p.row + j >= t.n_out)
+		return;
 	grid_dependency_wait();
-	/* all loads before the first use; rows past the last repeat it */
-	float part[MANY_SUM_ROWS][GEMV_WARPS], old[MANY_SUM_ROWS];
+	float part[GEMV_WARPS], part_up[GEMV_WARPS], v = 0, up = 0;
 #pragma unroll
-	for (int r = 0; r < MANY_SUM_ROWS; r++) {
-		int x = x_first + min(r, n - 1),
-			from =
-				((item * a.groups + x / a.group_rows) * x_rows + x % a.group_rows) * MMA_ROWS + j;
-#pragma unroll
-		for (int s = 0; s < GEMV_WARPS; s++)
-			part[r][s] = s < split ? __ldcg(a.partials + from + s * stride) : 0;
-		old[r] = add && r < n ? to[(int64_t)r * t.n_out] : 0;
+	for (int s = 0; s < GEMV_WARPS; s++) {
+		part[s] = s < split ? __ldcg(from + s * stride) : 0;
+		part_up[s] = a.glu && s < split ? __ldcg(from + s * stride + 8) : 0;
 	}
 #pragma unroll
-	for (int r = 0; r < MANY_SUM_ROWS; r++) {
-		float v = 0;
-#pragma unroll
-		for (int s = 0; s < GEMV_WARPS; s++)
-			v = s < split ? __fadd_rn(v, part[r][s]) : v;
-		float up = __shfl_xor_sync(0xffffffffu, v, MMA_ROWS / 2); /* glu: of gate's eight lanes */
-		if (stores && r < n)
-			to[(int64_t)r * t.n_out] = a.glu ? swiglu_one(v, up) : add ? __fadd_rn(old[r], v) : v;
-	}
+	for (int s = 0; s < GEMV_WARPS; s++)
+		if (s < split) {
+			v = __fadd_rn(v, part[s]);
+			up = __fadd_rn(up, part_up[s]);
+		}
+	float *to = t.y + (int64_t)x * t.n_out + p.row + j;
+	*to = a.glu ? swiglu_one(v, up) : a.add >> p.part & 1 ? __fadd_rn(*to, v) : v;
 }
 
 /* How a launch uses shared memory */
@@ -412,9 +400,8 @@ static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_many_a
 		a.n_items = min(items - a.first_item, most);
 		cuda_launch(b, kernel, dim3(many_blocks(b, split * a.groups, a.n_items)),
 			(unsigned)l.warps * 32, l.bytes, a);
-		dim3 sums((unsigned)(a.n_items * MMA_ROWS + MANY_SUM - 1) / MANY_SUM,
-			(unsigned)(a.n_rows + MANY_SUM_ROWS - 1) / MANY_SUM_ROWS);
-		cuda_launch(b, gemv_many_sum_kernel, sums, MANY_SUM, 0, a, X);
+		unsigned sums = (unsigned)(a.n_items * MMA_ROWS + MANY_SUM - 1) / MANY_SUM;
+		cuda_launch(b, gemv_many_sum_kernel, dim3(sums, (unsigned)a.n_rows), MANY_SUM, 0, a, X);
 	}
 	return true;
 }
