@@ -29,8 +29,8 @@
 #include <string.h>
 
 /* A load from tier 1 that is no demand moves in equal chunks of at most TIER1_CHUNK_BYTES, of which
- * TIER1_CHUNKS_MAX are in flight: a demand waits for these at most. Smaller chunks cost the link
- * more than they save. An expert of GLM-5.2 in 2-bit types (9.7 MB) is one chunk. */
+ * TIER1_CHUNKS_MAX are in flight: a demand waits for these at most. An expert of GLM-5.2 in 2-bit
+ * types (9.7 MB) is one chunk; chunks of 3 MB were no faster (tests/bench/results/tried.md). */
 #define TIER1_CHUNK_BYTES ((uint64_t)16 << 20)
 #define TIER1_CHUNKS_MAX  2
 /* At most STAGED_WAITING_MAX staged demotions wait for gaps. In a gap one chunk of
