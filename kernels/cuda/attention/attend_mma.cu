@@ -444,8 +444,8 @@ static bool attend_mma_launch(
 static bool attend_segments(struct cuda_backend *b, struct mma_attend_args *g, int n)
 {
 	const struct attend *a = &g->a;
-	/* small blocks of 16 heads for one row, and as long as every multiprocessor has at most one of
-	 * them; else large ones, about as many as are resident at a time */
+	/* Small blocks (16 heads): for one row, up to 16 heads, or if there are no more of them than
+	 * multiprocessors. Else blocks of 32 heads, about as many as are resident at a time. */
 	int small = (a->n_heads + 15) / 16;
 	bool narrow = n == 1 || a->n_heads <= 16 || g->n_segments * small * n <= b->n_sm;
 	g->n_groups = narrow ? small : (a->n_heads + 31) / 32;

@@ -2,14 +2,15 @@
 /*
  * mla for 1 to MLA_ROWS rows of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches
  * of 576) in one launch. It takes the place of four (stacked_matmul, attend in two, stacked_matmul:
- * gemv_mma.cuh, attend_mma.cu), or, for 1 to OUT_ROWS rows, of five with the output projection. The
- * sums and their order are those of the separate launches. All rows share the reads of the weights:
- * on an H200, with the output projection, two rows with 500 positions each take 45 us in place of
- * 64, with 2048 53 in place of 70; four 59 in place of 81, and 78 in place of 89. One row takes 39
- * and 41. A block takes the rows one after the other, which pays less the more positions they have:
- * eight rows (with q's limbs in the place of z's; else they do not fit in shared memory) took 77 us
- * in place of 102 with 500 positions, 116 in place of 107 with 2048. MLA_ROWS lies between four and
- * eight, and each row takes 4 MB of flag words (CUDA_SCRATCH_MOST).
+ * gemv_mma.cuh, gemv_many.cuh, attend_mma.cu), or, for 1 to OUT_ROWS rows, of five with the output
+ * projection. The sums and their order are those of the separate launches. All rows share the reads
+ * of the weights: on an H200, with the output projection, two rows with 500 positions each take 45
+ * us in place of 64, with 2048 53 in place of 70; four 59 in place of 81, and 78 in place of 89.
+ * One row takes 39 and 41. A block takes the rows one after the other, which pays less the more
+ * positions they have: eight rows (with q's limbs in the place of z's; else they do not fit in
+ * shared memory) took 77 us in place of 102 with 500 positions, 116 in place of 107 with 2048. The
+ * separate launches of three and more rows have become faster since (gemv_many.cuh). MLA_ROWS lies
+ * between four and eight, and each row takes 4 MB of flag words (CUDA_SCRATCH_MOST).
  *
  * mla_kernel, mla_product_kernel: grid 128 blocks of 544 in clusters of two, one per SM. A group is
  * 32 blocks and 16 heads. Block i of group g: rows of half i % 2 of head 16 g + i / 2 in both

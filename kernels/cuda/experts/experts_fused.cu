@@ -62,7 +62,8 @@
 #define FINISHERS    3
 #define THREADS      ((WORKERS + 1 + FINISHERS) * 32)
 #define TASKS        64
-/* Most (token, rank) slots of a job, in steps of few and of MANY_ROWS rows. Each slot is a task, so
+/* Most (token, rank) slots of a job: SLOTS_MOST in steps of fewer than STEP_MANY rows, else
+ * SLOTS_MANY. Each slot is a task, so
  * a job of several slots loads and decodes its expert once per slot, though after the first time
  * from the L2 cache. The two passes of experts.cu do so once, but are three launches more for the
  * layer. Experts of steps of 4, 8, 16 and 32 rows (one H200, 8 layers of them, IQ2_XXS), in ms:
@@ -70,7 +71,7 @@
  * 7.12; of 8 0.98, 1.86, 3.65, 7.30. A step of 16 rows is 2 % faster with 8 than with 4. */
 #define SLOTS_MOST  8
 #define SLOTS_MANY  2
-#define MANY_ROWS   17
+#define STEP_MANY   17
 #define RING_STAGES 4 /* at most; more of them only let x and hidden rows wait */
 #define BARRIERS    16
 #define FREE_SMS    4 /* SMs that a deferred kernel leaves to copies */
@@ -654,7 +655,7 @@ static bool shape_applies(const struct cuda_backend *b, const struct expert_job 
 bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job, int rows)
 {
 	/* A launch that is captured and replayed would have the same values of `ready` every time. */
-	return !b->capturing && job->n_token_slots <= (rows < MANY_ROWS ? SLOTS_MOST : SLOTS_MANY) &&
+	return !b->capturing && job->n_token_slots <= (rows < STEP_MANY ? SLOTS_MOST : SLOTS_MANY) &&
 		   shape_applies(b, job);
 }
 

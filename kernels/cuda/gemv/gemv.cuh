@@ -11,11 +11,13 @@
  *      F32, F16, BF16                          gemv_kernel
  *      types of block_decode.cuh               gemv_decoded_kernel
  *      other packed types                      gemv_mma_kernel, except
- *        Q8_0, Q4_K: plain rows of x, rows of y n_out apart, at most ITEM_PARTS matrices and no
- *        stack, weight rows at multiples of 16 bytes; or a stack with a split of 1
+ *        Q8_0, Q4_K: plain rows of x, rows of y n_out apart, weight rows at multiples of 16
+ *        bytes, at most ITEM_PARTS matrices that are no stack
  *          3 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory
- *          1, 2 rows of x, no stack            gemv_aligned_kernel, if the block splits x itself
+ *          1, 2 rows of x                      gemv_aligned_kernel, if the block splits x itself
  *                                              (gemv_makes_limbs) and enough SMs have work
+ *        Q8_0, Q4_K: a stack, as many_stack_args_of says
+ *          3 and more rows of x                gemv_many_kernel, if its limbs fit in shared memory
  *
  * Ops of several products have kernels of their own for the common shapes, with the same sums:
  * latents (gemv_chain.cuh), ffn (ffn_fused.cu), expert_ffn (experts_fused.cu), mla.

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * gemv for MANY_ROWS to DECODE_MAX_ROWS rows of x: what gemv_mma_kernel (gemv_mma.cuh) computes,
- * for matrices whose rows are 16-byte aligned, with the same sums in the same order. A block has
- * one share of k and one group of rows of x, whose limbs stay in shared memory.
- *   - Up to MANY_OWN_ROWS rows each block splits its part of x itself (OWN), which the other blocks
- *     of its kind repeat.
- *   - Of more rows, or where that does not fit, limbs_kernel splits x once, a launch more, and the
- *     blocks load what they need.
- *   - Matrices of a stack (STACK) have short rows: a block has one matrix, one group of up to 16
- *     rows of x, and all of k.
- * The partial sums of the shares go through global memory: gemv_many_sum_kernel adds them up in the
- * order of the shares.
+ * for matrices whose rows are 16-byte aligned, and for stacks (many_stack_args_of), with the same
+ * sums in the same order. A block has one share of k and one group of rows of x, whose limbs stay
+ * in shared memory.
+ *   - OWN: each block splits its part of x into limbs. The blocks of a kind repeat that work. Up to
+ *     MANY_OWN_ROWS rows, and for all stacks.
+ *   - Else limbs_kernel has split x, in a launch more, and the blocks copy their part of the limbs.
+ *   - STACK, a stack with a split of 1: a block has one matrix, one group of up to 16 rows of x,
+ * and all of k. It stores y itself.
+ *   - Not STACK: the partial sums of the shares go through global memory. gemv_many_sum_kernel adds
+ *     them up in the order of the shares.
  *
- *      kind     a share of k (gemv_k_split) with a group of up to 8 * ROW_TILES rows of x; STACK:
- *               a matrix with such a group. Block i has kind i % kinds; the blocks of a kind divide
- *               the items
+ *      kind     what the limbs of a block are of: a share of k (gemv_k_split) and a group of up to
+ *               8 * ROW_TILES rows of x; STACK: a matrix and such a group. Block i has kind
+ *               i % kinds; the blocks of a kind divide the items
  *      item     16 weight rows (glu: 8 of gate and 8 of up) by the rows of the group; by one warp
  *      column   of a tile of 8: a row of x; a tile has one limb of 8 rows, so that a lane has all
  *               three limbs of its results
  *
- * Grid: about one block per SM. Block: as many warps as shared memory has stages for, at most
+ * Grid: about one block per SM, but at least one of each kind: stacks with many rows of x have more
+ * kinds than there are SMs. Block: as many warps as shared memory has stages for, at most
  * many_warps. A warp copies MANY_STAGES chunks ahead (cp.async), across items, to stages of its
  * own. The first copies start before the wait for the previous kernel. The only block barrier is
  * behind the limbs, made or loaded.
@@ -28,8 +29,8 @@
  * of padding behind each step (many_step); scales [super-block][row]; stages of the warps.
  *
  * Bytes moved: every packed row once per group of rows (after the first from the L2 cache); of x 4
- * (OWN) or 3 bytes a value, a share of k per block; partial sums, 4 * split bytes per output, out
- * and in: MANY_PARTIALS bytes at a time stay in the L2 cache.
+ * (OWN) or 3 bytes a value, a share of k per block. Not STACK: partial sums, 4 * split bytes per
+ * output, out and in; MANY_PARTIALS bytes at a time stay in the L2 cache.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_MANY_CUH
 #define GLM_KERNELS_CUDA_GEMV_MANY_CUH
@@ -37,11 +38,12 @@
 #include "kernels/cuda/gemv/gemv_pipeline.cuh"
 
 #define MANY_STAGES   2
-#define MANY_LEAST    4                  /* warps of a block, at least */
+#define MANY_WARPS    4                  /* of a block, at least */
 #define MANY_PARTIALS ((size_t)16 << 20) /* bytes of partial sums of a launch, at most */
-#define MANY_ROWS     3                  /* fewer: gemv_aligned_kernel */
-#define MANY_OWN_ROWS 16  /* up to so many rows, and of stacks, the blocks make the limbs */
-#define MANY_SUM      256 /* threads of a block of gemv_many_sum_kernel */
+#define MANY_ROWS     3                  /* rows of x, at least */
+#define MANY_OWN_ROWS                                                                              \
+	16               /* rows of x up to which blocks make the limbs; of a stack they always do */
+#define MANY_SUM 256 /* threads of a block of gemv_many_sum_kernel */
 
 static_assert(MANY_OWN_ROWS <= 2 * 8, "with OWN a group has at most two tiles");
 
@@ -65,19 +67,21 @@ struct gemv_many_args {
 	const float *scales; /* [n_rows][super-blocks] of x */
 	const struct cuda_tables *tables;
 	int64_t x_row;
-	/* STACK: floats between rows of y; from a matrix to the next */
-	int64_t y_row, x_stack, y_stack, stack_bytes;
+	int64_t y_row;            /* STACK: floats from a row of y to the next */
+	int64_t x_stack, y_stack; /* STACK: floats from a matrix to the next */
+	int64_t stack_bytes;
 	int n_stack; /* 1: none */
-	bool flat;   /* STACK: 16 rows are copied as one extent; a row is one chunk */
+	bool
+		flat; /* STACK: 16 rows (of gemv_args.flat: 8) are copied as one extent; a row is a chunk */
 	int row_bytes, n_in, n_rows, n_parts, log_split;
-	uint32_t add; /* bit i: part i is added to y */
+	uint32_t add; /* bit i: the product of part i is added to y */
 	bool glu;     /* y = silu(w x) * (up x) */
 	bool x_aligned;
 	struct item_part part[ITEM_PARTS];
 	float *partials; /* [split][n_items][groups * 8 * ROW_TILES rows of x][16 weight rows] */
 	int first_item, n_items; /* of this launch */
 	int groups, group_rows;  /* of rows of x */
-	int share_blocks;        /* super-blocks of a share, at most; a multiple of a chunk's */
+	int share_super_blocks;  /* super-blocks of a share, at most; a multiple of a chunk's */
 };
 
 /* The number in the row of super-block `local` of a share; n_sb or more: there is none */
@@ -94,7 +98,7 @@ static __device__ __forceinline__ void many_make_limbs(const struct gemv_many_ar
 	const float *x, int n_x, int share, int split, int n_sb, uint2 *limbs, float *scales)
 {
 	constexpr int X = 8 * ROW_TILES, STEP = many_step(ROW_TILES, true);
-	int warp = threadIdx.x / 32, warps = blockDim.x / 32, n = X * a.share_blocks;
+	int warp = threadIdx.x / 32, warps = blockDim.x / 32, n = X * a.share_super_blocks;
 	for (int first = warp; first < n; first += 4 * warps) {
 		float v[4][8];
 #pragma unroll
@@ -127,8 +131,8 @@ static __device__ __forceinline__ void many_load_limbs(const struct gemv_many_ar
 	int split, int n_sb, int x_first, int n_x, uint2 *limbs, float *scales)
 {
 	constexpr int X = 8 * ROW_TILES, CHUNK = item_stage<T>::CHUNK;
-	for (int i = threadIdx.x; i < X * a.share_blocks * 48; i += blockDim.x) {
-		int line = i % 48, local = i / 48 % a.share_blocks, r = i / 48 / a.share_blocks,
+	for (int i = threadIdx.x; i < X * a.share_super_blocks * 48; i += blockDim.x) {
+		int line = i % 48, local = i / 48 % a.share_super_blocks, r = i / 48 / a.share_super_blocks,
 			sb = many_super_block<CHUNK>(share, split, local);
 		int64_t row = x_first + min(r, n_x - 1);
 		int at = ((local * 8 + line / 6) * 3 + line % 6 / 2) * X + r;
@@ -137,7 +141,7 @@ static __device__ __forceinline__ void many_load_limbs(const struct gemv_many_ar
 				a.limbs + (row * n_sb + sb) * SUPER_BLOCK_LIMBS + 2 * line);
 	}
 	async_commit();
-	for (int i = threadIdx.x; i < X * a.share_blocks; i += blockDim.x) {
+	for (int i = threadIdx.x; i < X * a.share_super_blocks; i += blockDim.x) {
 		int sb = many_super_block<CHUNK>(share, split, i / X);
 		int64_t row = x_first + min(i % X, n_x - 1);
 		scales[i] = sb < n_sb ? a.scales[row * n_sb + sb] : 0;
@@ -145,7 +149,7 @@ static __device__ __forceinline__ void many_load_limbs(const struct gemv_many_ar
 	async_wait<0>();
 }
 
-/* The sum of a column's three limbs */
+/* Result i of this lane: its sums over the three limbs, combined */
 static __device__ __forceinline__ float many_value(const float of_limb[3][4], int i)
 {
 	return __fmaf_rn(65536.0f, of_limb[0][i], __fmaf_rn(256.0f, of_limb[1][i], of_limb[2][i]));
@@ -163,7 +167,8 @@ static __device__ __forceinline__ void many_store(const struct gemv_many_args &a
 		for (int i = 0; i < 4; i++) {
 			int x = 8 * h + 2 * (lane % 4) + i % 2, o = row + lane / 4 + i / 2 * 8;
 			if (x < n_x && o < a.part[0].n_out)
-				y[x * a.y_row + o] = __fadd_rn(0, many_value(acc + 3 * h, i)); /* -0 becomes 0 */
+				y[x * a.y_row + o] =
+					__fadd_rn(0, many_value(acc + 3 * h, i)); /* sums start from 0 */
 		}
 }
 
@@ -191,8 +196,8 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 	int tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS;
 	int x_first = group * a.group_rows, n_x = min(a.group_rows, a.n_rows - x_first);
 	uint2 *limbs = (uint2 *)shared;
-	float *scales = (float *)(limbs + a.share_blocks * 8 * STEP);
-	uint8_t *stages = (uint8_t *)(scales + a.share_blocks * X) + warp * (MANY_STAGES * STAGE);
+	float *scales = (float *)(limbs + a.share_super_blocks * 8 * STEP);
+	uint8_t *stages = (uint8_t *)(scales + a.share_super_blocks * X) + warp * (MANY_STAGES * STAGE);
 
 	launch_dependents();
 
@@ -338,7 +343,7 @@ static __global__ void __launch_bounds__(MANY_SUM)
 /* How a launch uses shared memory */
 struct many_layout {
 	int warps; /* 0: it does not fit */
-	int share_blocks;
+	int share_super_blocks;
 	size_t bytes;
 };
 
@@ -351,9 +356,9 @@ static struct many_layout many_layout_of(const struct cuda_backend *b, int n_in,
 						 8 * many_step(ROW_TILES, OWN) * sizeof(uint2) + X * sizeof(float);
 	int n_sb = (n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
 	struct many_layout l = {};
-	l.share_blocks = (chunks + split - 1) / split * CHUNK;
-	l.bytes = (size_t)l.share_blocks * of_super_block;
-	if (l.bytes + MANY_LEAST * stages > b->max_shared)
+	l.share_super_blocks = (chunks + split - 1) / split * CHUNK;
+	l.bytes = (size_t)l.share_super_blocks * of_super_block;
+	if (l.bytes + MANY_WARPS * stages > b->max_shared)
 		return l;
 	size_t warps = (b->max_shared - l.bytes) / stages;
 	l.warps = warps < many_warps(ROW_TILES) ? (int)warps : many_warps(ROW_TILES);
@@ -361,8 +366,8 @@ static struct many_layout many_layout_of(const struct cuda_backend *b, int n_in,
 	return l;
 }
 
-/* The blocks of a launch of n_items by `kinds` kinds: about one per SM, at least one of each kind.
- * SMs that are too few for one more block of each kind have blocks of the first kinds. */
+/* The blocks of a launch of n_items by `kinds` kinds: as many of each kind as the SMs have room
+ * for, at least one. If SMs are left, one more of the first kinds. */
 static inline unsigned many_blocks(const struct cuda_backend *b, int kinds, int n_items)
 {
 	int blocks = kinds * min(n_items, max(b->n_sm / kinds, 1));
@@ -379,7 +384,7 @@ static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_many_a
 	struct many_layout l = many_layout_of<T, ROW_TILES, OWN>(b, a.n_in, split);
 	if (!l.warps)
 		return false;
-	a.share_blocks = l.share_blocks;
+	a.share_super_blocks = l.share_super_blocks;
 	a.groups = (a.n_rows + X - 1) / X;
 	a.group_rows = (a.n_rows + a.groups - 1) / a.groups;
 	auto kernel = gemv_many_kernel<T, ROW_TILES, OWN, STACK>;
@@ -406,15 +411,20 @@ static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_many_a
 	return true;
 }
 
-/* Whether the matrices of p, which are a stack, can be copied row by row (flat: as extents of 16
- * rows) and the products stored as they are; sets the fields of a stack. */
+/* Whether the kernel takes p, a stack: a split of 1, one task, no add, no glu, and rows of whole
+ * 16-byte lines; or (flat) rows of one chunk, of which 16 are whole lines. Sets the fields of a
+ * stack. */
 template <int T> static bool many_stack_args_of(const struct gemv_args *p, struct gemv_many_args *a)
 {
 	const struct gemv_task *t = &p->task[0];
 	a->n_stack = p->n_stack;
-	a->x_stack = p->x_stack, a->y_stack = p->y_stack, a->y_row = p->y_row;
+	a->x_stack = p->x_stack, a->y_stack = p->y_stack;
+	a->y_row = p->y_row ? p->y_row : t->n_out;
 	a->stack_bytes = p->stack_bytes;
 	a->flat = p->row_bytes % 16 != 0;
+	/* what follows a flat row in its stage meets zeros as limbs, and must not be its scale */
+	if (a->flat && bytes_type<T>::SCALE != SCALE_FLOAT)
+		return false;
 	return p->split == 1 && p->n_tasks == 1 && !t->add && !p->glu && p->stack_bytes % 16 == 0 &&
 		   (!a->flat || (p->row_bytes <= item_stage<T>::BYTES && p->row_bytes % 4 == 0 &&
 							t->n_out % MMA_ROWS == 0));
@@ -433,7 +443,7 @@ template <int T> static bool gemv_many_args_of(const struct gemv_args *p, struct
 	return (!stack || many_stack_args_of<T>(p, a)) && item_args_set(a, p, stack);
 }
 
-/* Whether gemv_many_launch takes this product without limbs. */
+/* Whether gemv_many_launch makes the limbs of this product. */
 template <int T>
 static bool gemv_many_makes_limbs(struct cuda_backend *b, const struct gemv_args *p)
 {
@@ -458,8 +468,8 @@ template <int T> static bool gemv_many_launch(struct cuda_backend *b, const stru
 	if (!p->limbs)
 		return p->n_rows > 8 ? gemv_many_launch_as<T, 2, true, false>(b, &a)
 							 : gemv_many_launch_as<T, 1, true, false>(b, &a);
-	/* groups of 32 rows where they leave no more columns unused than groups of 16 do; smaller ones
-	 * on cards with less shared memory */
+	/* groups of 32 rows where they leave no more columns unused than groups of 16 do; smaller
+	 * groups where shared memory is too small */
 	bool large = p->n_rows > 16 && (p->n_rows + 15) / 16 % 2 == 0;
 	return (large && gemv_many_launch_as<T, 4, false, false>(b, &a)) ||
 		   (p->n_rows > 8 && gemv_many_launch_as<T, 2, false, false>(b, &a)) ||

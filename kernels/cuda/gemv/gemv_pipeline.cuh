@@ -33,7 +33,7 @@ static __device__ __forceinline__ void sync_group(int group, int warps)
 /* One of the matrices that a launch multiplies by the same x. */
 struct item_part {
 	const uint8_t *w, *up; /* up: glu only; else w again */
-	float *y;              /* [rows of x][n_out] */
+	float *y;              /* [rows of x][n_out]; of a stack: as gemv_many_args says */
 	int n_out, item_end;   /* item_end: items of the parts up to and with this one */
 };
 
@@ -93,7 +93,7 @@ template <typename A> static bool item_args_set(A *a, const struct gemv_args *p,
  * (few bank conflicts); of the LINES, BYTES / 16 are copied. Eight rows lie in it line after line:
  * line 32 i + lane of them comes from from[i] bytes past the first row. Rows and their bytes are
  * multiples of 16, and so are BYTES of the types that use it (Q8_0, Q4_K): no copy passes a row's
- * end. */
+ * end. (Of flat stacks gemv_many_kernel uses `to` alone.) */
 template <int T> struct item_stage {
 	static constexpr int CHUNK = gemv_tiling<T, false>::CHUNK,
 						 SB_BYTES = packed<T>::SUPER_BLOCK_BYTES, BYTES = CHUNK * SB_BYTES;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * matmul, stacked_matmul and the first half of ffn for decode: they fill tasks of the gemv kernels
- * (gemv.cuh, gemv_mma.cuh, gemv_aligned.cuh, gemv_decoded.cu: grid, block, bytes moved). With more
- * than DECODE_MAX_ROWS rows they call the gemm (gemm.cuh). Tasks travel as kernel arguments,
- * GEMV_TASKS at a time, so no table is uploaded.
+ * (gemv.cuh, gemv_mma.cuh, gemv_aligned.cuh, gemv_many.cuh, gemv_decoded.cu: grid, block, bytes
+ * moved). With more than DECODE_MAX_ROWS rows they call the gemm (gemm.cuh). Tasks travel as kernel
+ * arguments, GEMV_TASKS at a time, so no table is uploaded.
  */
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
