@@ -63,12 +63,12 @@
 #define THREADS      ((WORKERS + 1 + FINISHERS) * 32)
 #define TASKS        64
 /* Most (token, rank) slots of a job: SLOTS_MOST in steps of fewer than STEP_MANY rows, else
- * SLOTS_MANY. Each slot is a task, so
- * a job of several slots loads and decodes its expert once per slot, though after the first time
- * from the L2 cache. The two passes of experts.cu do so once, but are three launches more for the
- * layer. Experts of steps of 4, 8, 16 and 32 rows (one H200, 8 layers of them, IQ2_XXS), in ms:
- * with a limit of 1 1.15, 2.15, 3.84, 6.69; of 2 1.01, 1.99, 3.72, 6.55; of 4 0.98, 1.86, 3.78,
- * 7.12; of 8 0.98, 1.86, 3.65, 7.30. A step of 16 rows is 2 % faster with 8 than with 4. */
+ * SLOTS_MANY. Each slot is a task, so a job of several slots loads and decodes its expert once per
+ * slot, though after the first time from the L2 cache. The two passes of experts.cu do so once, but
+ * are three launches more for the layer. Experts of steps of 4, 8, 16 and 32 rows (one H200, 8
+ * layers of them, IQ2_XXS), in ms: with a limit of 1 1.15, 2.15, 3.84, 6.69; of 2 1.01, 1.99, 3.72,
+ * 6.55; of 4 0.98, 1.86, 3.78, 7.12; of 8 0.98, 1.86, 3.65, 7.30. A step of 16 rows is 2 % faster
+ * with 8 than with 4. */
 #define SLOTS_MOST  8
 #define SLOTS_MANY  2
 #define STEP_MANY   17
