@@ -412,7 +412,10 @@ def long_prompt():
     """A prompt of seconds shows how far it is; Ctrl+C stops it at once, and what was computed of it is not computed again."""
     progress = rb"reading the prompt .*?([0-9]+) of ([0-9]+) tok, [0-9.]+ tok/s, [0-9a-z ]+ left"
     c = Chat("-n", "8", "--chunk", "1", "--draft", "off", "--cache-gb", "0.003")
-    check("a short prompt shows no progress", b"reading" not in c.say(b"Define river."), c.seen)
+    shown = c.say(b"Define river.")
+    rate = re.search(rb"(\d+) prompt at ([0-9.]+) tok/s", shown)  # a busy machine makes it a long one
+    short = rate and int(rate[1]) / float(rate[2]) < 0.5
+    check("a short prompt shows no progress", rate and (b"reading" not in shown or not short), c.seen)
     text = b"Tell me about " + b"the river and " * (100 if "san-" in PROGRAM else 500)
     at = len(c.seen)
     c.keys(text + b"\r")
