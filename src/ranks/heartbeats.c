@@ -22,13 +22,21 @@
 #define LOST_NS     7000000000u /* of silence: lost. mpirun takes 2 s to end the rest: 10 s in all */
 #define GRACE_NS    1000000000u /* in which the process may end by itself */
 
-int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
+/* All processes end with the code of the one whose error ended the others: mpirun's status is that
+ * of any of them. What came from another process may be no code. */
+static int code_of_end(int code)
+{
+	return code == ERR_USAGE || code == ERR_INPUT || code == ERR_MEMORY ? code : ERR_RUN;
+}
+
+static void lose(struct ranks *r, uint32_t rank, int code, const char *why, struct err *e)
 {
 	pthread_mutex_lock(&r->lock);
 	if (!atomic_load(&r->lost)) {
-		err_set(&r->loss, ERR_RUN, "%s %s", r->peers[rank].name, why);
+		err_set(&r->loss, code_of_end(code), "%s %s", r->peers[rank].name, why);
 		r->state = HEARTBEAT_LOST;
 		r->heartbeat.rank = rank;
+		r->heartbeat.code = r->loss.code;
 		snprintf(r->heartbeat.text, sizeof r->heartbeat.text, "%s", r->loss.text);
 		atomic_store(&r->lost, true);
 	}
@@ -36,6 +44,11 @@ int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
 		*e = r->loss;
 	pthread_cond_signal(&r->wake);
 	pthread_mutex_unlock(&r->lock);
+}
+
+int rank_lose(struct ranks *r, uint32_t rank, const char *why, struct err *e)
+{
+	lose(r, rank, ERR_RUN, why, e);
 	return ERR_RUN;
 }
 
@@ -44,7 +57,7 @@ static void lose_as_reported(struct ranks *r, const struct heartbeat *b)
 {
 	pthread_mutex_lock(&r->lock);
 	if (!atomic_load(&r->lost)) {
-		err_set(&r->loss, ERR_RUN, "%s", b->text);
+		err_set(&r->loss, code_of_end(b->code), "%s", b->text);
 		r->state = HEARTBEAT_LOST;
 		r->heartbeat = *b;
 		atomic_store(&r->lost, true);
@@ -81,7 +94,7 @@ static void take_heartbeat(struct ranks *r, uint32_t rank, size_t bytes)
 	if (b.state == HEARTBEAT_LEFT) {
 		char why[sizeof b.text + 16];
 		snprintf(why, sizeof why, "has ended: %s", b.text);
-		rank_lose(r, rank, why, NULL);
+		lose(r, rank, b.code, why, NULL);
 	}
 	if (b.state == HEARTBEAT_LOST)
 		lose_as_reported(r, &b);
@@ -177,10 +190,10 @@ static void end_process(struct ranks *r)
 {
 	if (!atomic_exchange(&r->reported, true)) {
 		fprintf(stderr, "glmstream: %s: %s\n", r->peers[r->me].name, r->loss.text);
-		_exit(1);
+		_exit(err_exit_status(r->loss.code));
 	}
 	sleep(1); /* the thread that prints the loss is about to end it */
-	_exit(1);
+	_exit(err_exit_status(r->loss.code));
 }
 
 static void *heartbeats_run(void *user)
@@ -234,12 +247,13 @@ int heartbeats_start(struct ranks *r, struct err *e)
 	return rc ? err_errno(e, rc, "no thread for the heartbeats of the ranks") : 0;
 }
 
-void heartbeats_set_state(struct ranks *r, enum heartbeat_state state, const char *text)
+void heartbeats_set_state(struct ranks *r, enum heartbeat_state state, int code, const char *text)
 {
 	pthread_mutex_lock(&r->lock);
 	if (!atomic_load(&r->lost)) { /* nothing is more important */
 		r->state = state;
 		r->heartbeat.rank = r->me;
+		r->heartbeat.code = code;
 		snprintf(r->heartbeat.text, sizeof r->heartbeat.text, "%s", text ? text : "");
 	}
 	pthread_cond_signal(&r->wake);

@@ -422,11 +422,9 @@ static int close_lost(struct ranks *r, int rc, struct err *e)
 		for (;;) /* the thread writes the sentence and ends the process */
 			pause();
 	sleep_ns(AFTER_END_NS);
-	if (!rc || rc == ERR_INTERRUPTED) {
+	if (!rc || rc == ERR_INTERRUPTED)
 		*e = r->loss;
-		rc = ERR_RUN;
-	}
-	return rc;
+	return strstr(e->text, r->loss.text) ? r->loss.code : rc;
 }
 
 int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
@@ -437,8 +435,10 @@ int ranks_close(struct ranks *r, int rc, bool *abrupt, struct err *e)
 	*abrupt = true;
 	const bool in_order = !rc || r->orderly;
 	if (!atomic_load(&r->lost)) {
-		heartbeats_set_state(
-			r, in_order ? HEARTBEAT_DONE : HEARTBEAT_LEFT, in_order ? NULL : e->text);
+		if (in_order)
+			heartbeats_set_state(r, HEARTBEAT_DONE, 0, NULL);
+		else
+			heartbeats_set_state(r, HEARTBEAT_LEFT, rc, e->text);
 		*abrupt = !wait_until_delivered(r, in_order) || !in_order;
 	}
 	if (atomic_load(&r->lost))

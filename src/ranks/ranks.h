@@ -13,7 +13,7 @@
  * - Heartbeats. A thread of each rank sends every other rank at least two a second, with a state:
  *     alive     and, to rank 0, the latest status (ranks_publish)
  *     done      this rank has ended in order and waits for the others
- *     left      this rank has ended with an error: its sentence
+ *     left      this rank has ended with an error: its sentence and code
  *     lost      another rank is lost: which one, and why
  *
  * How they end
@@ -21,7 +21,9 @@
  *   ends; if that takes more than 9 s, the process ends with status 1.
  * - A rank is lost when it has sent no heartbeat for 7 s (it hangs, its host cannot be reached), or
  *   has left. Then every call fails with the sentence that names it. A process that has not ended
- *   by itself 1 s later is ended with status 1, after the sentence was written.
+ *   by itself 1 s later is ended, after the sentence was written.
+ * - A process that ends because another has left has its exit status (bad usage, bad input, out of
+ *   memory); because one is silent, 1. So mpirun's status does not depend on who ends first.
  * - A rank that leaves prints its own error, unless a lower rank has left with the same one.
  * - While MPI itself starts nothing is known of the others: after 120 s all ranks end, and none can
  *   be named.
@@ -120,7 +122,8 @@ bool ranks_status(struct ranks *r, uint32_t rank, void *out, size_t bytes);
 
 /* The process ends with rc and *e (not NULL). Waits for the others if that is in order, else tells
  * them why.
- * - Returns rc; if a rank is lost and rc is 0 or interrupted, ERR_RUN and the sentence in *e.
+ * - Returns rc; if a rank is lost, and rc is 0, interrupted or because of that, the code with which
+ *   all processes end, and the sentence in *e.
  * - *abrupt: MPI has not ended. The process should end by _exit, and r stays valid until then.
  *   Else r is freed.
  * - r NULL: returns rc; *abrupt is false. */

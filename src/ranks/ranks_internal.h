@@ -18,6 +18,7 @@ enum heartbeat_state { HEARTBEAT_ALIVE, HEARTBEAT_DONE, HEARTBEAT_LEFT, HEARTBEA
 struct heartbeat {
 	uint32_t state; /* enum heartbeat_state */
 	uint32_t rank;  /* LOST: the one that is */
+	int32_t code;   /* LEFT, LOST: with which the process ends */
 	char text[ERR_TEXT_MAX + 64];
 };
 
@@ -55,7 +56,7 @@ struct ranks {
 	void *publish_user;
 	void (*on_loss)(void *user, const char *sentence); /* NULL: nobody, or it was called */
 	void *on_loss_user;
-	struct err loss;      /* of the lost rank */
+	struct err loss;      /* of the lost rank; its code is that of the process's end */
 	atomic_bool lost;     /* set after `loss` */
 	atomic_bool reported; /* a thread prints the loss */
 	bool orderly;         /* the caller's thread */
@@ -63,8 +64,8 @@ struct ranks {
 
 /* Starts the thread. */
 int heartbeats_start(struct ranks *r, struct err *e);
-/* Sends this state from now on, and at once. text may be NULL. */
-void heartbeats_set_state(struct ranks *r, enum heartbeat_state state, const char *text);
+/* Sends this state from now on, and at once. LEFT: code and text of the error; else 0, NULL. */
+void heartbeats_set_state(struct ranks *r, enum heartbeat_state state, int code, const char *text);
 /* Has every other rank received the latest state (and, all_done, sent HEARTBEAT_DONE itself)? */
 bool heartbeats_delivered(struct ranks *r, bool all_done);
 /* A rank is lost; the first one counts. Returns ERR_RUN with its sentence in *e (may be NULL). */
