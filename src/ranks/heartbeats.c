@@ -22,8 +22,8 @@
 #define LOST_NS     7000000000u /* of silence: lost. mpirun takes 2 s to end the rest: 10 s in all */
 #define GRACE_NS    1000000000u /* in which the process may end by itself */
 
-/* All processes end with the code of the one whose error ended the others: mpirun's status is that
- * of any of them. What came from another process may be no code. */
+/* The code of a loss, from the code of the rank that left. A number from another process need not
+ * be a code. */
 static int code_of_end(int code)
 {
 	return code == ERR_USAGE || code == ERR_INPUT || code == ERR_MEMORY ? code : ERR_RUN;

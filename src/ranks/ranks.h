@@ -22,8 +22,9 @@
  * - A rank is lost when it has sent no heartbeat for 7 s (it hangs, its host cannot be reached), or
  *   has left. Then every call fails with the sentence that names it. A process that has not ended
  *   by itself 1 s later is ended, after the sentence was written.
- * - A process that ends because another has left has its exit status (bad usage, bad input, out of
- *   memory); because one is silent, 1. So mpirun's status does not depend on who ends first.
+ * - A rank that leaves with bad usage, bad input or out of memory gives its exit status to the
+ *   others, so that mpirun's status does not depend on who ends first. In all other cases a process
+ *   that ends because of another one ends with status 1.
  * - A rank that leaves prints its own error, unless a lower rank has left with the same one.
  * - While MPI itself starts nothing is known of the others: after 120 s all ranks end, and none can
  *   be named.
@@ -122,8 +123,8 @@ bool ranks_status(struct ranks *r, uint32_t rank, void *out, size_t bytes);
 
 /* The process ends with rc and *e (not NULL). Waits for the others if that is in order, else tells
  * them why.
- * - Returns rc; if a rank is lost, and rc is 0, interrupted or because of that, the code with which
- *   all processes end, and the sentence in *e.
+ * - Returns rc. If a rank is lost and rc is 0 or interrupted, *e becomes the sentence of the loss.
+ * If *e has that sentence, returns the code of the loss.
  * - *abrupt: MPI has not ended. The process should end by _exit, and r stays valid until then.
  *   Else r is freed.
  * - r NULL: returns rc; *abrupt is false. */

@@ -18,7 +18,7 @@ enum heartbeat_state { HEARTBEAT_ALIVE, HEARTBEAT_DONE, HEARTBEAT_LEFT, HEARTBEA
 struct heartbeat {
 	uint32_t state; /* enum heartbeat_state */
 	uint32_t rank;  /* LOST: the one that is */
-	int32_t code;   /* LEFT, LOST: with which the process ends */
+	int32_t code;   /* LEFT: of the rank's error; LOST: of the loss */
 	char text[ERR_TEXT_MAX + 64];
 };
 
@@ -56,7 +56,7 @@ struct ranks {
 	void *publish_user;
 	void (*on_loss)(void *user, const char *sentence); /* NULL: nobody, or it was called */
 	void *on_loss_user;
-	struct err loss;      /* of the lost rank; its code is that of the process's end */
+	struct err loss;      /* sentence and code of the lost rank */
 	atomic_bool lost;     /* set after `loss` */
 	atomic_bool reported; /* a thread prints the loss */
 	bool orderly;         /* the caller's thread */

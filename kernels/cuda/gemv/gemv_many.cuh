@@ -7,8 +7,8 @@
  *   - OWN: each block splits its part of x into limbs. The blocks of a kind repeat that work. Up to
  *     MANY_OWN_ROWS rows, and for all stacks.
  *   - Else limbs_kernel has split x, in a launch more, and the blocks copy their part of the limbs.
- *   - STACK, a stack with a split of 1: a block has one matrix, one group of up to 16 rows of x,
- * and all of k. It stores y itself.
+ *   - STACK, a stack with a split of 1: a block has one matrix, one group of up to 16 rows of x
+ *     and all of k. It stores y itself.
  *   - Not STACK: the partial sums of the shares go through global memory. gemv_many_sum_kernel adds
  *     them up in the order of the shares.
  *
@@ -41,9 +41,8 @@
 #define MANY_WARPS    4                  /* of a block, at least */
 #define MANY_PARTIALS ((size_t)16 << 20) /* bytes of partial sums of a launch, at most */
 #define MANY_ROWS     3                  /* rows of x, at least */
-#define MANY_OWN_ROWS                                                                              \
-	16               /* rows of x up to which blocks make the limbs; of a stack they always do */
-#define MANY_SUM 256 /* threads of a block of gemv_many_sum_kernel */
+#define MANY_OWN_ROWS 16                 /* most rows of x with OWN; of a stack: any number */
+#define MANY_SUM      256                /* threads of a block of gemv_many_sum_kernel */
 
 static_assert(MANY_OWN_ROWS <= 2 * 8, "with OWN a group has at most two tiles");
 
@@ -71,8 +70,7 @@ struct gemv_many_args {
 	int64_t x_stack, y_stack; /* STACK: floats from a matrix to the next */
 	int64_t stack_bytes;
 	int n_stack; /* 1: none */
-	bool
-		flat; /* STACK: 16 rows (of gemv_args.flat: 8) are copied as one extent; a row is a chunk */
+	bool flat;   /* STACK: a row is one chunk, and 16 rows (gemv_args.flat: 8) are copied at once */
 	int row_bytes, n_in, n_rows, n_parts, log_split;
 	uint32_t add; /* bit i: the product of part i is added to y */
 	bool glu;     /* y = silu(w x) * (up x) */
@@ -182,9 +180,9 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1)
 				  STAGE = stage_shape::STAGE, X = 8 * ROW_TILES, TILES = 3 * ROW_TILES,
 				  STEP = many_step(ROW_TILES, OWN);
 	static_assert(!type::TABLES, "types with codebooks need their tables in shared memory");
+	static_assert(OWN || !STACK, "blocks of stacks make the limbs");
 	extern __shared__ __align__(16) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-	static_assert(OWN || !STACK, "blocks of stacks make the limbs");
 	int split = STACK ? 1 : 1 << a.log_split, kinds = split * a.groups * (STACK ? a.n_stack : 1),
 		kind = blockIdx.x % kinds, share = kind & (split - 1),
 		group = STACK ? kind % a.groups : kind >> a.log_split, stack = STACK ? kind / a.groups : 0;
