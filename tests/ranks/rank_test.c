@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "tests/ranks/rank_test.h"
+#include "tests/support/temp_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,9 +23,9 @@ int mpirun_self(const char *argument, int n)
 	assert_true(length > 0);
 	self[length] = 0;
 	snprintf(command, sizeof command,
-		"OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 100 mpirun "
-		"--oversubscribe --bind-to none -np %d '%s' %s 2>&1 </dev/null",
-		n, self, argument);
+		"TMPDIR='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 100 "
+		"mpirun --oversubscribe --bind-to none -np %d '%s' %s 2>&1 </dev/null",
+		temp_dir(), n, self, argument);
 	FILE *f = popen(command, "r");
 	assert_non_null(f);
 	mpirun_said[fread(mpirun_said, 1, sizeof mpirun_said - 1, f)] = 0;

@@ -22,7 +22,9 @@
 bool mpirun_found(void);
 
 /* Starts n ranks of this program with one argument. The exit status of mpirun; what they wrote is
- * in mpirun_said. The case fails where mpirun did not exit. */
+ * in mpirun_said. The case fails where mpirun did not exit. The group has the fixtures of
+ * temp_dir.h: mpirun gets that folder, because one that ends may delete the folder in /tmp that
+ * another is about to use. */
 int mpirun_self(const char *argument, int n);
 extern char mpirun_said[65536];
 

@@ -17,6 +17,7 @@
 #include "src/forward/model.h"
 #include "src/ranks/ranks.h"
 #include "tests/ranks/rank_test.h"
+#include "tests/support/temp_dir.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -379,5 +380,5 @@ int main(int argc, char **argv)
 		return run_rank();
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_carriers), cmocka_unit_test(test_message)};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

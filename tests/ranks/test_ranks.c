@@ -13,6 +13,7 @@
 #include "src/engine/ranks/rank_worker.h"
 #include "src/ranks/ranks.h"
 #include "tests/ranks/rank_test.h"
+#include "tests/support/temp_dir.h"
 
 #include <limits.h>
 #include <setjmp.h>
@@ -603,5 +604,5 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_commands_to_a_lost_rank),
 		cmocka_unit_test(test_commands_that_make_no_sense),
 	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

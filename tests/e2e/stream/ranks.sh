@@ -10,13 +10,14 @@
 need_pocket
 command -v mpirun >/dev/null 2>&1 || skip 'no mpirun: apt-get install openmpi-bin'
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export TMPDIR=$work # or a second mpirun may delete the folder of both that this one is about to use
 mpi=(mpirun --oversubscribe --bind-to none)
 
 # ranks N ARGS...: as `run`, of N ranks.
 ranks() {
 	local n=$1
 	shift
-	timeout -k 5 "${RUN_LIMIT:-60}" "${mpi[@]}" -np "$n" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
+	timeout -k 5 "${RUN_LIMIT:-120}" "${mpi[@]}" -np "$n" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
 	rc=$?
 	said="mpirun -np $n glmstream $*"
 }
