@@ -15,12 +15,11 @@ body = {"prompt": "Define river.", "max_tokens": 4, "temperature": 0}
 
 for options in ["--cache-gb", "0.004"], ["--cache-gb", "0.004", "--no-direct", "--verify", "always"], []:
     with Server(*options, model=model) as s:
-        rereads = 0
         for tries in (1, 2):
             status, _, data = s.request("POST", "/v1/completions", body)
             check(status == 500, "the answer should fail, found", status, data, options)
-            check(counter(s, "experts_reread") > rereads, "counted as read again", options)
-            rereads = counter(s, "experts_reread")
+            # not one more each time: an expert that the first answer has left being read again may end the second
+            check(counter(s, "experts_reread") >= tries, "counted as read again", options)
             check(counter(s, "experts_wrong") >= tries, "counted as wrong", options)
             check(counter(s, "answers_failed") == tries, "counted as failed", options)
         check(counter(s, "experts_verified") > 1, "others were compared", options)
