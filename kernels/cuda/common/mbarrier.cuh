@@ -76,15 +76,14 @@ static __device__ __forceinline__ void mbarrier_wait(uint32_t at, uint32_t parit
 #undef MBARRIER_TRY
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-
-/* Makes initialised barriers visible to bulk copies and to the other blocks of the cluster. */
+/* Makes initialised barriers visible to bulk copies and to the other blocks of the cluster. Nothing
+ * below compute capability 9.0, which has neither. */
 static __device__ __forceinline__ void mbarrier_init_fence()
 {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 	cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
-}
-
 #endif
+}
 
 /* Arrives once; the phase also waits for `bytes` of bulk copies. */
 static __device__ __forceinline__ void mbarrier_expect(uint32_t at, uint32_t bytes)
