@@ -3,17 +3,23 @@
  * route: the router's norm, product and top-k selection, then a fence.
  *
  * gate_kernel: all of it in one launch, for one or two routers of float rows and few rows of x (see
- * gate_applies); the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: a block
- * of 8 warps for each GATE_ROWS weight rows, and one more.
+ * gate_applies); the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: (a block
+ * for each GATE_ROWS weight rows and one more, groups of rows of x). There are as many groups as
+ * SMs have a block each. Block: 8 warps.
  *   - A block loads its weights to registers before it waits for the kernels before it, so that
- *     only x remains to be loaded. Then it computes, each for all rows and with a barrier behind
- *     it: sums of squares, roots (of several rows a warp for each), and the products, for which a
- *     warp takes some super-blocks of 256 values of each weight row, as in gemv_kernel.
+ *     only x remains to be loaded. Then it computes, each for all rows of its group and with a
+ *     barrier behind it: sums of squares, roots (of several rows a warp for each), and the
+ *     products, for which a warp takes some super-blocks of 256 values of each weight row, as in
+ *     gemv_kernel.
  *   - It stores its scores as flag-in-data words of 64 bits: key and score. They are 0 between
  *     launches.
- *   - The last block has no weights. It writes the normed x of the first router. When the words are
- *     there it selects, each warp a row of a router at a time, zeroes the words and signals the
- *     fence. The other blocks wait for nobody, so no two blocks need run at the same time.
+ *   - The last block (of the first group; those of the others end at once) has no weights. When
+ *     the words are there it selects, each warp a row of a router at a time, zeroes the words and
+ *     signals the fence.
+ *   - The other blocks wait for nobody, so no two blocks need run at the same time.
+ *   - A single row of normed x (of the first router) is written by the last block, and there when
+ *     the fence is signalled. Several rows are written by the first router's blocks in turn, and
+ *     there when the kernel has ended.
  *
  * select_kernel: at most 32 * LANE_EXPERTS experts of one group, 32 rows times routers. One block,
  * a warp for each row of each router; it signals the fence. gate_kernel and select_kernel keep
@@ -286,6 +292,7 @@ static __global__ void h_words_kernel(
 struct gate_args {
 	struct route of[GATE_ROUTERS];
 	int n, rows, n_in;
+	int group_rows;            /* of x */
 	unsigned long long *flags; /* [n][rows][GATE_EXPERTS]; see above */
 	struct cuda_fence fence;
 	struct poll_report report;
@@ -338,8 +345,13 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in,
 		super_blocks = n_in / 256;
 	bool last = blockIdx.x == gridDim.x - 1; /* has no weights; selects */
+	if (last && blockIdx.y)
+		return;
 	int first = last ? 0 : (int)blockIdx.x * GATE_ROWS, router = first >= a.of[0].n_experts;
 	first -= router ? a.of[0].n_experts : 0;
+	/* its rows of x */
+	int first_row = (int)blockIdx.y * a.group_rows,
+		end_row = last && a.rows > 1 ? 0 : min(first_row + a.group_rows, a.rows);
 	const struct route &own = a.of[router];
 	const float *weights = (const float *)own.w.data + (int64_t)first * n_in;
 	float4 w[GATE_SUPER_BLOCKS][2][GATE_ROWS], gain[GATE_SUPER_BLOCKS][2];
@@ -358,7 +370,15 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 								  : load_ahead(weights + (int64_t)e * n_in + at[i] + 128 * g);
 		}
 	}
-	float bias = !last && tid < GATE_ROWS * a.rows ? own.bias[first + tid % GATE_ROWS] : 0;
+	uint32_t turns = 0; /* bit 2 i + g: this block writes what the warp has there of h */
+#pragma unroll
+	for (int k = 0; k < 2 * GATE_SUPER_BLOCKS; k++) {
+		int part = 2 * (warp + k / 2 * GATE_WARPS) + k % 2;
+		if (last || (!router && part % (own.n_experts / GATE_ROWS) == (int)blockIdx.x))
+			turns |= 1u << k;
+	}
+	float bias =
+		!last && tid < GATE_ROWS * (end_row - first_row) ? own.bias[first + tid % GATE_ROWS] : 0;
 	if (last &&
 		warp < a.n * a.rows) { /* only to load the code: it is in the cache when the words come */
 		struct lane_keys keys;
@@ -392,16 +412,16 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		}
 	};
 	float4 next[GATE_SUPER_BLOCKS][2], next_squares[GATE_SUPER_BLOCKS][2];
-	load_for_squares(0, next_squares);
-	load_x(0, next);
+	load_for_squares(first_row, next_squares);
+	load_x(first_row, next);
 	/* squares[r][n_in / 256] and on, of values that were loaded again, are not used. */
 #pragma unroll 1
-	for (int r = 0; r < a.rows; r++) {
+	for (int r = first_row; r < end_row; r++) {
 		double sum[GATE_SUPER_BLOCKS];
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++)
 			sum[i] = add_squares(add_squares(0, next_squares[i][0]), next_squares[i][1]);
-		if (r + 1 < a.rows)
+		if (r + 1 < end_row)
 			load_for_squares(r + 1, next_squares);
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
@@ -417,7 +437,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	};
 	if (a.rows > 1) { /* each root once; of a single row every warp takes it, without a barrier */
 #pragma unroll 1
-		for (int r = warp; r < a.rows; r += GATE_WARPS) {
+		for (int r = first_row + warp; r < end_row; r += GATE_WARPS) {
 			float scale = scale_of(r);
 			if (!lane)
 				scales[r] = scale;
@@ -425,12 +445,12 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		__syncthreads();
 	}
 #pragma unroll 1
-	for (int r = 0; r < a.rows; r++) {
+	for (int r = first_row; r < end_row; r++) {
 		float4 v[GATE_SUPER_BLOCKS][2];
 #pragma unroll
 		for (int i = 0; i < GATE_SUPER_BLOCKS; i++)
 			v[i][0] = next[i][0], v[i][1] = next[i][1];
-		if (r + 1 < a.rows)
+		if (r + 1 < end_row)
 			load_x(r + 1, next);
 		float scale = a.rows > 1 ? scales[r] : scale_of(r);
 		float acc[GATE_ROWS] = {0, 0, 0, 0};
@@ -441,13 +461,13 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 #pragma unroll
 			for (int g = 0; g < 2; g++) {
 				float4 h = normed(v[i][g], scale, gain[i][g]);
-				if (last)
-					*(float4 *)(own.h + (int64_t)r * n_in + at[i] + 128 * g) = h;
-				/* by the blocks in turn: the last one has the selection to do */
-				else if (own.h_words && !router &&
-						 (2 * (warp + i * GATE_WARPS) + g) % (own.n_experts / GATE_ROWS) ==
-							 (int)blockIdx.x)
-					store_h_words(own.h_words + (int64_t)r * n_in + at[i] + 128 * g, h, number);
+				int64_t to = (int64_t)r * n_in + at[i] + 128 * g;
+				if (turns >> (2 * i + g) & 1) {
+					if (last || a.rows > 1)
+						*(float4 *)(own.h + to) = h;
+					if (own.h_words && !last)
+						store_h_words(own.h_words + to, h, number);
+				}
 #pragma unroll
 				for (int e = 0; e < GATE_ROWS; e++) {
 					acc[e] = __fmaf_rn(w[i][g][e].x, h.x, acc[e]);
@@ -476,8 +496,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	if (last) {
 		if (!tid)
 			fence_signal_relaxed(a.fence, number);
-	} else if (tid < GATE_ROWS * a.rows) {
-		int r = tid / GATE_ROWS, e = tid % GATE_ROWS;
+	} else if (tid < GATE_ROWS * (end_row - first_row)) {
+		int r = first_row + tid / GATE_ROWS, e = tid % GATE_ROWS;
 		float logit = 0;
 #pragma unroll
 		for (int p = 0; p < GATE_WARPS; p++)
@@ -517,12 +537,14 @@ static void gate_launch(struct cuda_backend *b, const struct route *a, int n, in
 	struct gate_args args = {};
 	for (int i = 0; i < n; i++)
 		args.of[i] = a[i];
+	int blocks = n * a->n_experts / GATE_ROWS + 1, groups = min(max(b->n_sm / blocks, 1), rows);
 	args.n = n, args.rows = rows, args.n_in = (int)a->w.n_in;
+	args.group_rows = (rows + groups - 1) / groups;
+	groups = (rows + args.group_rows - 1) / args.group_rows;
 	args.flags = (unsigned long long *)b->route_flags.data;
 	args.fence = cuda_fence_next(b);
 	args.report = cuda_poll_report(b, POLL_ROUTE);
-	cuda_launch(
-		b, gate_kernel, (unsigned)(n * a->n_experts / GATE_ROWS + 1), 32 * GATE_WARPS, 0, args);
+	cuda_launch(b, gate_kernel, dim3((unsigned)blocks, (unsigned)groups), 32 * GATE_WARPS, 0, args);
 }
 
 /* ---- the op ---- */
