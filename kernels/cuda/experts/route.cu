@@ -4,8 +4,8 @@
  *
  * gate_kernel: all of it in one launch, for one or two routers of float rows and few rows of x (see
  * gate_applies); the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: (a block
- * for each GATE_ROWS weight rows and one more, groups of rows of x). There are as many groups as
- * SMs have a block each. Block: 8 warps.
+ * for each GATE_ROWS weight rows and one more, groups of rows of x). Block: 8 warps. There is
+ * more than one group only if every block has an SM of its own.
  *   - A block loads its weights to registers before it waits for the kernels before it, so that
  *     only x remains to be loaded. Then it computes, each for all rows of its group and with a
  *     barrier behind it: sums of squares, roots (of several rows a warp for each), and the

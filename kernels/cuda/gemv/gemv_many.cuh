@@ -25,10 +25,10 @@
  *
  * A warp copies MANY_STAGES chunks ahead, across items, to stages of its own. The first copies
  * start before the wait for the previous kernel.
- *   - Compute capability 9.0 and newer (MANY_TILES): one lane starts copies of tiles
- * (tile_copy.cuh) of eight rows, for flat rows one bulk copy. They complete on an mbarrier of the
- * stage. With 8 rows a step is 3 % faster than by cp.async (RESULTS.md).
- *   - Older: all lanes copy lines (cp.async, item_stage).
+ *   - Compute capability 9.0 and newer (MANY_TILES): one lane starts two copies of tiles of eight
+ *     rows (tile_copy.cuh), or one bulk copy of flat rows. An mbarrier of the stage says when they
+ *     have arrived. A step of 8 rows is 3 % faster than with cp.async (RESULTS.md).
+ *   - Older: all lanes copy lines of 16 bytes (cp.async, item_stage).
  *
  * Shared memory: stages of the warps; limbs of the share [super-block][step][limb][row][c] of 8
  * bytes, with OWN 32 bytes of padding behind each step (many_step); scales [super-block][row];
@@ -94,7 +94,7 @@ struct gemv_many_args {
 	int share_super_blocks;  /* super-blocks of a share, at most; a multiple of a chunk's */
 };
 
-/* Of each part: w, and with glu up. Set where MANY_TILES, but not for flat rows. */
+/* Of each part: w, and with glu up. Used with MANY_TILES, but not for flat rows. */
 struct many_maps {
 	CUtensorMap of[ITEM_PARTS][2];
 };
@@ -427,7 +427,7 @@ static inline unsigned many_blocks(const struct cuda_backend *b, int kinds, int 
 	return (unsigned)(blocks + kinds > b->n_sm ? max(b->n_sm, kinds) : blocks);
 }
 
-/* The maps of a launch: tiles are eight rows of a stage. False: the failure is kept. */
+/* The maps of a launch, whose tiles are eight rows of a stage. False: the failure is kept. */
 template <int T>
 static bool many_maps_make(
 	struct cuda_backend *b, const struct gemv_many_args *a, struct many_maps *maps)

@@ -10,7 +10,7 @@
 need_pocket
 command -v mpirun >/dev/null 2>&1 || skip 'no mpirun: apt-get install openmpi-bin'
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export TMPDIR=$work # or a second mpirun may delete the folder of both that this one is about to use
+export TMPDIR=$work # of mpirun: in /tmp all mpirun of a user share a folder, which the one that ends deletes
 mpi=(mpirun --oversubscribe --bind-to none)
 
 # ranks N ARGS...: as `run`, of N ranks.
