@@ -135,42 +135,31 @@ def test_responses():
 
 def test_queue():
     with Server("--sessions", "1", "--queue", "4", "--client-share", "75", "-c", "2048", "-q") as s:
-        ends, lock = [], threading.Lock()
+        asked = {}
 
-        def run(address, name, body=None):
-            c = connect(s, address)
-            c.request("POST", "/v1/completions", json.dumps({**LONG, **(body or {})}), {"Content-Type": "application/json"})
-            r = c.getresponse()
-            data = r.read()
-            with lock:
-                ends.append((name, r.status, dict(r.getheaders()), data.decode()))
-            c.close()
-
-        threads = []
-
-        def start(address, name, body=None):
+        def start(address, name):
             """Once it has a place in the queue, so that the order there is that of the calls."""
-            threads.append(threading.Thread(target=run, args=(address, name, body)))
-            threads[-1].start()
-            s.wait_state(f"{len(threads)} waiting", lambda active, waiting: waiting == len(threads))
+            c = connect(s, address)
+            c.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 2000}))
+            asked[name] = (c, c.getresponse())  # the headers come at once, the body when it is computed
+            s.wait_state(f"{len(asked) - 1} waiting", lambda active, waiting: waiting == len(asked) - 1)
 
-        first = connect(s, "127.0.0.2")
-        first.request("POST", "/v1/completions", json.dumps({**LONG, "max_tokens": 2000}))
-        running = first.getresponse()
+        start("127.0.0.2", "first")
         for i in range(1, 4):
-            # long enough that threads which wake up late note their ends in the right order
-            start("127.0.0.2", f"a{i}", {"max_tokens": 200})
+            start("127.0.0.2", f"a{i}")
         answer = ask(s, "127.0.0.2", "POST", "/v1/completions", {**LONG, "stream": False})
         check(is_refusal(answer, "places"), "a fourth that waits", answer)
-        start("127.0.0.3", "b", {"max_tokens": 2})
+        start("127.0.0.3", "b")
         check(s.get("/health")[1]["waiting"] == 4, "the other client waits in the free place", s.get("/health"))
         check(s.get("/metrics")[1].count("glmstream_clients 3"), "three clients")
-        running.close()
-        first.close()
-        for t in threads:
-            t.join()
-        order = [name for name, status, _, _ in ends if status == 200]
-        check(order == ["b", "a1", "a2", "a3"], "clients take turns", order)
+        # Each is long, and ends when its client leaves. However late this program wakes up, the next one has not begun.
+        for name, following in zip(["first", "b", "a1", "a2"], ["b", "a1", "a2", "a3"]):
+            close([asked.pop(name)])
+            response = asked[following][1]
+            check(response.status == 200 and response.read(1), "an answer begins", following)
+            early = [other for other, (c, _) in asked.items() if other != following and not is_open(c.sock)]
+            check(not early, "clients take turns", (following, early))
+        close([asked.pop("a3")])
         check(refused(s, "places") == 1, "counted", refused(s, "places"))
 
 
