@@ -25,8 +25,9 @@ for options in ["--cache-gb", "0.004"], ["--cache-gb", "0.004", "--no-direct", "
             check(counter(s, "answers_failed") == tries, "counted as failed", options)
         check(counter(s, "experts_verified") > 1, "others were compared", options)
         check(s.request("GET", "/v1/models")[0] == 200, "the server goes on", options)
-        named = [line for line in s.log if f"of layer {layer}: {model}: blk.{layer}.ffn_up_exps.weight" in line]
-        check(len(named) == 2, "the log should name it each time", "".join(s.log), options)
+    # when the server has ended, and with it the thread that reads its log
+    named = [line for line in s.log if f"of layer {layer}: {model}: blk.{layer}.ffn_up_exps.weight" in line]
+    check(len(named) == 2, "the log should name it each time", "".join(s.log), options)
 with Server("--verify", "off", model=model) as s:
     status, _, data = s.request("POST", "/v1/completions", body)
     check(status == 200, "--verify off uses them as they are", status, data)

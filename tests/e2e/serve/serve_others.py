@@ -368,4 +368,4 @@ def test_strict():
             check(s.post(path, {"model": "pocket"})[1].get("done_reason") == "load", "this one is", path)
         for name in ("pocket", "pocket:latest"):
             check(s.post(CHAT, {"model": name, "messages": m, "max_tokens": 1})[0] == 200, "the right name", name)
-        check(not "".join(s.log), "-q writes no lines", s.log)
+    check(not "".join(s.log), "-q writes no lines", s.log)
