@@ -239,15 +239,38 @@ void op_attend_lists(const struct op_case *c, int32_t *sel, int32_t *n_sel)
 	}
 }
 
+/* Which expert's logits expert e has: one before it, or its own. With the biases of set_router_bias
+ * experts 4 i + 1 and 4 i + 2 tie, and expert 4 i + 3 of one half with that of the other (a lane of
+ * a warp has eight neighbours). */
+static int same_expert(int e, int n_experts)
+{
+	int half = n_experts / 8 * 4;
+	if (e % 4 == 3)
+		return e >= half ? e - half : e;
+	return e / 4 * 4;
+}
+
+/* Equal only where experts tie: else rounding would decide between scores that are close. */
+static void set_router_bias(float *bias, int n_experts)
+{
+	for (int e = 0; e < n_experts; e++) {
+		int same = same_expert(e, n_experts);
+		if (e % 4 == 3 && same != e)
+			bias[e] = bias[same];
+		else
+			bias[e] = e % 4 == 2 ? bias[e - 1] : 0.1f * bias[e];
+	}
+}
+
 void op_route_inputs(struct op_pool *p, const struct op_case *c, float **logits, float **bias)
 {
 	*logits = op_floats(p, 1, (size_t)(c->rows * c->heads));
 	*bias = op_floats(p, 2, (size_t)c->heads);
-	for (int i = 0; i < c->heads; i++)
-		(*bias)[i] = (*bias)[i / 4 * 4] * 0.1f;
-	for (int i = 0; i < c->rows * c->heads; i++)
-		if (i % 4 == 1 || i % 4 == 2)
-			(*logits)[i] = (*logits)[i - 1];
+	set_router_bias(*bias, c->heads);
+	for (int i = 0; i < c->rows * c->heads; i++) {
+		int same = same_expert(i % c->heads, c->heads);
+		(*logits)[i] = (*logits)[i - i % c->heads + same];
+	}
 }
 
 struct weight op_router_new(struct op_pool *p, const struct op_case *c, int i, float **bias)
@@ -257,10 +280,11 @@ struct weight op_router_new(struct op_pool *p, const struct op_case *c, int i, f
 	for (size_t k = 0; k < (size_t)c->heads * row; k++)
 		w[k] *= 0.02f;
 	*bias = op_floats(p, 12 + i, (size_t)c->heads);
+	set_router_bias(*bias, c->heads);
 	for (int e = 0; e < c->heads; e++) {
-		(*bias)[e] = (*bias)[e / 4 * 4] * 0.1f;
-		if (e % 4 == 1 || e % 4 == 2)
-			memcpy(w + (size_t)e * row, w + (size_t)(e - 1) * row, row * sizeof *w);
+		int same = same_expert(e, c->heads);
+		if (same != e)
+			memcpy(w + (size_t)e * row, w + (size_t)same * row, row * sizeof *w);
 	}
 	return (struct weight){.data = w,
 		.type = DTYPE_F32,

@@ -63,7 +63,7 @@ void op_index_inputs(struct op_pool *p, const struct op_case *c, float **q, floa
  * last top_k. */
 void op_attend_lists(const struct op_case *c, int32_t *sel, int32_t *n_sel);
 
-/* Logits and bias with equal neighbours, so that choices tie. */
+/* Logits and bias of which some are equal, so that choices tie. */
 void op_route_inputs(struct op_pool *p, const struct op_case *c, float **logits, float **bias);
 /* routers: weights of router i, with rows that are equal, and its biases */
 struct weight op_router_new(struct op_pool *p, const struct op_case *c, int i, float **bias);

@@ -61,6 +61,9 @@ const struct op_case op_cases[] = {
 		.n_out = 75},
 	{.name = "many rows Q4_K", .op = OP_MATMUL, .type = DTYPE_Q4_K, .rows = 130, .n_in = 256,
 		.n_out = 130},
+	/* an odd number of super-blocks, of which Q4_K takes two at a time */
+	{.name = "odd many Q4_K", .op = OP_MATMUL, .type = DTYPE_Q4_K, .rows = 40, .n_in = 2304,
+		.n_out = 75},
 	{.name = "router F32", .op = OP_MATMUL, .type = DTYPE_F32, .rows = 4, .n_in = 6144,
 		.n_out = 64},
 	{.name = "k_b Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 5, .n_in = 192,
@@ -70,6 +73,8 @@ const struct op_case op_cases[] = {
 	{.name = "odd k_b Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 5, .n_in = 256,
 		.n_out = 37, .heads = 9},
 	{.name = "v_b Q4_K", .op = OP_STACKED_MATMUL, .type = DTYPE_Q4_K, .rows = 5, .n_in = 512,
+		.n_out = 37, .heads = 5},
+	{.name = "odd v_b Q4_K", .op = OP_STACKED_MATMUL, .type = DTYPE_Q4_K, .rows = 12, .n_in = 768,
 		.n_out = 37, .heads = 5},
 	{.name = "v_b Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 1, .n_in = 512,
 		.n_out = 256, .heads = 5},
