@@ -6,7 +6,8 @@
  * Order of use:
  *   1. one thread: mbarrier_init for each; then mbarrier_init_fence, if bulk copies or other
  *      blocks of the cluster use them;
- *   2. a block barrier, or a cluster barrier if other blocks use them;
+ *   2. a block barrier, or a cluster barrier if other blocks use them (not for bulk copies by the
+ *      thread that has initialised them);
  *   3. threads that finish a phase: mbarrier_arrive or mbarrier_expect; threads that wait for its
  *      end: mbarrier_wait.
  *
@@ -85,7 +86,7 @@ static __device__ __forceinline__ void mbarrier_init_fence()
 #endif
 }
 
-/* Arrives once; the phase also waits for `bytes` of bulk copies. */
+/* Arrives; before that the phase expects `bytes` more of bulk copies, and ends only with them. */
 static __device__ __forceinline__ void mbarrier_expect(uint32_t at, uint32_t bytes)
 {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
@@ -104,8 +105,8 @@ static __device__ __forceinline__ void bulk_copy(
 		: "memory");
 }
 
-/* Named barriers 1 to 15, for `threads` threads of a block, a multiple of 32 that counts those
- * which only arrive: these do not wait. */
+/* Named barrier `name`, 1 to 15. threads: all that take part, whether they wait (sync) or only
+ * arrive; a multiple of 32. */
 static __device__ __forceinline__ void named_barrier_sync(int name, int threads)
 {
 	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

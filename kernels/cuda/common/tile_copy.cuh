@@ -5,7 +5,7 @@
  *
  *   1. On the host, tile_map_make: a map says where the matrices lie and how large a tile is.
  *   2. The kernel gets it as part of a parameter (__grid_constant__).
- *   3. One thread: mbarrier_expect with all bytes of the tile, then tile_copy.
+ *   3. One thread: mbarrier_expect with the bytes of all tiles of the phase, then tile_copy.
  *
  * What lies past the last row or past the end of a row is copied as zeros, and counts as bytes of
  * the tile.
@@ -32,8 +32,9 @@ struct tiled_matrices {
 /* False: the failure is kept. */
 bool tile_map_make(struct cuda_backend *b, CUtensorMap *map, const struct tiled_matrices *m);
 
-/* Copies the tile from 32-bit word `word` of row `row` of a matrix on. Its rows lie densely from
- * `to` on, a shared address that is a multiple of 128. Completes on the barrier. */
+/* Copies the tile whose first element is word `word`, of four bytes, of row `row` of a matrix. The
+ * copied rows lie densely from `to` on, a shared address that is a multiple of 128. Completes on
+ * the barrier. */
 static __device__ __forceinline__ void tile_copy(
 	uint32_t to, const CUtensorMap *map, int word, int row, int matrix, uint32_t barrier)
 {

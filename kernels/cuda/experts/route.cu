@@ -2,36 +2,40 @@
 /*
  * route: the router's norm, product and top-k selection, then a fence.
  *
- * gate_kernel: all of it in one launch, for one or two routers of float rows and few rows of x (see
- * gate_applies); the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: (a block
- * for each GATE_ROWS weight rows and one more, groups of rows of x). Block: 8 warps. There is
- * more than one group only if every block has an SM of its own.
+ * gate_kernel: all of it in one launch, for one or two routers of F32 rows and up to GATE_X rows of
+ * x (see gate_applies); the same sums in the same order as rms_norm_kernel and gemv_kernel. The
+ * rows of x are divided into slices; there is more than one only if the whole grid has at most as
+ * many blocks as there are SMs. Grid: (a block for each GATE_ROWS weight rows and one more,
+ * slices). Block: 8 warps.
  *   - A block loads its weights to registers before it waits for the kernels before it, so that
- *     only x remains to be loaded. Then it computes, each for all rows of its group and with a
- *     barrier behind it: sums of squares, roots (of several rows a warp for each), and the
+ *     only x remains to be loaded. Then it computes, each for all rows of its slice and with a
+ *     barrier behind it: sums of squares, roots (of several rows; a warp for each), and the
  *     products, for which a warp takes some super-blocks of 256 values of each weight row, as in
  *     gemv_kernel.
  *   - It stores its scores as flag-in-data words of 64 bits: key and score. They are 0 between
  *     launches.
- *   - The last block (of the first group; those of the others end at once) has no weights. When
- *     the words are there it selects, each warp a row of a router at a time, zeroes the words and
- *     signals the fence.
- *   - The other blocks wait for nobody, so no two blocks need run at the same time.
- *   - A single row of normed x (of the first router) is written by the last block, and there when
- *     the fence is signalled. Several rows are written by the first router's blocks in turn, and
- *     there when the kernel has ended.
+ *   - The last block of the grid has no weights. When the words are there it selects, each warp a
+ *     row of a router at a time, zeroes the words and signals the fence. (The last blocks of the
+ *     other slices have nothing to do and end at once.)
+ *   - Only the last block waits for others, and the device starts blocks in order. So no two blocks
+ *     need run at the same time.
+ *   - h is the normed x of the first router. A single row is written by the last block, and is
+ *     there when the fence is signalled. Several rows are written by the first router's blocks in
+ *     turn, and are there when the kernel has ended. These blocks write the words for the host
+ *     (h_words) in either case.
  *
- * select_kernel: at most 32 * LANE_EXPERTS experts of one group, 32 rows times routers. One block,
- * a warp for each row of each router; it signals the fence. gate_kernel and select_kernel keep
- * LANE_EXPERTS scores and keys a lane in registers. Each of the n_used ids is a maximum over the
- * warp, ties to the lower id.
+ * select_kernel: at most 32 * LANE_EXPERTS experts without expert groups, n_used up to 32, at most
+ * 32 pairs of a row and a router. One block, a warp for each pair; it signals the fence.
+ * gate_kernel and select_kernel keep LANE_EXPERTS scores and keys a lane in registers. Each of the
+ * n_used ids is a maximum over the warp, ties to the lower id.
  *
  * route_kernel: the other cases. Grid (rows, routers), block 32. Scores, choices and order keys of
  * all experts lie in shared memory. The fence is a kernel of its own.
  *
- * Bytes moved: the weights once, x once per block (gate_kernel: twice) from the L2 cache; without
- * products n_experts floats in. n_used pairs out. Ids go straight to pinned host memory, each with
- * the fence value as its flag, so that no memory fence is needed (wait_expert_ids).
+ * Bytes moved by gate_kernel: the weights once per slice, and twice per block the x of its slice,
+ * from the L2 cache. By the others: n_experts floats in. n_used pairs out. Ids go straight to
+ * pinned host memory, each with the fence value as its flag, so that no memory fence is needed
+ * (wait_expert_ids).
  */
 #include "kernels/cuda/common/norm.cuh"
 #include "kernels/cuda/common/poll.cuh"
@@ -50,8 +54,8 @@ struct routes {
 	struct route of[ROUTES_MAX];
 };
 
-/* Best of key[0 .. n) that is not taken: (key, lower id first) as one 64-bit number, the same in
- * all lanes. */
+/* The id of the largest of key[0 .. n) that is not taken, of equal ones the lowest; the same in all
+ * lanes. A key and its id are compared as one 64-bit number. Precondition: one is not taken. */
 static __device__ __forceinline__ int best_of(const uint32_t *key, const uint8_t *taken, int n)
 {
 	unsigned long long best = 0;
@@ -100,7 +104,7 @@ static __device__ void mask_groups(const struct route &a, const float *choice, c
 	}
 }
 
-/* fence value: of the call's fence */
+/* fence: the value of the call's fence */
 static __device__ __forceinline__ void store_expert_id(
 	const struct route &a, int64_t slot, int id, float score, float sum, unsigned long long fence)
 {
@@ -149,7 +153,7 @@ static __global__ void route_kernel(
 		store_expert_id(a, r * a.n_used + k, picked[k], score[picked[k]], sum, number);
 }
 
-/* The larger key becomes a's, of equal ones that of the lower id. */
+/* Puts two pairs of a key and an id in order: the larger key first, of equal ones the lower id. */
 static __device__ __forceinline__ void sort_two(uint32_t &key_a, uint32_t &key_b, int &a, int &b)
 {
 	bool turn = key_b > key_a || (key_b == key_a && b < a);
@@ -292,16 +296,16 @@ static __global__ void h_words_kernel(
 struct gate_args {
 	struct route of[GATE_ROUTERS];
 	int n, rows, n_in;
-	int group_rows;            /* of x */
-	unsigned long long *flags; /* [n][rows][GATE_EXPERTS]; see above */
+	int slice_rows;            /* rows of x of a slice */
+	unsigned long long *words; /* [n][rows][GATE_EXPERTS]; see above */
 	struct cuda_fence fence;
 	struct poll_report report;
 };
 
 #if __CUDA_ARCH__ >= 900
 /* By a warp of the last block: the selection of row r of a router, when its words are there. */
-static __device__ __forceinline__ void select_from_flags(const struct route &a, int64_t r,
-	unsigned long long *flags, const struct poll_report &report, struct row_scores *shared,
+static __device__ __forceinline__ void select_from_words(const struct route &a, int64_t r,
+	unsigned long long *words, const struct poll_report &report, struct row_scores *shared,
 	unsigned long long fence)
 {
 	int first = LANE_EXPERTS * (threadIdx.x % 32);
@@ -312,7 +316,7 @@ static __device__ __forceinline__ void select_from_flags(const struct route &a, 
 		for (int j = 0; j < LANE_EXPERTS; j += 2)
 			asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
 						 : "=l"(word[j]), "=l"(word[j + 1])
-						 : "l"(flags + first + j)
+						 : "l"(words + first + j)
 						 : "memory");
 #pragma unroll
 		for (int j = 0; j < LANE_EXPERTS; j++)
@@ -325,7 +329,7 @@ static __device__ __forceinline__ void select_from_flags(const struct route &a, 
 	for (int j = 0; j < LANE_EXPERTS; j++) {
 		keys.of[j] = (uint32_t)(word[j] >> 32);
 		score[j] = __uint_as_float((uint32_t)word[j]);
-		flags[first + j] = 0; /* the end of the launch orders that before the next one */
+		words[first + j] = 0; /* the end of the launch orders that before the next one */
 	}
 	select_top_k(a, r, keys, score, shared, fence);
 }
@@ -345,18 +349,18 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in,
 		super_blocks = n_in / 256;
 	bool last = blockIdx.x == gridDim.x - 1; /* has no weights; selects */
-	if (last && blockIdx.y)
+	if (last && blockIdx.y != gridDim.y - 1)
 		return;
 	int first = last ? 0 : (int)blockIdx.x * GATE_ROWS, router = first >= a.of[0].n_experts;
 	first -= router ? a.of[0].n_experts : 0;
 	/* its rows of x */
-	int first_row = (int)blockIdx.y * a.group_rows,
-		end_row = last && a.rows > 1 ? 0 : min(first_row + a.group_rows, a.rows);
+	int first_row = (int)blockIdx.y * a.slice_rows,
+		end_row = last && a.rows > 1 ? 0 : min(first_row + a.slice_rows, a.rows);
 	const struct route &own = a.of[router];
 	const float *weights = (const float *)own.w.data + (int64_t)first * n_in;
 	float4 w[GATE_SUPER_BLOCKS][2][GATE_ROWS], gain[GATE_SUPER_BLOCKS][2];
-	/* Offset of this lane's first four values of a super-block; the last super-block where the warp
-	 * has none */
+	/* Offset of this lane's first four values of a super-block. Where the warp has none it is the
+	 * last one, whose products are left out. */
 	int at[GATE_SUPER_BLOCKS];
 #pragma unroll
 	for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
@@ -370,12 +374,13 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 								  : load_ahead(weights + (int64_t)e * n_in + at[i] + 128 * g);
 		}
 	}
-	uint32_t turns = 0; /* bit 2 i + g: this block writes what the warp has there of h */
+	/* bit 2 i + g: this block writes half g, 128 values, of the warp's super-block i of h */
+	uint32_t writes_h = 0;
 #pragma unroll
 	for (int k = 0; k < 2 * GATE_SUPER_BLOCKS; k++) {
-		int part = 2 * (warp + k / 2 * GATE_WARPS) + k % 2;
-		if (last || (!router && part % (own.n_experts / GATE_ROWS) == (int)blockIdx.x))
-			turns |= 1u << k;
+		int half = 2 * (warp + k / 2 * GATE_WARPS) + k % 2; /* counted within the row */
+		if (last || (!router && half % (own.n_experts / GATE_ROWS) == (int)blockIdx.x))
+			writes_h |= 1u << k;
 	}
 	float bias =
 		!last && tid < GATE_ROWS * (end_row - first_row) ? own.bias[first + tid % GATE_ROWS] : 0;
@@ -400,7 +405,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 				v[i][g] = *(const float4 *)(from + at[i] + 128 * g);
 	};
 	/* For the sums of squares, in norm_row's order: a thread does what threads tid, tid + 256 and
-	 * tid + 512 of it do. */
+	 * tid + 512 of norm_row do. Where there is no such value it is the last one. */
 	auto load_for_squares = [&](int r, float4 v[GATE_SUPER_BLOCKS][2]) {
 		const float *from = own.x + (int64_t)r * n_in;
 #pragma unroll
@@ -414,7 +419,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	float4 next[GATE_SUPER_BLOCKS][2], next_squares[GATE_SUPER_BLOCKS][2];
 	load_for_squares(first_row, next_squares);
 	load_x(first_row, next);
-	/* squares[r][n_in / 256] and on, of values that were loaded again, are not used. */
+	/* squares[r][super_blocks] and on are of no such values, and not used. */
 #pragma unroll 1
 	for (int r = first_row; r < end_row; r++) {
 		double sum[GATE_SUPER_BLOCKS];
@@ -435,7 +440,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		double sum = warp_sum(lane < super_blocks ? squares[r][lane] : 0);
 		return (float)rsqrt(sum / n_in + (double)own.eps);
 	};
-	if (a.rows > 1) { /* each root once; of a single row every warp takes it, without a barrier */
+	/* Several rows: a warp computes each root. A single row: every warp does, without a barrier. */
+	if (a.rows > 1) {
 #pragma unroll 1
 		for (int r = first_row + warp; r < end_row; r += GATE_WARPS) {
 			float scale = scale_of(r);
@@ -462,7 +468,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 			for (int g = 0; g < 2; g++) {
 				float4 h = normed(v[i][g], scale, gain[i][g]);
 				int64_t to = (int64_t)r * n_in + at[i] + 128 * g;
-				if (turns >> (2 * i + g) & 1) {
+				if (writes_h >> (2 * i + g) & 1) {
 					if (last || a.rows > 1)
 						*(float4 *)(own.h + to) = h;
 					if (own.h_words && !last)
@@ -484,14 +490,17 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 				parts[r][e][warp] = acc[e];
 		}
 	}
-	/* h: a deferred expert kernel reads it. That does not wait for this kernel, but for a message
-	 * that the host posts when it has seen the fence. */
-	if (last)
-		__threadfence();
-	if (last)
+	if (last) {
+		/* A deferred expert kernel of one row reads h. It does not wait for this kernel, but for a
+		 * message that the host posts when it has seen the fence (not the ids, which may come
+		 * before other warps have written their part of h). Both kernels run on this device: h need
+		 * only be in its L2 cache. */
+		if (a.rows == 1)
+			__threadfence();
 		for (int u = warp; u < a.n * a.rows; u += GATE_WARPS)
-			select_from_flags(a.of[u / a.rows], u % a.rows, a.flags + u * GATE_EXPERTS, a.report,
+			select_from_words(a.of[u / a.rows], u % a.rows, a.words + u * GATE_EXPERTS, a.report,
 				scores + warp, number);
+	}
 	__syncthreads();
 	if (last) {
 		if (!tid)
@@ -506,7 +515,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		unsigned long long word =
 			(unsigned long long)key_of_choice(score, bias) << 32 | __float_as_uint(score);
 		asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(
-						 a.flags + (router * a.rows + r) * GATE_EXPERTS + first + e),
+						 a.words + (router * a.rows + r) * GATE_EXPERTS + first + e),
 					 "l"(word)
 					 : "memory");
 	}
@@ -532,19 +541,21 @@ static bool gate_applies(const struct cuda_backend *b, const struct route *a, in
 static void gate_launch(struct cuda_backend *b, const struct route *a, int n, int rows)
 {
 	size_t bytes = GATE_ROUTERS * GATE_X * GATE_EXPERTS * sizeof(unsigned long long);
-	if (!cuda_scratch_reserve(b, &b->route_flags, bytes))
+	if (!cuda_scratch_reserve(b, &b->route_flags, bytes)) {
+		cuda_fence(&b->base);
 		return;
+	}
 	struct gate_args args = {};
 	for (int i = 0; i < n; i++)
 		args.of[i] = a[i];
-	int blocks = n * a->n_experts / GATE_ROWS + 1, groups = min(max(b->n_sm / blocks, 1), rows);
+	int blocks = n * a->n_experts / GATE_ROWS + 1, slices = min(max(b->n_sm / blocks, 1), rows);
 	args.n = n, args.rows = rows, args.n_in = (int)a->w.n_in;
-	args.group_rows = (rows + groups - 1) / groups;
-	groups = (rows + args.group_rows - 1) / args.group_rows;
-	args.flags = (unsigned long long *)b->route_flags.data;
+	args.slice_rows = (rows + slices - 1) / slices;
+	slices = (rows + args.slice_rows - 1) / args.slice_rows;
+	args.words = (unsigned long long *)b->route_flags.data;
 	args.fence = cuda_fence_next(b);
 	args.report = cuda_poll_report(b, POLL_ROUTE);
-	cuda_launch(b, gate_kernel, dim3((unsigned)blocks, (unsigned)groups), 32 * GATE_WARPS, 0, args);
+	cuda_launch(b, gate_kernel, dim3((unsigned)blocks, (unsigned)slices), 32 * GATE_WARPS, 0, args);
 }
 
 /* ---- the op ---- */
@@ -577,7 +588,10 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 			return;
 		}
 		make_logits(base, a, n, rows);
-		cuda_begin(base, "route");
+		if (!cuda_begin(base, "route")) {
+			cuda_fence(base);
+			return;
+		}
 	}
 	for (int i = 0; i < n; i++)
 		routes.of[i] = a[i];

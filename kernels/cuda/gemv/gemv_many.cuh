@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv for MANY_ROWS to DECODE_MAX_ROWS rows of x: what gemv_mma_kernel (gemv_mma.cuh) computes,
- * for matrices whose rows are 16-byte aligned, and for stacks (many_stack_args_of), with the same
- * sums in the same order. A block has one share of k and one group of rows of x, whose limbs stay
- * in shared memory.
- *   - OWN: each block splits its part of x into limbs. The blocks of a kind repeat that work. Up to
- *     MANY_OWN_ROWS rows, and for all stacks.
- *   - Else limbs_kernel has split x, in a launch more, and the blocks copy their part of the limbs.
+ * gemv for MANY_MIN_ROWS to DECODE_MAX_ROWS rows of x: what gemv_mma_kernel (gemv_mma.cuh)
+ * computes, for matrices whose rows are 16-byte aligned, and for stacks (many_set_stack_args), with
+ * the same sums in the same order. Split-k: the super-blocks of a row are divided into `split`
+ * shares (gemv_k_split), chunk by chunk in turn. A block has one share and one group of rows of x.
+ * It keeps the limbs of that share of those rows in shared memory.
+ *   - OWN: each block makes these limbs from x. Blocks with the same limbs each do this work. Up to
+ *     MANY_OWN_MAX_ROWS rows, and for stacks.
+ *   - Else limbs_kernel has made the limbs of x, in a launch more, and the blocks copy their part.
  *   - STACK, a stack with a split of 1: a block has one matrix, one group of up to 16 rows of x
  *     and all of k. It stores y itself.
  *   - Not STACK: the partial sums of the shares go through global memory. gemv_many_sum_kernel adds
  *     them up in the order of the shares.
  *
- *      kind     what the limbs of a block are of: a share of k (gemv_k_split) and a group of up to
- *               8 * ROW_TILES rows of x; STACK: a matrix and such a group. Block i has kind
- *               i % kinds; the blocks of a kind divide the items
+ *      kind     which limbs a block has: (share, group of up to 8 * ROW_TILES rows of x); STACK:
+ *               (matrix, group). Block i has kind i % kinds; the blocks of a kind divide the items
  *      item     16 weight rows (glu: 8 of gate and 8 of up) by the rows of the group; by one warp
- *      column   of a tile of 8: a row of x; a tile has one limb of 8 rows, so that a lane has all
- *               three limbs of its results
+ *      column   of an mma tile of 8: a row of x, one limb of it. Eight rows of x are three tiles;
+ *               a lane has all three limbs of its results
  *
  * Grid: about one block per SM, but at least one of each kind: stacks with many rows of x have more
  * kinds than there are SMs. Block: as many warps as shared memory has stages for, at most
- * many_warps. The only block barrier is behind the limbs, made or loaded.
+ * many_max_warps. The only block barrier is behind the limbs, made or loaded.
  *
  * A warp copies MANY_STAGES chunks ahead, across items, to stages of its own. The first copies
  * start before the wait for the previous kernel.
- *   - Compute capability 9.0 and newer (MANY_TILES): one lane starts two copies of tiles of eight
- *     rows (tile_copy.cuh), or one bulk copy of flat rows. An mbarrier of the stage says when they
+ *   - Compute capability 9.0 and newer (MANY_TILES): one lane starts two copies of eight rows each
+ *     (tile_copy.cuh), or one bulk copy of flat rows. An mbarrier of the stage says when they
  *     have arrived. A step of 8 rows is 3 % faster than with cp.async (RESULTS.md).
  *   - Older: all lanes copy lines of 16 bytes (cp.async, item_stage).
  *
@@ -34,9 +34,9 @@
  * bytes, with OWN 32 bytes of padding behind each step (many_step); scales [super-block][row];
  * mbarriers [warp][stage].
  *
- * Bytes moved: every packed row once per group of rows (after the first from the L2 cache); of x 4
- * (OWN) or 3 bytes a value, a share of k per block. Not STACK: partial sums, 4 * split bytes per
- * output, out and in; MANY_PARTIALS bytes at a time stay in the L2 cache.
+ * Bytes moved: every packed row once per group of rows (after the first from the L2 cache). A block
+ * reads its share of x once: 4 bytes a value (OWN), else 3. Not STACK: partial sums, 4 * split
+ * bytes per output, out and in; MANY_PARTIALS bytes at a time stay in the L2 cache.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_MANY_CUH
 #define GLM_KERNELS_CUDA_GEMV_MANY_CUH
@@ -49,17 +49,17 @@
 #else
 #define MANY_TILES false
 #endif
-#define MANY_STAGES   2
-#define MANY_WARPS    4                  /* of a block, at least */
-#define MANY_PARTIALS ((size_t)16 << 20) /* bytes of partial sums of a launch, at most */
-#define MANY_ROWS     3                  /* rows of x, at least */
-#define MANY_OWN_ROWS 16                 /* most rows of x with OWN; of a stack: any number */
-#define MANY_SUM      256                /* threads of a block of gemv_many_sum_kernel */
+#define MANY_STAGES       2
+#define MANY_MIN_WARPS    4                  /* of a block */
+#define MANY_PARTIALS     ((size_t)16 << 20) /* bytes of partial sums of a launch, at most */
+#define MANY_MIN_ROWS     3                  /* of x */
+#define MANY_OWN_MAX_ROWS 16                 /* of x, with OWN; a stack has any number */
+#define MANY_SUM_THREADS  256                /* of a block of gemv_many_sum_kernel */
 
-static_assert(MANY_OWN_ROWS <= 2 * 8, "with OWN a group has at most two tiles");
+static_assert(MANY_OWN_MAX_ROWS <= 2 * 8, "with OWN a group has at most two tiles");
 
 /* Warps of a block, at most: as many as registers allow. */
-static constexpr __host__ __device__ int many_warps(int row_tiles)
+static constexpr __host__ __device__ int many_max_warps(int row_tiles)
 {
 	return row_tiles > 2 ? 8 : 16;
 }
@@ -82,7 +82,7 @@ struct gemv_many_args {
 	int64_t x_stack, y_stack; /* STACK: floats from a matrix to the next */
 	int64_t stack_bytes;
 	int n_stack; /* 1: none */
-	bool flat;   /* STACK: a row is one chunk, and 16 rows (gemv_args.flat: 8) are copied at once */
+	bool flat;   /* STACK: a row fits in a chunk; 16 rows (gemv_args.flat: 8) are copied at once */
 	int row_bytes, n_in, n_rows, n_parts, log_split;
 	uint32_t add; /* bit i: the product of part i is added to y */
 	bool glu;     /* y = silu(w x) * (up x) */
@@ -99,7 +99,7 @@ struct many_maps {
 	CUtensorMap of[ITEM_PARTS][2];
 };
 
-/* The number in the row of super-block `local` of a share; n_sb or more: there is none */
+/* Which super-block of the row is super-block `local` of a share; n_sb and more: past its end */
 template <int CHUNK>
 static __device__ __forceinline__ int many_super_block(int share, int split, int local)
 {
@@ -138,9 +138,9 @@ static __device__ __forceinline__ void many_make_limbs(const struct gemv_many_ar
 	}
 }
 
-/* Loads the limbs of the share and their scales. Rows past the last of the group repeat it; their
- * sums are not stored. A super-block's limbs of a row are 48 lines of 16 bytes:
- * [step][limb][half]. */
+/* Loads the limbs of the share and their scales. Rows past the group's last one are
+ * copies of it; their sums are not stored. A super-block's limbs of a row are 48 lines
+ * of 16 bytes: [step][limb][half]. Limbs past the end of a row are not set, and not used. */
 template <int T, int ROW_TILES>
 static __device__ __forceinline__ void many_load_limbs(const struct gemv_many_args &a, int share,
 	int split, int n_sb, int x_first, int n_x, uint2 *limbs, float *scales)
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void many_store(const struct gemv_many_args &a
 }
 
 template <int T, int ROW_TILES, bool OWN, bool STACK>
-__global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kernel(
+__global__ void __launch_bounds__(many_max_warps(ROW_TILES) * 32, 1) gemv_many_kernel(
 	const __grid_constant__ struct gemv_many_args a, const __grid_constant__ struct many_maps maps)
 {
 	typedef struct bytes_type<T> type;
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kerne
 	int first = (int)((int64_t)a.n_items * nth / of_kind),
 		end = (int)((int64_t)a.n_items * (nth + 1) / of_kind);
 	int n_sb = (a.n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
-	int tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS;
+	int item_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS;
 	int x_first = group * a.group_rows, n_x = min(a.group_rows, a.n_rows - x_first);
 	uint8_t *stages = block_memory + warp * (MANY_STAGES * STAGE);
 	uint2 *limbs = (uint2 *)(block_memory + warps * (MANY_STAGES * STAGE));
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kerne
 
 	/* The copies run MANY_STAGES chunks ahead of the products, across items. */
 	struct item_stage<T> copies;
-	struct item_position next = {0, 0};
+	struct item_position ahead_position = {0, 0};
 	int ahead = first + warp, ahead_chunk = share, ahead_stage = 0;
 	const uint8_t *from0 = NULL, *from8 = NULL;
 	if constexpr (!MANY_TILES) {
@@ -232,13 +232,13 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kerne
 			mbarrier_init(full + 8 * i, 1);
 		mbarrier_init_fence();
 	}
-	__syncwarp();
 	auto set_rows = [&]() {
 		if (ahead >= end)
 			return;
-		next = item_position_of(a, a.first_item + ahead, tile_rows);
-		const struct item_part &t = a.part[next.part];
-		int64_t at = (int64_t)next.row * a.row_bytes + (STACK ? stack * a.stack_bytes : 0);
+		ahead_position = item_position_of(a, a.first_item + ahead, item_rows);
+		const struct item_part &t = a.part[ahead_position.part];
+		int64_t at =
+			(int64_t)ahead_position.row * a.row_bytes + (STACK ? stack * a.stack_bytes : 0);
 		from0 = t.w + at;
 		from8 = a.glu ? t.up + at : from0 + 8 * a.row_bytes;
 	};
@@ -249,19 +249,20 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kerne
 			bulk_copy(to, from0, MMA_ROWS * a.row_bytes, barrier);
 			return;
 		}
-		const CUtensorMap *map = maps.of[next.part];
-		int word = ahead_chunk * (stage_shape::BYTES / 4);
+		const CUtensorMap *map = maps.of[ahead_position.part];
+		int row = ahead_position.row, word = ahead_chunk * (stage_shape::BYTES / 4);
 		mbarrier_expect(barrier, STAGE);
-		tile_copy(to, map, word, next.row, stack, barrier);
-		tile_copy(to + STAGE / 2, map + a.glu, word, next.row + (a.glu ? 0 : 8), stack, barrier);
+		tile_copy(to, map, word, row, stack, barrier);
+		tile_copy(to + STAGE / 2, map + a.glu, word, row + (a.glu ? 0 : 8), stack, barrier);
 	};
 	[[maybe_unused]] auto copy_lines = [&]() {
 		if (STACK && a.flat)
-			for (int i = lane; i < a.row_bytes; i += 32) /* as many lines as a row has bytes */
+			/* 16 rows of row_bytes are row_bytes lines of 16 bytes */
+			for (int i = lane; i < a.row_bytes; i += 32)
 				async_copy(copies.to + ahead_stage * STAGE + 16 * (i - lane), from0 + 16 * i);
 		else
 			copies.copy(ahead_stage, from0, from8, a.row_bytes, ahead_chunk * copies.BYTES,
-				a.part[next.part].n_out - next.row, a.glu, lane);
+				a.part[ahead_position.part].n_out - ahead_position.row, a.glu, lane);
 	};
 	auto fetch = [&]() {
 		if (ahead < end && ahead_chunk < chunks) {
@@ -295,6 +296,7 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kerne
 
 	uint32_t parity = 0;
 	int stage = 0, r0 = lane / 4, c = lane % 4, stride = STACK && a.flat ? a.row_bytes : STRIDE;
+	/* counted within the launch, from a.first_item on */
 	for (int item = first + warp; item < end; item += warps) {
 		float acc[TILES][4];
 #pragma unroll
@@ -311,7 +313,7 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kerne
 				async_wait<MANY_STAGES - 1>();
 				__syncwarp();
 			}
-			const uint8_t *row = stages + stage * STAGE + r0 * stride;
+			const uint8_t *stage_row = stages + stage * STAGE + r0 * stride;
 #pragma unroll
 			for (int u = 0; u < CHUNK; u++) {
 				int sb = chunk * CHUNK + u;
@@ -327,7 +329,7 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kerne
 					float2 two = *(const float2 *)(scales + (local + u) * X + x + 2 * c);
 					x_scale[n][0] = two.x, x_scale[n][1] = two.y;
 				}
-				const uint8_t *p0 = row + u * stage_shape::SB_BYTES;
+				const uint8_t *p0 = stage_row + u * stage_shape::SB_BYTES;
 				super_block_mma<T, TILES, 8, 1, STEP>(p0, p0 + 8 * stride, u, a.n_in - sb * 256, c,
 					a.tables, lane_tables{block_memory, 0}, at, x_scale, acc);
 			}
@@ -354,21 +356,20 @@ __global__ void __launch_bounds__(many_warps(ROW_TILES) * 32, 1) gemv_many_kerne
 					to[x * MMA_ROWS + i / 2 * 8] = many_value(acc + 3 * h, i);
 			}
 	}
-	async_wait<0>();
 }
 
-/* y from the partial sums. Grid: (items times 16 weight rows in blocks of MANY_SUM threads, rows of
- * x); a thread for each output. x_rows: rows of x of a group in partials, 8 * ROW_TILES; group_rows
- * of them are used. */
-static __global__ void __launch_bounds__(MANY_SUM)
+/* y from the partial sums. Grid: (items times 16 weight rows in blocks of MANY_SUM_THREADS threads,
+ * rows of x); a thread for each output. x_rows: rows of x of a group in partials, 8 * ROW_TILES;
+ * group_rows of them are used. */
+static __global__ void __launch_bounds__(MANY_SUM_THREADS)
 	gemv_many_sum_kernel(const __grid_constant__ struct gemv_many_args a, int x_rows)
 {
 	launch_dependents();
-	int i = blockIdx.x * MANY_SUM + threadIdx.x, item = i / MMA_ROWS, j = i % MMA_ROWS,
-		x = blockIdx.y, tile_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, split = 1 << a.log_split;
-	if (item >= a.n_items || j >= tile_rows)
+	int i = blockIdx.x * MANY_SUM_THREADS + threadIdx.x, item = i / MMA_ROWS, j = i % MMA_ROWS,
+		x = blockIdx.y, item_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, split = 1 << a.log_split;
+	if (item >= a.n_items || j >= item_rows)
 		return;
-	struct item_position p = item_position_of(a, a.first_item + item, tile_rows);
+	struct item_position p = item_position_of(a, a.first_item + item, item_rows);
 	const struct item_part &t = a.part[p.part];
 	int64_t stride = (int64_t)a.n_items * a.groups * x_rows * MMA_ROWS;
 	const float *from =
@@ -377,17 +378,17 @@ static __global__ void __launch_bounds__(MANY_SUM)
 	if (p.row + j >= t.n_out)
 		return;
 	grid_dependency_wait();
-	float part[GEMV_WARPS], part_up[GEMV_WARPS], v = 0, up = 0;
+	float sums[GEMV_WARPS], up_sums[GEMV_WARPS], v = 0, up = 0;
 #pragma unroll
 	for (int s = 0; s < GEMV_WARPS; s++) {
-		part[s] = s < split ? __ldcg(from + s * stride) : 0;
-		part_up[s] = a.glu && s < split ? __ldcg(from + s * stride + 8) : 0;
+		sums[s] = s < split ? __ldcg(from + s * stride) : 0;
+		up_sums[s] = a.glu && s < split ? __ldcg(from + s * stride + 8) : 0;
 	}
 #pragma unroll
 	for (int s = 0; s < GEMV_WARPS; s++)
 		if (s < split) {
-			v = __fadd_rn(v, part[s]);
-			up = __fadd_rn(up, part_up[s]);
+			v = __fadd_rn(v, sums[s]);
+			up = __fadd_rn(up, up_sums[s]);
 		}
 	float *to = t.y + (int64_t)x * t.n_out + p.row + j;
 	*to = a.glu ? swiglu_one(v, up) : a.add >> p.part & 1 ? __fadd_rn(*to, v) : v;
@@ -411,29 +412,31 @@ static struct many_layout many_layout_of(const struct cuda_backend *b, int n_in,
 	struct many_layout l = {};
 	l.share_super_blocks = (chunks + split - 1) / split * CHUNK;
 	l.bytes = (size_t)l.share_super_blocks * of_super_block;
-	if (l.bytes + MANY_WARPS * stages > b->max_shared)
+	if (l.bytes + MANY_MIN_WARPS * stages > b->max_shared)
 		return l;
 	size_t warps = (b->max_shared - l.bytes) / stages;
-	l.warps = warps < many_warps(ROW_TILES) ? (int)warps : many_warps(ROW_TILES);
+	l.warps = warps < many_max_warps(ROW_TILES) ? (int)warps : many_max_warps(ROW_TILES);
 	l.bytes += l.warps * stages;
 	return l;
 }
 
-/* The blocks of a launch of n_items by `kinds` kinds: as many of each kind as the SMs have room
- * for, at least one. If SMs are left, one more of the first kinds. */
+/* The blocks of a launch: n_sm / kinds of each kind, at least one, at most n_items. If SMs are left
+ * that are fewer than the kinds, the first kinds have one block more. */
 static inline unsigned many_blocks(const struct cuda_backend *b, int kinds, int n_items)
 {
 	int blocks = kinds * min(n_items, max(b->n_sm / kinds, 1));
 	return (unsigned)(blocks + kinds > b->n_sm ? max(b->n_sm, kinds) : blocks);
 }
 
-/* The maps of a launch, whose tiles are eight rows of a stage. False: the failure is kept. */
+/* The maps of a launch. A tile is eight rows of a stage: STRIDE bytes of each, so that the rows lie
+ * an odd number of lines apart (item_stage); the bytes behind a chunk are not used. False: the
+ * failure is kept. */
 template <int T>
 static bool many_maps_make(
 	struct cuda_backend *b, const struct gemv_many_args *a, struct many_maps *maps)
 {
 	for (int i = 0; i < a->n_parts; i++)
-		for (int up = 0; up <= a->glu; up++) {
+		for (int up = 0; up <= a->glu && a->part[i].n_out; up++) {
 			const struct item_part *p = &a->part[i];
 			struct tiled_matrices m = {.data = up ? p->up : p->w,
 				.row_bytes = a->row_bytes,
@@ -481,8 +484,9 @@ static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_many_a
 		a.n_items = min(items - a.first_item, most);
 		cuda_launch(b, kernel, dim3(many_blocks(b, split * a.groups, a.n_items)),
 			(unsigned)l.warps * 32, l.bytes, a, maps);
-		unsigned sums = (unsigned)(a.n_items * MMA_ROWS + MANY_SUM - 1) / MANY_SUM;
-		cuda_launch(b, gemv_many_sum_kernel, dim3(sums, (unsigned)a.n_rows), MANY_SUM, 0, a, X);
+		unsigned sums = (unsigned)(a.n_items * MMA_ROWS + MANY_SUM_THREADS - 1) / MANY_SUM_THREADS;
+		cuda_launch(
+			b, gemv_many_sum_kernel, dim3(sums, (unsigned)a.n_rows), MANY_SUM_THREADS, 0, a, X);
 	}
 	return true;
 }
@@ -490,7 +494,8 @@ static bool gemv_many_launch_as(struct cuda_backend *b, const struct gemv_many_a
 /* Whether the kernel takes p, a stack: a split of 1, one task, no add, no glu, and rows of whole
  * 16-byte lines; or (flat) rows of one chunk, of which 16 are whole lines. Sets the fields of a
  * stack. */
-template <int T> static bool many_stack_args_of(const struct gemv_args *p, struct gemv_many_args *a)
+template <int T>
+static bool many_set_stack_args(const struct gemv_args *p, struct gemv_many_args *a)
 {
 	const struct gemv_task *t = &p->task[0];
 	a->n_stack = p->n_stack;
@@ -513,18 +518,18 @@ template <int T> static bool gemv_many_args_of(const struct gemv_args *p, struct
 	a->x = p->x, a->x_row = p->x_row, a->x_aligned = p->x_aligned;
 	a->limbs = p->limbs, a->scales = p->scales;
 	a->n_stack = 1;
-	if (p->n_rows < MANY_ROWS)
+	if (p->n_rows < MANY_MIN_ROWS)
 		return false;
 	bool stack = p->n_stack > 1;
-	return (!stack || many_stack_args_of<T>(p, a)) && item_args_set(a, p, stack);
+	return (!stack || many_set_stack_args<T>(p, a)) && item_args_set(a, p, stack);
 }
 
-/* Whether gemv_many_launch makes the limbs of this product. */
+/* Whether gemv_many_kernel makes the limbs of this product. */
 template <int T>
 static bool gemv_many_makes_limbs(struct cuda_backend *b, const struct gemv_args *p)
 {
 	struct gemv_many_args a;
-	if (!gemv_many_args_of<T>(p, &a) || (a.n_stack == 1 && p->n_rows > MANY_OWN_ROWS))
+	if (!gemv_many_args_of<T>(p, &a) || (a.n_stack == 1 && p->n_rows > MANY_OWN_MAX_ROWS))
 		return false;
 	int split = 1 << a.log_split;
 	return (p->n_rows > 8 ? many_layout_of<T, 2, true>(b, p->n_in, split)

@@ -31,5 +31,9 @@ bool tile_map_make(struct cuda_backend *b, CUtensorMap *map, const struct tiled_
 	CUresult rc = encode(map, CU_TENSOR_MAP_DATA_TYPE_INT32, 3, (void *)m->data, size, stride, tile,
 		step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
 		CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-	return cuda_check(b, rc == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue);
+	if (rc != CUDA_SUCCESS && !b->base.failure.code)
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s: the driver makes no map of %lld rows of %lld bytes: error %d", b->op,
+			(long long)m->n_rows, (long long)m->row_bytes, (int)rc);
+	return rc == CUDA_SUCCESS;
 }
