@@ -41,10 +41,10 @@
  * and hidden_full, hidden_free (the hidden row has arrived, has been read), x_loaded.
  *
  * mma m16n8k32 is 16 weight rows by 32 weights; lane 4 r + c has rows r and r + 8. The three limbs
- * of one row of x fill three of eight columns. So the lanes of a row take different groups of
- * weights (scales) at once, and the columns tell these apart: a column is zero where the lane's
- * group is not the column's. The product of lane c's group comes out in lane c. A warp keeps the
- * columns of its super-blocks in registers.
+ * of one row of x fill three of eight columns. So lanes 0 and 1 of a row take another group of
+ * weights, with a scale of its own, than lanes 2 and 3. Columns 0 to 2 are zero for lanes 2 and 3,
+ * columns 4 to 6 for lanes 0 and 1; so the sums of a group come out in its own two lanes. A warp
+ * keeps the columns of its super-blocks in registers.
  *
  * In shared memory, of each super-block: `limbs` as limbs_kernel leaves them; `partials`: for each
  * row the sums of the three limbs and the scale of x.
@@ -484,8 +484,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 					 (uint32_t)((uint8_t *)(partials + first_super_block * PARTIALS) - shared);
 		limbs += 2 * warp * SUPER_BLOCK_LIMBS;
 		x_scales += 2 * warp;
-		struct constants constants = {4u * lane, 0x002b1908};
-		asm volatile("" : "+r"(constants.lane4), "+r"(constants.three));
+		typename type::constants constants = type::constants_of(lane, first_super_block);
 		typename type::columns columns;
 	compute_round:
 		round_begin(true);

@@ -5,15 +5,15 @@
  *
  * IQ2_XXS
  *   - Super-blocks u and u + 2, which have the same alignment to words. Lanes 0 and 1 have the
- *     first, lanes 2 and 3 the other. Even lanes take groups 0, 2, 4, 6 of 32 weights, odd lanes
- *     1, 3, 5, 7, so that the words of eight rows are in different banks; four steps of eight
- *     weights each. Scales are applied at the end of a group.
- *   - Columns 2 c and 2 c + 1 of one product are the high and the middle limb of lane c's group, of
- *     another product the low one.
- *   - A weight's grid row and sign bits become eight bytes by two lookups in tables with a copy per
- *     lane, at row * 256 + 4 * lane: the grid, and 128 bytes further on the signs. The index
- *     of a sign row is eight bits, of which the top one belongs to the next index; the table
- *     therefore repeats its 128 rows.
+ *     first, lanes 2 and 3 the other. Of each group of 32 weights the even lane takes the first 16,
+ *     the odd lane the others, in two steps of eight. Scales are applied at the end of a group.
+ *   - Columns 0 to 2 are the limbs of the first super-block, columns 4 to 6 those of the other. So
+ *     the even lane ends with the sums of the high and the middle limb, the odd lane with those of
+ *     the low one, of both its rows.
+ *   - Grid index and sign index of eight weights become their bytes by two lookups in tables with
+ *     a copy per lane, at row * 128 + 4 * lane: 256 rows of the grid, then 256 of the signs. A
+ *     sign index has seven bits. Where eight are taken, the top one belongs to the next index;
+ *     the table therefore repeats its 128 rows.
  *
  * Q2_K
  *   - Super-blocks u and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2
@@ -26,6 +26,7 @@
  *   SUPER_BLOCK_BYTES  of a super-block; TABLE_BYTES: of the tables in shared memory
  *   APART              distance of a warp's two super-blocks
  *   first_super_block  of a warp
+ *   constants_of       what a lane of a warp needs for all stages
  *   lane_offset        bytes from row r of the first super-block to the lane's part
  *   read_columns       from the limbs of the two and the scales of x
  *   PARTIALS           float4 of results of a super-block, one per row: sums of three
@@ -63,12 +64,6 @@ static __device__ __forceinline__ void mma_k16(int d[4], uint32_t a0, uint32_t a
 }
 
 template <int T> struct expert_type;
-
-/* Kept in registers; the compiler would make them anew each time. */
-struct constants {
-	uint32_t lane4; /* 4 times the lane */
-	uint32_t three; /* the magnitudes 8, 25, 43 */
-};
 
 /* Two super-blocks of x, eight values each in this lane, as write_limbs leaves them */
 static __device__ __forceinline__ void write_two_limbs(
@@ -115,10 +110,28 @@ static __device__ __forceinline__ void write_two_limbs(
 template <> struct expert_type<DTYPE_IQ2_XXS> {
 	static constexpr int SUPER_BLOCK_BYTES = 66, TABLE_BYTES = 65536, APART = 2, PARTIALS = 18;
 	struct columns {
-		uint2 two[4][4]; /* high and middle limb */
-		uint2 one[4][2]; /* low limb: even steps in even columns, odd ones in odd */
+		uint2 step[8][2]; /* [group][eight of the lane's 16 weights] */
 		float x_scale;
 	};
+	struct constants {
+		uint32_t lane4;        /* 4 times the lane */
+		uint32_t three;        /* the magnitudes 8, 25, 43 */
+		uint32_t grid_byte[2]; /* 128 at the byte of the lane's first, second grid index */
+		uint32_t sign_shift;   /* to the lane's first sign index */
+	};
+	/* Words of a group in an odd super-block: four grid indices; signs and scale. In an even one
+	 * words begin two bytes earlier: the even lane's grid indices are the upper two of a word, the
+	 * odd lane's the lower two of the next. */
+	static __device__ __forceinline__ struct constants constants_of(int lane, int first_super_block)
+	{
+		uint32_t first = (lane & 1) == (first_super_block & 1) ? 0x800000 : 0x80;
+		struct constants a = {4u * lane, 0x002b1908, {first, first << 8}, lane & 1 ? 14u : 0u};
+		/* kept in registers: the compiler would make them anew each time */
+		asm volatile(""
+					 : "+r"(a.lane4), "+r"(a.three), "+r"(a.grid_byte[0]), "+r"(a.grid_byte[1]),
+					 "+r"(a.sign_shift));
+		return a;
+	}
 	/* even or odd, so that the warps of a scheduler have both, which differ in work */
 	static __device__ __forceinline__ int first_super_block(int warp)
 	{
@@ -126,22 +139,20 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 	}
 	static __device__ __forceinline__ int lane_offset(int lane)
 	{
-		return (lane & 2) * SUPER_BLOCK_BYTES + 8 * (lane & 1);
+		return (lane & 2) * SUPER_BLOCK_BYTES;
 	}
 	static __device__ __forceinline__ void read_columns(
 		const uint2 *limbs, const float *x_scales, int lane, struct columns &b)
 	{
 		int c = lane % 4, n = lane / 4;
+		const uint2 *d = limbs + c / 2 * SUPER_BLOCK_LIMBS + 4 * (n % 4) + 2 * (c % 2);
+		bool mine = c / 2 == n / 4 && n % 4 < 3;
 		b.x_scale = x_scales[c / 2];
 #pragma unroll
-		for (int h = 0; h < 4; h++)
+		for (int g = 0; g < 8; g++)
 #pragma unroll
-			for (int j = 0; j < 4; j++) {
-				const uint2 *d = limbs + c / 2 * SUPER_BLOCK_LIMBS + (2 * h + c % 2) * 12 + j;
-				b.two[h][j] = c == n / 2 ? d[4 * (n & 1)] : make_uint2(0, 0);
-				if (j < 2)
-					b.one[h][j] = c == n / 2 ? d[8 + j + (n & 1)] : make_uint2(0, 0);
-			}
+			for (int t = 0; t < 2; t++)
+				b.step[g][t] = mine ? d[g * 12 + t] : make_uint2(0, 0);
 	}
 	static __device__ __forceinline__ void fill_tables(
 		const struct cuda_tables *t, uint8_t *shared, int first, int threads)
@@ -149,20 +160,24 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 		for (int i = first; i < 512; i += threads) {
 			int row = i & 255;
 			uint32_t w = i & 256 ? t->sign_nibbles[row & 127] : t->iq2xxs_nibbles[row];
-			uint4 *to = (uint4 *)(shared + row * 256 + (i & 256) / 2);
+			uint4 *to = (uint4 *)(shared + i * 128);
 #pragma unroll
 			for (int k = 0; k < 8; k++)
 				to[(k + i) & 7] = make_uint4(w, w, w, w);
 		}
 	}
+	/* t: which of the lane's two eights of a group; signs: their indices in bits 0 to 6, 7 to 13 */
 	static __device__ __forceinline__ void eight_weights(const struct constants &constants,
-		uint32_t index_word, int index_byte, uint32_t signs, int j, uint32_t &lo, uint32_t &hi)
+		uint32_t index_word, uint32_t signs, int t, uint32_t &lo, uint32_t &hi)
 	{
-		uint32_t row = pick_bytes(index_word, constants.lane4, 0x5504 | index_byte << 4),
-				 sign = pick_bytes(signs << j, constants.lane4, 0x5504 | j << 4);
+		/* Rows are 128 bytes apart. __dp4a multiplies one byte by that; an index in bits 7 to 13 is
+		 * multiplied already. */
+		uint32_t row = __dp4a(index_word, constants.grid_byte[t], constants.lane4);
+		uint32_t sign =
+			t ? (signs & 0x3f80) | constants.lane4 : __dp4a(signs, 0x80u, constants.lane4);
 		uint32_t g, s, both;
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(g) : "r"(row), "n"(TABLES_AT));
-		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(s) : "r"(sign), "n"(TABLES_AT + 128));
+		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(s) : "r"(sign), "n"(TABLES_AT + 256 * 128));
 		/* no bit is in both; a sum in the multiplying units, which have less to do */
 		asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(both) : "r"(g), "r"(1), "r"(s));
 		lo = pick_bytes(constants.three, 0x00d5e7f8, both);
@@ -174,59 +189,57 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 	static __device__ __forceinline__ void super_block_pair(const uint8_t *p, int stride8, int lane,
 		const struct constants &constants, const struct columns &b, float4 *partial)
 	{
-		int c = lane % 4, w[2][3];
+		int c = lane % 4, w[2][2];
+		uint32_t next[2]; /* not ODD: the word in which the next group begins */
 #pragma unroll
-		for (int h = 0; h < 4; h++) {
-			uint32_t words[2][3];
+		for (int i = 0; i < 2; i++)
+			next[i] = ODD ? 0 : *(const uint32_t *)(p + i * stride8);
+#pragma unroll
+		for (int g = 0; g < 8; g++) {
+			uint32_t index[2], second[2]; /* second word of the group: signs and scale */
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				const uint32_t *from = (const uint32_t *)(p + i * stride8 + 16 * h + (ODD ? 2 : 0));
-				words[i][0] = from[0];
-				words[i][1] = from[1];
-				if (!ODD)
-					words[i][2] = __byte_perm(words[i][1], from[2], 0x5432);
+				const uint32_t *from = (const uint32_t *)(p + i * stride8 + 8 * g + (ODD ? 2 : 0));
+				if (ODD) {
+					index[i] = from[0];
+					second[i] = from[1];
+				} else {
+					uint32_t middle = from[1];
+					index[i] = c & 1 ? middle : next[i];
+					next[i] = from[2];
+					second[i] = __byte_perm(middle, next[i], 0x5432);
+				}
 			}
-			int two[4], even[4], odd[4];
+			int d[4];
 #pragma unroll
-			for (int j = 0; j < 4; j++) {
+			for (int t = 0; t < 2; t++) {
 				uint32_t m[4];
 #pragma unroll
 				for (int i = 0; i < 2; i++)
-					if (ODD)
-						eight_weights(constants, words[i][0], j, words[i][1], j, m[i], m[2 + i]);
-					else
-						eight_weights(constants, words[i][j / 2], (j + 2) % 4, words[i][2], j, m[i],
-							m[2 + i]);
-				if (j)
-					mma_16832_add(two, m, b.two[h][j]);
+					eight_weights(
+						constants, index[i], second[i] >> constants.sign_shift, t, m[i], m[2 + i]);
+				if (t)
+					mma_16832_add(d, m, b.step[g][t]);
 				else
-					mma_16832(two, m, b.two[h][j], 0);
-				if (j >= 2)
-					mma_16832_add(j & 1 ? odd : even, m, b.one[h][j / 2]);
-				else
-					mma_16832(j & 1 ? odd : even, m, b.one[h][j / 2], 0);
+					mma_16832(d, m, b.step[g][t], 0);
 			}
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				int scale = (int)(words[i][ODD ? 1 : 2] >> 27 | 1);
-				int a[3] = {two[2 * i], two[2 * i + 1], even[2 * i] + odd[2 * i + 1]};
+				int scale = (int)(second[i] >> 27 | 1);
 #pragma unroll
-				for (int k = 0; k < 3; k++)
-					w[i][k] = h ? w[i][k] + scale * a[k] : scale * a[k];
+				for (int k = 0; k < 2; k++)
+					w[i][k] = g ? w[i][k] + scale * d[2 * i + k] : scale * d[2 * i + k];
 			}
 		}
-		/* Lanes 2 i and 2 i + 1 have half of the groups of a super-block each, of both rows. They
-		 * exchange sums: the even lane ends with row r, the odd one with row r + 8. */
-		float unit = half_float(get16(p + (c & 1 ? stride8 - 8 : 0))) * 0.125f;
-		float v[3];
 #pragma unroll
-		for (int k = 0; k < 3; k++) {
-			int sum = (c & 1 ? w[1][k] : w[0][k]) +
-					  __shfl_xor_sync(0xffffffffu, c & 1 ? w[0][k] : w[1][k], 1);
-			v[k] = __fmul_rn(unit, (float)sum);
+		for (int i = 0; i < 2; i++) {
+			float unit = half_float(get16(p + i * stride8)) * 0.125f, v[2];
+#pragma unroll
+			for (int k = 0; k < 2; k++)
+				v[k] = __fmul_rn(unit, (float)w[i][k]);
+			float2 *to = (float2 *)(partial + c / 2 * APART * PARTIALS + lane / 4 + 10 * i);
+			to[c & 1] = make_float2(v[0], c & 1 ? b.x_scale : v[1]);
 		}
-		partial[c / 2 * APART * PARTIALS + lane / 4 + (c & 1) * 10] =
-			make_float4(v[0], v[1], v[2], b.x_scale);
 	}
 	/* p: at this lane's place of row r; first: the number of the first super-block */
 	static __device__ __forceinline__ void two_super_blocks(const uint8_t *p, int first,
@@ -250,6 +263,9 @@ template <> struct expert_type<DTYPE_Q2_K> {
 	struct columns {
 		struct super_block_columns of[2];
 	};
+	struct constants {
+	};
+	static __device__ __forceinline__ struct constants constants_of(int, int) { return {}; }
 	static __device__ __forceinline__ int first_super_block(int warp) { return 2 * warp; }
 	static __device__ __forceinline__ int lane_offset(int) { return 0; }
 	static __device__ __forceinline__ void read_columns(
