@@ -23,7 +23,7 @@ int mpirun_self(const char *argument, int n)
 	assert_true(length > 0);
 	self[length] = 0;
 	snprintf(command, sizeof command,
-		"TMPDIR='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 100 "
+		"TMPDIR='%s' OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout -k 5 300 "
 		"mpirun --oversubscribe --bind-to none -np %d '%s' %s 2>&1 </dev/null",
 		temp_dir(), n, self, argument);
 	FILE *f = popen(command, "r");

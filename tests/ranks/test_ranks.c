@@ -146,8 +146,8 @@ static int long_message(struct ranks *r, struct err *e)
 
 static void on_loss(void *user, const char *sentence)
 {
-	fprintf(stderr, "noticed: %s\n", sentence);
-	atomic_fetch_add((atomic_int *)user, 1);
+	const int calls = atomic_fetch_add((atomic_int *)user, 1) + 1;
+	fprintf(stderr, "noticed %d: %s\n", calls, sentence);
 }
 
 /* Rank 1 leaves while rank 0 makes no call that would say so. */
@@ -157,10 +157,9 @@ static int notice(struct ranks *r, struct err *e)
 	ranks_on_loss(r, on_loss, &calls);
 	if (ranks_me(r))
 		return err_set(e, ERR_INPUT, "it had to go");
-	for (int i = 0; i < 500 && !atomic_load(&calls); i++)
+	for (int i = 0; i < 6000 && !atomic_load(&calls); i++)
 		sleep_ms(10);
 	sleep_ms(400); /* it is called once */
-	fprintf(stderr, "called %d times\n", atomic_load(&calls));
 	return ranks_check(r, e);
 }
 
@@ -413,20 +412,30 @@ static void test_disagreement_names_the_lowest_rank(void **state)
 	assert_null(strstr(mpirun_said, "no file of rank 2"));
 }
 
+/* mpirun ends the other ranks when one has ended, and a rank ends 1 s after a loss: on a busy
+ * machine one may not come to say its sentence. Then once more. status 0: any but 0. */
+static void run_until_said(const char *role, int n, int status, const char *text)
+{
+	for (int i = 0; i < 5; i++) {
+		const int got = mpirun_self(role, n);
+		assert_true(status ? got == status : got != 0);
+		if (strstr(mpirun_said, text))
+			return;
+	}
+	expect_said(text);
+}
+
 static void test_rank_that_leaves_is_named(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	assert_int_equal(mpirun_self("leave", 2), 3); /* whoever ends first */
-	expect_said("from 0: rank 1 (");
+	run_until_said("leave", 2, 3, "from 0: rank 1 (");
 	expect_said("has ended: it had to go");
-	assert_int_equal(mpirun_self("notice", 2), 3);
-	expect_said("noticed: rank 1 (");
-	expect_said("called 1 times");
+	run_until_said("notice", 2, 3, "noticed 1: rank 1 (");
+	assert_null(strstr(mpirun_said, "noticed 2: "));
 	assert_int_equal(mpirun_self("end_early", 2), 1);
 	expect_said("has ended before this rank");
-	assert_int_equal(mpirun_self("long_message", 2), 1);
-	expect_said("from 0: rank 1 (");
+	run_until_said("long_message", 2, 1, "from 0: rank 1 (");
 	expect_said(") MPI: MPI_ERR_TRUNCATE");
 }
 
@@ -461,8 +470,7 @@ static void test_commands_to_a_lost_rank(void **state)
 {
 	(void)state;
 	NEED_MPIRUN();
-	assert_int_not_equal(mpirun_self("refuse_commands", 2), 0);
-	expect_said("11 of 11 are refused");
+	run_until_said("refuse_commands", 2, 0, "11 of 11 are refused");
 }
 
 static void test_commands_that_make_no_sense(void **state)

@@ -169,7 +169,8 @@ static void test_cancelled_among_others(void **state)
 	for (int i = 0; i < N_ANSWERS; i++)
 		assert_non_null(strstr(buf_str(&alone.arguments[i]), "\"unit\""));
 	expect_nothing_held();
-	for (int round = 0; round < ROUNDS; round++) {
+	/* once more where a client was held up until its answers had ended */
+	for (int round = 0, tries = 0; round < ROUNDS; tries++) {
 		struct client_run c[2] = {{.cancel = 5u << round}, {.leaves = true}};
 		pthread_t threads[2];
 		for (int i = 0; i < 2; i++)
@@ -186,7 +187,8 @@ static void test_cancelled_among_others(void **state)
 			if (!cancelled)
 				assert_string_equal(buf_str(&c[0].arguments[i]), buf_str(&alone.arguments[i]));
 		}
-		assert_true(n_cancelled > 0);
+		assert_true(n_cancelled > 0 || tries < 20 * ROUNDS);
+		round += n_cancelled > 0;
 		expect_nothing_held();
 		client_run_free(&c[0]);
 		client_run_free(&c[1]);

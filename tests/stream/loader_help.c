@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 enum card_kind card_kind;
@@ -192,6 +193,16 @@ bool source_last_loading(struct expert_source *s, int *layer, int *expert)
 	}
 	source_unlock(s);
 	return last > 0;
+}
+
+void source_wait_requested(struct expert_source *s)
+{
+	struct pinned *p = &loader_of(s)->card->tier1;
+	for (bool done = false; !done; usleep(1000)) {
+		pthread_mutex_lock(&p->lock);
+		done = atomic_load(&p->ready) >= MIN(p->requested, p->bytes);
+		pthread_mutex_unlock(&p->lock);
+	}
 }
 
 int source_wait_pinned(struct expert_source *s, struct err *e)

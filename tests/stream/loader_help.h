@@ -60,6 +60,8 @@ bool source_last_loading(struct expert_source *s, int *layer, int *expert);
 /* Holds the source's lock between the two. */
 void source_lock(struct expert_source *s);
 void source_unlock(struct expert_source *s);
+/* On a card: waits until what was requested so far of the second tier is pinned. */
+void source_wait_requested(struct expert_source *s);
 /* On a card: waits until all of the second tier is pinned. */
 int source_wait_pinned(struct expert_source *s, struct err *e);
 

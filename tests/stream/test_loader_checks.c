@@ -285,7 +285,8 @@ static void test_second_tier(void **state)
 				usleep(10000);
 				source_layer_resident(s, layer + 1, in);
 			}
-			usleep(times ? 0 : 50000);
+			while (!source_warm_ended(s))
+				usleep(1000);
 			source_layer_resident(s, layer + 1, in);
 			assert_int_equal(in[0] + in[1], want);
 			assert_true(in[1] > 0);

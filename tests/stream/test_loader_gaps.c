@@ -21,7 +21,8 @@
 #define CHUNK          ((size_t)8192)
 #define STAGED_WAITING 7 /* so many experts wait for a gap at most */
 #define LEAVES         4096
-#define PATIENCE       5000  /* ms until a test gives up */
+#define PATIENCE       60000 /* ms until a test gives up */
+#define QUIET          300   /* ms without a change: the I/O thread has nothing to do */
 #define A_WHILE        20000 /* us in which what shall not happen would have */
 #define ROUNDS         6 /* that fill the first tier: some experts are left that were never there */
 
@@ -64,6 +65,8 @@ static void gate_copy(
 	struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes)
 {
 	const unsigned n_staged = atomic_load(&gate.n_staged), n = atomic_load(&gate.n_leaves);
+	if (stream == COPY_WITHIN) /* the slot is free: what was there before must not be found */
+		memset((void *)(uintptr_t)copier_null_peek(c, dst), 0, bytes);
 	if (stream != COPY_WITHIN || !atomic_load(&gate.broken))
 		gate.inner->copy(c, stream, dst, src, bytes);
 	if (stream == COPY_IN || stream == COPY_AHEAD)
@@ -149,7 +152,7 @@ static void finish(struct expert_source *s, int layer, struct expert_ref *refs, 
 /* Waits until all that left has arrived and nothing more leaves. */
 static void settle(void)
 {
-	for (int quiet = 0, ms = 0; quiet < 20; ms++) {
+	for (int quiet = 0, ms = 0; quiet < QUIET; ms++) {
 		unsigned n = atomic_load(&gate.n_leaves);
 		usleep(1000);
 		quiet =
@@ -261,7 +264,7 @@ static void stage_victims(struct expert_source *s, struct fresh *f, unsigned lea
 		 most++) {
 		const unsigned now = atomic_load(&gate.n_staged);
 		ask(s, f);
-		for (int ms = 0; ms < 100 && atomic_load(&gate.n_staged) == now; ms++)
+		for (int ms = 0; ms < QUIET && atomic_load(&gate.n_staged) == now; ms++)
 			usleep(1000);
 	}
 	wait_until(&gate.n_staged, before + least);

@@ -7,27 +7,31 @@
 #include <string.h>
 #include <unistd.h>
 
-/* False: the thread does not compare, or has ended. */
+/* False: the thread does not compare, or has ended. *sleeps: how often it has gone to sleep; -1: it
+ * is awake. */
 static bool read_status(const char *task, long *sleeps)
 {
 	char path[300], line[200];
-	bool compares = false;
+	bool compares = false, is_awake = false;
 	snprintf(path, sizeof path, "/proc/self/task/%s/status", task);
 	FILE *f = fopen(path, "r");
 	if (!f)
 		return false;
 	while (fgets(line, sizeof line, f)) {
 		compares |= !strcmp(line, "Name:\tcheck-values\n");
+		is_awake |= !strncmp(line, "State:\t", 7) && line[7] != 'S';
 		sscanf(line, "voluntary_ctxt_switches: %ld", sleeps);
 	}
 	fclose(f);
+	if (is_awake)
+		*sleeps = -1;
 	return compares;
 }
 
 int check_threads_wait_for(int n)
 {
 	int found = check_threads_of_process(NULL);
-	for (int tries = 0; tries < 500 && found != n; tries++) {
+	for (int tries = 0; tries < 6000 && found != n; tries++) {
 		usleep(10000);
 		found = check_threads_of_process(NULL);
 	}
@@ -55,11 +59,15 @@ bool check_threads_all_sleep(int n, long *sleeps)
 {
 	long before[CHECK_THREADS_MAX];
 	int n_before = check_threads_of_process(sleeps);
-	for (int tries = 0; tries < 500; tries++) {
+	for (int tries = 0; tries < 3000; tries++) {
 		memcpy(before, sleeps, sizeof before);
 		usleep(20000);
 		const int now = check_threads_of_process(sleeps);
-		if (now == n && now == n_before && !memcmp(before, sleeps, (size_t)n * sizeof *before))
+		bool all =
+			now == n && now == n_before && !memcmp(before, sleeps, (size_t)n * sizeof *before);
+		for (int i = 0; all && i < n; i++)
+			all = sleeps[i] >= 0;
+		if (all)
 			return true;
 		n_before = now;
 	}

@@ -266,7 +266,7 @@ check "-q says nothing on stderr" [ ! -s "$work/err" ]
 long=$(yes "river and mountain" | head -n 150 | tr '\n' ' ')
 run -p "$long" --temp 0 --think off -n 2 --chunk 32
 check "progress is for terminals" [ "$(grep -c "reading the prompt" "$work/err")" = 0 ]
-printf 'Define river.' | timeout 60 "$GLMSTREAM" -f - -q --temp 0 --think off -n 40 2>"$work/err" | cat >"$work/out"
+printf 'Define river.' | timeout 300 "$GLMSTREAM" -f - -q --temp 0 --think off -n 40 2>"$work/err" | cat >"$work/out"
 check "a prompt from a pipe, an answer into one" cmp -s "$work/out" "$work/first"
 check "and nothing else with -q" [ ! -s "$work/err" ]
 printf 'Define river.' >"$work/prompt"
@@ -322,12 +322,12 @@ error_is_one_sentence 3 'byte 7 \(0xff\) is not valid UTF-8'
 run -p "" -n 2 --think off --temp 0
 exits 0
 check "an empty prompt is a prompt" [ -s "$work/out" ]
-timeout 60 "$GLMSTREAM" -p "Define river." --temp 0 -n 20 >/dev/full 2>"$work/err"
+timeout 300 "$GLMSTREAM" -p "Define river." --temp 0 -n 20 >/dev/full 2>"$work/err"
 rc=$? said="glmstream -p ... >/dev/full"
 exits 1
 
 # a standard stream that is closed is not the first file that is opened
-timeout 60 "$GLMSTREAM" -q -n 2 --cache-gb "$smallest" <&- >"$work/out" 2>"$work/err"
+timeout 300 "$GLMSTREAM" -q -n 2 --cache-gb "$smallest" <&- >"$work/out" 2>"$work/err"
 rc=$? said="glmstream --cache-gb ... <&-"
 error_is_one_sentence 1 "standard input"
 run -p x -n 0 -q --trace "$work/trace"
@@ -380,23 +380,23 @@ seq 1 100 >"$work/ids"
 check "not of logits either" [ ! -s "$work/err" ]
 
 # a pipe is a chat of one turn per line
-printf 'Define river.\nDefine island.\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -n 40 >"$work/out" 2>"$work/err"
+printf 'Define river.\nDefine island.\n' | timeout 300 "$GLMSTREAM" --temp 0 --think off -n 40 >"$work/out" 2>"$work/err"
 rc=$? said="printf ... | glmstream"
 exits 0
 check "both lines are answered" [ "$(grep -ciE 'river|island' "$work/out")" -ge 2 ]
 check "a pipe gets no escape sequences" no_escapes
 check "and no warning" [ "$(grep -c warning "$work/err")" = 0 ]
-printf '/help\n/think off\nDefine dog.\n/exit\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -q >"$work/out" 2>"$work/err"
+printf '/help\n/think off\nDefine dog.\n/exit\n' | timeout 300 "$GLMSTREAM" --temp 0 --think off -q >"$work/out" 2>"$work/err"
 rc=$? said="printf /help ... | glmstream"
 exits 0
 check "commands in a pipe are warned of once" [ "$(grep -c 'line 1: "/help" is sent to the model' "$work/err")" = 1 ]
 check "and only once" [ "$(wc -l <"$work/err")" = 1 ]
-printf '/usr/bin is a folder\n/help me\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -q -n 4 >"$work/out" 2>"$work/err"
+printf '/usr/bin is a folder\n/help me\n' | timeout 300 "$GLMSTREAM" --temp 0 --think off -q -n 4 >"$work/out" 2>"$work/err"
 check "other lines with a slash are not" [ ! -s "$work/err" ]
 {
 	yes 'Define dog.' | head -n 6
 	printf ' \t\nlast'
-} | timeout 60 "$GLMSTREAM" --temp 0 --think off -q -c 60 >"$work/out" 2>"$work/err"
+} | timeout 300 "$GLMSTREAM" --temp 0 --think off -q -c 60 >"$work/out" 2>"$work/err"
 rc=$? said="yes 'Define dog.' | glmstream -c 60"
 exits 3
 check "a full context in a pipe says which line and how many are left" \

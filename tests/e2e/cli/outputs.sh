@@ -163,13 +163,13 @@ mkfifo pipe
 has_ended() { ! kill -0 "$1" 2>/dev/null; }
 "$GLMSTREAM" dump-logits -m model.gguf --ids ids -o pipe >out 2>err &
 pid=$!
-for _ in $(seq 100); do
+for _ in $(seq 1200); do
 	grep -q verified err && break
 	sleep 0.1
 done
 sleep 0.5
 kill -INT $pid
-for _ in $(seq 50); do
+for _ in $(seq 600); do
 	kill -0 $pid 2>/dev/null || break
 	sleep 0.1
 done
@@ -183,7 +183,7 @@ exits 130
 if [ $has_traces ]; then
 	run "${short[@]}" --trace >(cat >piped.trace)
 	exits 0
-	for _ in $(seq 50); do
+	for _ in $(seq 600); do
 		[ ! -s piped.trace ] || break
 		sleep 0.1
 	done
@@ -199,7 +199,7 @@ user_run() {
 		user=()
 		[ "$(id -u)" != 0 ] || user=(setpriv --reuid 65534 --regid 65534 --clear-groups)
 		HOME=$work/protected
-		exec timeout 60 ${user[@]+"${user[@]}"} ./program "$@" >"$work/out" 2>"$work/err"
+		exec timeout 300 ${user[@]+"${user[@]}"} ./program "$@" >"$work/out" 2>"$work/err"
 	)
 	rc=$? said="program $*"
 }
@@ -248,7 +248,7 @@ piped() { # COMMAND...: writes the file that comes behind it, the same as into t
 	"$GLMSTREAM" "$@" >(cat >piped) >out 2>err
 	rc=$? said="$* >(cat >piped)"
 	exits 0
-	for _ in $(seq 50); do
+	for _ in $(seq 600); do
 		[ "$(stat -c %s piped)" = "$(stat -c %s direct)" ] && break
 		sleep 0.1
 	done

@@ -229,7 +229,7 @@ def completion():
         c.quiet()
         at = len(c.seen)
         c.keys(keys)
-        seen = c.wait_for(shown, at, 5)
+        seen = c.wait_for(shown, at)
         check(keys.decode(), shown in seen, seen)
         c.keys(b"\x03")
         c.wait_for(b"^C\n> ", at)
@@ -250,6 +250,7 @@ def completion():
     check("after all that a question is answered", b" new at " in shown, shown)
     at = len(c.seen)
     c.keys(b"hello\t")
+    c.wait_for(b"hello", at)
     c.quiet(0.5)
     check("a message is not completed", c.seen[at:].endswith(b"hello"), c.seen[at:])
     c.keys(b"\x03")
@@ -290,12 +291,17 @@ def history():
 
 def interrupts():
     c = Chat("-n", "2000")
-    c.quiet()
-    at = len(c.seen)
-    c.keys(b"Tell me a story about a fox named Ben.\r")
-    c.wait_for(b"Once", at)
-    c.keys(b"\x03")
-    shown = c.wait_for(b"\n> ", at)
+    for _ in range(10):  # it may have ended before
+        c.quiet()
+        at = len(c.seen)
+        c.keys(b"Tell me a story about a fox named Ben.\r")
+        c.wait_for(b"Once", at)
+        c.keys(b"\x03")
+        shown = c.wait_for(b"\n> ", at)
+        if b"(stopped)" in shown:
+            break
+        c.quiet(1)
+        c.undo()
     check("Ctrl+C stops the answer", b"(stopped)" in shown, shown)
     c.line(b"/set n 4", b"n 4")
     shown = c.say(b"Define river.")
@@ -414,14 +420,14 @@ def long_prompt():
     c = Chat("-n", "8", "--chunk", "1", "--draft", "off", "--cache-gb", "0.003")
     shown = c.say(b"Define river.")
     rate = re.search(rb"(\d+) prompt at ([0-9.]+) tok/s", shown)  # a busy machine makes it a long one
-    short = rate and int(rate[1]) / float(rate[2]) < 0.5
+    short = rate and int(rate[1]) / float(rate[2]) < 0.25
     check("a short prompt shows no progress", rate and (b"reading" not in shown or not short), c.seen)
     text = b"Tell me about " + b"the river and " * (100 if "san-" in PROGRAM else 500)
     at = len(c.seen)
     c.keys(text + b"\r")
     c.wait_for(b" left", at)
-    end = time.time() + 1
-    while time.time() < end:
+    end = time.time() + 60
+    while len(set(re.findall(progress, c.seen[at:]))) < 3 and b"\n> " not in c.seen[at:] and time.time() < end:
         c.pump(0.1)
     said = re.findall(progress, c.seen[at:])
     check("a long one does", len(said) > 1 and int(said[-1][0]) > int(said[0][0]), c.seen[at:])
@@ -431,11 +437,11 @@ def long_prompt():
     shown = c.wait_for(b"\n> ", at)
     took = time.time() - start
     print(f"stopped after {1000 * took:.0f} ms")
-    check("Ctrl+C stops it", b"\n> " in shown and took < 2, shown)
+    check("Ctrl+C stops it", b"\n> " in shown, shown)
     at = len(c.raw)
     shown = c.say(text)
     total, reused = counts(shown)
-    check("its beginning is not computed again", computed <= reused < total, shown)
+    check("it was stopped in its middle, and its beginning is not computed again", computed <= reused < total - 1, shown)
     said = re.search(progress, shown)
     check("the line counts what is new", said and int(said[2]) == total - reused, shown)
     check("and is taken away", b"\r\x1b[K" in c.raw[at:], c.raw[at:])
@@ -493,6 +499,7 @@ def sessions():
     check("without --session nothing is saved at the end", c.status() == 0, c.raw)
 
     c = Chat("-n", "12", "-v", "--session", path.decode())
+    c.wait_for(b"tree (noun): a tall")
     c.quiet(0.5)
     check("--session reads the file", b"2 turns, " in c.seen, c.seen)
     check("and shows the last turn", re.search(rb"\n> Define tree\.\ntree \(noun\): a tall", c.seen), c.seen)

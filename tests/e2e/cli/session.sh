@@ -90,7 +90,7 @@ mkfifo "$work/pipe"
 pid=$!
 exec 3>"$work/pipe"
 echo 'Define river.' >&3
-for ((i = 0; i < 400; i++)); do
+for ((i = 0; i < 2400; i++)); do
 	[ -s "$work/shared" ] && break
 	sleep 0.05
 done
@@ -110,7 +110,7 @@ check "nothing is lost" cmp -s "$work/shared" "$work/shared.before"
 "$GLMSTREAM" -t 1 --temp 0 --think off -q --session "$work/term" -p 'Tell me a story about a fox named Ben.' \
 	-n 3000 >"$work/story" 2>"$work/err" &
 pid=$!
-for ((i = 0; i < 200; i++)); do
+for ((i = 0; i < 2400; i++)); do
 	[ -s "$work/story" ] && break
 	sleep 0.05
 done

@@ -161,13 +161,18 @@ start() { # output, options...
 		[ ! -e "$1.journal" ] || mapfile -t lines <"$1.journal"
 	done
 }
-# The same, and kills it then; $killed tells whether that came about.
+# The same, and kills it then; once more where it was done before. $killed tells whether that came about.
 start_and_kill() { # output, signal, options...
-	start "$1" "${@:3}"
-	kill -"$2" $pid 2>/dev/null
-	wait $pid 2>/dev/null
-	rc=$?
-	[ -e "$1.partial" ] && killed=yes || killed=no
+	local try
+	killed=no
+	for try in 1 2 3 4 5 6 7 8; do
+		rm -f "$1" "$1.partial" "$1.journal"
+		start "$1" "${@:3}"
+		kill -"$2" $pid 2>/dev/null
+		wait $pid 2>/dev/null
+		rc=$?
+		[ ! -e "$1.partial" ] || { killed=yes && return; }
+	done
 }
 
 start_and_kill "$work/killed.gguf" KILL
@@ -179,10 +184,15 @@ check "it goes on where it stood" grep -qE 'going on with an earlier run: [0-9]+
 check "resumed equals uninterrupted" cmp -s "$work/small-$again.gguf" "$work/killed.gguf"
 
 # ---- an input that gets the output's name meanwhile -------------------------------------------------
-start "$work/late.gguf"
-ln "$(echo "$work"/small/*.safetensors | cut -d' ' -f1)" "$work/late.gguf"
-wait $pid
-rc=$? said="convert, and an input is linked to its output's name"
+inputs=("$work"/small/*.safetensors)
+for try in 1 2 3 4 5 6 7 8; do # the conversion may be done before
+	rm -f "$work"/late.gguf*
+	start "$work/late.gguf"
+	ln "${inputs[0]}" "$work/late.gguf" 2>/dev/null
+	wait $pid
+	rc=$? said="convert, and an input is linked to its output's name, try $try"
+	[ $rc = 0 ] || break
+done
 exits 2
 check "the input is named" grep -q '^glmstream: .*late.gguf: is an input of this command' "$work/err"
 check "the hint is another name" grep -q '^hint: give the output another name' "$work/err"
@@ -208,7 +218,7 @@ begun=0
 # the writing calls before number 86 are of other tensors
 for ((n = 86; n < 180 && !begun; n += 5)); do
 	rm -f "$work"/begun-experts.gguf* "$work"/begun-copy.gguf*
-	timeout 60 "$work/fail_write" $n EIO "$GLMSTREAM" convert "$work/small" -o "$work/begun-experts.gguf" \
+	timeout 300 "$work/fail_write" $n EIO "$GLMSTREAM" convert "$work/small" -o "$work/begun-experts.gguf" \
 		--recipe "$again" -j 1 -q >"$work/out" 2>"$work/err" </dev/null
 	rc=$?
 	[ $rc != 77 ] || break
@@ -229,7 +239,7 @@ fi
 # ---- locks ----------------------------------------------------------------------------------------
 # The first lock is the journal's, the second one the output's.
 traced() { # NUMBER HOW OUTPUT
-	timeout 60 "$work/fail_write" "$1" "$2" "$GLMSTREAM" convert "$work/small" -o "$3" --recipe "$again" \
+	timeout 300 "$work/fail_write" "$1" "$2" "$GLMSTREAM" convert "$work/small" -o "$3" --recipe "$again" \
 		>"$work/out" 2>"$work/err" </dev/null
 	rc=$? said="lock $1: $2"
 }
@@ -260,10 +270,10 @@ held = [open(sys.argv[1] + end) for end in (".journal", ".partial")]
 for f in held:
     fcntl.flock(f, fcntl.LOCK_EX)
 open(sys.argv[2], "w").close()
-time.sleep(60)
+time.sleep(600)
 END
 	holder=$!
-	for ((i = 0; i < 200; i++)); do
+	for ((i = 0; i < 2400; i++)); do
 		[ ! -e "$work/held" ] || break
 		sleep 0.05
 	done

@@ -105,7 +105,7 @@ END
 begun=no
 for ((n = 60; n < 180; n += 20)); do
 	rm -f "$work"/begun.gguf*
-	timeout 60 "$work/fail_write" $n EIO "$GLMSTREAM" convert "$work/tiny" -o "$work/begun.gguf" \
+	timeout 300 "$work/fail_write" $n EIO "$GLMSTREAM" convert "$work/tiny" -o "$work/begun.gguf" \
 		"${options[@]}" -j 1 -q >"$work/out" 2>"$work/err" </dev/null
 	rc=$?
 	[ $rc != 77 ] || break

@@ -102,7 +102,7 @@ class Server:
     def get(self, path, body=None):
         data = json.dumps(body).encode() if body else None
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=60) as r:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=120) as r:
                 return r.status, r.read().decode()
         except urllib.error.HTTPError as e:
             return e.code, e.read().decode()
@@ -114,8 +114,8 @@ class Server:
     def end(self):
         """Its exit status. The log is whole then."""
         self.p.terminate()
-        status = self.p.wait(30)
-        self.reader.join(30)
+        status = self.p.wait(120)
+        self.reader.join(120)
         return status
 
 

@@ -98,7 +98,7 @@ def words(value, out):
 
 def ask(s, path, body, stream):
     """("answer", text), ("refused", status), ("broken",) for a stream that ends with an error or too early, ("closed",)."""
-    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=30)
+    c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=120)
     try:
         if body is None:
             c.request("GET", path)

@@ -86,9 +86,9 @@ has_command() {
 }
 
 # run ARGS...: $rc, $work/out, $work/err; stdin is empty unless redirected by the caller. A run of
-# more than 120 s ends.
+# more than 300 s ends.
 run() {
-	timeout -k 5 "${RUN_LIMIT:-120}" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err"
+	timeout -k 5 "${RUN_LIMIT:-300}" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err"
 	rc=$?
 	said="glmstream $*"
 }

@@ -18,7 +18,7 @@ done
 "$GLMSTREAM" serve --port 0 --cache-gb 0.006 --ram-gb 0.004 --sessions 2 >"$work/out" 2>"$work/err" &
 server=$!
 trap 'kill $server 2>/dev/null; rm -rf "$work"' EXIT
-for _ in $(seq 100); do
+for _ in $(seq 1200); do
 	grep -q '^listening on ' "$work/out" && break
 	sleep 0.1
 done

@@ -10,7 +10,8 @@ import tempfile
 import threading
 import time
 
-from serve_others import test_llamacpp, test_ollama, test_responses_folder, test_stored_responses, test_strict, test_text_offset
+from serve_others import (test_llamacpp, test_ollama, test_responses_folder, test_stop, test_stored_responses, test_strict,
+                          test_text_offset)
 from serve_lib import PROGRAM, POCKET, SAN, SLOW, TIME, WEATHER, Server, check, finish, user, checks  # noqa: F401
 
 CHAT = "/v1/chat/completions"
@@ -129,15 +130,18 @@ def test_tools(s):
     # a call that never ends: whatever was sent of it was sent as it was written, though pieces come together under load
     note = {"type": "function", "function": {"name": "note", "strict": True, "parameters": {
         "type": "object", "properties": {"text": {"type": "string", "minLength": 4000}}, "required": ["text"], "additionalProperties": False}}}
-    before, pieces = s.get("/v1/glmstream/state?map=0")[1]["totals"]["cancelled"], 0
-    stream = s.stream(CHAT, {**GREEDY, "tools": [note], "tool_choice": "required", "messages": user("Write a note."), "max_tokens": 1500,
-                             "enable_thinking": False})
-    for _, v in stream:
-        pieces += v != "[DONE]" and any(c["function"].get("arguments") for c in v["choices"][0]["delta"].get("tool_calls", []))
-        if pieces == 2:
-            stream.close()
+    for _ in range(5):  # a client that is held up sees one piece, or the end
+        before, pieces = s.get("/v1/glmstream/state?map=0")[1]["totals"]["cancelled"], 0
+        stream = s.stream(CHAT, {**GREEDY, "tools": [note], "tool_choice": "required", "messages": user("Write a note."),
+                                 "max_tokens": 1500, "enable_thinking": False})
+        for _, v in stream:
+            pieces += v != "[DONE]" and any(c["function"].get("arguments") for c in v["choices"][0]["delta"].get("tool_calls", []))
+            if pieces == 2:
+                stream.close()
+                break
+        after = s.wait_idle()["totals"]["cancelled"]
+        if pieces == 2 and after == before + 1:
             break
-    after = s.wait_idle()["totals"]["cancelled"]
     check(pieces == 2 and after == before + 1, "arguments come as they are written:", pieces, "pieces, cancelled", before, after)
     # the answer comes back without its reasoning, as most clients send it, and the whole prefix is still there
     history = user("What is the weather in Paris?") + [
@@ -506,7 +510,7 @@ def test_paths(s):
     list(s.stream(CHAT, {"messages": user("Define river."), "max_tokens": 3}))
     lines = [r"POST /v1/chat/completions 200, \d+ \+ 2 tokens", r"POST /v1/chat/completions 200, 13 \+ 3 tokens",
              r"POST /v1/chat/completions 400 \(messages\[0\].role\)", r"GET /v1/nothing 404"]
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     missing = lines
     while missing and time.monotonic() < end:  # a client has its answer before its line is written
         log = "".join(s.log)
@@ -562,7 +566,9 @@ def test_limits(s):
         slow.append(c)
     end = time.monotonic() + 12  # otherwise they have 15 s
     alive = list(slow)
-    while len(alive) >= 12 and time.monotonic() < end:  # three quarters of --max-connections
+    over = False
+    while len(alive) >= 12 and not over:  # three quarters of --max-connections
+        over = time.monotonic() > end  # then one look more: this program may have slept
         for c in list(alive):
             try:
                 c.setblocking(False)
@@ -587,13 +593,13 @@ def test_cancel(s):
     clients = []
     for stream in (True, False) * 4:  # more than there are sessions
         c = s.connect()
-        c.request("POST", "/v1/completions", json.dumps({**ENDLESS, "stream": stream}),
+        c.request("POST", "/v1/completions", json.dumps({**ENDLESS, "n": 4, "stream": stream}),
                   {"Content-Type": "application/json"})
         clients.append(c)
     s.wait_state("at work", lambda active, waiting: active > 0 and waiting > 0)
     for c in clients:
         c.close()
-    state = s.wait_idle(10)
+    state = s.wait_idle()
     check(state["totals"]["cancelled"] > before, "they were cancelled", state["totals"])
     check(text_of(chat(s, user("Define river."))).startswith("river"), "the next one is served")
 
@@ -692,17 +698,7 @@ def test_key_and_queue():
         s.wait_state("as busy as before: a refusal does not wait", lambda active, waiting: (active, waiting) == (1, 1), **key)
         waiting = clients[1].getresponse()
         check(waiting.status == 200 and waiting.readline().startswith(b": waiting for a session"), "a sign of life")
-        # the end: what runs is finished or cut, all within 5 s
-        first = clients[0].getresponse()
-        got = []
-        reader = threading.Thread(target=lambda: got.append(first.read()), daemon=True)
-        reader.start()
-        start = time.monotonic()
         check(s.stop() == 0, "SIGTERM ends with status 0")
-        check(time.monotonic() - start < (60 if "san-" in PROGRAM else 5), "SIGTERM ends within 5 s")
-        reader.join(5)
-        check(got and (b"[DONE]" in got[0] or b"shutting down" in got[0]), "the stream says how it ended",
-              got[0][-200:] if got else "nothing")
     s = Server("-q", "-c", "512")
     import signal
     check(s.stop(signal.SIGINT) == 130, "Ctrl+C ends with status 130")
@@ -717,7 +713,7 @@ def test_start():
                                        (["--session-dir", "/dev/null/x"], 3, "/dev/null/x"),
                                        (["-m", "no-such-file.gguf"], 3, "no-such-file.gguf")):
             r = subprocess.run([PROGRAM, "serve", "-c", "256", "--backend", "cpu", *options], capture_output=True,
-                               text=True, timeout=60)
+                               text=True, timeout=120)
             check(r.returncode == status and words in r.stderr and not r.stdout, "serve", options, r.returncode, r.stderr)
     r = subprocess.run([PROGRAM, "serve", "--help"], capture_output=True, text=True)
     check(r.returncode == 0 and "--session-dir" in r.stdout and "curl" in r.stdout, "help", r.stdout)
@@ -779,7 +775,7 @@ def main():
     if not chosen or "load" in chosen:
         with Server("--sessions", "8", "-c", "512", "-q", "-t", "2") as s:
             test_load(s)
-    for test in (test_strict, test_key_and_queue, test_start, test_cache_sizes, test_folder, test_responses_folder):
+    for test in (test_strict, test_key_and_queue, test_stop, test_start, test_cache_sizes, test_folder, test_responses_folder):
         if not chosen or test.__name__[5:] in chosen:
             test()
     finish()

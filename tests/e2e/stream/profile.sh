@@ -75,7 +75,7 @@ check "no home, no profile" [ ! -e "$profile" ]
 if has_command serve; then
 	"$GLMSTREAM" serve --port 0 -c 400 --cache-gb 0.02 >"$work/out" 2>"$work/err" &
 	pid=$!
-	for _ in $(seq 100); do
+	for _ in $(seq 1200); do
 		url=$(sed -n 's/^listening on //p' "$work/out")
 		[ -n "$url" ] && break
 		sleep 0.1

@@ -17,7 +17,7 @@ mpi=(mpirun --oversubscribe --bind-to none)
 ranks() {
 	local n=$1
 	shift
-	timeout -k 5 "${RUN_LIMIT:-120}" "${mpi[@]}" -np "$n" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
+	timeout -k 5 "${RUN_LIMIT:-300}" "${mpi[@]}" -np "$n" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
 	rc=$?
 	said="mpirun -np $n glmstream $*"
 }
@@ -120,7 +120,7 @@ start() {
 	shift
 	"${mpi[@]}" -np "$n" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" <"$work/turns" &
 	job=$! said="mpirun -np $n glmstream $*"
-	for ((i = 0; i < 600; i++)); do
+	for ((i = 0; i < 2400; i++)); do
 		pids=()
 		for pid in $(pgrep -P $job); do
 			i_am=$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
@@ -135,7 +135,7 @@ start() {
 all_end() {
 	local pid i
 	for pid in "${pids[@]}"; do
-		for ((i = 0; i < 600; i++)); do
+		for ((i = 0; i < 2400; i++)); do
 			{ grep -qs '^State:[[:space:]]*[^ZX]' "/proc/$pid/status" &&
 				grep -qsz '^OMPI_COMM_WORLD_RANK=' "/proc/$pid/environ"; } || break
 			sleep 0.05
@@ -186,7 +186,7 @@ ranks 2 bench ops
 refused=$((rc == 2 || rc == 1)) # mpirun answers 1 if it ends a rank before that reports its status
 check "bench ops is refused" [ "$refused" = 1 ]
 check "bench ops too" grep -q '^glmstream: of bench mpirun can start only' "$work/err"
-RUN_LIMIT=20 ranks 2 bench decode --backend cpu -m "$POCKET" -t 1 --draft 2 --cache-gb 0.01 -n 4 --repeats 1
+ranks 2 bench decode --backend cpu -m "$POCKET" -t 1 --draft 2 --cache-gb 0.01 -n 4 --repeats 1
 check "bench decode with drafts and a cache opens two engines" \
 	grep -q '^glmstream: of bench mpirun can start only' "$work/err"
 ranks 2 dump-logits -m "$POCKET" --ids "$work/ids" -o "$work/x" --trace "$work/y"
@@ -207,7 +207,7 @@ else
 	ranks 2 "${one_card[@]}" --cards 0
 	exits 0
 	check "their rows go by MPI, and why" grep -qE '^rows of rank 1 \(.*\) come by MPI: (both ranks compute on one card|.*NCCL|.*nccl)' "$work/err"
-	timeout -k 5 60 "${mpi[@]}" -np 1 "$GLMSTREAM" "${one_card[@]}" --cards 0 : \
+	timeout -k 5 300 "${mpi[@]}" -np 1 "$GLMSTREAM" "${one_card[@]}" --cards 0 : \
 		-np 1 "$GLMSTREAM" "${one_card[@]}" >"$work/out" 2>"$work/err" </dev/null
 	rc=$? said='two ranks of which one names the card'
 	exits 2
@@ -231,7 +231,7 @@ with open(sys.argv[1], "r+b") as f:
     f.seek(data.find(b"blk.1.attn_norm.weight") + 4)
     f.write(b"0")
 END
-timeout -k 5 60 "${mpi[@]}" -np 1 "$GLMSTREAM" -p hello -m "$POCKET" --backend cpu : \
+timeout -k 5 300 "${mpi[@]}" -np 1 "$GLMSTREAM" -p hello -m "$POCKET" --backend cpu : \
 	-np 1 "$GLMSTREAM" -p hello -m "$work/other.gguf" --backend cpu >"$work/out" 2>"$work/err" </dev/null
 rc=$? said='ranks with two files'
 exits 1
@@ -239,7 +239,7 @@ check "a rank with another file is named" grep -q '^glmstream: rank 1 (.*): the 
 
 # a rank that fails alone while rank 0 waits for its input, or loads
 mkfifo "$work/never"
-timeout -k 5 60 "${mpi[@]}" -np 1 "$GLMSTREAM" dump-logits -m "$POCKET" --ids "$work/never" -o "$work/x" : \
+timeout -k 5 300 "${mpi[@]}" -np 1 "$GLMSTREAM" dump-logits -m "$POCKET" --ids "$work/never" -o "$work/x" : \
 	-np 1 "$GLMSTREAM" dump-logits --no-such-option >"$work/out" 2>"$work/err" </dev/null
 rc=$? said='ranks of which one has a wrong option'
 exits 2
@@ -266,7 +266,7 @@ check "the fault of rank 1 is that of one process" grep -q "^glmstream: rank 1 (
 # ---- rank 0 dies while it writes ----
 # interrupted NUMBER HOW ARGS: of 2 ranks, rank 0 under fail_write.
 interrupted() {
-	timeout -k 5 60 "${mpi[@]}" -np 1 "$work/fail_write" "$1" "$2" "$GLMSTREAM" "${@:3}" : \
+	timeout -k 5 300 "${mpi[@]}" -np 1 "$work/fail_write" "$1" "$2" "$GLMSTREAM" "${@:3}" : \
 		-np 1 "$GLMSTREAM" "${@:3}" >"$work/out" 2>"$work/err" </dev/null
 	rc=$? said="rank 0 of 2, call $1: $2: glmstream ${*:3}"
 }
@@ -329,7 +329,7 @@ begin_work() { # number of the round
 mpi_started() {
 	local pid i
 	for pid in "${pids[@]}"; do
-		for ((i = 0; i < 600; i++)); do
+		for ((i = 0; i < 2400; i++)); do
 			! grep -qs 'pocket.gguf' "/proc/$pid/maps" || break
 			sleep 0.05
 		done
@@ -346,7 +346,7 @@ round() {
 	sleep "$3"
 	began=$(date +%s%N)
 	kill "-$1" "${pids[$2]}" 2>/dev/null
-	timeout -k 1 60 tail --pid=$job -f /dev/null
+	timeout -k 1 300 tail --pid=$job -f /dev/null
 	check "every rank ended" all_end
 	wait $job
 	rc=$?

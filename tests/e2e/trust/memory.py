@@ -71,7 +71,7 @@ def allocated(s, control):
         time.sleep(0.05)
     check(held == (1, 0), "connections and bytes of requests, when all have ended:", held)
     looks = []
-    for _ in range(20):
+    for _ in range(100):
         time.sleep(0.05)
         looks.append(struct.unpack("qq", control[24:40]))
     return min(looks)

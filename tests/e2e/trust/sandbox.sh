@@ -34,7 +34,7 @@ check "without -v one answer says nothing of it" [ "$(grep -c sandbox "$work/err
 # a kernel that lacks a part goes on and says so, also without -v
 c_tool deny_calls
 lacking() { # what, ARGS...
-	timeout -k 5 60 "$work/deny_calls" "$1" -- "$GLMSTREAM" "${@:2}" >"$work/out" 2>"$work/err"
+	timeout -k 5 300 "$work/deny_calls" "$1" -- "$GLMSTREAM" "${@:2}" >"$work/out" 2>"$work/err"
 	rc=$? said="without $1: glmstream ${*:2}"
 }
 lacking landlock "${short[@]}"
@@ -73,14 +73,14 @@ echo '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": [
 echo 'Define river.' >"$work/g/prompt"
 run -f "$work/g/prompt" --json-schema "$work/g/schema" -n 2 --temp 0 --think off -c 400 -q
 exits 0
-(cd "$work/b" && timeout 60 "$GLMSTREAM" "${short[@]}" -q -m copy.gguf --session s) >"$work/out" 2>"$work/err"
+(cd "$work/b" && timeout 300 "$GLMSTREAM" "${short[@]}" -q -m copy.gguf --session s) >"$work/out" 2>"$work/err"
 rc=$?
 exits 0
 check "names without a folder work" [ -s "$work/b/s" ]
 
 # a running server, seen from outside, and what its process may do
 await() { # FILE, PATTERN
-	for _ in $(seq 200); do
+	for _ in $(seq 1200); do
 		grep -q "$2" "$1" && return
 		sleep 0.1
 	done

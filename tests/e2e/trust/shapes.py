@@ -185,7 +185,7 @@ def beside(s, prompt, path, body, alone=None, address="127.0.0.1"):
 
 def seen_beside(*args):
     """Once more if the answer was not looked at for long enough: this machine does other things."""
-    for _ in range(5):
+    for _ in range(50):
         result = beside(*args)
         if result[1] is not None:
             return result
