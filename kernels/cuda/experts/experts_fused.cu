@@ -27,27 +27,27 @@
  *     that it leaves free must stay free; and moe_combine takes longer if it finds only those.
  *
  * Block, by warps:
- *   - WORKERS: each computes two super-blocks of every stage;
+ *   - WORKERS: each multiplies two super-blocks of 16 rows of every stage;
  *   - one warp fetches: bulk copies of whole stages into a ring, and of the next hidden row. Until
  *     the workers have loaded x, no more than two stages are in flight: x would queue behind them;
  *   - FINISHERS take the stages in turn: they add up the partial sums of a stage in
  *     gemv_mma_kernel's order and store the results.
  *
  * mbarriers, of each stage of the ring:
- *      full   the copy has arrived, and the partial sums that lay there have been read: by the
- *             fetching warp and its bytes, and the finisher; the workers wait
- *      done   all workers have read the stage and stored its partial sums; the fetching warp (to
- *             overwrite the stage) and the finisher wait
+ *      full   the copy has arrived, and the partial sums that lay there have been read. Arrivals:
+ *             the fetching warp, with the bytes of its copy, and the finisher. The workers wait.
+ *      done   the stage has been read and its partial sums are stored. Arrivals: all workers. The
+ *             fetching warp (to overwrite the stage) and the finisher wait.
  * and hidden_full, hidden_free (the hidden row has arrived, has been read), x_loaded.
  *
  * mma m16n8k32 is 16 weight rows by 32 weights; lane 4 r + c has rows r and r + 8. The three limbs
- * of one row of x fill three of eight columns. So lanes 0 and 1 of a row take another group of
- * weights, with a scale of its own, than lanes 2 and 3. Columns 0 to 2 are zero for lanes 2 and 3,
- * columns 4 to 6 for lanes 0 and 1; so the sums of a group come out in its own two lanes. A warp
- * keeps the columns of its super-blocks in registers.
+ * of one row of x fill three of eight columns. So one product takes two sets of weights, each with
+ * three columns of its own: that of the lanes with c = 0, 1 and that of those with c = 2, 3 (which
+ * sets: experts_fused_types.cuh). A warp keeps the columns of its super-blocks in registers.
  *
- * In shared memory, of each super-block: `limbs` as limbs_kernel leaves them; `partials`: for each
- * row the sums of the three limbs and the scale of x.
+ * In shared memory: `limbs`, of each warp's two super-blocks as limbs_kernel leaves them;
+ * `partials`, of each super-block of a stage and each row the sums of the three limbs and the scale
+ * of x.
  *
  * Bytes moved: every packed row once; x and a task's hidden row once per block.
  */
@@ -66,9 +66,9 @@
  * SLOTS_MANY. Each slot is a task, so a job of several slots loads and decodes its expert once per
  * slot, though after the first time from the L2 cache. The two passes of experts.cu do so once, but
  * are three launches more for the layer. Experts of steps of 4, 8, 16 and 32 rows (one H200, 8
- * layers of them, IQ2_XXS), in ms: with a limit of 1 1.15, 2.15, 3.84, 6.69; of 2 1.01, 1.99, 3.72,
- * 6.55; of 4 0.98, 1.86, 3.78, 7.12; of 8 0.98, 1.86, 3.65, 7.30. A step of 16 rows is 2 % faster
- * with 8 than with 4. */
+ * layers of them, IQ2_XXS, before 6547e8eb), in ms: with a limit of 1 1.15, 2.15, 3.84, 6.69; of
+ * 2 1.01, 1.99, 3.72, 6.55; of 4 0.98, 1.86, 3.78, 7.12; of 8 0.98, 1.86, 3.65, 7.30. A step of 16
+ * rows is 2 % faster with 8 than with 4. */
 #define SLOTS_MOST  8
 #define SLOTS_MANY  2
 #define STEP_MANY   17
@@ -363,7 +363,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 			int ring_at = 0, had_task = -1;
 			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
 			auto fetch = [&]() {
-				mbarrier_wait(done + 8 * ring_at, parity); /* at once in the first round */
+				mbarrier_wait(
+					done + 8 * ring_at, parity); /* at once in the first pass of the ring */
 				if (!lane) {
 					bool down = at.list >= 2;
 					const struct expert_task t = task_of<DEFERRED>(a, work, at.task);
@@ -626,6 +627,8 @@ static void set_shape(struct expert_args *a, const struct expert_job *job, int n
 	a->stage_bytes = ((in_stage > ff_stage ? in_stage : ff_stage) + 127) / 128 * 128;
 }
 
+/* Rows of whole lines have a multiple of 4 super-blocks (Q2_K) or of 8 (IQ2_XXS): the two of a warp
+ * are in the same row. */
 static bool weight_applies(const struct weight *w)
 {
 	return w->n_in % 512 == 0 && w->n_in <= SUPER_BLOCKS * 256 &&

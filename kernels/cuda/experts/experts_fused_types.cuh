@@ -1,23 +1,29 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What differs by block type in experts_kernel (experts_fused.cu): two super-blocks of 16 rows
- * times one row of x, by one warp. Lane 4 r + c has rows r and r + 8.
+ * times one row of x, by one warp. Lane 4 r + c, c = 0 .. 3, has rows r and r + 8.
  *
- * IQ2_XXS
- *   - Super-blocks u and u + 2, which have the same alignment to words. Lanes 0 and 1 have the
- *     first, lanes 2 and 3 the other. Of each group of 32 weights the even lane takes the first 16,
- *     the odd lane the others, in two steps of eight. Scales are applied at the end of a group.
- *   - Columns 0 to 2 are the limbs of the first super-block, columns 4 to 6 those of the other. So
- *     the even lane ends with the sums of the high and the middle limb, the odd lane with those of
- *     the low one, of both its rows.
+ * IQ2_XXS: super-blocks u and u + 2, u counted in the stage. Both begin at the same offset modulo
+ * 4: at 0 if u is even, at 2 if it is odd.
+ *
+ *      c   super-block   of a group of 32 weights   sums that it ends with, of rows r and r + 8
+ *      0   u             weights 0 to 15            high and middle limb
+ *      1   u             weights 16 to 31           low limb
+ *      2   u + 2         weights 0 to 15            high and middle limb
+ *      3   u + 2         weights 16 to 31           low limb
+ *
+ *   - A group is two products, of eight weights of each lane. Columns of B: 0, 1, 2 are the high,
+ *     the middle and the low limb of u's part of x, zero for c = 2, 3; 4, 5, 6 those of u + 2, zero
+ *     for c = 0, 1; 3 and 7 are zero. A lane has columns 2 c and 2 c + 1 of the result, which are
+ *     of its own group: it multiplies them by its own scale.
  *   - Grid index and sign index of eight weights become their bytes by two lookups in tables with
  *     a copy per lane, at row * 128 + 4 * lane: 256 rows of the grid, then 256 of the signs. A
- *     sign index has seven bits. Where eight are taken, the top one belongs to the next index;
- *     the table therefore repeats its 128 rows.
+ *     sign index has seven bits. The first of a lane is taken with eight, the top one of which
+ *     belongs to the next index; rows 128 to 255 of the signs therefore repeat rows 0 to 127.
  *
  * Q2_K
- *   - Super-blocks u and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2
- *     and 3 the others; columns 0 to 2 and 4 to 6 are the limbs.
+ *   - Super-blocks u and u + 1. c = 0, 1 take the first 16 weights of a step of 32, c = 2, 3 the
+ *     others; columns 0 to 2 and 4 to 6 are the limbs.
  *   - Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the end.
  *   - Minima are multiplied by sums of 16 limbs. These have 12 bits, so each takes two columns: the
  *     signed low byte, and the rest divided by 256.
@@ -29,9 +35,10 @@
  *   constants_of       what a lane of a warp needs for all stages
  *   lane_offset        bytes from row r of the first super-block to the lane's part
  *   read_columns       from the limbs of the two and the scales of x
- *   PARTIALS           float4 of results of a super-block, one per row: sums of three
- *                      limbs, scale of x. Rows 8 to 15 begin at 10: what a warp stores at once
- *                      is in different banks
+ *   PARTIALS           float4 from the results of a super-block to the next. A row has one: sums
+ *                      of three limbs, scale of x. Rows 0 to 7 are 0 to 7, rows 8 to 15 are 10 to
+ *                      17. IQ2_XXS: 2 * 18 is 4 modulo 8, so that the halves of a warp's store are
+ *                      in different banks
  */
 #ifndef GLM_KERNELS_CUDA_EXPERTS_FUSED_TYPES_CUH
 #define GLM_KERNELS_CUDA_EXPERTS_FUSED_TYPES_CUH
@@ -115,24 +122,25 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 	};
 	struct constants {
 		uint32_t lane4;        /* 4 times the lane */
-		uint32_t three;        /* the magnitudes 8, 25, 43 */
-		uint32_t grid_byte[2]; /* 128 at the byte of the lane's first, second grid index */
+		uint32_t magnitudes;   /* 8, 25, 43 */
+		uint32_t grid_byte[2]; /* for __dp4a: 128 in the byte of the first, second grid index */
 		uint32_t sign_shift;   /* to the lane's first sign index */
 	};
-	/* Words of a group in an odd super-block: four grid indices; signs and scale. In an even one
-	 * words begin two bytes earlier: the even lane's grid indices are the upper two of a word, the
-	 * odd lane's the lower two of the next. */
+	/* An odd super-block: word 0 of a group has grid indices 0 to 3, word 1 signs and scale. An
+	 * even one: aligned words begin two bytes before the group. Grid indices 0 and 1 (even c) are
+	 * the upper bytes of one word, 2 and 3 (odd c) the lower bytes of the next. */
 	static __device__ __forceinline__ struct constants constants_of(int lane, int first_super_block)
 	{
 		uint32_t first = (lane & 1) == (first_super_block & 1) ? 0x800000 : 0x80;
 		struct constants a = {4u * lane, 0x002b1908, {first, first << 8}, lane & 1 ? 14u : 0u};
 		/* kept in registers: the compiler would make them anew each time */
 		asm volatile(""
-					 : "+r"(a.lane4), "+r"(a.three), "+r"(a.grid_byte[0]), "+r"(a.grid_byte[1]),
-					 "+r"(a.sign_shift));
+					 : "+r"(a.lane4), "+r"(a.magnitudes), "+r"(a.grid_byte[0]),
+					 "+r"(a.grid_byte[1]), "+r"(a.sign_shift));
 		return a;
 	}
-	/* even or odd, so that the warps of a scheduler have both, which differ in work */
+	/* Warps w, w + 4 and w + 8 share a scheduler. Some of them have even super-blocks, which take
+	 * more instructions, others odd ones. */
 	static __device__ __forceinline__ int first_super_block(int warp)
 	{
 		return warp / 2 * 4 + ((warp ^ warp >> 2) & 1);
@@ -163,34 +171,34 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 			uint4 *to = (uint4 *)(shared + i * 128);
 #pragma unroll
 			for (int k = 0; k < 8; k++)
-				to[(k + i) & 7] = make_uint4(w, w, w, w);
+				to[(k + i) & 7] = make_uint4(w, w, w, w); /* eight threads: different banks */
 		}
 	}
-	/* t: which of the lane's two eights of a group; signs: their indices in bits 0 to 6, 7 to 13 */
+	/* t: the first or the second eight of the lane's 16 weights. signs: bits 0 to 6 and 7 to 13 are
+	 * the sign indices of the two. */
 	static __device__ __forceinline__ void eight_weights(const struct constants &constants,
 		uint32_t index_word, uint32_t signs, int t, uint32_t &lo, uint32_t &hi)
 	{
-		/* Rows are 128 bytes apart. __dp4a multiplies one byte by that; an index in bits 7 to 13 is
-		 * multiplied already. */
+		/* 128 * index + 4 * lane. A sign index in bits 7 to 13 is multiplied by 128 already. */
 		uint32_t row = __dp4a(index_word, constants.grid_byte[t], constants.lane4);
 		uint32_t sign =
 			t ? (signs & 0x3f80) | constants.lane4 : __dp4a(signs, 0x80u, constants.lane4);
-		uint32_t g, s, both;
+		uint32_t g, s, pick;
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(g) : "r"(row), "n"(TABLES_AT));
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(s) : "r"(sign), "n"(TABLES_AT + 256 * 128));
-		/* no bit is in both; a sum in the multiplying units, which have less to do */
-		asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(both) : "r"(g), "r"(1), "r"(s));
-		lo = pick_bytes(constants.three, 0x00d5e7f8, both);
-		hi = pick_bytes(constants.three, 0x00d5e7f8, both >> 16);
+		/* g and s have no common bit, so the sum is g | s. It is made by a multiplication, in units
+		 * that have less to do. */
+		asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(pick) : "r"(g), "r"(1), "r"(s));
+		lo = pick_bytes(constants.magnitudes, 0x00d5e7f8, pick);
+		hi = pick_bytes(constants.magnitudes, 0x00d5e7f8, pick >> 16);
 	}
-	/* ODD: whether the numbers of the two super-blocks are odd: their words then lie two bytes
-	 * further on */
+	/* ODD: p is 2 modulo 4, and the aligned words begin at p + 2; else at p. */
 	template <bool ODD>
 	static __device__ __forceinline__ void super_block_pair(const uint8_t *p, int stride8, int lane,
 		const struct constants &constants, const struct columns &b, float4 *partial)
 	{
-		int c = lane % 4, w[2][2];
-		uint32_t next[2]; /* not ODD: the word in which the next group begins */
+		int c = lane % 4, whole[2][2]; /* [row][column of this lane] */
+		uint32_t next[2];              /* not ODD: the word in which the next group begins */
 #pragma unroll
 		for (int i = 0; i < 2; i++)
 			next[i] = ODD ? 0 : *(const uint32_t *)(p + i * stride8);
@@ -228,7 +236,7 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 				int scale = (int)(second[i] >> 27 | 1);
 #pragma unroll
 				for (int k = 0; k < 2; k++)
-					w[i][k] = g ? w[i][k] + scale * d[2 * i + k] : scale * d[2 * i + k];
+					whole[i][k] = g ? whole[i][k] + scale * d[2 * i + k] : scale * d[2 * i + k];
 			}
 		}
 #pragma unroll
@@ -236,7 +244,7 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 			float unit = half_float(get16(p + i * stride8)) * 0.125f, v[2];
 #pragma unroll
 			for (int k = 0; k < 2; k++)
-				v[k] = __fmul_rn(unit, (float)w[i][k]);
+				v[k] = __fmul_rn(unit, (float)whole[i][k]);
 			float2 *to = (float2 *)(partial + c / 2 * APART * PARTIALS + lane / 4 + 10 * i);
 			to[c & 1] = make_float2(v[0], c & 1 ? b.x_scale : v[1]);
 		}
