@@ -65,8 +65,6 @@ static void gate_copy(
 	struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes)
 {
 	const unsigned n_staged = atomic_load(&gate.n_staged), n = atomic_load(&gate.n_leaves);
-	if (stream == COPY_WITHIN) /* the slot is free: what was there before must not be found */
-		memset((void *)(uintptr_t)copier_null_peek(c, dst), 0, bytes);
 	if (stream != COPY_WITHIN || !atomic_load(&gate.broken))
 		gate.inner->copy(c, stream, dst, src, bytes);
 	if (stream == COPY_IN || stream == COPY_AHEAD)
