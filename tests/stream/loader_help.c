@@ -210,6 +210,17 @@ int source_wait_pinned(struct expert_source *s, struct err *e)
 	return pinned_wait(&loader_of(s)->card->tier1, e);
 }
 
+struct profile_key *all_experts(size_t *n)
+{
+	const int n_experts = (int)config.n_experts;
+	*n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
+	struct profile_key *keys = NEW_ARRAY(struct profile_key, *n);
+	for (size_t i = 0; i < *n; i++)
+		keys[i] = (struct profile_key){
+			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
+	return keys;
+}
+
 void refs_from(struct expert_ref *refs, int first, int n)
 {
 	for (int i = 0; i < n; i++)

@@ -70,6 +70,9 @@ int source_wait_pinned(struct expert_source *s, struct err *e);
 void refs_from(struct expert_ref *refs, int first, int n);
 void refs_random(struct expert_ref *refs, int n, struct rng *r);
 
+/* Every expert, layer by layer. *n: their number. To be freed. */
+struct profile_key *all_experts(size_t *n);
+
 /* Fails the test unless the expert is called ready and holds the bytes of the file. */
 void check_expert(int layer, const struct expert_ref *r);
 

