@@ -22,9 +22,9 @@
 bool mpirun_found(void);
 
 /* Starts n ranks of this program with one argument. The exit status of mpirun; what they wrote is
- * in mpirun_said. The case fails where mpirun did not exit. Precondition: the
- * group has the fixtures of temp_dir.h. mpirun uses that folder: in /tmp all mpirun of a user share
- * one, which the one that ends deletes. */
+ * in mpirun_said. The case fails where mpirun did not exit. Precondition: the group has the
+ * fixtures of temp_dir.h. mpirun uses that folder: in /tmp all mpirun of a user share one, which
+ * the one that ends deletes. */
 int mpirun_self(const char *argument, int n);
 extern char mpirun_said[65536];
 

@@ -363,8 +363,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 			int ring_at = 0, had_task = -1;
 			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
 			auto fetch = [&]() {
-				mbarrier_wait(
-					done + 8 * ring_at, parity); /* at once in the first pass of the ring */
+				/* at once in the first pass of the ring */
+				mbarrier_wait(done + 8 * ring_at, parity);
 				if (!lane) {
 					bool down = at.list >= 2;
 					const struct expert_task t = task_of<DEFERRED>(a, work, at.task);
