@@ -25,7 +25,10 @@ assert eval("(" + sys.argv[2] + ")"), f
 END
 }
 
-run $bench -n 16 --draft 2 --json
+for _ in 1 2 3; do # a machine that does other things
+	run $bench -n 16 --draft 2 --json
+	! figures '0.1 < named("rate with drafts / without") < 10' || break
+done
 exits 0
 check "a blank line is no question" figures '[k for k in f if k.startswith("without, 2 questions")]'
 check "the limit is the rate without drafts" figures 'named("--draft 2", "limit") == named("without, 2") and named("--draft 2", "limit_name") == "without"'
@@ -33,7 +36,7 @@ check "up to three rows a step" figures '1.5 < named("rows") <= 3'
 check "some drafts are right, not all" figures '0 < named("right at position 1,") < 100 and 1 < named("accept length") < 3'
 check "the MTP layer computes" figures 'named("right by the MTP layer") > 0 and named("of it computing drafts") > 0'
 check "nothing behind the second draft" figures 'not [k for k in f if "position 3" in k]'
-check "rates in pairs" figures 'named("rate with drafts / without") > 0 and 0.1 < named("the same by processor time") < 10'
+check "rates in pairs" figures '0.1 < named("rate with drafts / without") < 10 and 0.1 < named("the same by processor time") < 10'
 
 # a carriage return that stays in these questions changes what is right
 same() { # the figures of acceptance in $work/lf and $work/out

@@ -250,16 +250,18 @@ def test_dripped_headers():
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     ways = {"a header": (b"", head + b"X: ", 10, 15), "the request line": (b"", b"GET /", 0, 15),
             "a later header": (head + b"\r\n", head + b"X: ", 3, 18), "a later request line": (head + b"\r\n", b"GET /", 3, 18)}
-    took = {}
-    with Server(*OPTIONS) as s:
-        threads = [threading.Thread(target=lambda n=n, w=w: took.update({n: cut_after(s, *w[:3])})) for n, w in ways.items()]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+    for _ in range(3):  # a machine that does other things
+        took = {}
+        with Server(*OPTIONS) as s:
+            threads = [threading.Thread(target=lambda n=n, w=w: took.update({n: cut_after(s, *w[:3])})) for n, w in ways.items()]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        if all(took[name] < seconds + 3 for name, (*_, seconds) in ways.items()):
+            break
     for name, (*_, seconds) in ways.items():
-        # not the 60 s after which an idle connection is closed
-        check(seconds - 0.5 < took[name] < seconds + 30, name, "byte by byte: cut after", took[name], "instead of", seconds)
+        check(seconds - 0.5 < took[name] < seconds + 3, name, "byte by byte: cut after", took[name], "instead of", seconds)
 
 
 def main():

@@ -25,9 +25,11 @@ def test_ollama(s):
     check(data["done"] and data["done_reason"] == "stop" and data["prompt_eval_count"] == 13 and
           data["eval_count"] == whole["usage"]["completion_tokens"] and
           data["total_duration"] >= data["eval_duration"] > 0, "figures", data)
-    lines = s.lines("/api/chat", ask)
-    # pieces that wait are joined
-    check("".join(v["message"]["content"] for v in lines) == text and len(lines) > 1 and
+    for _ in range(5):  # pieces that wait are joined: a client that is held up sees fewer
+        lines = s.lines("/api/chat", ask)
+        if len(lines) > 3:
+            break
+    check("".join(v["message"]["content"] for v in lines) == text and len(lines) > 3 and
           "".join(v["message"].get("thinking", "") for v in lines) == (thinking or ""), "stream", lines)
     check([v["done"] for v in lines] == [False] * (len(lines) - 1) + [True] and
           lines[-1]["eval_count"] == data["eval_count"], "the last line", lines[-1])
